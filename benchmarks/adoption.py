@@ -26,7 +26,7 @@ from llmkube.cli.commands.tools.files import demo_manifests
 from llmkube.k8s.auth.kubeconfig import load_config
 from llmkube.k8s.client import open_client
 from llmkube.programs.server_side_apply import Applier
-from llmkube.supervisor.host.processes import OWNER_VARIABLE, marked
+from llmkube.supervisor.host.processes import OWNER_VARIABLE, find_marked
 
 LLMKUBE = ("-m", "llmkube")
 KILLS, CLIENTS, PAUSE_SECONDS = 100, 3, 0.02
@@ -103,7 +103,7 @@ async def no_engine_left(folder: Path) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        for process in marked(OWNER_VARIABLE, str(folder)):
+        for process in find_marked(OWNER_VARIABLE, str(folder)):
             process.kill()
 
 
@@ -180,10 +180,10 @@ async def measure(run: Run) -> None:
                     agent, seconds, engines = await kill_and_adopt(folder / "agent", kills, count, agent)
                     clients.cancel_scope.cancel(reason="measured")
                 await agent.end(signal.SIGTERM)
-    tell(run, seconds, engines | {line["pid"]}, count)
+    report_results(run, seconds, engines | {line["pid"]}, count)
 
 
-def tell(run: Run, seconds: list[float], engines: set[int], count: Count) -> None:
+def report_results(run: Run, seconds: list[float], engines: set[int], count: Count) -> None:
     """Hand the figures over."""
     p50, p99 = median(seconds), percentile(seconds, 99)
     row = [str(len(seconds)), str(count.answered), str(count.lost), str(len(engines)), f"{p50:.2f}", f"{p99:.2f}"]

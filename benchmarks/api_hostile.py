@@ -110,7 +110,7 @@ def requests() -> dict[str, Request]:
     }
 
 
-async def note_delays(delays: list[float]) -> None:
+async def record_delays(delays: list[float]) -> None:
     """Note by how much each turn comes late."""
     while True:
         due = time.perf_counter() + TICK_SECONDS
@@ -134,7 +134,7 @@ async def measure(run: Run) -> dict[str, dict[str, Any]]:
                 for what, (method, url, headers, content) in requests().items():
                     delays: list[float] = []
                     async with trio.open_nursery() as nursery:
-                        nursery.start_soon(note_delays, delays)
+                        nursery.start_soon(record_delays, delays)
                         await trio.sleep(0.1)
                         delays.clear()
                         started = time.perf_counter()

@@ -47,7 +47,7 @@ def manifest(name: str, **fields: Any) -> dict[str, Any]:
     return {"apiVersion": API_VERSION, "kind": "InferenceService", "metadata": metadata, **fields}
 
 
-def told(name: str, number: int) -> dict[str, Any]:
+def status(name: str, number: int) -> dict[str, Any]:
     """Return a status as the agent applies it."""
     conditions = [
         {
@@ -94,7 +94,7 @@ class Contender:
                 nursery.start_soon(write, f"filled-{writer + 1}")
 
     async def _apply_one(self, name: str, number: int) -> None:
-        await self.client.apply(InferenceService, told(name, number), field_manager="benchmark", subresource="status")
+        await self.client.apply(InferenceService, status(name, number), field_manager="benchmark", subresource="status")
 
     async def get(self, count: int) -> None:
         """Read one service."""

@@ -160,13 +160,13 @@ async def load(case: Case, folder: Path) -> Loaded:
     ]
     process = await trio.lowlevel.open_process([*argv, *case.argv, *COMMON], stdout=-1, stderr=-2)
     assert process.stdout is not None, "it was given a pipe"
-    said = b""
+    output = b""
     try:
         with trio.move_on_after(LOAD_SECONDS):
-            while b": serving " not in said and (chunk := await process.stdout.receive_some()):
-                said += chunk
-        if b": serving " not in said:
-            errors = [line for line in said.decode("utf-8", "replace").splitlines() if " E " in line]
+            while b": serving " not in output and (chunk := await process.stdout.receive_some()):
+                output += chunk
+        if b": serving " not in output:
+            errors = [line for line in output.decode("utf-8", "replace").splitlines() if " E " in line]
             raise RuntimeError(f"{case.name} does not load: {' / '.join(errors[:3]) or 'no reason given'}")
         if sys.platform != "linux":
             raise RuntimeError("only Linux tells proportional sizes")
@@ -178,7 +178,7 @@ async def load(case: Case, folder: Path) -> Loaded:
         size = path.stat().st_size
         path.unlink()
     buffers: dict[str, int] = {}
-    for where, what, mebibytes in REPORTED.findall(said.decode("utf-8", "replace")):
+    for where, what, mebibytes in REPORTED.findall(output.decode("utf-8", "replace")):
         buffers[f"{where} {what}"] = buffers.get(f"{where} {what}", 0) + round(float(mebibytes) * 2**20)
     return Loaded(buffers, pss, size)
 

@@ -71,7 +71,7 @@ while True:
 
 
 @attrs.define(eq=False)
-class Found:
+class Results:
     """All samples: turns of the client by engine, seconds to the first token by place, the operator at rest."""
 
     turns: dict[str, list[dict[str, Any]]] = attrs.field(factory=dict)
@@ -113,7 +113,7 @@ async def measure_path(node: Node, run: Run, engine: str, program: Sequence[str]
         behind, bare = [await endpoint(node, namespace, machine) for machine, namespace in namespaces.items()]
         raw = (sys.executable, str(HERE / "http_load" / "contenders.py"), "raw", bare.rpartition(":")[2])
         command = node.inside(*raw, MACHINES["mac2"], machine="mac2")
-        _, raw_port = await launch(stack, command, tells_port=True)
+        _, raw_port = await launch(stack, command, prints_port=True)
         urls = {ENGINE: bare, SERVICE: f"http://demo.{there}:8080", RAW: f"http://{MACHINES['mac2']}:{raw_port}",
                 FILTER: behind, FILTERED: "http://demo:8080"}  # fmt: skip
         body = {"max_tokens": TOKENS, "temperature": 0, "messages": [{"role": "user", "content": "What is LLMKube?"}]}
@@ -123,8 +123,8 @@ async def measure_path(node: Node, run: Run, engine: str, program: Sequence[str]
             turns = [{"name": each, "url": urls[each], "connections": count, "seconds": seconds} for each in order]
             words = ("python3", "-c", (HERE / "http_load" / "pod_client.py").read_text(), json.dumps(
                 {"body": body, "turns": turns}))  # fmt: skip
-            said: list[dict[str, Any]] = json.loads(await node.execute(here, "client", *words))
-            return said
+            samples: list[dict[str, Any]] = json.loads(await node.execute(here, "client", *words))
+            return samples
 
         await play(list(urls), 1, 0.5)  # not counted
         found = []
@@ -205,9 +205,9 @@ async def measure_rest(node: Node, run: Run) -> dict[str, float]:
             "other": (len(asked) - lease - watches) / minutes, "processor_percent": 100 * busy / seconds}  # fmt: skip
 
 
-async def measure(run: Run, node: Node, folder: Path) -> Found:
+async def measure(run: Run, node: Node, folder: Path) -> Results:
     """Measure all three on one node."""
-    found = Found()
+    found = Results()
     programs = {SCRIPTED: ("--llama-server", str(write_engines(folder, (), None))), LLAMA: ()}
     for engine, program in programs.items():
         found.turns[engine] = await measure_path(node, run, engine, program)
@@ -244,7 +244,7 @@ def path_tables(turns: Mapping[str, list[dict[str, Any]]]) -> tuple[list[Table],
     return tables, ratios
 
 
-def tell(run: Run, found: Found) -> None:
+def report_results(run: Run, found: Results) -> None:
     """Hand the figures over."""
     tables, ratios = path_tables(found.turns)
     rows = [
@@ -295,7 +295,7 @@ def main() -> None:
         (folder / "home").mkdir()
         with opened_node(folder) as node, opened(node, folder / "home"):
             found = trio.run(measure, run, node, folder)
-    tell(run, found)
+    report_results(run, found)
 
 
 if __name__ == "__main__":

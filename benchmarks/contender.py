@@ -97,10 +97,10 @@ class Contender:
             tail = (self.folder / "contender.log").read_text("utf-8", "replace")[-2000:]
             raise RuntimeError(f"{self.argv[0]} has ended with {self.process.returncode}: {tail}")
         self.peak_bytes = max(self.peak_bytes, self.process.memory_info().rss)
-        times, server = self.process.cpu_times(), await self.look_at_server()
+        times, server = self.process.cpu_times(), await self.read_server()
         return attrs.evolve(server, cpu_seconds=times.user + times.system)
 
-    async def look_at_server(self) -> Reading:
+    async def read_server(self) -> Reading:
         """Read what there is without a process."""
         answer = (await self.http.get(COUNTS)).json()
         return Reading(0.0, answer["cpuSeconds"], Counter(answer["counts"]))
@@ -132,7 +132,7 @@ class Contender:
             return since
 
     @asynccontextmanager
-    async def spending(self, found: dict[str, Spent], step: str) -> AsyncIterator[None]:
+    async def measure_step(self, found: dict[str, Spent], step: str) -> AsyncIterator[None]:
         """Note under `step` what the block costs, from its beginning until the contender is calm again."""
         looked = await self.reconciles()  # outside of what is measured: it is a scrape of a thousand services
         before, began = await self.read(), trio.current_time()
@@ -165,8 +165,8 @@ async def open_contender(folder: Path, argv: list[str], metrics_port: int) -> As
     try:
         assert server.stdout is not None, "it was given a pipe"
         with trio.fail_after(STEP_SECONDS):
-            said = await server.stdout.receive_some()
-        if said.decode().strip() != READY:
+            announced = await server.stdout.receive_some()
+        if announced.decode().strip() != READY:
             raise RuntimeError("the API server did not start")
         config = load_config(folder / "stopwatch")
         async with (

@@ -187,7 +187,7 @@ async def try_out(contender: Contender, count: int, rest_seconds: float, *, ours
         for kind in (InferenceService, Deployment, Service):
             nursery.start_soon(follow, client, kind, progress)
         await trio.sleep(1)  # the watches are open
-        async with contender.spending(spent, "create"):
+        async with contender.measure_step(spent, "create"):
             began = trio.current_time()
             async with trio.open_nursery() as meanwhile:
                 meanwhile.start_soon(sample, contender)
@@ -197,11 +197,11 @@ async def try_out(contender: Contender, count: int, rest_seconds: float, *, ours
         measured.converge_seconds = max(progress.done.values()) - began
         measured.per_service_seconds = [progress.done[name] - progress.created[name] for name in progress.created]
         if ours:
-            async with contender.spending(spent, "pods answer"):
+            async with contender.measure_step(spent, "pods answer"):
                 await for_each(count, run_pod)
                 await progress.wait(lambda: progress.phases["Ready"] == count)
         nursery.cancel_scope.cancel(reason="seen")
-    async with contender.spending(spent, "edit a label"):
+    async with contender.measure_step(spent, "edit a label"):
         await for_each(count, edit)
     before = await contender.read()
     await trio.sleep(rest_seconds)
@@ -213,7 +213,7 @@ async def try_out(contender: Contender, count: int, rest_seconds: float, *, ours
         dict(after.counts - before.counts),
     )
     if ours:
-        async with contender.spending(spent, "wake"):
+        async with contender.measure_step(spent, "wake"):
             await wake(contender)
     measured.peak_bytes = contender.peak_bytes
     await contender.stop()
@@ -247,7 +247,7 @@ async def wake(contender: Contender) -> None:
 
 async def restart(contender: Contender) -> Spent:
     """Return what a new process costs until it has looked at everything that there is."""
-    before, began = await contender.look_at_server(), trio.current_time()
+    before, began = await contender.read_server(), trio.current_time()
     await contender.start()
     await contender.wait_watching(before.counts)
     calm = await contender.wait_calm()

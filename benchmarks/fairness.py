@@ -31,8 +31,8 @@ from e2e.test_router import open_engine
 from e2e.up_process import open_program
 from free_ports import free_port
 from llmkube.base.http.client import HttpClient, open_http_client
+from llmkube.router.config.config_json import encode_config
 from llmkube.router.config.routing_config import Backend, Match, RoutingConfig, Rule
-from llmkube.router.config.written_form import encode_config
 
 FLOODERS, SLOTS = 12, 2
 LONG_TOKENS, SHORT_TOKENS = 400, 8
@@ -199,7 +199,7 @@ async def measure(run: Run) -> dict[str, list[Round]]:
     return found
 
 
-def tell(run: Run, found: dict[str, list[Round]]) -> None:
+def report_results(run: Run, found: dict[str, list[Round]]) -> None:
     """Hand the figures over."""
     rows, waits, shortest, rates = [], {}, {}, {}
     for contender, rounds in found.items():
@@ -245,7 +245,7 @@ def tell(run: Run, found: dict[str, list[Round]]) -> None:
 def main() -> None:
     """Measure and print."""
     run = begin("fairness", "trio", "xllamacpp")
-    tell(run, trio.run(partial(measure, run)))
+    report_results(run, trio.run(partial(measure, run)))
 
 
 if __name__ == "__main__":

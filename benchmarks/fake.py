@@ -32,8 +32,8 @@ def write_engine(folder: Path, first: str = "", *, preamble: str = "") -> Path:
     """
     real = Path(sys.executable).with_name("llmkube-llama-server")
     for flag in ("help", "version"):
-        said = subprocess.run([real, f"--{flag}"], check=True, capture_output=True).stdout
-        (folder / flag).write_bytes(said)
+        output = subprocess.run([real, f"--{flag}"], check=True, capture_output=True).stdout
+        (folder / flag).write_bytes(output)
     (folder / "engine.py").write_text(f"{preamble}\n{SERVER}", "utf-8")
     quoted = {name: shlex.quote(str(folder / name)) for name in ("help", "version", "engine.py")}
     program = folder / "engine"

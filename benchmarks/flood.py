@@ -54,7 +54,7 @@ HEALTHZ = b"GET /healthz HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n\r\n"
 
 
 @attrs.define(eq=False)
-class Seen:
+class FloodSamples:
     """What was noticed during one flood: milliseconds, and the program's memory in bytes."""
 
     healthz: list[float] = attrs.field(factory=list)
@@ -63,10 +63,10 @@ class Seen:
     memory: int = 0
 
 
-MEASURES: Final[Mapping[str, Callable[[Seen], list[float]]]] = {
-    "/healthz": lambda seen: seen.healthz,
-    "a small chat": lambda seen: seen.chat,
-    "create to exec": lambda seen: seen.reaction,
+MEASURES: Final[Mapping[str, Callable[[FloodSamples], list[float]]]] = {
+    "/healthz": lambda samples: samples.healthz,
+    "a small chat": lambda samples: samples.chat,
+    "create to exec": lambda samples: samples.reaction,
 }
 
 
@@ -134,9 +134,9 @@ async def react(client: Client, reports: Reports, samples: list[float], ends_at:
         await trio.sleep(EVERY_SECONDS)
 
 
-async def measure(seconds: float, attacks: Sequence[str], nginx: Sequence[str]) -> Seen:
+async def measure(seconds: float, attacks: Sequence[str], nginx: Sequence[str]) -> FloodSamples:
     """Start a program, flood it, kill it."""
-    seen = Seen()
+    samples = FloodSamples()
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="llmkube-bench-")))
         pipe = folder / "reports"
@@ -151,28 +151,28 @@ async def measure(seconds: float, attacks: Sequence[str], nginx: Sequence[str]) 
         for attack in attacks:
             ports = (str(up.port("gateway")), str(up.port("Kubernetes")))
             script = [sys.executable, str(HERE / "attacks.py"), attack, *ports, str(up.kubeconfig)]
-            await launch(stack, script, tells_port=False)
+            await launch(stack, script, prints_port=False)
         ends_at = trio.current_time() + seconds
         async with trio.open_nursery() as nursery:
             chat = sse.request(PLAIN, "hello", stream=False)
-            nursery.start_soon(ask_steadily, up.port("probes"), HEALTHZ, seen.healthz, ends_at)
-            nursery.start_soon(ask_steadily, up.port("gateway"), chat, seen.chat, ends_at)
-            nursery.start_soon(react, client, reports, seen.reaction, ends_at)
-        seen.memory = int(up.process.memory_full_info().uss)
-    return seen
+            nursery.start_soon(ask_steadily, up.port("probes"), HEALTHZ, samples.healthz, ends_at)
+            nursery.start_soon(ask_steadily, up.port("gateway"), chat, samples.chat, ends_at)
+            nursery.start_soon(react, client, reports, samples.reaction, ends_at)
+        samples.memory = int(up.process.memory_full_info().uss)
+    return samples
 
 
-def tell(run: Run, found: Mapping[str, Seen], nginx: Sequence[str]) -> None:
+def report_results(run: Run, found: Mapping[str, FloodSamples], nginx: Sequence[str]) -> None:
     """Hand the figures over."""
     columns = ["flood", "/healthz, p99 ms", "chat, p99 ms", "create to exec, p50 ms", "p99 ms", "memory, MiB"]
     rows = []
-    for flood, seen in found.items():
-        figures = [(seen.healthz, 99), (seen.chat, 99), (seen.reaction, 50), (seen.reaction, 99)]
-        told = [f"{percentile(values, percent):,.1f}" for values, percent in figures]
-        rows.append([flood, *told, f"{seen.memory / (1 << 20):,.0f}"])
+    for flood, samples in found.items():
+        figures = [(samples.healthz, 99), (samples.chat, 99), (samples.reaction, 50), (samples.reaction, 99)]
+        cells = [f"{percentile(values, percent):,.1f}" for values, percent in figures]
+        rows.append([flood, *cells, f"{samples.memory / (1 << 20):,.0f}"])
     aims = []
     for what, values_of in MEASURES.items():
-        worst = max(percentile(values_of(seen), 99) for seen in found.values())
+        worst = max(percentile(values_of(samples), 99) for samples in found.values())
         aims.append(
             Aim(f"{what}, p99 in every flood", f"under {LIMIT_MS:.0f} ms", f"{worst:,.0f} ms", worst < LIMIT_MS)
         )
@@ -180,7 +180,7 @@ def tell(run: Run, found: Mapping[str, Seen], nginx: Sequence[str]) -> None:
         "Under a flood",
         __doc__ or "",
         [Table(columns, rows)],
-        {flood: attrs.asdict(seen) for flood, seen in found.items()},
+        {flood: attrs.asdict(samples) for flood, samples in found.items()},
         aims=aims,
         notes=[] if nginx else ["nginx could not be had here: the engine is a Python program."],
     )
@@ -194,7 +194,7 @@ def main() -> None:
     for flood, attacks in FLOODS.items():
         print(flood, file=sys.stderr, flush=True)
         found[flood] = trio.run(measure, seconds, attacks, nginx)
-    tell(run, found, nginx)
+    report_results(run, found, nginx)
 
 
 if __name__ == "__main__":

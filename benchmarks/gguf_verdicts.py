@@ -8,7 +8,7 @@ from pathlib import Path
 from harness import Aim, Table, begin, median
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-from gguf_corpus import cases, disagreement, judge, left_to_the_engine
+from gguf_corpus import cases, disagreement, engine_reason, judge
 from gguf_oracle import Oracle
 
 CASES = 10_000
@@ -31,13 +31,13 @@ def main() -> None:
             theirs.append(time.perf_counter() - started)
             if differs := disagreement(facts, verdict):
                 outcomes[f"DIFFERENT: {differs}"] += 1
-                differing.append((fault, why, verdict.says))
+                differing.append((fault, why, verdict.message))
             elif facts is None:
                 outcomes["both refuse" + ("" if verdict.header else " the header")] += 1
             elif verdict.loads:
                 outcomes["both accept"] += 1
             else:
-                outcomes[f"left to the engine: {left_to_the_engine(verdict)}"] += 1
+                outcomes[f"left to the engine: {engine_reason(verdict)}"] += 1
         died = oracle.died
     agreed = sum(number for name, number in outcomes.items() if name.startswith("both"))
     rows = [[name, str(number), f"{100 * number / count:.2f} %"] for name, number in outcomes.most_common()]

@@ -56,7 +56,7 @@ class Streamed:
 
 
 @attrs.define(eq=False)
-class Found:
+class Results:
     """All samples."""
 
     plain: dict[int, dict[str, list[Round]]]
@@ -126,7 +126,7 @@ async def stream(contender: Contender, seconds: float) -> Streamed:
     asks = ["client", str(contender.port), str(STREAM_COUNT), str(seconds), contender.model]
     before = contender.processor
     async with AsyncExitStack() as stack:
-        await launch(stack, [*client, *beside], tells_port=False)
+        await launch(stack, [*client, *beside], prints_port=False)
         done = await trio.run_process([*client, *asks], capture_stdout=True)
     found: dict[str, Any] = json.loads(done.stdout)
     chunks = found["chunks"] * (seconds + sse.WARM_SECONDS) / seconds
@@ -139,12 +139,12 @@ async def stream(contender: Contender, seconds: float) -> Streamed:
     )
 
 
-async def measure(run: Run, commands: Commands) -> Found:
+async def measure(run: Run, commands: Commands) -> Results:
     """Measure both on one running `llmkube up`."""
     with TemporaryDirectory(prefix="llmkube-bench-") as name:
         async with open_up(Path(name), commands.nginx, PLAIN, STREAMS) as up:
             plain, growth = await measure_plain(run, commands, up, Path(name))
-            return Found(plain, await measure_streams(run, commands, up), growth)
+            return Results(plain, await measure_streams(run, commands, up), growth)
 
 
 def middle(rounds: Sequence[Any], field: str) -> float:
@@ -182,7 +182,7 @@ def stream_table(found: Mapping[str, Sequence[Streamed]]) -> Table:
     return Table(columns, rows, f"{STREAM_COUNT} streams of {sse.PER_SECOND} tokens per second, beside large requests:")
 
 
-def aims(run: Run, found: Found) -> list[Aim]:
+def aims(run: Run, found: Results) -> list[Aim]:
     """Return what was wanted of the gateway."""
     single, many = (found.plain[count] for count in CONNECTIONS)
     ratio = middle(many[GATEWAY], "per_second") / middle(many[NGINX], "per_second")

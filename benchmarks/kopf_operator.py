@@ -125,7 +125,7 @@ def owned(body: kopf.Body, api_version: str, kind: str, spec: dict[str, Any]) ->
 
 def status(name: str, namespace: str, generation: int, replicas: int) -> dict[str, Any]:
     """Return a status as long as that of `llmkube controller`, with the same words."""
-    said = {
+    conditions = {
         "Available": ("False", "NoReadyReplicas"),
         "Progressing": ("True", "Creating"),
         "Degraded": ("False", "Creating"),
@@ -150,6 +150,6 @@ def status(name: str, namespace: str, generation: int, replicas: int) -> dict[st
                 "lastTransitionTime": since,
                 "observedGeneration": generation,
             }
-            for kind, (holds, reason) in said.items()
+            for kind, (holds, reason) in conditions.items()
         ],
     }

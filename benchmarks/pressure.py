@@ -22,11 +22,11 @@ import trio
 from harness import Aim, Run, Table, begin, median, percentile
 from llmkube.base.units import format_duration
 from llmkube.k8s.resource import Key
-from llmkube.programs.program import settle_heap
-from llmkube.supervisor.host.pressure_level import Signs, Thresholds, judge
+from llmkube.programs.program import freeze_heap
+from llmkube.supervisor.host.pressure_level import Signals, Thresholds, assess_pressure
 from llmkube.supervisor.host.sample import Sample
 from llmkube.supervisor.memory.policy import Policy
-from llmkube.supervisor.nouns.lifecycle import ServiceView
+from llmkube.supervisor.values.lifecycle import ServiceView
 from reaction import Host, model, open_host, service, step, wait_gone
 
 TRIALS, DWELT = 200, 3
@@ -69,7 +69,7 @@ class Scarcity:
         await trio.lowlevel.checkpoint()
         engines = sum(map(_is_alive, self.pids)) * ENGINE_BYTES
         left = max(0, TOTAL_BYTES - self.others_bytes - engines)
-        level, why = judge(Signs(TOTAL_BYTES, left), Thresholds())
+        level, why = assess_pressure(Signals(TOTAL_BYTES, left), Thresholds())
         return Sample(TOTAL_BYTES, left, level, why=why)
 
     async def wait_change(self) -> None:
@@ -168,7 +168,7 @@ async def trials(run: Run, count: int, policy: Policy, progress: Callable[[str],
                 memory.pids.add(pid)
                 with step("the first load", host, who):
                     await wait_view(host, who, lambda view: view.ready)
-            settle_heap()  # as the programs do when they have started
+            freeze_heap()  # as the programs do when they have started
             pid, _ = await trial(host, memory, ends := Ends(stream), pid)  # not counted: all that is done only once
             for number in range(1, count + 1):
                 await trio.sleep(rng.uniform(*PAUSE_SECONDS))

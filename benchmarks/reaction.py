@@ -40,11 +40,11 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import SERVICE_LABEL
-from llmkube.programs.program import settle_heap
+from llmkube.programs.program import freeze_heap
 from llmkube.supervisor.agent import AgentView, run_agent
 from llmkube.supervisor.host.sample import HostMemory
 from llmkube.supervisor.local import open_local_ports
-from llmkube.supervisor.nouns.settings import AgentSettings
+from llmkube.supervisor.values.settings import AgentSettings
 
 TRIALS, OWN, FOREIGN = 200, 20, 20
 IDLE_SECONDS = 660.0  # longer than every period in the agent, the controller and the watches
@@ -335,7 +335,7 @@ async def measure(run: Run, progress: Callable[[str], None]) -> Measured:
         async with open_host(Path(name), run) as host:
             await host.client.create(model("mine", "cpu"))
             await trial(host, 0)  # not counted: the agent asks the engine for its `--help` once
-            settle_heap()  # as the programs do when they have started
+            freeze_heap()  # as the programs do when they have started
             started, samples = time.process_time(), []
             for number in range(1, count + 1):
                 samples.append(await trial(host, number))

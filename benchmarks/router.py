@@ -74,7 +74,7 @@ class Paced:
 
 
 @attrs.define(eq=False)
-class Found:
+class Results:
     """All samples: rounds by connections and contender, None of a round that lost requests; seconds to start.
 
     `sized` has rounds by bytes of a request. `paced` has requests at fixed rates, round by round, and `streamed` how
@@ -90,7 +90,7 @@ class Found:
     streamed: dict[str, list[Paced | None]] = attrs.field(factory=dict)
 
 
-async def measure(run: Run, wrk_command: Sequence[str], nginx_command: Sequence[str]) -> Found:
+async def measure(run: Run, wrk_command: Sequence[str], nginx_command: Sequence[str]) -> Results:
     """Measure all, in turns."""
     rounds, seconds = (1, 1) if run.quick else (ROUNDS, SECONDS)
     with TemporaryDirectory(prefix="llmkube-bench-") as name:
@@ -98,7 +98,7 @@ async def measure(run: Run, wrk_command: Sequence[str], nginx_command: Sequence[
         wrk.write_script(script, "plain", run.rng)
         async with open_contenders(nginx_command) as (contenders, starts):
             idle = {who: each.memory for who, each in contenders.items()}
-            found = Found({count: {who: [] for who in contenders} for count in CONNECTIONS}, starts, idle)
+            found = Results({count: {who: [] for who in contenders} for count in CONNECTIONS}, starts, idle)
             for who in run.rng.sample([*contenders] * rounds, len(contenders) * rounds):
                 for count, samples in found.rounds.items():
                     samples[who].append(await one_round(wrk_command, script, contenders[who], count, seconds))
@@ -149,8 +149,8 @@ async def at_rate(contender: Contender | Family, rate: int, seconds: int) -> Pac
     done = await trio.run_process(command, capture_stdout=True, check=False)
     if done.returncode:
         return None
-    said = json.loads(done.stdout)
-    return Paced(said["p50"], said["p99"]) if said["answered"] == said["due"] else None
+    measured = json.loads(done.stdout)
+    return Paced(measured["p50"], measured["p99"]) if measured["answered"] == measured["due"] else None
 
 
 async def streams_of(contender: Contender | Family) -> Paced | None:
@@ -229,7 +229,7 @@ def added(rounds: Sequence[Mapping[str, Paced | None]], who: str, field: str) ->
     return median([getattr(mine, field) - getattr(least, field) for mine, least in pairs])
 
 
-def paced_table(rate: int, found: Found) -> Table:
+def paced_table(rate: int, found: Results) -> Table:
     """Return requests at a fixed rate."""
     rounds = quiet(found.paced[rate])
     rows = []
@@ -245,7 +245,7 @@ def paced_table(rate: int, found: Found) -> Table:
     return Table(["proxy", "added p50, µs", "added p99, µs"], rows, caption)
 
 
-def stream_table(found: Found) -> Table:
+def stream_table(found: Results) -> Table:
     """Return how late tokens come behind the one before."""
     rows = []
     for who, name in NAMES.items():
@@ -260,7 +260,7 @@ def stream_table(found: Found) -> Table:
     return Table(["proxy", "later than the one before, p50, µs", "p99, µs"], rows, caption)
 
 
-def flood_table(found: Found) -> Table:
+def flood_table(found: Results) -> Table:
     """Return what requests with a right key took, alone and beside wrong ones."""
     rows = []
     for name, rounds in found.flooded.items():
@@ -273,7 +273,7 @@ def flood_table(found: Found) -> Table:
     return Table(["beside", "p50, µs", "p99, µs"], rows, caption)
 
 
-def aims(found: Found) -> list[Aim]:
+def aims(found: Results) -> list[Aim]:
     """Return what was wanted of a router with everything on."""
     many, single = found.rounds[AT], found.rounds[1]
     rate = middle(many[FULL], "per_second") or 0.0
@@ -303,14 +303,14 @@ def aims(found: Found) -> list[Aim]:
     return wanted
 
 
-def paced_aims(found: Found) -> list[Aim]:
+def paced_aims(found: Results) -> list[Aim]:
     """Return what was wanted of a router with everything on at a fixed rate."""
     wanted = []
     for field, most in (("p50", ADDED_MICROSECONDS), ("p99", ADDED_P99_MICROSECONDS)):
         value = added(quiet(found.paced[PACED_AT]), FULL, field)
-        said = "lost requests" if value is None else f"{value:.0f} µs"
+        measured = "lost requests" if value is None else f"{value:.0f} µs"
         what = f"all on, added {field}, {PACED_AT} requests/s"
-        wanted.append(Aim(what, f"under {most:.0f} µs", said, value is not None and value < most))
+        wanted.append(Aim(what, f"under {most:.0f} µs", measured, value is not None and value < most))
     return wanted
 
 

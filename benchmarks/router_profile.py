@@ -35,10 +35,10 @@ from llmkube.base.http.listen import open_listeners
 from llmkube.base.http.server import run_server
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.modelrouter import ModelRouter
-from llmkube.programs.program import settle_heap
+from llmkube.programs.program import freeze_heap
 from llmkube.router.config.compile_router import compile_router
 from llmkube.router.config.routing_config import RoutingConfig
-from llmkube.router.origin_policy import page_grant
+from llmkube.router.origin_policy import cors_lines
 from llmkube.router.proxy.live_config import Source
 from llmkube.router.proxy.router import LIMITS, Router, open_router
 
@@ -128,7 +128,7 @@ async def open_layer(layer: str, backend: int, folder: Path) -> AsyncIterator[in
         trio.open_nursery() as nursery,
     ):
         _leave_out(layer, router)
-        serve = partial(run_server, limits=LIMITS, judge=router.judge, stamp=page_grant)
+        serve = partial(run_server, limits=LIMITS, judge=router.judge, stamp=cors_lines)
         listeners = await open_listeners("127.0.0.1", 0)
         await nursery.start(serve, router.handler, sockets.listen(listeners))
         yield listeners[0].socket.getsockname()[1]
@@ -154,7 +154,7 @@ async def one_round(layer: str, backend: int, folder: Path, count: int, profile:
     async with open_forward(backend) if layer == FORWARD else open_layer(layer, backend, folder) as port:
         asks = partial(loopback, "load", port, CONNECTIONS)
         await trio.run_process(asks(WARM, KEY))
-        settle_heap()
+        freeze_heap()
         if profile is not None:
             profile.enable()
         before = time.process_time()

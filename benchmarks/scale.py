@@ -25,7 +25,7 @@ from llmkube.k8s.auth.kubeconfig import load_config
 from llmkube.k8s.client import Client, open_client
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.programs.server_side_apply import Applier, Manifest
-from llmkube.supervisor.host.processes import OWNER_VARIABLE, marked
+from llmkube.supervisor.host.processes import OWNER_VARIABLE, find_marked
 
 ROOMY = (str(Path(__file__).with_name("roomy.py")),)
 FEW, MANY = 20, 500
@@ -109,7 +109,7 @@ async def measure(run: Run) -> None:
                 await trio.sleep(settle)
                 busy = await observe(psutil.Process(agent.process.pid), many, watch)
                 stop_many_seconds = await stop(agent.process, folder / "agent")
-    tell(run, idle, busy, {few: stop_seconds, many: stop_many_seconds})
+    report_results(run, idle, busy, {few: stop_seconds, many: stop_many_seconds})
 
 
 async def stop(process: trio.Process, folder: Path) -> float:
@@ -118,13 +118,13 @@ async def stop(process: trio.Process, folder: Path) -> float:
     process.send_signal(signal.SIGTERM)
     await process.wait()
     seconds = trio.current_time() - started_at
-    left = await trio.to_thread.run_sync(marked, OWNER_VARIABLE, str(folder))
+    left = await trio.to_thread.run_sync(find_marked, OWNER_VARIABLE, str(folder))
     if left:
         raise RuntimeError(f"{len(left)} engines have outlived their agent")
     return seconds
 
 
-def tell(run: Run, idle: Cost, busy: Cost, stops: dict[int, float]) -> None:
+def report_results(run: Run, idle: Cost, busy: Cost, stops: dict[int, float]) -> None:
     """Hand the figures over."""
     mebi = 1024 * 1024
     columns = ["services", "memory, MiB", "processor, % of a core", "wake-ups per second"]

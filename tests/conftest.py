@@ -14,7 +14,7 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
-from lengths import EXAMPLES, LENGTHS, left_out
+from lengths import EXAMPLES, LENGTHS, omitted
 from virtual_clock import virtual_clock
 
 # Deadlines judge the machine and not the code; examples that take long to draw are what the simulations are. Where `CI`
@@ -47,7 +47,7 @@ def pytest_xdist_auto_num_workers(config):
 
 
 def pytest_report_header(config):
-    return f"lengths: {LENGTHS} (tests/lengths.py)" + "".join(f", without tests marked {name}" for name in left_out())
+    return f"lengths: {LENGTHS} (tests/lengths.py)" + "".join(f", without tests marked {name}" for name in omitted())
 
 
 # The collector of cycles looks at what tests make, and not at all modules and tests again and again.
@@ -61,7 +61,7 @@ def pytest_collection_finish(session):
 
 def pytest_collection_modifyitems(config, items):
     """Keep what takes long for `.ci/run` and `make soak`, and real programs first."""
-    for marker in left_out():
+    for marker in omitted():
         if marker not in config.option.markexpr:
             config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker(marker)])
             items[:] = [item for item in items if not item.get_closest_marker(marker)]

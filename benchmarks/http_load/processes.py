@@ -55,18 +55,18 @@ class Contender:
         return int(self.process.memory_full_info().uss)
 
 
-async def launch(stack: AsyncExitStack, command: Sequence[str], *, tells_port: bool) -> tuple[psutil.Process, int]:
+async def launch(stack: AsyncExitStack, command: Sequence[str], *, prints_port: bool) -> tuple[psutil.Process, int]:
     """Start a process that ends with the stack; return it, and the port that it says, if it does."""
     process = await trio.lowlevel.open_process(command, stdin=DEVNULL, stdout=PIPE)
     stack.push_async_callback(end, process)
-    if not tells_port:
+    if not prints_port:
         return psutil.Process(process.pid), 0
     assert process.stdout is not None, "it was given a pipe"
     with trio.fail_after(START_SECONDS):
-        said = await process.stdout.receive_some()
-    if not said:
+        line = await process.stdout.receive_some()
+    if not line:
         raise RuntimeError(f"{shlex.join(command)} ended before it served")
-    return psutil.Process(process.pid), int(said)
+    return psutil.Process(process.pid), int(line)
 
 
 async def end(process: trio.Process) -> None:
@@ -82,7 +82,7 @@ async def launch_nginx(stack: AsyncExitStack, make: Callable[[Path, int], list[s
     """Start an nginx; it cannot choose a port and say which."""
     folder = Path(stack.enter_context(TemporaryDirectory(prefix="llmkube-bench-")))
     port: int = free_port()
-    process, _ = await launch(stack, make(folder, port), tells_port=False)
+    process, _ = await launch(stack, make(folder, port), prints_port=False)
     with trio.fail_after(START_SECONDS):
         while True:
             with contextlib.suppress(OSError):
@@ -98,7 +98,7 @@ async def open_contenders(program: Sequence[str], up: Up, *, streams: bool) -> A
     async with AsyncExitStack() as stack:
         if streams:
             command = [sys.executable, str(HERE / "sse.py"), "backend", "127.0.0.1", "0"]
-            process, port = await launch(stack, command, tells_port=True)
+            process, port = await launch(stack, command, prints_port=True)
             direct = Contender(port, model, process)
         else:
             direct = await launch_nginx(stack, partial(nginx.backend_command, program))
@@ -111,6 +111,6 @@ async def open_contenders(program: Sequence[str], up: Up, *, streams: bool) -> A
             pythons |= dict.fromkeys(PEERS, python)
         for name, python in pythons.items():
             command = [python, str(HERE / "contenders.py"), name, str(direct.port)]
-            process, port = await launch(stack, command, tells_port=True)
+            process, port = await launch(stack, command, prints_port=True)
             found[name] = Contender(port, model, process)
         yield found

@@ -109,7 +109,7 @@ async def answers(port: int) -> float:
 async def launch_envoy(stack: AsyncExitStack, program: Sequence[str], folder: Path, backend: int) -> Contender:
     """Start Envoy as a reverse proxy; it cannot choose a port and say which."""
     port = free_port()
-    process, _ = await launch(stack, envoy.proxy_command(program, folder, port, backend), tells_port=False)
+    process, _ = await launch(stack, envoy.proxy_command(program, folder, port, backend), prints_port=False)
     await answers(port)
     return Contender(port, "plain", process)
 
@@ -129,7 +129,7 @@ async def launch_router(stack: AsyncExitStack, home: Path, backend: int, name: s
     ports = ["--port", str(port), "--admin-port", "0"]
     command = [sys.executable, "-m", "llmkube", "router", "-f", str(home / "router.yaml"), *ports]
     command += ["--state-dir", str(home), "--log-level", "error"]
-    process, _ = await launch(stack, command, tells_port=False)
+    process, _ = await launch(stack, command, prints_port=False)
     return Family(port, process), await answers(port)
 
 
@@ -192,7 +192,7 @@ async def open_contenders(
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="llmkube-bench-")))
         if streams:
             command = [sys.executable, str(HERE / "sse.py"), "backend", "127.0.0.1", "0"]
-            process, port = await launch(stack, command, tells_port=True)
+            process, port = await launch(stack, command, prints_port=True)
             direct = Contender(port, "plain", process)
         else:
             direct = await launch_nginx(stack, partial(nginx.backend_command, program))
@@ -201,7 +201,7 @@ async def open_contenders(
         if envoy_program := tools.envoy_program():
             found[ENVOY] = await launch_envoy(stack, envoy_program, folder, direct.port)
         command = [sys.executable, str(HERE / "contenders.py"), BARE, str(direct.port)]
-        process, port = await launch(stack, command, tells_port=True)
+        process, port = await launch(stack, command, prints_port=True)
         found[BARE] = Contender(port, "plain", process)
         starts: dict[str, float] = {}
         for name in (ROUTER, FULL):

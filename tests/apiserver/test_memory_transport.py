@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from llmkube.apiserver.memory_transport import open_transport
-from llmkube.base.errors import WorldError
+from llmkube.base.errors import ExternalError
 from llmkube.base.http.message import Headers, Response
 
 
@@ -80,8 +80,8 @@ async def test_a_connection_that_breaks_is_an_error_and_not_an_end(begun):
         if begun:
             async with exchange.stream(200, Headers()) as send:
                 await send(b"half")
-                raise WorldError("cable")
-        raise WorldError("cable")
+                raise ExternalError("cable")
+        raise ExternalError("cable")
 
     async with open_http(handler) as http:
         with pytest.raises(httpx.TransportError):

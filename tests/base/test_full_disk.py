@@ -2,13 +2,13 @@ import errno
 
 import pytest
 
-from llmkube.base.full_disk import free_bytes, full_disk, is_full
+from llmkube.base.full_disk import free_bytes, full_disk, is_disk_full
 
 
 @pytest.mark.parametrize(("number", "full"), [(errno.ENOSPC, True), (errno.EDQUOT, True), (errno.EACCES, False)])
 def test_two_errors_mean_that_there_is_no_room(number, full):
     """A quota is as full as a disk; a missing right is neither."""
-    assert is_full(OSError(number, "x")) is full
+    assert is_disk_full(OSError(number, "x")) is full
 
 
 def test_the_sentence_names_folder_figure_and_way_out(tmp_path):

@@ -7,7 +7,7 @@ import trio
 from prometheus_client import CollectorRegistry, generate_latest
 
 from llmkube.base import loop_watchdog
-from llmkube.base.loop_watchdog import TICK_SECONDS, Look, is_at_work, open_loop_watchdog
+from llmkube.base.loop_watchdog import TICK_SECONDS, CpuSample, is_busy, open_loop_watchdog
 from waiting import until
 
 pytestmark = pytest.mark.ci
@@ -111,5 +111,5 @@ async def test_the_thread_is_gone_at_the_end(error):
 
 def test_a_twentieth_of_a_core_is_work():
     """Below that, a program counts as idle."""
-    assert is_at_work(Look(0.0, 1.0), Look(1.0, 1.06))
-    assert not is_at_work(Look(0.0, 1.0), Look(10.0, 1.4))
+    assert is_busy(CpuSample(0.0, 1.0), CpuSample(1.0, 1.06))
+    assert not is_busy(CpuSample(0.0, 1.0), CpuSample(10.0, 1.4))

@@ -13,12 +13,12 @@ from llmkube.base.private_files import ensure_token, file_stem, remove_temporary
 
 @pytest.mark.parametrize("content", ["größer", "größer".encode()])
 @pytest.mark.parametrize("lasting", [True, False])
-def test_a_file_is_replaced_and_stays_private(tmp_path, content, lasting):
+def test_a_file_is_replaced_and_stays_private(tmp_path, content, durable):
     """The new content is there, with mode 0600 whatever the old file's was, and nothing else is left in the folder."""
     path = tmp_path / "note.json"
     path.write_text("a longer text that was there before")
     path.chmod(0o644)
-    write_private(path, content, lasting=lasting)
+    write_private(path, content, durable=durable)
     assert path.read_text("utf-8") == "größer"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert list(tmp_path.iterdir()) == [path]

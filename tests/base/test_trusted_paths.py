@@ -5,7 +5,7 @@ import stat
 
 import pytest
 
-from llmkube.base.trusted_paths import Step, follow, weakness_of_private
+from llmkube.base.trusted_paths import PathStep, private_folder_weakness, resolve_links
 from second_user import OTHER_UID, needs_second_user, open_common_folder
 
 ME, OTHER = 1000, 2000
@@ -34,7 +34,7 @@ def found(uid, mode):
 )
 def test_who_could_put_something_else_there(tmp_path, folder, entry, trusted, weak):
     """Only who owns a folder, or an entry of a sticky one, may be able to swap the entry, and has to be trusted."""
-    step = Step(tmp_path, found(*folder), None if entry is None else found(*entry))
+    step = PathStep(tmp_path, found(*folder), None if entry is None else found(*entry))
     said = step.weakness(trusted)
     assert (weak in said) if weak else said == ""
 
@@ -47,7 +47,7 @@ def test_a_way_is_followed_as_the_kernel_follows_it(tmp_path):
     (base / "far").symlink_to(base / "a" / "b")
     (base / "a" / "near").symlink_to("b/../b")
     for text in ("far/file", "a/near/file", "far/../b/file", "a/b/file", "far/./file"):
-        way = follow(base / text)
+        way = resolve_links(base / text)
         assert (way.end, way.error) == (base / "a" / "b" / "file", None)
         assert way.end == (base / text).resolve()
         assert way.found.st_ino == (base / "a" / "b" / "file").stat().st_ino
@@ -69,7 +69,7 @@ def test_what_is_not_there_is_no_fault(tmp_path, text, error):
     base = tmp_path.resolve()
     (base / "dangling").symlink_to("nowhere/./x")
     (base / "file").touch()
-    way = follow(base / text)
+    way = resolve_links(base / text)
     assert (way.found, type(way.error)) == (None, error)
     assert way.end == (base / "nowhere" / "x" if text == "dangling" else base / text)
 
@@ -78,13 +78,13 @@ def test_links_in_a_circle_have_no_end(tmp_path):
     """A loop of links is told, and followed no further than the kernel would."""
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
-    way = follow(tmp_path / "a")
+    way = resolve_links(tmp_path / "a")
     assert way.found is None
     assert "symbolic links" in str(way.error)
 
 
 def weakness(folder):
-    return weakness_of_private(folder, uid=os.geteuid(), inner=("ca",))
+    return private_folder_weakness(folder, uid=os.geteuid(), inner=("ca",))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ import pytest
 import trio
 import trio.testing
 
-from llmkube.base.waiting import skip_ticks, skips_so_far, wait_tick
+from llmkube.base.waiting import skip_count, skip_ticks, wait_tick
 
 
 async def test_all_who_share_a_period_wake_together(autojump_clock):
@@ -73,11 +73,11 @@ async def test_skipped_ticks_come_at_once_and_say_so(autojump_clock):
 
 async def test_a_skip_is_not_lost_on_who_was_busy(autojump_clock):
     """Who has taken note of fewer skips than there were does not wait, and waits again once it has."""
-    noted = skips_so_far()
+    noted = skip_count()
     skip_ticks()
     assert await wait_tick(5, skips=noted)
     before = trio.current_time()
-    assert not await wait_tick(5, skips=skips_so_far())
+    assert not await wait_tick(5, skips=skip_count())
     assert trio.current_time() > before
 
 

@@ -21,7 +21,7 @@ if __package__ is None or not __package__:  # run as a script: tests/ is where b
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from debian_packages import PackageError, unpack
-from go_programs import BuildError, Say, cache_root, find_go, run
+from go_programs import BuildError, Log, cache_root, find_go, run
 
 TOOLS = ("helm", "promtool")
 HELM_VERSION = "v3.22.0"
@@ -46,7 +46,7 @@ def find_tool(name: str, environ: Mapping[str, str] = os.environ) -> str:
     return "" if found and name == "helm" and not _is_helm_3(found) else found
 
 
-def build(names: Sequence[str], say: Say, environ: Mapping[str, str] = os.environ) -> None:
+def build(names: Sequence[str], log: Log, environ: Mapping[str, str] = os.environ) -> None:
     """Get what is missing.
 
     Raises:
@@ -55,15 +55,15 @@ def build(names: Sequence[str], say: Say, environ: Mapping[str, str] = os.enviro
     target = tools_dir(environ)
     for name in names:
         if found := find_tool(name, environ):
-            say(f"{name}: {found}")
+            log(f"{name}: {found}")
             continue
         target.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=target) as scratch:
-            say(f"{name} ...")
-            made = _MAKERS[name](Path(scratch), say, environ)
+            log(f"{name} ...")
+            made = _MAKERS[name](Path(scratch), log, environ)
             made.chmod(0o755)
             made.replace(target / name)  # a rename: a build that is killed leaves no half program
-        say(f"{name}: {target / name}")
+        log(f"{name}: {target / name}")
 
 
 def _is_helm_3(program: str) -> bool:
@@ -71,8 +71,8 @@ def _is_helm_3(program: str) -> bool:
     return done.returncode == 0 and done.stdout.startswith("v3.")
 
 
-def _build_helm(scratch: Path, say: Say, environ: Mapping[str, str]) -> Path:
-    go, env = find_go(say, environ)
+def _build_helm(scratch: Path, log: Log, environ: Mapping[str, str]) -> Path:
+    go, env = find_go(log, environ)
     major, minor = HELM_KUBERNETES
     stamps = {
         "helm.sh/helm/v3/internal/version.version": HELM_VERSION,
@@ -88,7 +88,7 @@ def _build_helm(scratch: Path, say: Say, environ: Mapping[str, str]) -> Path:
     return scratch / "helm"
 
 
-def _unpack_promtool(scratch: Path, _say: Say, environ: Mapping[str, str]) -> Path:
+def _unpack_promtool(scratch: Path, _say: Log, environ: Mapping[str, str]) -> Path:
     try:
         unpack("prometheus", scratch, environ)
     except PackageError as error:

@@ -18,7 +18,7 @@ from controller.podobjects import pod_service
 from docs.reference import router_gauges
 from llmkube.controller.metrics import FleetCollector
 from llmkube.k8s.wire.reasons import Reason
-from llmkube.router.health.signs import CacheUse
+from llmkube.router.health.health_state import CacheUse
 
 RULES = CHART / "files" / "rules.yaml"
 BOARDS = sorted((CHART / "files" / "dashboards").glob("*.json"))

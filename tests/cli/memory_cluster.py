@@ -12,7 +12,7 @@ from llmkube.k8s.builtins import Lease
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.definitions import all_crds
 from llmkube.k8s.crd.inferenceservice import InferenceService
-from llmkube.programs.informer import open_follow
+from llmkube.programs.informer import open_object_caches
 from llmkube.programs.server_side_apply import Applier
 
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
@@ -41,8 +41,8 @@ async def open_demo():
     """Have a cluster with the demo's objects, and what follows them."""
     async with open_cluster_client() as client:
         await Applier(client).apply_all(demo_manifests(), lambda _: None)
-        async with open_follow(client, random.Random(7)) as followed:
-            yield client, followed
+        async with open_object_caches(client, random.Random(7)) as caches:
+            yield client, caches
 
 
 async def announce(client, *accelerators, age_seconds=0, **noted):

@@ -7,7 +7,7 @@ import trio
 from llmkube.base.errors import UserError
 from llmkube.cli import options, target_cluster
 from llmkube.cli.main import COMMANDS, cli
-from llmkube.programs.options import paths
+from llmkube.programs.options import complete_paths
 
 
 def offered(function, incomplete="", **params):
@@ -82,8 +82,8 @@ def test_each_shell_gets_its_script(run, shell):
 
 def test_files_are_completed_by_the_shell(live):
     """Where a path may stand, the shell offers files, beside the names of the catalog; for a URL nothing is."""
-    assert [(each.value, each.type) for each in offered(paths, "mod")] == [("mod", "file")]
-    assert offered(paths, "https://x") == []
+    assert [(each.value, each.type) for each in offered(complete_paths, "mod")] == [("mod", "file")]
+    assert offered(complete_paths, "https://x") == []
     kinds = {each.type: each.value for each in offered(options.files, "llama-3.1")}
     assert kinds == {"plain": "llama-3.1-8b", "file": "llama-3.1"}
     assert [each.type for each in offered(options.files, "./m")] == ["file"]

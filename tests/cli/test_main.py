@@ -156,7 +156,7 @@ def test_the_crds_are_yaml():
 
 
 @pytest.mark.parametrize("args", [["list"], ["status", "x"], ["delete", "x"], ["agent"], ["controller"]])
-def test_without_any_cluster_the_error_says_what_to_do(args, tmp_path):
+def test_without_any_cluster_the_error_has_the_fix(args, tmp_path):
     """No kubeconfig anywhere is one sentence that names the places looked at and the way out."""
     env = {"HOME": str(tmp_path), "KUBECONFIG": "", "KUBERNETES_SERVICE_HOST": "", "LLMKUBE_STATE_DIR": str(tmp_path)}
     done = run(*args, env=env)
@@ -238,13 +238,13 @@ def test_a_reader_that_has_gone_is_found_in_a_nursery():
 @pytest.mark.parametrize(("pid", "handled"), [(1, True), (4711, False)])
 def test_a_program_in_a_container_ends_at_term_from_its_first_moment(monkeypatch, pid, handled):
     """Process 1 gets only signals that it handles; every other process keeps the default, which ends it."""
-    said = []
+    handlers = []
     monkeypatch.setattr(main.os, "getpid", lambda: pid)
-    monkeypatch.setattr(main.signal, "signal", lambda number, handler: said.append((number, handler)))
-    main.end_at_term_in_a_container()
-    assert [number for number, _ in said] == ([signal.SIGTERM] if handled else [])
+    monkeypatch.setattr(main.signal, "signal", lambda number, handler: handlers.append((number, handler)))
+    main.exit_on_sigterm_in_container()
+    assert [number for number, _ in handlers] == ([signal.SIGTERM] if handled else [])
     ended = []
     monkeypatch.setattr(main.os, "_exit", ended.append)
-    for _, handler in said:
+    for _, handler in handlers:
         handler(signal.SIGTERM, None)
     assert ended == ([143] if handled else [])

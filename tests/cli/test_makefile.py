@@ -20,7 +20,7 @@ def test_a_python_that_is_too_old_is_named_before_anything_is_made(tmp_path):
     assert not venv.exists()
 
 
-def test_the_demo_installs_what_serving_needs_and_says_so_first(tmp_path):
+def test_the_demo_installs_what_serving_needs_and_names_it_first(tmp_path):
     """No linter and no test tool is installed for a demo, the first line says what is, the last what it took."""
     stamp = tmp_path / "venv" / ".serving"
     command = ["make", "--dry-run", "--directory", ROOT, f"VENV={stamp.parent}", stamp]

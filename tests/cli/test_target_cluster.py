@@ -8,9 +8,9 @@ from click.testing import CliRunner
 from cli.cli_objects import kubeconfig
 from llmkube.base.errors import UserError
 from llmkube.cli.main import cli
-from llmkube.cli.target_cluster import Origin, Where, find_config, kubeconfig_files
-from llmkube.programs.state_dir import held_state_dir
-from llmkube.programs.state_location import SERVER
+from llmkube.cli.target_cluster import ClusterFlags, Origin, find_config, kubeconfig_files
+from llmkube.programs.state_dir import hold_state_dir
+from llmkube.programs.state_location import SERVER_LOCK
 
 
 @pytest.fixture
@@ -68,14 +68,14 @@ def test_a_live_up_comes_before_kubectls_file_and_no_named_cluster(home):
     def server(context=None, **kwargs):
         return find_config(None, context, state, environ, **kwargs)[0].server
 
-    assert server(beside_up=True) == "http://127.0.0.1:1"  # no API server runs there
-    with held_state_dir(state, SERVER):
-        assert server(beside_up=True) == "http://up"
-        assert kubeconfig_files(Where()) == (state / "kubeconfig",)
+    assert server(prefer_up=True) == "http://127.0.0.1:1"  # no API server runs there
+    with hold_state_dir(state, SERVER_LOCK):
+        assert server(prefer_up=True) == "http://up"
+        assert kubeconfig_files(ClusterFlags()) == (state / "kubeconfig",)
         assert server() == "http://127.0.0.1:1"  # an agent is a program of the cluster that kubectl would take
-        assert server(context="prod", beside_up=True) == "http://127.0.0.1:1"
+        assert server(context="prod", prefer_up=True) == "http://127.0.0.1:1"
         environ["KUBECONFIG"] = str(kubeconfig(home / "named", "http://named", "prod"))
-        assert server(beside_up=True) == "http://named"
+        assert server(prefer_up=True) == "http://named"
 
 
 @pytest.mark.parametrize(
@@ -98,11 +98,11 @@ def test_a_change_names_a_cluster_that_the_user_has_not_named(home, args):
     assert "choose another\n" not in named.stderr.splitlines()[0]
 
 
-def test_a_change_beside_a_live_up_says_that_it_is_the_one(home):
+def test_a_change_next_to_a_live_up_names_it(home):
     """Who has a cluster besides hears that the change goes to this machine's `llmkube up`."""
     kubeconfig(home / "state" / "kubeconfig", "http://127.0.0.1:1", "prod")
     with ExitStack() as stack:
-        stack.enter_context(held_state_dir(home / "state", SERVER))
+        stack.enter_context(hold_state_dir(home / "state", SERVER_LOCK))
         done = CliRunner().invoke(cli, ["delete", "demo"])
     first = done.stderr.splitlines()[0]
     assert first == f"in `llmkube up` on this machine; --context chooses a cluster of {home}/.kube/config"

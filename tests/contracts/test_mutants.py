@@ -127,7 +127,7 @@ MUTANTS = [
     Mutant(
         "a write that changes nothing is one",
         preparation,
-        "same_but_for_times",
+        "equal_except_times",
         lambda *_: False,
         checks=(check_writes.check_a_write_that_changes_nothing_is_none,),
     ),

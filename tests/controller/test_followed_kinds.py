@@ -10,7 +10,7 @@ from prometheus_client import generate_latest
 from controller.cluster import SETTLED, utcnow
 from controller.podcluster import open_pods
 from controller.podobjects import SETTINGS
-from llmkube.controller.informer import HOSTS_WAIT, NOTHING_WORKS, ControllerHealth, FollowedKind, Informer
+from llmkube.controller.informer import HOSTS_WAIT, NOTHING_WORKS, ControllerHealth, Informer, WatchedKind
 from llmkube.controller.operator import run_controller
 from llmkube.controller.settings import ControllerSettings
 from llmkube.k8s.errors import ForbiddenError, TransportError
@@ -114,12 +114,12 @@ async def test_a_controller_that_does_nothing_is_not_ready(autojump_clock):
 def test_a_known_kind_that_cannot_be_listed_any_more_is_old():
     """What has been listed once costs its freshness alone, and a server that does not answer refuses nothing."""
     cache = Cache()
-    kind = FollowedKind("Models", NOTHING_WORKS, cache)
+    kind = WatchedKind("Models", NOTHING_WORKS, cache)
     health = ControllerHealth((kind,), acting=True)
     assert health.ready() == (True, "acting")
-    cache.refuse(TransportError("connection refused"))
+    cache.record_list_error(TransportError("connection refused"))
     assert not cache.answered.is_set()
-    cache.refuse(ForbiddenError("no", code=403))
+    cache.record_list_error(ForbiddenError("no", code=403))
     assert cache.answered.is_set()
     assert health.ready() == (False, f"acting; cannot list Models: {NOTHING_WORKS} (no)")
     cache.synced.set()
@@ -131,8 +131,8 @@ async def test_the_metric_names_the_kind(autojump_clock):
     async with open_pods() as hands:
         assert 'llmkube_controller_kind_unlisted{kind="Jobs"} 0.0' in generate_latest(hands.cluster.registry).decode()
     cache = Cache()
-    cache.refuse(ForbiddenError("no", code=403))
-    [family] = ControllerHealth((FollowedKind("Jobs", "x", cache),)).collect()
+    cache.record_list_error(ForbiddenError("no", code=403))
+    [family] = ControllerHealth((WatchedKind("Jobs", "x", cache),)).collect()
     assert [(one.labels["kind"], one.value) for one in family.samples] == [("Jobs", 1)]
 
 

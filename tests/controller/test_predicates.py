@@ -73,6 +73,6 @@ def test_after_what_cannot_be_read_everything_counts():
     told.tell("ADDED")
     for _ in range(2):
         assert told.tell(status={"replicas": "many"}) is Change.STATE
-        assert told.cache.misfit(CHAT)
+        assert told.cache.decode_error(CHAT)
     assert told.tell() is Change.SPEC
     assert told.tell() is Change.NONE

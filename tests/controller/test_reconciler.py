@@ -8,7 +8,7 @@ import trio
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from llmkube.base.errors import UserError, WorldError, leaves
+from llmkube.base.errors import ExternalError, UserError, leaves
 from llmkube.controller.metrics import ReconcileMetrics
 from llmkube.controller.reconciler import RECONCILE_SECONDS, Reconciler, new_queue
 from llmkube.k8s.resource import Key
@@ -55,12 +55,16 @@ def failing(times, error):
 @pytest.mark.parametrize(
     ("error", "result", "level"),
     [
-        (WorldError("the API server is away"), "retry", "warning"),
+        (ExternalError("the API server is away"), "retry", "warning"),
         (trio.TooSlowError(), "retry", "warning"),
         (UserError("no such field"), "error", "error"),
         (ZeroDivisionError("a bug"), "error", "error"),
-        (ExceptionGroup("two", [WorldError("away"), ExceptionGroup("", [WorldError("too")])]), "retry", "warning"),
-        (ExceptionGroup("two", [WorldError("away"), KeyError("a bug")]), "error", "error"),
+        (
+            ExceptionGroup("two", [ExternalError("away"), ExceptionGroup("", [ExternalError("too")])]),
+            "retry",
+            "warning",
+        ),
+        (ExceptionGroup("two", [ExternalError("away"), KeyError("a bug")]), "error", "error"),
     ],
 )
 async def test_failures_are_logged_counted_and_tried_again(autojump_clock, error, result, level):
@@ -82,7 +86,7 @@ async def test_a_bug_is_logged_with_its_traceback(autojump_clock):
     """The log of a bug carries the exception, that of a world that is away does not."""
     with capture_logs() as logs:
         await Bench(failing(1, ZeroDivisionError("a bug"))).run_for(5.0, CHAT)
-        await Bench(failing(1, WorldError("away"))).run_for(5.0, CHAT)
+        await Bench(failing(1, ExternalError("away"))).run_for(5.0, CHAT)
     bug, world = logs
     assert bug["event"] == "bug in reconcile"
     assert isinstance(leaves(bug["exc_info"])[0], ZeroDivisionError)
@@ -91,7 +95,7 @@ async def test_a_bug_is_logged_with_its_traceback(autojump_clock):
 
 async def test_a_success_forgives_earlier_failures(autojump_clock):
     """After a success the next failure waits the shortest pause again."""
-    script = iter([WorldError("1"), WorldError("2"), None, WorldError("3"), None])
+    script = iter([ExternalError("1"), ExternalError("2"), None, ExternalError("3"), None])
 
     async def reconcile(key):
         await trio.lowlevel.checkpoint()
@@ -129,7 +133,7 @@ async def test_cancellation_passes_through_a_reconcile_that_fails_while_it_unwin
             try:
                 await trio.sleep_forever()
             finally:
-                raise WorldError("the connection broke while closing")
+                raise ExternalError("the connection broke while closing")
 
     bench = Bench(reconcile)
     with capture_logs() as logs, trio.move_on_after(1.0) as scope:

@@ -24,16 +24,16 @@ from llmkube.k8s.crd.pairing import RUNTIMES
 from llmkube.k8s.wire import reasons
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.programs.config import TABLES
-from llmkube.router.health.signs import CacheUse
+from llmkube.router.health.health_state import CacheUse
 from llmkube.router.proxy.metrics import BackendGauges, RouterMetrics
 from llmkube.runtimes.process.host_runtimes import HOST_RUNTIMES
 from llmkube.supervisor.host.sample import Level, Sample
 from llmkube.supervisor.memory.budget import host_budget
 from llmkube.supervisor.memory.capacity import MemoryView
 from llmkube.supervisor.metrics import agent_registry, power_families
-from llmkube.supervisor.nouns.cordon import Cordon
-from llmkube.supervisor.nouns.host_credential import HostCredential
 from llmkube.supervisor.power.meter import PowerView
+from llmkube.supervisor.values.cordon import Cordon
+from llmkube.supervisor.values.host_credential import HostCredential
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -111,11 +111,11 @@ def _engines() -> Iterator[str]:
         named = f", `{runtime.program.setting} PATH`" if runtime.program.setting else ""
         yield _row(
             (
-                ", ".join(f"`{name}`" for name in (runtime.name, *runtime.further_names)),
+                ", ".join(f"`{name}`" for name in (runtime.name, *runtime.other_names)),
                 f"`{runtime.program.command}`{named}",
                 ", ".join(f"`{each}`" for each in facts.hosts),
                 where,
-                f"asked by {runtime.keys_asked_by}",
+                f"asked by {runtime.keys_checked_by}",
             )
         )
 

@@ -14,8 +14,8 @@ from e2e.up_process import ANSWER, FREE_PORTS, engines_in, open_up
 from free_ports import free_port
 from lengths import SOAK
 from llmkube.base.http.client import open_http_client
+from llmkube.router.config.config_json import encode_config
 from llmkube.router.config.routing_config import Backend, Match, RoutingConfig, Rule
-from llmkube.router.config.written_form import encode_config
 
 pytestmark = [pytest.mark.e2e, pytest.mark.ci]
 

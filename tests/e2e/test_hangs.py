@@ -27,10 +27,10 @@ from llmkube.runtimes.process.plan_inputs import PlanInputs
 from llmkube.runtimes.registry import plan_for
 from llmkube.supervisor.engine import health
 from llmkube.supervisor.engine.launcher import LocalEngines
-from llmkube.supervisor.nouns.desired import Desired, Launch
-from llmkube.supervisor.nouns.liveness import Limits
-from llmkube.supervisor.nouns.ports import Command, Grace, Shutdown
-from llmkube.supervisor.nouns.settings import AgentSettings
+from llmkube.supervisor.values.desired import Desired, Launch
+from llmkube.supervisor.values.liveness import Limits
+from llmkube.supervisor.values.ports import Command, Grace, Shutdown
+from llmkube.supervisor.values.settings import AgentSettings
 from llmkube.weights.formats.gguf import read_header
 from llmkube.weights.store.blobs import WeightsFile
 from waiting import until
@@ -39,7 +39,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.ci]
 
 ENGINE = f"{sys.prefix}/bin/llmkube-llama-server"
 MODEL = Path(__file__).parents[2] / "src" / "llmkube" / "weights" / "builtin" / "demo.gguf"
-HASTY = Limits(tick_seconds=0.7, ask_seconds=1.5, still_seconds=2.0)
+HASTY = Limits(tick_seconds=0.7, probe_seconds=1.5, still_seconds=2.0)
 PROMPT_TOKENS = 17 * 700
 
 

@@ -7,11 +7,11 @@ import trio
 
 from e2e.router_lab import open_router, router_command, serve
 from e2e.up_process import run_program
-from llmkube.base.errors import WorldError
+from llmkube.base.errors import ExternalError
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.message import Response
+from llmkube.router.config.config_json import encode_config
 from llmkube.router.config.routing_config import Backend, Budget, RedisStore, RoutingConfig
-from llmkube.router.config.written_form import encode_config
 from redis_program import PASSWORD, open_redis
 
 pytestmark = [pytest.mark.e2e, pytest.mark.ci]
@@ -55,7 +55,7 @@ async def test_a_kill_admits_nothing_twice(tmp_path):
                     nonlocal refused
                     try:
                         answer = await http.request("POST", f"{url}/v1/chat/completions", body=BODY)
-                    except WorldError:  # it was killed
+                    except ExternalError:  # it was killed
                         return
                     refused = answer.status, answer.body
                     scope.cancel()

@@ -14,7 +14,7 @@ from pathlib import Path
 if __package__ is None or not __package__:  # run as a script: tests/ is where the shared modules are
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from go_programs import BuildError, GoModule, Say, cache_root, kubernetes_stamps, missing, pinned_version
+from go_programs import BuildError, GoModule, Log, cache_root, kubernetes_stamps, missing, pinned_version
 
 MODULE = Path(__file__).resolve().parent
 PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kubectl")
@@ -36,12 +36,12 @@ def assets_dir(environ: Mapping[str, str] = os.environ) -> Path:
     return cache_root(environ) / control_plane().source_hash
 
 
-def build(programs: Sequence[str], say: Say, environ: Mapping[str, str] = os.environ) -> Path:
+def build(programs: Sequence[str], log: Log, environ: Mapping[str, str] = os.environ) -> Path:
     """Build what the cache lacks, and return the folder that holds the programs.
 
     Args:
         programs: Some of `PROGRAMS`.
-        say: Told of each step and its seconds.
+        log: Told of each step and its seconds.
         environ: The environment.
 
     Raises:
@@ -51,9 +51,9 @@ def build(programs: Sequence[str], say: Say, environ: Mapping[str, str] = os.env
     if environ.get("KUBEBUILDER_ASSETS"):
         if lacking := missing(target, programs):
             raise BuildError(f"KUBEBUILDER_ASSETS={target} lacks {', '.join(lacking)}; unset it to build our own")
-        say(f"KUBEBUILDER_ASSETS={target}: nothing is built")
+        log(f"KUBEBUILDER_ASSETS={target}: nothing is built")
         return target
-    control_plane().build(programs, target, say, environ)
+    control_plane().build(programs, target, log, environ)
     return target
 
 

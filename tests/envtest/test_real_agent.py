@@ -38,7 +38,7 @@ from llmkube.k8s.wire.names import CLAIM_LABEL
 from llmkube.programs.server_side_apply import Applier, Manifest
 from llmkube.supervisor import rights as agent_rights
 from llmkube.supervisor.host_policies import host_policies
-from llmkube.supervisor.nouns.join_record import token_paths
+from llmkube.supervisor.values.join_record import token_paths
 from security.test_canaries import objects, words_of
 from waiting import until
 

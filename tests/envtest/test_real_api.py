@@ -28,10 +28,10 @@ from llmkube.k8s.resource import Key, Object
 from llmkube.k8s.wire.conditions import Statement
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.supervisor.cluster.host_lease import lease_manifest
-from llmkube.supervisor.cluster.status import OF_SERVICE, model_status, service_status, settle
-from llmkube.supervisor.nouns.lifecycle import ServiceView
-from llmkube.supervisor.nouns.settings import AgentSettings
+from llmkube.supervisor.cluster.status import SERVICE_CONDITIONS, model_status, service_status, settle
 from llmkube.supervisor.service.status_manager import endpoints_manifest, service_manifest, slice_manifest
+from llmkube.supervisor.values.lifecycle import ServiceView
+from llmkube.supervisor.values.settings import AgentSettings
 from llmkube.weights.formats.shape import GGUFFacts
 from llmkube.weights.store.blobs import WeightsFile
 
@@ -236,7 +236,7 @@ async def test_agent_and_controller_write_one_status_together(
     ]
     conditions = settle(statements, (), now=NOW)
     weights = WeightsFile(Path("/models/llama.gguf"), 4_920_000_000, "ab" * 32, "1")
-    of_service = set(OF_SERVICE)  # always all of them
+    of_service = set(SERVICE_CONDITIONS)  # always all of them
     said: list[tuple[type[Object], dict[str, Any], set[str]]] = [
         (InferenceService, service_status(chat, conditions, ServiceView(Reason.LOADING, "40 %\nof it")), of_service),
         (Model, model_status(llama, conditions, weights, FACTS), {"Accepted", "Loaded"}),

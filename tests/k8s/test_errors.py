@@ -5,7 +5,7 @@ import json
 import pytest
 
 from k8s.scripted import status_object
-from llmkube.base.errors import UserError, WorldError
+from llmkube.base.errors import ExternalError, UserError
 from llmkube.k8s.errors import (
     AlreadyExistsError,
     ApiError,
@@ -23,7 +23,7 @@ from llmkube.k8s.errors import (
     error_from_response,
     error_from_status,
     excerpt,
-    root_words,
+    root_cause_text,
 )
 
 
@@ -31,18 +31,18 @@ from llmkube.k8s.errors import (
     ("code", "reason", "expected", "fault"),
     [
         (400, "BadRequest", BadRequestError, UserError),
-        (401, "Unauthorized", UnauthorizedError, WorldError),
-        (403, "Forbidden", ForbiddenError, WorldError),
-        (404, "NotFound", NotFoundError, WorldError),
-        (409, "Conflict", ConflictError, WorldError),
-        (409, "AlreadyExists", AlreadyExistsError, WorldError),
-        (410, "Gone", GoneError, WorldError),
-        (410, "Expired", GoneError, WorldError),
+        (401, "Unauthorized", UnauthorizedError, ExternalError),
+        (403, "Forbidden", ForbiddenError, ExternalError),
+        (404, "NotFound", NotFoundError, ExternalError),
+        (409, "Conflict", ConflictError, ExternalError),
+        (409, "AlreadyExists", AlreadyExistsError, ExternalError),
+        (410, "Gone", GoneError, ExternalError),
+        (410, "Expired", GoneError, ExternalError),
         (422, "Invalid", InvalidError, UserError),
-        (429, "TooManyRequests", TooManyRequestsError, WorldError),
-        (500, "InternalError", ServerError, WorldError),
-        (503, "ServiceUnavailable", ServerError, WorldError),
-        (504, "Timeout", ServerError, WorldError),
+        (429, "TooManyRequests", TooManyRequestsError, ExternalError),
+        (500, "InternalError", ServerError, ExternalError),
+        (503, "ServiceUnavailable", ServerError, ExternalError),
+        (504, "Timeout", ServerError, ExternalError),
     ],
 )
 def test_a_status_becomes_the_error_of_its_code(code, reason, expected, fault):
@@ -112,7 +112,7 @@ def test_an_apply_that_does_not_fit_the_schema_is_not_the_servers_fault(code, wo
     error = error_from_status(status_object(code, "", TYPED + words))
     assert type(error) is SchemaMismatchError
     assert isinstance(error, UserError)
-    assert not isinstance(error, WorldError)
+    assert not isinstance(error, ExternalError)
     assert (error.field, error.code) == (field, code)
     assert str(error).startswith(f"{field}: ")
     assert "older than this program" in str(error)
@@ -169,5 +169,5 @@ def test_root_words_digs_up_the_cause():
     inner = OSError("connection refused")
     middle = RuntimeError()
     middle.__cause__ = ExceptionGroup("connecting", [inner])
-    assert root_words(middle).endswith("connection refused")
-    assert root_words(KeyError()) == "KeyError"
+    assert root_cause_text(middle).endswith("connection refused")
+    assert root_cause_text(KeyError()) == "KeyError"

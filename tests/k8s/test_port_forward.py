@@ -300,6 +300,6 @@ async def test_a_closed_stream_gives_its_place_back(ca):
     with serving(Kubelet(), ca) as url:
         async with AuthTransport(ClusterConfig(server=url, tls=TlsSettings(ca=ca.pem))) as transport:
             stream = await connect_to_pod(Client(TransportSender(transport, url)), POD, 8080)
-            assert transport._lane._answers == 1
+            assert transport._pool._open_responses == 1
             await stream.aclose()
-            assert transport._lane._answers == 0
+            assert transport._pool._open_responses == 0

@@ -6,13 +6,13 @@ import pytest
 from k8s.api_calls import ApiCall, undeclared, unused
 from llmkube.k8s.builtins import ConfigMap, Lease, Namespace, Service
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.rbac import APPLY, FOLLOW, Permission, Program, rbac_manifests
+from llmkube.k8s.rbac import APPLY, LIST_AND_WATCH, Permission, Program, rbac_manifests
 from llmkube.k8s.request import APPLY_PATCH
 
 PROGRAM = Program(
     "tester",
     (
-        Permission(Model, FOLLOW),
+        Permission(Model, LIST_AND_WATCH),
         Permission(Model, frozenset({"patch"}), subresource="status"),
         Permission(Service, APPLY),
         Permission(ConfigMap, APPLY),

@@ -13,7 +13,7 @@ from k8s.scripted import ScriptedServer, bookmark, config_map, event, html, list
 from llmkube.base.backoff import Backoff
 from llmkube.k8s.builtins import ConfigMap
 from llmkube.k8s.client import Listing
-from llmkube.k8s.reflector import RECHECK_SECONDS, Cache, is_older, newest, run_reflector
+from llmkube.k8s.reflector import RECHECK_SECONDS, Cache, is_older, newer_position, run_reflector
 from llmkube.k8s.resource import Key
 from llmkube.k8s.watch import READ_IDLE_SECONDS, WatchEvent
 
@@ -348,13 +348,13 @@ async def test_deletions_of_most_are_confirmed_by_a_list(autojump_clock):
         watching(5.0, deleted("abc"), 1.0, event("MODIFIED", config_map("d", 21)), None),
         listing(30, config_map("b", 1), config_map("d", 21)),
         watching(None),
-        brake=True,
+        cautious=True,
         until=60,
     )
     assert found.times == [("list", 0), ("watch", 0), ("list", 15), ("watch", 15)]
     assert found.notified[4:] == [("a", "1"), ("b", "1"), ("c", "1"), ("d", "21"), ("a", None), ("c", None)]
     assert found.state == {"b": "1", "d": "21"}
-    assert not found.cache.doubted
+    assert not found.cache.unconfirmed
 
 
 async def test_a_doubt_outlives_its_watch(autojump_clock):
@@ -365,7 +365,7 @@ async def test_a_doubt_outlives_its_watch(autojump_clock):
         html(),
         listing(30),
         watching(None),
-        brake=True,
+        cautious=True,
         until=60,
     )
     assert found.times[2:4] == [("list", 10), ("list", 12)]
@@ -385,7 +385,7 @@ async def test_a_doubt_outlives_its_watch(autojump_clock):
 )
 async def test_what_a_watch_may_delete_at_once(steps, left, autojump_clock):
     """Deletions are believed at once up to half of what there was before the first of those close together."""
-    found = await reflect(listing(10, *FOUR), watching(*steps, None), brake=True, until=20)
+    found = await reflect(listing(10, *FOUR), watching(*steps, None), cautious=True, until=20)
     assert "".join(sorted(found.state)) == left
 
 
@@ -424,7 +424,7 @@ async def test_an_object_whose_name_leads_out_of_a_folder_is_taken_by_no_host(au
     hostile["metadata"] |= {"name": name, "namespace": namespace}
     found = await reflect(listing(10, config_map("b", 1), hostile), watching(None), until=2)
     assert [key.name for key, _ in found.cache.items()] == ["b"]
-    assert "DNS-1123" in str(found.cache.misfit(Key(namespace, name)))
+    assert "DNS-1123" in str(found.cache.decode_error(Key(namespace, name)))
 
 
 async def test_an_object_of_the_cluster_has_no_namespace(autojump_clock):
@@ -444,13 +444,13 @@ async def test_an_unreadable_object_is_told_and_hides_nothing(autojump_clock):
     ]
     found = await reflect(*answers, until=3)
     assert found.notified == [("a", "1"), ("b", None), ("a", "1")]
-    assert "data" in str(found.cache.misfit(A))
-    assert "data" in str(found.cache.misfit(B))
+    assert "data" in str(found.cache.decode_error(A))
+    assert "data" in str(found.cache.decode_error(B))
     found = await reflect(
         answers[0], watching(event("MODIFIED", broken), event("MODIFIED", config_map("a", 12)), None), until=3
     )
     assert found.notified[-1] == ("a", "12")
-    assert found.cache.misfit(A) is None
+    assert found.cache.decode_error(A) is None
 
 
 async def test_a_bug_in_a_listener_is_not_swallowed(autojump_clock):
@@ -531,7 +531,7 @@ def test_a_replayed_event_does_not_raise_the_dead():
 def test_a_list_is_doubtful_when_it_loses_most_or_goes_back(known, listed, version, doubtful):
     """Losing more than half, or an older resourceVersion, needs a second opinion; nothing else does."""
     cache = filled(10, *(config_map(name, 1) for name in known))
-    assert cache.is_doubtful(Listing(ConfigMap, tuple(config_map(n, 1) for n in listed), str(version))) is doubtful
+    assert cache.is_suspect(Listing(ConfigMap, tuple(config_map(n, 1) for n in listed), str(version))) is doubtful
 
 
 def test_managed_fields_are_not_kept():
@@ -557,7 +557,7 @@ def test_the_position_never_goes_back(versions):
     """Whatever versions events carry, the place to resume from never decreases."""
     position = ""
     for version in versions:
-        position, before = newest(position, str(version)), position
+        position, before = newer_position(position, str(version)), position
         assert not is_older(position, before)
 
 

@@ -9,7 +9,7 @@ from llmkube.k8s.builtins import ConfigMap, Namespace
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import TransportError
-from llmkube.k8s.request import ApiRequest, any_request, object_path
+from llmkube.k8s.request import ApiRequest, make_request, object_path
 from llmkube.k8s.resource import Key
 
 KEY = Key("team", "llama")
@@ -92,7 +92,7 @@ def test_a_name_cannot_leave_its_place_in_the_path():
 
 def test_a_body_does_not_show_in_messages():
     """The repr of a request holds no body: it may be a Secret."""
-    request = any_request("POST", "/x", body={"password": "hunter2"})
+    request = make_request("POST", "/x", body={"password": "hunter2"})
     assert "hunter2" not in repr(request)
     assert request.call == "POST /x"
-    assert any_request("GET", "/x") == ApiRequest("GET", "/x")
+    assert make_request("GET", "/x") == ApiRequest("GET", "/x")

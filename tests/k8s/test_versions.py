@@ -4,7 +4,7 @@ import pytest
 
 from k8s.scripted import ScriptedServer, config_map, event, ok, watching
 from llmkube.k8s.builtins import ConfigMap, Secret
-from llmkube.k8s.codec import REMEMBERED, DecodeError, VersionDecoder, encode
+from llmkube.k8s.codec import MAX_STATES, DecodeError, VersionDecoder, encode
 
 UID = "0f3c"
 
@@ -54,7 +54,7 @@ def test_only_the_newest_states_are_remembered():
     """The memory is bounded; a state that is forgotten is decoded again."""
     decoder = VersionDecoder()
     first = decoder.decode(ConfigMap, state(1))
-    for version in range(2, REMEMBERED + 2):
+    for version in range(2, MAX_STATES + 2):
         decoder.decode(ConfigMap, state(version))
     again = decoder.decode(ConfigMap, state(1))
     assert again == first

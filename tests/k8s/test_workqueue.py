@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from llmkube.base.backoff import Backoff
-from llmkube.base.errors import WorldError
+from llmkube.base.errors import ExternalError
 from llmkube.k8s.workqueue import WorkQueue, run_workers
 
 STEADY = Backoff(base_seconds=1.0, cap_seconds=8.0, jitter=0.0)
@@ -177,7 +177,7 @@ async def test_workers_retry_world_errors_and_honour_the_next_look(queue, autoju
         times.append(trio.current_time() - start)
         await trio.lowlevel.checkpoint()
         if len(times) <= 2:
-            raise WorldError("the API server is away")
+            raise ExternalError("the API server is away")
         return 10.0 if len(times) == 3 else None
 
     queue.add_nowait("a")

@@ -48,7 +48,7 @@ async def test_an_engines_log_corrects_a_guess(autojump_clock, guessing):
 @pytest.mark.soak
 async def test_mutant_the_log_is_not_read(autojump_clock, guessing, monkeypatch):
     """Without the line the guess stands."""
-    monkeypatch.setattr(Book, "note_device_limit", lambda self, limit_bytes: None)
+    monkeypatch.setattr(Book, "set_device_limit", lambda self, limit_bytes: None)
     with pytest.RaisesGroup(AssertionError, flatten_subgroups=True):
         async with pressed_world({"chat": (8, "normal")}, metal=True) as world:
             await limit(world, TOLD)

@@ -15,15 +15,15 @@ from pathlib import Path
 import attrs
 import pytest
 import trio
+from supervisor.nouns.entries import ENGINE, entry
 
 from cli.commands.doctor.limited_api import TOKEN, open_limited_api
 from e2e.addresses import own_address
 from e2e.test_downloads import small_disk
-from llmkube.cli.commands.programs.background.lan_access import note_lan_access
-from llmkube.programs.state_dir import held_state_dir
-from llmkube.supervisor.nouns.journal import FileJournal
+from llmkube.cli.commands.programs.background.lan_access import record_lan_access
+from llmkube.programs.state_dir import hold_state_dir
+from llmkube.supervisor.values.journal import FileJournal
 from mac.test_guide import LABEL, Mac, opened_mac
-from supervisor.nouns.entries import ENGINE, entry
 from waiting import until
 
 pytestmark = pytest.mark.e2e
@@ -185,7 +185,7 @@ async def test_fourteen_deliberate_faults_are_all_named(tmp_path, libsystem):
             await trio.lowlevel.checkpoint()
             return errno.EHOSTUNREACH
 
-        await note_lan_access(mac.state, [("192.168.1.2", 9), ("192.168.1.3", 9)], refuse)
+        await record_lan_access(mac.state, [("192.168.1.2", 9), ("192.168.1.3", 9)], refuse)
         await FileJournal(mac.state / "journal", trio.CapacityLimiter(1)).write(
             entry(attrs.evolve(ENGINE, pid=os.getpid(), started="another boot:1"))
         )
@@ -231,7 +231,7 @@ async def test_a_mac_that_is_well_has_no_line_to_mend(tmp_path, libsystem):
             installed(mac, f"--kubeconfig={kubeconfig}", "--accelerator=cpu")
             await mac.types("launchctl", "bootstrap", "gui/0", str(mac.plist))
             await until(lambda: (mac.state / "lock").exists() and (mac.state / "host-name").exists())
-            await note_lan_access(mac.state, [("192.168.1.2", 9)], reached)
+            await record_lan_access(mac.state, [("192.168.1.2", 9)], reached)
             found = await findings(mac, 0)
     assert {each["name"]: each for each in found.values() if each["verdict"] != "pass"} == {}
     told(found, "system", "pass", "macOS 26.1, Apple silicon")
@@ -285,6 +285,6 @@ async def test_what_a_mac_may_have(tmp_path, libsystem, case):
 async def test_an_up_that_runs_beside_no_agent(tmp_path, libsystem):
     """A state directory that `llmkube up` holds is not an agent's, whatever jobs there are."""
     with doctored(tmp_path, libsystem, tmp_path / "nowhere") as mac:
-        with held_state_dir(mac.state):
+        with hold_state_dir(mac.state):
             found = await findings(mac, 1)
         told(found, "running", "pass", f"llmkube agent (pid {os.getpid()})")

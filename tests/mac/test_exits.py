@@ -17,10 +17,10 @@ from llmkube.supervisor.host.exit_events import (
     NOTE_EXIT_DETAIL,
     NOTE_EXIT_MEMORY,
     NOTE_EXITSTATUS,
-    UNKNOWN_END,
-    Ended,
+    UNKNOWN_EXIT,
+    ExitEvent,
     decode_exit,
-    wait_ended,
+    wait_exit,
 )
 from mac.macs import StandInKqueue
 from waiting import until
@@ -39,12 +39,12 @@ def on_a_mac(monkeypatch):
 @pytest.mark.parametrize(
     ("flags", "data", "ended"),
     [
-        (NOTE_EXIT, 0, UNKNOWN_END),
-        (NOTE_EXIT | NOTE_EXITSTATUS, 3 << 8, Ended(3)),
-        (NOTE_EXIT | NOTE_EXITSTATUS, signal.SIGKILL, Ended(-signal.SIGKILL)),
-        (NOTE_EXIT | NOTE_EXITSTATUS | NOTE_EXIT_DETAIL | NOTE_EXIT_MEMORY, 9, Ended(-9, for_memory=True)),
-        (NOTE_EXIT | NOTE_EXITSTATUS | NOTE_EXIT_DETAIL | NOTE_EXIT_CSERROR, 9, Ended(-9, for_signature=True)),
-        (NOTE_EXIT | NOTE_EXIT_MEMORY, 0, UNKNOWN_END),  # a bit that means something only beside NOTE_EXIT_DETAIL
+        (NOTE_EXIT, 0, UNKNOWN_EXIT),
+        (NOTE_EXIT | NOTE_EXITSTATUS, 3 << 8, ExitEvent(3)),
+        (NOTE_EXIT | NOTE_EXITSTATUS, signal.SIGKILL, ExitEvent(-signal.SIGKILL)),
+        (NOTE_EXIT | NOTE_EXITSTATUS | NOTE_EXIT_DETAIL | NOTE_EXIT_MEMORY, 9, ExitEvent(-9, for_memory=True)),
+        (NOTE_EXIT | NOTE_EXITSTATUS | NOTE_EXIT_DETAIL | NOTE_EXIT_CSERROR, 9, ExitEvent(-9, for_signature=True)),
+        (NOTE_EXIT | NOTE_EXIT_MEMORY, 0, UNKNOWN_EXIT),  # a bit that means something only beside NOTE_EXIT_DETAIL
     ],
 )
 def test_what_an_event_says(flags, data, ended):
@@ -105,10 +105,10 @@ async def test_an_exit_is_an_event_while_the_process_runs(kqueue):
     kqueue.details[process.pid] = NOTE_EXIT_MEMORY
     process.kill()
     assert await processes.wait_child(process, kqueue) in {
-        (-signal.SIGKILL, Ended(-signal.SIGKILL, for_memory=True)),
-        (-signal.SIGKILL, UNKNOWN_END),  # it had ended before it could be asked for
+        (-signal.SIGKILL, ExitEvent(-signal.SIGKILL, for_memory=True)),
+        (-signal.SIGKILL, UNKNOWN_EXIT),  # it had ended before it could be asked for
     }
-    assert await processes.wait_child(process, kqueue) == (-signal.SIGKILL, UNKNOWN_END)
+    assert await processes.wait_child(process, kqueue) == (-signal.SIGKILL, UNKNOWN_EXIT)
 
 
 async def adopted_end(wait_first, kqueue=None):
@@ -150,17 +150,17 @@ def hide(process, kqueue):
 
 async def test_the_code_of_an_adopted_engine_is_told():
     """Kqueue tells a program that may signal a process how that ended."""
-    assert await adopted_end(nothing) == ([], Ended(-signal.SIGKILL))
+    assert await adopted_end(nothing) == ([], ExitEvent(-signal.SIGKILL))
 
 
 async def test_a_kernel_that_does_not_tell_the_status_tells_the_end():
     """Where the details are refused the end itself is still an event."""
-    assert await adopted_end(nothing, StandInKqueue(refuses=NOTE_EXITSTATUS)) == ([], UNKNOWN_END)
+    assert await adopted_end(nothing, StandInKqueue(refuses=NOTE_EXITSTATUS)) == ([], UNKNOWN_EXIT)
 
 
 async def test_an_adopted_engine_that_the_kernel_hides_has_not_ended():
     """After ESRCH it is looked for until it is gone: while its memory is not free no second engine starts."""
-    assert await adopted_end(hide) == ([], UNKNOWN_END)
+    assert await adopted_end(hide) == ([], UNKNOWN_EXIT)
 
 
 @pytest.mark.soak
@@ -168,11 +168,11 @@ async def test_mutant_esrch_taken_for_the_end(monkeypatch):
     """An agent that believes ESRCH calls an engine ended that holds its memory."""
 
     async def believes(events, pid, has_ended):
-        return await wait_ended(events, pid, lambda: True)
+        return await wait_exit(events, pid, lambda: True)
 
-    monkeypatch.setattr(processes, "wait_ended", believes)
+    monkeypatch.setattr(processes, "wait_exit", believes)
     before, _ = await adopted_end(hide)
-    assert before == [UNKNOWN_END]
+    assert before == [UNKNOWN_EXIT]
 
 
 async def test_a_wait_that_is_cancelled_can_be_repeated(kqueue):

@@ -18,8 +18,8 @@ from e2e.separate_programs import open_cluster
 from e2e.up_process import engines_in
 from free_ports import free_port
 from llmkube.cli.commands.programs.background.agent_jobs import START_LIMIT
-from llmkube.programs.state_dir import held_state_dir
-from llmkube.programs.state_location import ENGINES, SERVER
+from llmkube.programs.state_dir import hold_state_dir
+from llmkube.programs.state_location import ENGINES_LOCK, SERVER_LOCK
 from waiting import until
 
 pytestmark = pytest.mark.e2e
@@ -208,7 +208,7 @@ async def test_a_running_up_is_left_alone(tmp_path):
     with opened_mac(tmp_path, tmp_path / "nowhere") as mac:
         mac.plist.parent.mkdir(parents=True)
         mac.plist.write_bytes(plistlib.dumps({"Label": LABEL, "ProgramArguments": ["/x"]}))
-        with held_state_dir(mac.state, ENGINES, SERVER):
+        with hold_state_dir(mac.state, ENGINES_LOCK, SERVER_LOCK):
             for command in ("install", "uninstall", "start", "restart"):
                 said = await mac.llmkube("agent", command, code=1)
                 assert f"`llmkube up` (pid {os.getpid()}); `llmkube up stop` stops it" in " ".join(said.split())

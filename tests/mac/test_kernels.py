@@ -16,7 +16,7 @@ GIB = 1 << 30
 def shows_memory_on(mac):
     """Fail unless the agent sees this Mac's memory, with as few calls and errors as the kernel allows."""
     memory = DarwinMemory(mac.kernel())
-    samples = [memory.look(float(second)) for second in range(3)]
+    samples = [memory.read_sample(float(second)) for second in range(3)]
     assert {sample.level for sample in samples} == {Level.NORMAL}
     assert abs(samples[-1].available_bytes - 114 * GIB) < GIB
     return memory

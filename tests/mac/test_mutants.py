@@ -98,7 +98,7 @@ def sum_that_never_comes(patch):
 
 def killed_without_a_word(patch):
     """A program that macOS kills at once is told by its exit code alone."""
-    patch.setattr(test_launcher, "killed_at_once", lambda code, platform: "")
+    patch.setattr(test_launcher, "explain_early_kill", lambda code, platform: "")
     return lambda: test_launcher.test_a_program_that_macos_kills_at_once_is_not_signed(-9, "darwin", True)
 
 

@@ -3,7 +3,7 @@
 import pytest
 import trio
 
-from llmkube.supervisor.memory.book import Unreturned
+from llmkube.supervisor.memory.book import UnreturnedMemory
 from pressure.hosts import events, pressed_world, serve, why
 from sim.machine import Script
 from sim.memory import GIB
@@ -11,7 +11,7 @@ from sim.memory import GIB
 
 async def killed(world):
     """Have an engine of 30 GiB on a Mac of 64 GiB resist its end, so that it is killed."""
-    world.machine.memory.tells_wired = world.machine.memory.keeps = True
+    world.machine.memory.reports_wired = world.machine.memory.keeps = True
     await trio.sleep(10)
     (child,) = world.machine.live("draft")
     child.script = Script(stop_seconds=500)
@@ -49,7 +49,7 @@ async def test_what_a_mac_keeps_is_told_and_not_promised_again(autojump_clock, o
 async def test_an_engine_that_ends_by_itself_is_not_suspected(autojump_clock, on_metal):
     """What comes back is free, on the same Mac."""
     async with pressed_world(USUAL, other=4.0, metal=True) as world:
-        world.machine.memory.tells_wired = True
+        world.machine.memory.reports_wired = True
         await trio.sleep(10)
         await world.delete("draft")
         await trio.sleep(30)
@@ -60,7 +60,7 @@ async def test_an_engine_that_ends_by_itself_is_not_suspected(autojump_clock, on
 @pytest.mark.soak
 async def test_mutant_kept_memory_is_not_suspected(autojump_clock, on_metal, monkeypatch):
     """Without the sum of what is wired nothing is told."""
-    monkeypatch.setattr(Unreturned, "suspect", lambda self, size_bytes: None)
+    monkeypatch.setattr(UnreturnedMemory, "suspect", lambda self, size_bytes: None)
     with pytest.RaisesGroup(AssertionError, flatten_subgroups=True):
         async with pressed_world(USUAL, other=4.0, metal=True) as world:
             await told(world)

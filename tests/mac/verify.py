@@ -19,7 +19,7 @@ import trio
 from llmkube.cli.commands.doctor import mac, programs
 from llmkube.cli.commands.doctor.findings import Verdict
 from llmkube.cli.commands.doctor.installation import find_installation
-from llmkube.cli.commands.programs.background.agent_jobs import Kept, agent_job, plist_text
+from llmkube.cli.commands.programs.background.agent_jobs import AddedSettings, agent_job, plist_text
 from llmkube.cli.commands.programs.background.lan_access import lan_peers, read_neighbors
 from llmkube.cli.commands.programs.background.launchctl import current_user, parse_job_state
 from llmkube.programs.config import AgentConfig
@@ -56,14 +56,14 @@ def output(*argv: str) -> str:
 @claim("the kernel tells its memory a thousand times without a refusal")
 def memory() -> str:
     looked = DarwinMemory(LibSystem())
-    samples = [looked.look(float(number)) for number in range(1000)]
+    samples = [looked.read_sample(float(number)) for number in range(1000)]
     assert all(0 < sample.available_bytes <= sample.total_bytes for sample in samples), samples[-1]
     return f"{samples[-1].available_bytes / GIB:.1f} of {samples[-1].total_bytes / GIB:.1f} GiB left"
 
 
 @claim("the kernel's pressure level is one of its three")
 def level() -> str:
-    sample = DarwinMemory(LibSystem()).look(0.0)
+    sample = DarwinMemory(LibSystem()).read_sample(0.0)
     assert sample.level is not Level.UNKNOWN, sample.why
     return f"{sample.level.name} {sample.why}"
 
@@ -163,7 +163,7 @@ def start_time() -> str:
 def environment() -> str:
     process = subprocess.Popen(SLEEPS, env={**os.environ, "LLMKUBE_VERIFY": "sought"})
     time.sleep(0.5)
-    found = [each.pid for each in processes.marked("LLMKUBE_VERIFY", "sought")]
+    found = [each.pid for each in processes.find_marked("LLMKUBE_VERIFY", "sought")]
     process.kill()
     process.wait()
     assert found == [process.pid], found
@@ -254,7 +254,7 @@ def plist() -> str:
     with tempfile.TemporaryDirectory() as name:
         folder, said = Path(name), ""
         for daemon in (False, True):
-            job = agent_job(current_user(), folder, AgentConfig(), Kept(), daemon=daemon)
+            job = agent_job(current_user(), folder, AgentConfig(), AddedSettings(), daemon=daemon)
             file = folder / ("daemon.plist" if daemon else "agent.plist")
             file.write_bytes(plist_text(job))
             said += output("/usr/bin/plutil", "-lint", str(file))

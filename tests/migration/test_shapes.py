@@ -15,14 +15,14 @@ from llmkube.controller.reconcile.workload_plans import RENDERED
 from llmkube.controller.render.pod_policy import refusal_message, service_refusals
 from llmkube.controller.render.storage import source_volume
 from llmkube.controller.settings import WorkloadSettings
-from llmkube.controller.status.job_result import Seen
-from llmkube.controller.status.model_status import judge_supply
+from llmkube.controller.status.job_result import JobFacts
+from llmkube.controller.status.model_status import assess_supply
 from llmkube.controller.status.supply import User, choose_supply, weights_path
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.definitions import all_crds
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.runtimes.llama_fields import further_ids
+from llmkube.runtimes.llama_fields import additional_ids
 from llmkube.runtimes.registry import check, container_plan_for
 from migration.shapes import POOL, ROUTER, SHAPES
 
@@ -73,7 +73,7 @@ def test_a_shape_is_planned(shape):
     assert shape.says in " ".join(words)
     twice = {word for word, count in Counter(words).items() if count > 1 and word.startswith("--")}
     assert not twice
-    assert further_ids(shape.name, service.spec) == shape.aliases
+    assert additional_ids(shape.name, service.spec) == shape.aliases
 
 
 @BY_ID
@@ -146,6 +146,6 @@ def test_every_form_of_a_source_has_one_that_brings_it(source, files, by, path, 
     assert (supply.by, weights_path(model, supply)) == (by, path)
     if volume:
         assert source_volume(model) == {"name": "model-source", **volume}
-    verdict = judge_supply(model, supply, Seen())
+    verdict = assess_supply(model, supply, JobFacts())
     assert bool(verdict.message)
     assert (verdict.phase == "Ready") == (by == "image")

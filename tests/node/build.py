@@ -19,7 +19,7 @@ if __package__ is None or not __package__:  # run as a script: tests/ is where t
 
 from debian_packages import PackageError, unpack
 from envtest import build as envtest
-from go_programs import BuildError, GoModule, Say, cache_root, kubernetes_stamps, missing, pinned_version
+from go_programs import BuildError, GoModule, Log, cache_root, kubernetes_stamps, missing, pinned_version
 
 MODULES = Path(__file__).resolve().parent / "modules"
 CONTAINERD = "github.com/containerd/containerd/v2/cmd"
@@ -78,19 +78,19 @@ def lacking(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     )
 
 
-def build(say: Say, environ: Mapping[str, str] = os.environ) -> None:
+def build(log: Log, environ: Mapping[str, str] = os.environ) -> None:
     """Build and unpack what the cache lacks.
 
     Raises:
         BuildError: Go or a package cannot be had here; the message says why.
     """
-    unpack_debian(say, environ)
-    envtest.build(envtest.PROGRAMS, say, environ)
+    unpack_debian(log, environ)
+    envtest.build(envtest.PROGRAMS, log, environ)
     for module in modules():
-        module.build(tuple(module.packages), folder_of(module, environ), say, environ)
+        module.build(tuple(module.packages), folder_of(module, environ), log, environ)
 
 
-def unpack_debian(say: Say, environ: Mapping[str, str] = os.environ) -> Path:
+def unpack_debian(log: Log, environ: Mapping[str, str] = os.environ) -> Path:
     """Unpack the packages if they are not there yet, and return their folder.
 
     Raises:
@@ -103,7 +103,7 @@ def unpack_debian(say: Say, environ: Mapping[str, str] = os.environ) -> Path:
     scratch.mkdir(parents=True)
     try:
         for package in PACKAGES:
-            say(f"unpack Debian's {package} ...")
+            log(f"unpack Debian's {package} ...")
             unpack(package, scratch, environ, dependencies=True)
     except PackageError as error:
         raise BuildError(f"a node needs Debian's packages {', '.join(PACKAGES)}: {error}") from error
@@ -123,14 +123,14 @@ def main() -> int:
     argparse.ArgumentParser(description=__doc__.partition("\n")[0]).parse_args()
     os.nice(10)  # a build of minutes is never urgent
     try:
-        build(say)
+        build(log)
     except BuildError as error:
-        say(str(error))
+        log(str(error))
         return 1
     return 0
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     """Tell the user what is done."""
     sys.stderr.write(f"node: {text}\n")
 

@@ -26,8 +26,8 @@ from pathlib import Path
 if __package__ is None or not __package__:  # run as a script: tests/ is where the shared modules are
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from go_programs import BuildError, Say, cache_root
-from node.build import debian_dir, folder_of, modules, say, unpack_debian, with_debian
+from go_programs import BuildError, Log, cache_root
+from node.build import debian_dir, folder_of, log, modules, unpack_debian, with_debian
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCKS = tuple(f"requirements/{name}.txt" for name in ("build", "llama", "runtime"))
@@ -87,7 +87,7 @@ def images(environ: Mapping[str, str] = os.environ) -> tuple[Image, ...]:
     return (pause, *ours)
 
 
-def build(say: Say, environ: Mapping[str, str] = os.environ) -> tuple[Image, ...]:
+def build(log: Log, environ: Mapping[str, str] = os.environ) -> tuple[Image, ...]:
     """Build the images that are not there yet, and return all.
 
     Raises:
@@ -97,7 +97,7 @@ def build(say: Say, environ: Mapping[str, str] = os.environ) -> tuple[Image, ...
     absent = [image for image in wanted if not image.archive.is_file()]
     if not absent:
         return wanted
-    unpack_debian(say, environ)
+    unpack_debian(log, environ)
     store = _Store(environ)
     store.folder.mkdir(parents=True, exist_ok=True)
     for image in absent:
@@ -106,12 +106,12 @@ def build(say: Say, environ: Mapping[str, str] = os.environ) -> tuple[Image, ...
         if name == "pause":
             _build_pause(store, image, environ)
         else:
-            _build_ours(store, image, VARIANTS[name], say)
+            _build_ours(store, image, VARIANTS[name], log)
         made = sorted(image.archive.parent.glob(f"{name}-{'?' * SHORT}.tar"), key=lambda path: path.stat().st_mtime)
         for old in made[:-KEPT]:
             old.unlink()
         mebibytes = image.archive.stat().st_size / 2**20
-        say(f"image {image.name}: {mebibytes:.0f} MiB, {time.monotonic() - start:.1f} s")
+        log(f"image {image.name}: {mebibytes:.0f} MiB, {time.monotonic() - start:.1f} s")
     return wanted
 
 
@@ -156,8 +156,8 @@ def _build_pause(store: _Store, image: Image, environ: Mapping[str, str]) -> Non
     store.push(image)
 
 
-def _build_ours(store: _Store, image: Image, asked: Sequence[str], say: Say) -> None:
-    base = _base(store, say)
+def _build_ours(store: _Store, image: Image, asked: Sequence[str], log: Log) -> None:
+    base = _base(store, log)
     # where a proxy of this machine signs for the world, pip has to believe it; the image does not keep it
     trust = ("--volume", f"{CERTIFICATES}:{CERTIFICATES}:ro") if CERTIFICATES.is_file() else ()
     arguments = ("--build-arg", f"BASE={base}", *asked)
@@ -166,7 +166,7 @@ def _build_ours(store: _Store, image: Image, asked: Sequence[str], say: Say) -> 
     store.push(image)
 
 
-def _base(store: _Store, say: Say) -> str:
+def _base(store: _Store, log: Log) -> str:
     """Return the base image's name and digest; it is built where the storage does not hold it."""
     tagged = f"{BASE}-{_digest(*_base_words())}"
     found = json.loads(store.run("images", "--json", "--filter", f"reference={tagged}") or "[]")
@@ -181,7 +181,7 @@ def _base(store: _Store, say: Say) -> str:
                 "config", "--cmd", "python3", "--env", "PATH=/usr/local/bin:/usr/bin:/usr/sbin:/bin:/sbin", container
             )
             store.run("commit", "--quiet", "--rm", container, tagged)
-        say(f"image {tagged}: {time.monotonic() - start:.1f} s")
+        log(f"image {tagged}: {time.monotonic() - start:.1f} s")
         found = json.loads(store.run("images", "--json", "--filter", f"reference={tagged}"))
     return f"{tagged}@{found[0]['digest']}"
 
@@ -230,9 +230,9 @@ def main() -> int:
     """Build what is missing, and print each archive's path."""
     argparse.ArgumentParser(description=__doc__.partition("\n")[0]).parse_args()
     try:
-        built = build(say)
+        built = build(log)
     except BuildError as error:
-        say(str(error))
+        log(str(error))
         return 1
     sys.stdout.writelines(f"{image.archive}\n" for image in built)
     return 0

@@ -10,7 +10,7 @@ import attrs
 import trio
 
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.host.pressure_level import Signs, Thresholds, judge
+from llmkube.supervisor.host.pressure_level import Signals, Thresholds, assess_pressure
 from llmkube.supervisor.host.sample import Level, Sample
 from llmkube.supervisor.memory.book import Book
 from llmkube.supervisor.memory.eviction import Cause
@@ -120,7 +120,7 @@ class Memory:
         if self.broken is not None:
             return self.broken
         total, available = int(self.total * GIB), max(0, self.available_bytes)
-        level, why = judge(Signs(total, available), self.thresholds)
+        level, why = assess_pressure(Signals(total, available), self.thresholds)
         held = sum(process.holds(trio.current_time()) for process in self.processes)
         if self.touchy and held > self.touchy * GIB:
             level = Level.CRITICAL
@@ -219,10 +219,10 @@ class Carrier:
         need = Need(total, total if engine.on_device else 0, estimated_bytes=expected)
         said = self.waits.setdefault(engine.name, [])
 
-        def say(refusal):
+        def report(refusal):
             said.append(refusal.message)
 
-        async with self.ledger.admitted(engine.key, need, scope=attempt, say=say) as allocation:
+        async with self.ledger.admitted(engine.key, need, scope=attempt, report=report) as allocation:
             found = process is not None
             if process is None:
                 process = Process(engine, trio.current_time())
@@ -255,7 +255,7 @@ class Carrier:
                 allocation.worked()
             await trio.sleep(10)
 
-    def told(self, evict):
+    def notified(self, evict):
         self.note(evict.key.name, "displaced" if evict.cause is Cause.DISPLACED else "evict")
         self.evictions.append((trio.current_time(), evict))
 
@@ -273,7 +273,7 @@ async def run_host(timeline, *, memory, engines: Sequence[Engine], policy=None, 
             if watch is not None:
                 watch(carrier, decision)
 
-        ledger.told, carrier.pressure.announce = carrier.told, announce
+        ledger.notified, carrier.pressure.announce = carrier.notified, announce
         for engine in engines:
             carrier.add(engine)
         nursery.start_soon(carrier.pressure.run)

@@ -125,7 +125,7 @@ class Books:
         normal = decision.level is Level.NORMAL
         book = host.ledger.book
         view = book.capacity(now)
-        loading = any(each.is_returning for each in view.reservations) or book.records.is_moving
+        loading = any(each.is_reloading for each in view.reservations) or book.records.is_moving
         evicted = {each.key.name: each.key for each in host.engines.values() if book.evicted(each.key)}
         for name in [*self._could_since]:
             if name not in evicted:

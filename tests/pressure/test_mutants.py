@@ -14,7 +14,7 @@ from llmkube.supervisor.memory.policy import Policy
 from llmkube.supervisor.memory.reservation import Reservation
 from pressure.playing import came_of, play
 from pressure.timelines import TIMELINES
-from sim.mutation import fitting
+from sim.mutation import reject_broken_mutants
 
 BY_NAME = {each.name: each for each in TIMELINES}
 
@@ -64,7 +64,7 @@ def unknown_is_critical(monkeypatch):
 def promised_twice(monkeypatch):
     """What an engine that loads has been promised is given to the next one as well."""
     monkeypatch.setattr(Capacity, "promised_bytes", 0)
-    monkeypatch.setattr(Capacity, "with_promise", lambda self, request: self)
+    monkeypatch.setattr(Capacity, "with_reservation", lambda self, request: self)
 
 
 def never_back(monkeypatch):
@@ -74,7 +74,7 @@ def never_back(monkeypatch):
 
 def all_at_once(monkeypatch):
     """All that was evicted returns at the same moment."""
-    monkeypatch.setattr(Reservation, "is_returning", False)
+    monkeypatch.setattr(Reservation, "is_reloading", False)
 
 
 def helpless_evictions(monkeypatch):
@@ -92,7 +92,7 @@ def helpless_evictions(monkeypatch):
 
 def room_for_anybody(monkeypatch):
     """The room that a victim leaves goes to the service that asks first."""
-    monkeypatch.setattr(Capacity, "in_a_moment", lambda self: self)
+    monkeypatch.setattr(Capacity, "after_exits", lambda self: self)
 
 
 def equals_displaced(monkeypatch):
@@ -123,7 +123,7 @@ def _with_terms(engine, **changes):
 
 
 def _staying(engines):
-    return tuple(each for each in engines if not each.is_leaving)
+    return tuple(each for each in engines if not each.is_exiting)
 
 
 def _decide_with(monkeypatch, changed):
@@ -179,6 +179,6 @@ def test_a_deliberate_bug_is_caught(mutant, name, monkeypatch):
     """With this bug its timeline does not end as it should, or an invariant breaks."""
     timeline = BY_NAME[name]
     mutant(monkeypatch)
-    with fitting():
+    with reject_broken_mutants():
         host, books = play(timeline)
     assert books.violations or came_of(host) != (timeline.evicted, timeline.displaced, timeline.ends)

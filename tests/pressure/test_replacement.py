@@ -17,8 +17,8 @@ from llmkube.supervisor.service.runner import Engines
 from pressure.hosts import events, running, serve
 from pressure.replacing import ONE, count, engines, large, serving_world, up_to_date, watched
 from sim.machine import Script
-from sim.mutation import assert_caught, nothing, play
-from sim.stage import clean
+from sim.mutation import assert_caught, do_nothing, play
+from sim.stage import repair_host
 
 
 async def an_edit_where_both_fit():
@@ -209,7 +209,7 @@ async def test_another_wish_while_the_successor_loads(autojump_clock, wish):
             await world.until(count, 1, world, seconds=60)
             (last,) = engines(world)
             assert last.argv[last.argv.index("--ctx-size") + 1] == "1024"
-        clean(world.first)
+        repair_host(world.first)
 
 
 async def test_edits_in_a_row_are_replaced_one_after_the_other(autojump_clock):
@@ -326,12 +326,12 @@ MUTANTS = {
     "both are loaded though only one fits": (Book, "replacement", always_beside, an_edit_where_only_one_fits),
     "a successor speaks before it serves": (EngineStatus, "leads", True, an_edit_where_both_fit),
     "the journal does not know who serves": (Attempt, "_take_over", unnoted, the_agent_is_killed_after_the_switch),
-    "a successor that is alone says nothing": (service, "_lead_when_alone", mute, the_old_engine_dies_meanwhile),
+    "a successor that is alone says nothing": (service, "_lead_after_exit", mute, the_old_engine_dies_meanwhile),
     "the old engine stays": (Engines, "retire", stay, an_edit_where_both_fit),
     "a successor is called ready before it answers": (
         loading.health,
         "wait_ready",
-        nothing,
+        do_nothing,
         an_edit_where_both_fit,
     ),
 }

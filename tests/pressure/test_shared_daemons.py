@@ -135,7 +135,7 @@ async def test_a_daemon_that_restarts_in_the_middle_of_an_eviction_loads_nothing
         server.fake.lies = True  # so that the unload lasts
         world.machine.memory.other = 16
         with trio.fail_after(60):
-            await front.told_to_end.wait()
+            await front.stop_requested.wait()
         await trio.sleep(1)
         server.stop()
         await trio.sleep(1)

@@ -14,7 +14,7 @@ from pressure.hosts import running, serve
 from pressure.replacing import ONE, count, engines, large, serving_world, up_to_date
 from sim.machine import Machine, Script
 from sim.memory import shape_of
-from sim.mutation import assert_caught, nothing, play
+from sim.mutation import assert_caught, do_nothing, play
 
 CRASHES = Script(math.inf, 1, words=("error: no such thing",))
 OLD, NEW, NEWER = "4096", "2048", "1024"
@@ -282,9 +282,9 @@ async def newest_only(runner, goal):
 
 async def kept_only(runner, goal):
     await trio.lowlevel.checkpoint()
-    if runner.kept is not None:
+    if runner.fallback is not None:
         runner._due_at = math.inf
-    return runner.kept or goal
+    return runner.fallback or goal
 
 
 async def admitted_anyway(runner, goal):
@@ -302,15 +302,15 @@ async def there(*_):
 
 
 async def noted_alone(journal, record, original=EngineJournal.note):
-    kept, journal.kept = journal.kept, None
+    fallback, journal.fallback = journal.fallback, None
     await original(journal, record)
-    journal.kept = kept
+    journal.fallback = fallback
 
 
 async def remembered(runner, goal, original=Runner._rest):
-    kept = runner.kept
+    fallback = runner.fallback
     await original(runner, goal)
-    runner.kept = kept
+    runner.fallback = fallback
 
 
 def given_up(runner, failure):
@@ -334,7 +334,7 @@ MUTANTS = {
     "what stands in is called the newest": (Facts, "with_unplanned", forgotten, the_newest_is_invalid),
     "a newer edit waits for what stands in": (Runner, "_end_when_superseded", never, another_edit_meanwhile),
     "a suspension is no end": (Runner, "_rest", remembered, a_suspension),
-    "the journal does not know that it served": (EngineJournal, "keep", nothing, both_die_while_no_agent_runs),
+    "the journal does not know that it served": (EngineJournal, "keep", do_nothing, both_die_while_no_agent_runs),
     "the journal forgets it for the newest": (
         EngineJournal,
         "note",

@@ -2,12 +2,12 @@
 
 import pytest
 
-from lengths import some
+from lengths import sample_rows
 from pressure.playing import came_of, play
 from pressure.timelines import TIMELINES
 
 
-@pytest.mark.parametrize("timeline", some(TIMELINES), ids=lambda timeline: timeline.name.replace(" ", "-"))
+@pytest.mark.parametrize("timeline", sample_rows(TIMELINES), ids=lambda timeline: timeline.name.replace(" ", "-"))
 def test_a_timeline(timeline):
     """Who is evicted, who makes room and who runs in the end are as the story says, and no invariant is broken."""
     host, books = play(timeline)

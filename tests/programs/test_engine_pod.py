@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from free_ports import free_port
 from llmkube.base.http.client import open_http_client
-from llmkube.base.http.errors import BrokenOffError
+from llmkube.base.http.errors import ConnectionLostError
 from llmkube.base.http.listen import open_listeners
 from llmkube.base.http.message import Headers, Response
 from llmkube.base.http.server import run_server
@@ -20,15 +20,15 @@ from llmkube.controller.render.drain import PATH as ASKED_PATH
 from llmkube.programs import engine_pod
 from llmkube.programs import engine_pod as module
 from llmkube.programs.engine_pod import (
-    ASK_SECONDS,
-    LEAST_SECONDS,
+    METRICS_TIMEOUT_SECONDS,
+    MIN_DRAIN_SECONDS,
     PATH,
     Drain,
+    DrainTarget,
     KeyFile,
     KeysError,
-    Watched,
     drain,
-    may_end,
+    may_stop,
     run_drain,
     serve_keys,
 )
@@ -44,9 +44,9 @@ IDLE, BUSY = "r_running 0\nr_waiting 0\n", "r_running 1\nr_waiting 0\n"
     ("seen", "waited", "over"),
     [
         ([], 99, False),
-        (["idle", "idle"], LEAST_SECONDS - 0.1, False),
-        (["idle", "idle"], LEAST_SECONDS, True),
-        (["idle"], LEAST_SECONDS, False),
+        (["idle", "idle"], MIN_DRAIN_SECONDS - 0.1, False),
+        (["idle", "idle"], MIN_DRAIN_SECONDS, True),
+        (["idle"], MIN_DRAIN_SECONDS, False),
         (["busy", "idle"], 50, False),
         (["idle", "busy"], 50, False),
         (["gone"], 0, True),
@@ -55,7 +55,7 @@ IDLE, BUSY = "r_running 0\nr_waiting 0\n", "r_running 1\nr_waiting 0\n"
 )
 def test_two_idle_looks_end_an_engine_once_the_proxies_know(seen, waited, over):
     """Before ten seconds only an engine that has ended may; then one that two looks in a row find without a request."""
-    assert may_end(seen, waited) is over
+    assert may_stop(seen, waited) is over
 
 
 class Engine:
@@ -82,8 +82,8 @@ class Engine:
         return Response(status, Headers.of({}), text.encode())
 
     def drain(self, **more):
-        watched = Watched(8080, 8080, **{"metrics_url": URL, "busy_metrics": METRICS, **more})
-        return Drain(watched, self, lambda port: self.links(port, self.now))
+        target = DrainTarget(8080, 8080, **{"metrics_url": URL, "busy_metrics": METRICS, **more})
+        return Drain(target, self, lambda port: self.links(port, self.now))
 
 
 @pytest.mark.parametrize(
@@ -93,16 +93,16 @@ class Engine:
         (lambda now: (200, BUSY if now < 3 else IDLE), (10, 12)),  # a short one: the proxies are waited for
         (lambda now: (200, BUSY if int(now) % 2 else IDLE), (60, 62)),  # never twice in a row
         (lambda now: None if now < 20 else (200, IDLE), (21, 26)),  # one that answers late has work
-        (lambda now: BrokenOffError("broke"), (60, 63)),
+        (lambda now: ConnectionLostError("broke"), (60, 63)),
         (lambda now: (200, BUSY), (60, 62)),  # the longest
     ],
 )
 async def test_an_engine_ends_when_its_metrics_say_that_it_is_idle(autojump_clock, metrics, ends):
     """Silence and broken answers are work; no engine, however hostile, holds its pod longer than the longest."""
     engine = Engine(metrics=metrics)
-    why = await engine.drain().wait()
+    reason = await engine.drain().wait()
     assert ends[0] <= engine.now <= ends[1]
-    assert ("60 seconds" in why) is (ends[0] == 60)
+    assert ("60 seconds" in reason) is (ends[0] == 60)
 
 
 @pytest.mark.parametrize("metrics", [(404, ""), (501, "no --metrics"), (401, ""), (200, "other 1\n")])
@@ -116,9 +116,9 @@ async def test_where_an_engine_shows_no_metrics_its_connections_count(autojump_c
 async def test_connections_count_where_clients_come_and_not_behind_the_keys(autojump_clock):
     """What asks for keys keeps connections to the engine open: those are no requests."""
     engine = Engine(links=lambda port, now: (True, 0 if port == 8000 else 5))
-    watched = Watched(21410, 8000)
-    assert await Drain(watched, engine, lambda port: engine.links(port, engine.now)).wait() == "it has no request"
-    assert (engine.now, engine.asked) == (LEAST_SECONDS, 0)
+    target = DrainTarget(21410, 8000)
+    assert await Drain(target, engine, lambda port: engine.links(port, engine.now)).wait() == "it has no request"
+    assert (engine.now, engine.asked) == (MIN_DRAIN_SECONDS, 0)
 
 
 async def test_an_engine_that_listens_nowhere_holds_nothing_back(autojump_clock):
@@ -135,7 +135,7 @@ async def test_a_kernel_that_does_not_tell_shortens_nothing(autojump_clock):
     """Without a look at connections, metrics decide; without both, the longest."""
     engine = Engine(links=lambda _port, _now: None)
     await engine.drain().wait()
-    assert LEAST_SECONDS <= engine.now <= LEAST_SECONDS + 2
+    assert MIN_DRAIN_SECONDS <= engine.now <= MIN_DRAIN_SECONDS + 2
     blind = Engine(links=lambda _port, _now: None)
     await blind.drain(metrics_url="").wait()
     assert blind.now >= 60
@@ -149,20 +149,20 @@ async def test_a_crowd_that_asks_costs_the_engine_one_look_a_second(autojump_clo
         for _ in range(50):
             nursery.start_soon(shared.wait)
     assert engine.asked <= 22
-    assert ASK_SECONDS < LEAST_SECONDS
+    assert METRICS_TIMEOUT_SECONDS < MIN_DRAIN_SECONDS
 
 
 async def test_a_hook_gets_its_answer_when_the_last_connection_is_gone(monkeypatch):
     """Over real sockets, with the kernel's own table: no metrics, one client, and then none."""
-    monkeypatch.setattr(module, "LEAST_SECONDS", 0.0)
-    monkeypatch.setattr(module, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(module, "MIN_DRAIN_SECONDS", 0.0)
+    monkeypatch.setattr(module, "SAMPLE_SECONDS", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as engine:
         port, hooks = engine.getsockname()[1], free_port()
         client = socket.create_connection(("127.0.0.1", port))
         accepted, _ = engine.accept()
         with trio.fail_after(60):
             async with trio.open_nursery() as nursery, open_http_client() as http:
-                await nursery.start(run_drain, Watched(port, port), hooks)
+                await nursery.start(run_drain, DrainTarget(port, port), hooks)
                 url, answered = f"http://127.0.0.1:{hooks}{PATH}", trio.Event()
                 assert (await http.request("GET", f"http://127.0.0.1:{hooks}/")).status == 404
                 assert (await http.request("POST", url)).status == 404
@@ -183,15 +183,15 @@ async def test_a_hook_gets_its_answer_when_the_last_connection_is_gone(monkeypat
 
 async def test_a_stranger_who_keeps_every_hook_busy_leaves_the_kubelet_its_place(monkeypatch):
     """300 hooks from one address wait or are closed, and one from another address is answered all the same."""
-    monkeypatch.setattr(module, "LEAST_SECONDS", 0.0)
-    monkeypatch.setattr(module, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(module, "MIN_DRAIN_SECONDS", 0.0)
+    monkeypatch.setattr(module, "SAMPLE_SECONDS", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as engine:
         port, hooks = engine.getsockname()[1], free_port()
         busy = socket.create_connection(("127.0.0.1", port))
         accepted, _ = engine.accept()
         with contextlib.ExitStack() as stack, trio.fail_after(60):
             async with trio.open_nursery() as nursery, open_http_client() as http:
-                await nursery.start(run_drain, Watched(port, port), hooks)
+                await nursery.start(run_drain, DrainTarget(port, port), hooks)
                 for _ in range(300):
                     with contextlib.suppress(OSError):
                         one = socket.create_connection(("127.0.0.1", hooks), 1, ("127.0.0.2", 0))
@@ -212,9 +212,9 @@ async def test_a_stranger_who_keeps_every_hook_busy_leaves_the_kubelet_its_place
 
 async def test_an_engine_s_metrics_are_asked_for_over_the_wire(monkeypatch):
     """A slow answer is given up and counts as work; the next one that says idle ends it."""
-    monkeypatch.setattr(module, "LEAST_SECONDS", 0.0)
-    monkeypatch.setattr(module, "LOOK_SECONDS", 0.02)
-    monkeypatch.setattr(module, "ASK_SECONDS", 0.3)
+    monkeypatch.setattr(module, "MIN_DRAIN_SECONDS", 0.0)
+    monkeypatch.setattr(module, "SAMPLE_SECONDS", 0.02)
+    monkeypatch.setattr(module, "METRICS_TIMEOUT_SECONDS", 0.3)
     said = []
 
     async def handle(exchange):
@@ -229,8 +229,8 @@ async def test_an_engine_s_metrics_are_asked_for_over_the_wire(monkeypatch):
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery, open_http_client() as http:
             await nursery.start(run_server, handle, [listener])
-            watched = Watched(port, port, f"http://127.0.0.1:{port}/metrics", METRICS)
-            assert await Drain(watched, http).wait() == "it has no request"
+            target = DrainTarget(port, port, f"http://127.0.0.1:{port}/metrics", METRICS)
+            assert await Drain(target, http).wait() == "it has no request"
             nursery.cancel_scope.cancel()
     assert len(said) >= 5
 
@@ -291,7 +291,7 @@ def test_keys_that_were_there_stay_while_there_are_none(tmp_path):
 
 async def test_what_is_wrong_is_said_once_and_other_keys_are_told_without_being_shown(tmp_path, monkeypatch):
     """A file that stays empty for many looks is one line of the log."""
-    monkeypatch.setattr(engine_pod, "KEYS_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(engine_pod, "KEYS_POLL_SECONDS", 0.01)
     file = KeyFile(tmp_path / "keys", NAMED)
     file.path.write_text(f"{FIRST}\n")
     file.read()
@@ -321,7 +321,7 @@ async def open_proxy(file, opened=("/health",)):
             return
         async with exchange.stream(200, Headers.of({})) as send:
             await send(b"the ")
-            await until(lambda: stop.why)
+            await until(lambda: stop.reason)
             await trio.sleep(0.1)
             await send(b"rest")
 
@@ -347,8 +347,8 @@ async def open_proxy(file, opened=("/health",)):
 
 async def test_each_key_opens_the_engine_and_a_new_file_counts_without_a_restart(tmp_path, monkeypatch):
     """A kubelet puts a new file in the old one's place: what was taken out of it opens nothing any more."""
-    monkeypatch.setattr(engine_pod, "KEYS_LOOK_SECONDS", 0.02)
-    monkeypatch.setattr(engine_pod, "settle_heap", lambda: None)  # these tests' heap is not settled
+    monkeypatch.setattr(engine_pod, "KEYS_POLL_SECONDS", 0.02)
+    monkeypatch.setattr(engine_pod, "freeze_heap", lambda: None)  # these tests' heap is not settled
     file = KeyFile(tmp_path / "keys", NAMED)
     file.path.write_text(f"{FIRST}\n{SECOND}\n")
     file.read()
@@ -366,11 +366,11 @@ async def test_each_key_opens_the_engine_and_a_new_file_counts_without_a_restart
 
 async def test_an_answer_under_way_outlives_the_end_of_its_pod(tmp_path, monkeypatch):
     """TERM stops new requests; what an engine still says passes until it is complete."""
-    monkeypatch.setattr(engine_pod, "settle_heap", lambda: None)
+    monkeypatch.setattr(engine_pod, "freeze_heap", lambda: None)
     file = KeyFile(tmp_path / "keys", NAMED)
     file.path.write_text(f"{FIRST}\n")
     file.read()
     with trio.fail_after(60):
         async with open_proxy(file) as (ask, _asked, stop):
             assert await ask("/slow", FIRST) == 200
-            assert stop.why == "SIGTERM"
+            assert stop.reason == "SIGTERM"

@@ -5,9 +5,9 @@ import pytest
 import trio
 
 from llmkube.programs import engine_proxy
-from llmkube.programs.engine_proxy import LOOK_SECONDS, Admission
-from llmkube.supervisor.nouns.admitted_networks import AdmittedNetworks
-from llmkube.supervisor.nouns.proxy_config import ProxyConfig
+from llmkube.programs.engine_proxy import RELOAD_SECONDS, AdmittedPeers
+from llmkube.supervisor.values.admitted_networks import AdmittedNetworks
+from llmkube.supervisor.values.proxy_config import ProxyConfig
 
 GIVEN, NODES = "10.9.0.0/16", AdmittedNetworks(nodes=("10.0.0.1/32", "10.244.0.0/24"))
 STRANGER = "192.0.2.9"
@@ -27,13 +27,13 @@ def config(tmp_path):
 
 
 def admitted(admission, *peers):
-    admission.look()
+    admission.reload()
     return [admission.admits(each) for each in peers]
 
 
 def test_the_host_itself_is_never_locked_out(config, own):
     """Over loopback, from the address that the engine is published at, and from any that the host has by now."""
-    admission = Admission(config)
+    admission = AdmittedPeers(config)
     assert admitted(admission, "127.0.0.1", "::1", "::ffff:127.0.0.1", "192.0.2.1", "192.0.2.2") == [True] * 5
     assert admitted(admission, STRANGER, "192.0.2.3", "fe80::1%eth0", "") == [False] * 4
     own.clear()
@@ -44,7 +44,7 @@ def test_the_host_itself_is_never_locked_out(config, own):
 @pytest.mark.parametrize("changes", [{"networks": ""}, {"networks": "", "allowed": (), "keys": ("of-a-client",)}])
 def test_an_engine_of_no_cluster_and_one_with_keys_ask_the_host_too(config, own, changes):
     """As for `llmkube up`, whose gateway is the way in, and a service with a Secret."""
-    admission = Admission(attrs.evolve(config, **changes))
+    admission = AdmittedPeers(attrs.evolve(config, **changes))
     assert admitted(admission, "127.0.0.1", "192.0.2.1", "192.0.2.2") == [False] * 3
     assert admitted(admission, "10.9.0.1") == ["allowed" not in changes]
 
@@ -52,12 +52,12 @@ def test_an_engine_of_no_cluster_and_one_with_keys_ask_the_host_too(config, own,
 async def test_what_the_agent_writes_counts_soon(config, own, autojump_clock, monkeypatch, tmp_path):
     """Nodes come and go; a file that is gone or broken changes nothing, and so does an address that cannot be asked."""
 
-    async def at_once(look):  # no real thread under a virtual clock
+    async def at_once(reload):  # no real thread under a virtual clock
         await trio.lowlevel.checkpoint()
-        look()
+        reload()
 
     monkeypatch.setattr(trio.to_thread, "run_sync", at_once)
-    file, admission = tmp_path / "networks", Admission(config)
+    file, admission = tmp_path / "networks", AdmittedPeers(config)
     pods = ("10.244.0.7", "10.0.0.1", "10.9.0.1", STRANGER)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(admission.run)
@@ -68,15 +68,15 @@ async def test_what_the_agent_writes_counts_soon(config, own, autojump_clock, mo
             (AdmittedNetworks(nodes=("10.0.0.1/32",)).dump(), [False, True, True, False]),
         ):
             file.write_text(text) if text is not None else file.unlink()
-            await trio.sleep(LOOK_SECONDS + 0.1)
+            await trio.sleep(RELOAD_SECONDS + 0.1)
             assert [admission.admits(each) for each in pods] == expected
         nursery.cancel_scope.cancel()
 
 
 def test_a_host_that_cannot_be_asked_for_its_addresses_keeps_what_counted(config, own, monkeypatch):
     """No descriptor is left."""
-    admission = Admission(config)
-    admission.look()
+    admission = AdmittedPeers(config)
+    admission.reload()
 
     def full():
         raise OSError(24, "Too many open files")

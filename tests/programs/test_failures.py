@@ -6,22 +6,22 @@ import io
 import click
 import pytest
 
-from llmkube.base.errors import UserError, WorldError
+from llmkube.base.errors import ExternalError, UserError
 from llmkube.base.settings import SettingError
 from llmkube.k8s.errors import NotFoundError
 from llmkube.programs.failures import (
     CommandError,
     ExitCode,
     MistypedError,
-    broken,
-    in_one_sentence,
+    errors_as_messages,
     program_name,
     runnable,
+    wrap_text,
 )
 
 
-def told(error):
-    with pytest.raises(CommandError) as caught, in_one_sentence():
+def shown(error):
+    with pytest.raises(CommandError) as caught, errors_as_messages():
         raise error
     return caught.value.message, caught.value.exit_code
 
@@ -30,23 +30,23 @@ def told(error):
     ("error", "message", "code"),
     [
         (UserError("is wrong", field="spec.source"), "spec.source: is wrong", ExitCode.FAILED),
-        (WorldError("the disk is full"), "the disk is full", ExitCode.FAILED),
+        (ExternalError("the disk is full"), "the disk is full", ExitCode.FAILED),
         (SettingError("--api-port: no"), "--api-port: no", ExitCode.USAGE),
         (NotFoundError("no such thing", code=404), "no such thing", ExitCode.NOT_FOUND),
-        (ExceptionGroup("g", [ExceptionGroup("h", [WorldError("a")]), UserError("b")]), "a\nb", ExitCode.FAILED),
-        (ExceptionGroup("g", [WorldError("a"), WorldError("a")]), "a", ExitCode.FAILED),
+        (ExceptionGroup("g", [ExceptionGroup("h", [ExternalError("a")]), UserError("b")]), "a\nb", ExitCode.FAILED),
+        (ExceptionGroup("g", [ExternalError("a"), ExternalError("a")]), "a", ExitCode.FAILED),
         (ExceptionGroup("g", [CommandError("late", ExitCode.TIMED_OUT)]), "late", ExitCode.TIMED_OUT),
     ],
 )
 def test_expected_errors_become_sentences(error, message, code):
     """What LLMKube expects to go wrong ends in its own sentence and its exit code, also out of a nursery."""
-    assert told(error) == (message, code)
+    assert shown(error) == (message, code)
 
 
-@pytest.mark.parametrize("error", [ValueError("bug"), ExceptionGroup("g", [WorldError("a"), ValueError("bug")])])
+@pytest.mark.parametrize("error", [ValueError("bug"), ExceptionGroup("g", [ExternalError("a"), ValueError("bug")])])
 def test_bugs_keep_their_traceback(error):
     """An unexpected error is never dressed up as a user's mistake, even in the company of expected ones."""
-    with pytest.raises(type(error)) as caught, in_one_sentence():
+    with pytest.raises(type(error)) as caught, errors_as_messages():
         raise error
     assert caught.value is error
 
@@ -54,8 +54,8 @@ def test_bugs_keep_their_traceback(error):
 def test_a_full_disk_under_the_output_is_a_sentence():
     """What a command prints and its file does not take is told as that; other errors of the system are bugs."""
     full = OSError(errno.ENOSPC, "No space left on device")
-    assert told(full) == ("the output cannot be written (No space left on device)", ExitCode.FAILED)
-    with pytest.raises(OSError, match="elsewhere"), in_one_sentence():
+    assert shown(full) == ("the output cannot be written (No space left on device)", ExitCode.FAILED)
+    with pytest.raises(OSError, match="elsewhere"), errors_as_messages():
         raise OSError(errno.EBADF, "elsewhere")
 
 
@@ -72,9 +72,9 @@ def test_a_sentence_breaks_between_words_on_a_terminal_alone(monkeypatch, error,
     monkeypatch.setattr(to, "isatty", lambda: terminal)
     error.show(to)
     assert to.getvalue().startswith(usage)
-    told = [line for line in to.getvalue().splitlines() if line and not line.startswith(("Usage", "Try"))]
-    assert len(told) == lines
-    assert " ".join(told) == f"Error: {LONG}"
+    shown = [line for line in to.getvalue().splitlines() if line and not line.startswith(("Usage", "Try"))]
+    assert len(shown) == lines
+    assert " ".join(shown) == f"Error: {LONG}"
 
 
 PATH = "/a/path/that/is/longer/than/the/line"
@@ -93,7 +93,7 @@ PATH = "/a/path/that/is/longer/than/the/line"
 )
 def test_lines_break_between_words(text, width, lines):
     """No word is cut, a column goes on below itself, and without a width nothing changes."""
-    assert broken(text, width).split("\n") == lines
+    assert wrap_text(text, width).split("\n") == lines
 
 
 @pytest.fixture

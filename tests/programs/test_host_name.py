@@ -5,11 +5,11 @@ import pytest
 
 from llmkube.base.errors import UserError
 from llmkube.programs.host_name import (
-    address_towards,
     check_own_address,
     default_host_name,
-    host_name_in,
-    lasting_host_name,
+    persistent_host_name,
+    source_address_for,
+    stored_host_name,
 )
 
 
@@ -35,11 +35,11 @@ def test_another_network_does_not_rename_a_host(tmp_path, monkeypatch):
     """An agent that starts when DHCP has given the machine another name is the same host as before."""
     folder = tmp_path / "new" / "llmkube"
     monkeypatch.setattr(socket, "gethostname", lambda: "Anns-Mac.local")
-    first = lasting_host_name(folder)
+    first = persistent_host_name(folder)
     monkeypatch.setattr(socket, "gethostname", lambda: "dhcp-17.office.example")
     assert first.startswith("anns-mac-")
-    assert (lasting_host_name(folder), host_name_in(folder)) == (first, first)
-    assert host_name_in(tmp_path).startswith("dhcp-17-")
+    assert (persistent_host_name(folder), stored_host_name(folder)) == (first, first)
+    assert stored_host_name(tmp_path).startswith("dhcp-17-")
     assert not (tmp_path / "host-name").exists()
 
 
@@ -47,7 +47,7 @@ def test_another_network_does_not_rename_a_host(tmp_path, monkeypatch):
 def test_a_kept_name_that_is_none_is_made_anew(tmp_path, content):
     """A file that somebody has emptied or filled with something else names nobody."""
     (tmp_path / "host-name").write_text(content, "utf-8")
-    assert lasting_host_name(tmp_path) == default_host_name()
+    assert persistent_host_name(tmp_path) == default_host_name()
     assert (tmp_path / "host-name").read_text() == f"{default_host_name()}\n"
 
 
@@ -71,5 +71,5 @@ def test_addresses_that_cannot_work_are_refused(address, message):
 
 def test_the_loopback_address_is_never_advertised():
     """An API server on the same machine, or an unknown one, gives no address to advertise."""
-    assert address_towards("127.0.0.1", 6443) is None
-    assert address_towards("no-such-host.invalid", 6443) is None
+    assert source_address_for("127.0.0.1", 6443) is None
+    assert source_address_for("no-such-host.invalid", 6443) is None

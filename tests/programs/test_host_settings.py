@@ -10,10 +10,10 @@ from llmkube.base.errors import UserError
 from llmkube.base.settings import read_config, resolve
 from llmkube.programs.config import TABLES, AgentConfig, HostConfig, UpConfig
 from llmkube.programs.host_settings import (
+    configured_programs,
     engine_allowances,
     engine_settings,
     find_llama_server,
-    further_programs,
     memory_settings,
 )
 from llmkube.runtimes.allowances import Allowances
@@ -55,7 +55,7 @@ def test_path_beats_the_bundled_program(tmp_path):
     """An installed llama-server is taken before the bundled one."""
     installed = program(tmp_path / "bin")
     program(tmp_path / "beside", "llmkube-llama-server")
-    assert find_llama_server(None, search_path=str(tmp_path / "bin"), beside=tmp_path / "beside") == installed
+    assert find_llama_server(None, search_path=str(tmp_path / "bin"), bundled_dir=tmp_path / "beside") == installed
 
 
 def without_homebrew(monkeypatch):
@@ -67,7 +67,7 @@ def test_the_bundled_program_is_the_last_resort(tmp_path, monkeypatch):
     without_homebrew(monkeypatch)
     bundled = program(tmp_path / "beside", "llmkube-llama-server")
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: object())
-    assert find_llama_server(None, search_path="", beside=tmp_path / "beside") == bundled
+    assert find_llama_server(None, search_path="", bundled_dir=tmp_path / "beside") == bundled
 
 
 def test_a_bundled_program_without_its_engine_does_not_count(tmp_path, monkeypatch):
@@ -76,7 +76,7 @@ def test_a_bundled_program_without_its_engine_does_not_count(tmp_path, monkeypat
     program(tmp_path / "beside", "llmkube-llama-server")
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     with pytest.raises(UserError, match=r"pip install xllamacpp or brew install llama\.cpp"):
-        find_llama_server(None, search_path="", beside=tmp_path / "beside")
+        find_llama_server(None, search_path="", bundled_dir=tmp_path / "beside")
 
 
 def test_what_cannot_be_run_is_named(tmp_path):
@@ -92,10 +92,10 @@ def test_what_cannot_be_run_is_named(tmp_path):
 def test_other_programs_are_those_that_are_named(tmp_path):
     """One that is named has to be there; the agent looks for the others itself, when a service asks for one."""
     mine = program(tmp_path / "bin", "mlx_lm.server")
-    assert further_programs(HostConfig(mlx_server=mine)) == {"mlx-lm": str(mine)}
-    assert further_programs(HostConfig()) == {}
+    assert configured_programs(HostConfig(mlx_server=mine)) == {"mlx-lm": str(mine)}
+    assert configured_programs(HostConfig()) == {}
     with pytest.raises(UserError, match=r"--vllm-metal: .* does not exist; give the path of a vllm program"):
-        further_programs(HostConfig(vllm_metal=tmp_path / "nothing"))
+        configured_programs(HostConfig(vllm_metal=tmp_path / "nothing"))
 
 
 @pytest.mark.parametrize(
@@ -126,8 +126,8 @@ def test_the_programs_before_shared_daemons_are_commands_that_run():
 def test_engines_are_told_where_the_owners_omlx_is(tmp_path, monkeypatch):
     """By variables that hold paths and numbers, and no key."""
     monkeypatch.chdir(tmp_path)
-    said = engine_settings(HostConfig(omlx_port=8001, omlx_key_file=Path("key"), omlx_startup_seconds=30.0))
-    assert said["variables"] == {
+    engines = engine_settings(HostConfig(omlx_port=8001, omlx_key_file=Path("key"), omlx_startup_seconds=30.0))
+    assert engines["variables"] == {
         "OMLX_PORT": "8001",
         "LLMKUBE_OMLX_STARTUP_SECONDS": "30",
         "LLMKUBE_OMLX_KEY_FILE": str(tmp_path / "key"),

@@ -15,8 +15,8 @@ from http_lab import head_of
 from llmkube.base.errors import UserError
 from llmkube.programs.config import UpConfig
 from llmkube.programs.lan_gateway import (
-    LOOK_SECONDS,
-    Listen,
+    POLL_SECONDS,
+    ListenSettings,
     lan_judge,
     listen_settings,
     open_lan_gateway,
@@ -75,7 +75,7 @@ async def test_an_address_that_stays_is_served_without_a_word(autojump_clock, ma
     machine, number, logs = machine
     for own in (OSError(24, "Too many open files"), frozenset({HERE, "192.168.1.50"})):
         machine.own = own
-        await trio.sleep(3 * LOOK_SECONDS)
+        await trio.sleep(3 * POLL_SECONDS)
         assert is_open(number)
     assert (machine.served, logs) == (1, [])
 
@@ -84,10 +84,10 @@ async def test_a_lost_address_is_told_once_and_served_again_when_it_is_back(auto
     """Nothing listens meanwhile; the port stays the same."""
     machine, number, logs = machine
     machine.own = frozenset({"192.168.7.7"})
-    await trio.sleep(10 * LOOK_SECONDS)
+    await trio.sleep(10 * POLL_SECONDS)
     assert not is_open(number)
     machine.own = frozenset({HERE})
-    await trio.sleep(2 * LOOK_SECONDS)
+    await trio.sleep(2 * POLL_SECONDS)
     assert is_open(number)
     assert machine.served == 2
     assert [line["event"].partition(";")[0] for line in logs] == [
@@ -101,13 +101,13 @@ async def test_a_port_that_was_taken_meanwhile_is_waited_for(autojump_clock, mac
     """The log says once that another program has it; once that one has gone, the port is served."""
     machine, number, logs = machine
     machine.own = frozenset()
-    await trio.sleep(2 * LOOK_SECONDS)
+    await trio.sleep(2 * POLL_SECONDS)
     with socket.create_server((HERE, number)):
         machine.own = frozenset({HERE})
-        await trio.sleep(5 * LOOK_SECONDS)
+        await trio.sleep(5 * POLL_SECONDS)
         assert machine.served == 1
         assert ["another program listens there" in line.get("error", "") for line in logs] == [False, True]
-    await trio.sleep(2 * LOOK_SECONDS)
+    await trio.sleep(2 * POLL_SECONDS)
     assert machine.served == 2
 
 
@@ -115,7 +115,7 @@ async def test_a_listener_that_breaks_ends_nothing_else(autojump_clock, machine)
     """What a network does to an accepting socket is logged, and the port is opened anew."""
     machine, number, logs = machine
     machine.network_down.set()
-    await trio.sleep(3 * LOOK_SECONDS)
+    await trio.sleep(3 * POLL_SECONDS)
     assert machine.served == 2
     assert is_open(number)
     assert "Network is down" in logs[0]["error"]
@@ -124,16 +124,16 @@ async def test_a_listener_that_breaks_ends_nothing_else(autojump_clock, machine)
 async def test_a_taken_port_draws_no_key(tmp_path):
     """A start that fails leaves no key behind that its owner was never shown."""
     with socket.create_server((HERE, 0)) as taken:
-        opening = partial(open_lan_gateway, Listen(HERE, taken.getsockname()[1]), tmp_path)
+        opening = partial(open_lan_gateway, ListenSettings(HERE, taken.getsockname()[1]), tmp_path)
         with pytest.raises(Exception, match="--listen: cannot listen on"):
             async with opening():
                 pass
     assert not list(tmp_path.iterdir())
-    async with open_lan_gateway(None, tmp_path) as nothing, open_lan_gateway(Listen(HERE, 0), tmp_path) as lan:
+    async with open_lan_gateway(None, tmp_path) as nothing, open_lan_gateway(ListenSettings(HERE, 0), tmp_path) as lan:
         assert nothing is None
-        assert lan.keys.drawn
+        assert lan.keys.generated
     assert [path.name for path in tmp_path.iterdir()] == ["listen-key"]
-    async with open_lan_gateway(Listen(HERE, 0, asks_key=False), tmp_path) as lan:
+    async with open_lan_gateway(ListenSettings(HERE, 0, requires_key=False), tmp_path) as lan:
         assert lan.keys is None
 
 
@@ -230,15 +230,15 @@ def test_flags_that_do_not_fit_together_are_refused(tmp_path):
     with pytest.raises(UserError, match="--listen-key-file: no request would need the keys in it under --insecure-lan"):
         listen_settings(attrs.evolve(LAN, listen_key_file=file, insecure_lan=True), lambda: OWN)
     asked = listen_settings(attrs.evolve(LAN, listen_key_file=file, gateway_port=0), lambda: OWN)
-    assert asked == Listen("192.168.1.50", 0, file)
-    assert listen_settings(attrs.evolve(LAN, insecure_lan=True), lambda: OWN).asks_key is False
+    assert asked == ListenSettings("192.168.1.50", 0, file)
+    assert listen_settings(attrs.evolve(LAN, insecure_lan=True), lambda: OWN).requires_key is False
 
 
 def test_a_key_is_drawn_once(tmp_path):
     """It stays in a private file; only the first start has one to show, and no repr tells it."""
     listen = listen_settings(LAN, lambda: OWN)
     first, second = listen.keys(tmp_path), listen.keys(tmp_path)
-    assert (first.drawn, second.drawn) == (True, False)
+    assert (first.generated, second.generated) == (True, False)
     assert first.keys == second.keys
     assert len(first.keys[0]) >= 43
     assert first.keys[0] not in repr(first)
@@ -265,11 +265,11 @@ def test_the_owners_own_keys_count_instead(tmp_path):
     file = tmp_path / "mine"
     file.write_text("one\n\ntwo\n")
     found = listen_settings(attrs.evolve(LAN, listen_key_file=file), lambda: OWN).keys(tmp_path)
-    assert (found.path, found.keys, found.drawn) == (file, ("one", "two"), False)
+    assert (found.path, found.keys, found.generated) == (file, ("one", "two"), False)
     file.chmod(0o604)
-    assert Listen("192.168.1.50", 0, file).keys(tmp_path).exposed
+    assert ListenSettings("192.168.1.50", 0, file).keys(tmp_path).is_world_readable
     file.chmod(0o640)
-    assert not Listen("192.168.1.50", 0, file).keys(tmp_path).exposed
+    assert not ListenSettings("192.168.1.50", 0, file).keys(tmp_path).is_world_readable
     assert not (tmp_path / "listen-key").exists()
     with pytest.raises(UserError, match=r"--listen-key-file: .*/gone cannot be read \(No such file or directory\)"):
         listen_settings(attrs.evolve(LAN, listen_key_file=tmp_path / "gone"), lambda: OWN)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from llmkube.programs.mlx_entry import DEAD, NEEDED, State, guard, missing
+from llmkube.programs.mlx_entry import REQUIRED, WORKER_EXITED, ServerState, missing, patch_server
 
 
 class Provider:
@@ -44,7 +44,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(b"theirs")
 
     def do_POST(self):
-        self.wfile.write(f"working {STATE[0].working}".encode())
+        self.wfile.write(f"working {STATE[0].in_flight}".encode())
         if "fail" in self.path:
             raise OSError("the client has gone")
 
@@ -63,9 +63,9 @@ def server():
         ResponseGenerator=type("G", (Generator,), dict(vars(Generator))),
         APIHandler=type("H", (Handler,), {k: v for k, v in vars(Handler).items() if k.startswith("do_")}),
     )
-    state, ended = State(("first", "second"), "chat"), []
+    state, ended = ServerState(("first", "second"), "chat"), []
     made.APIHandler.response_generator = made.ResponseGenerator()
-    guard(made, state, ended.append)
+    patch_server(made, state, ended.append)
     STATE[:] = [state]
     return SimpleNamespace(server=made, state=state, ended=ended)
 
@@ -99,7 +99,7 @@ def test_health_follows_the_load_and_needs_no_key(server):
     assert server.ended == []
     server.server.ResponseGenerator.alive = False
     ask(server, "/health", key="")
-    assert server.ended == [DEAD]
+    assert server.ended == [WORKER_EXITED]
 
 
 def test_one_model_whatever_is_named(server):
@@ -114,7 +114,7 @@ def test_work_and_tokens_are_counted(server):
     assert ask(server, "/v1/completions", method="POST") == b"working 1"
     with pytest.raises(OSError, match="gone"):
         ask(server, "/fail", method="POST")
-    assert server.state.working == 0
+    assert server.state.in_flight == 0
     _, tokens = server.server.ResponseGenerator().generate("request")
     assert list(tokens) == ["a", "b", "c"]
     assert b"llmkube:tokens_predicted_total 3\n" in ask(server, "/metrics")
@@ -122,9 +122,9 @@ def test_work_and_tokens_are_counted(server):
 
 def test_a_build_that_lacks_a_method_is_not_served():
     """What has been renamed is named, so that nothing is served unguarded."""
-    whole = {name: type(name, (), dict.fromkeys(methods, lambda self: None)) for name, methods in NEEDED.items()}
+    whole = {name: type(name, (), dict.fromkeys(methods, lambda self: None)) for name, methods in REQUIRED.items()}
     assert missing(SimpleNamespace(**whole)) == ""
-    for name, methods in NEEDED.items():
+    for name, methods in REQUIRED.items():
         for method in methods:
             less = type(name, (), {m: (lambda self: None) for m in methods if m != method})
             assert missing(SimpleNamespace(**whole | {name: less})) == f"{name}.{method}"
@@ -133,7 +133,7 @@ def test_a_build_that_lacks_a_method_is_not_served():
 
 def test_counts_of_many_threads_add_up():
     """Requests are handled in threads."""
-    state = State((), "chat")
+    state = ServerState((), "chat")
     threads = [threading.Thread(target=lambda: [state.add(tokens=1) for _ in range(2000)]) for _ in range(4)]
     for thread in threads:
         thread.start()

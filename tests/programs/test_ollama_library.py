@@ -9,9 +9,9 @@ import trio
 
 from gguf_corpus import DEMO
 from llmkube.programs.daemon_engine import ollama_weights
-from llmkube.programs.daemon_engine.ollama_api import DaemonApi
-from llmkube.programs.daemon_engine.ollama_weights import free_near
-from llmkube.programs.ollama_library import OllamaLibrary, ollama_here
+from llmkube.programs.daemon_engine.ollama_api import OllamaApi
+from llmkube.programs.daemon_engine.ollama_weights import free_bytes_near
+from llmkube.programs.ollama_library import OllamaLibrary, local_ollama
 from llmkube.weights.errors import (
     FetchError,
     NoSpaceError,
@@ -28,7 +28,7 @@ from programs.daemon_engine.fake_ollama import (
     FakeDaemon,
     answers,
     blob_of,
-    breaks_off,
+    break_off,
     reached,
     shown_header,
 )
@@ -41,31 +41,31 @@ def daemon(**changes):
 
 
 def library(client, fake, *allowed):
-    return OllamaLibrary(DaemonApi(client, URL), AllowedModels(allowed or ("*",)), free=fake.free)
+    return OllamaLibrary(OllamaApi(client, URL), AllowedModels(allowed or ("*",)), free=fake.free)
 
 
 async def test_a_model_is_pulled_once_and_told(autojump_clock):
     """Its file is Ollama's, its facts are the header's, and how far the pull is shows in bytes."""
-    fake, told = daemon(), []
+    fake, reported = daemon(), []
     async with reached(fake) as client:
         models = library(client, fake)
         assert not await models.has(TINY)
-        weights, facts = await models.fetch(TINY, told.append)
+        weights, facts = await models.fetch(TINY, reported.append)
         assert facts.shape.tensors == read_header(DEMO).shape.tensors
         assert weights.identity == f"ollama://tiny:latest@sha256:{weights.sha256}"
         assert weights.path.name == LIBRARY_BLOB
-        assert [each.stage for each in told[1:-1]] == ["downloading"] * 9
-        assert str(told[5]).startswith("downloading: 50 B of 100 B (50 %), 100 B/s, 0.50 s left")
+        assert [each.stage for each in reported[1:-1]] == ["downloading"] * 9
+        assert str(reported[5]).startswith("downloading: 50 B of 100 B (50 %), 100 B/s, 0.50 s left")
         assert await models.has(TINY)
         assert await models.keeps(weights.identity)
         assert not await models.keeps(weights.identity[:-1])
-        await models.fetch(TINY, told.append)
+        await models.fetch(TINY, reported.append)
     assert fake.calls.count("/api/pull") == 1
 
 
 async def test_services_of_one_model_share_a_pull(autojump_clock):
     """Who comes second waits, and finds it there; who comes second after a failure tries once more."""
-    fake = daemon(faults={"/api/pull": [breaks_off]})
+    fake = daemon(faults={"/api/pull": [break_off]})
     failed = []
     async with reached(fake) as client, trio.open_nursery() as nursery:
         models = library(client, fake)
@@ -92,7 +92,7 @@ def error(words, status=500):
         (error("pull model manifest: file does not exist", 404), SourceNotFoundError, "no tiny:latest: look up name"),
         (error("pull model manifest: 412: this model requires a newer version"), SourceRefusedError, "upgrade Ollama"),
         (error("write /blobs: no space left on device"), FetchError, "has not pulled tiny:latest.*no space left"),
-        (breaks_off, FetchError, "has not pulled tiny:latest"),
+        (break_off, FetchError, "has not pulled tiny:latest"),
         (
             answers(200, b'{"status": "success"}\n'),
             FetchError,
@@ -118,7 +118,7 @@ async def test_without_an_ollama_the_way_to_one_is_told(autojump_clock, monkeypa
         assert not await library(client, fake).has(TINY)
         monkeypatch.setenv("OLLAMA_HOST", "192.0.2.7")
         with pytest.raises(SourceRefusedError, match=r"ollama://tiny:latest: OLLAMA_HOST names http://192.0.2.7:11434"):
-            await ollama_here(client, AllowedModels(("*",))).fetch(TINY, lambda _: None)
+            await local_ollama(client, AllowedModels(("*",))).fetch(TINY, lambda _: None)
 
 
 async def test_what_its_answer_does_not_say_is_not_guessed(autojump_clock):
@@ -133,16 +133,16 @@ async def test_what_its_answer_does_not_say_is_not_guessed(autojump_clock):
 
 async def test_what_its_owner_does_not_allow_is_neither_pulled_nor_served(autojump_clock):
     """The same words whether or not Ollama has it; nothing is asked of Ollama."""
-    fake, told = daemon(blobs={LIBRARY_BLOB}), []
+    fake, reported = daemon(blobs={LIBRARY_BLOB}), []
     async with reached(fake) as client:
         models = library(client, fake, "llama*", "me/*")
         for name in ("tiny:latest", "library/tiny:latest", "you/tiny:latest", "nothing:latest"):
             with pytest.raises(SourceNotAllowedError, match=f"--allow-ollama-sources {name} .*name the same") as caught:
                 await models.fetch(OllamaModel(name), lambda _: None)
-            told.append(str(caught.value).replace(name, "NAME"))
+            reported.append(str(caught.value).replace(name, "NAME"))
             assert not await models.has(OllamaModel(name))
             assert not await models.keeps(f"ollama://{name}@{LIBRARY_BLOB.replace('-', ':')}")
-    assert len(set(told)) == 1
+    assert len(set(reported)) == 1
     assert fake.calls == []
 
 
@@ -201,14 +201,14 @@ async def test_two_pulls_do_not_share_one_room(autojump_clock):
     other = OllamaModel("other:latest")
     fake = daemon(layers={"tiny:latest": [100 * MIB], "other:latest": [90 * MIB]}, free_bytes=150 * MIB)
     fake.library["other:latest"] = blob_of(b"other")
-    told = []
+    reported = []
     async with reached(fake) as client, trio.open_nursery() as nursery:
         models = library(client, fake)
         nursery.start_soon(models.fetch, TINY, lambda _: None)
         await trio.sleep(0.3)
         with pytest.raises(NoSpaceError):
-            await models.fetch(other, told.append)
-        assert (told[0].stage, told[0].note) == ("waiting", "Ollama pulls another model")
+            await models.fetch(other, reported.append)
+        assert (reported[0].stage, reported[0].note) == ("waiting", "Ollama pulls another model")
         await models.fetch(TINY, lambda _: None)
     assert fake.free_bytes == 50 * MIB
 
@@ -232,18 +232,18 @@ async def test_the_disk_of_its_models_is_looked_at(autojump_clock, monkeypatch, 
         return await fake.free(path)
 
     async with reached(fake) as client:
-        await OllamaLibrary(DaemonApi(client, URL), AllowedModels(("*",)), free=free).fetch(TINY, lambda _: None)
+        await OllamaLibrary(OllamaApi(client, URL), AllowedModels(("*",)), free=free).fetch(TINY, lambda _: None)
     assert looked == [folder]
 
 
 async def test_a_folder_that_is_not_there_yet_is_measured_by_the_one_above(tmp_path):
     """So is one that this user may not see."""
-    assert 0 < await free_near(tmp_path / "not" / "there" / "yet") <= shutil.disk_usage(tmp_path).total
+    assert 0 < await free_bytes_near(tmp_path / "not" / "there" / "yet") <= shutil.disk_usage(tmp_path).total
 
 
 def counts_the_largest(self, text, done, total):
     self.needed_bytes = max(self.needed_bytes, total)
-    ollama_weights.refuse_too_much(self.folder, self.needed_bytes, self.free_bytes)
+    ollama_weights.check_capacity(self.folder, self.needed_bytes, self.free_bytes)
 
 
 allowed = test_what_its_owner_does_not_allow_is_neither_pulled_nor_served
@@ -251,7 +251,7 @@ fits = test_a_pull_that_would_fill_the_disk_ends_when_its_size_is_known
 
 BUGS = {
     "what does not fit is pulled": (
-        *(ollama_weights, "refuse_too_much", lambda *_: None),
+        *(ollama_weights, "check_capacity", lambda *_: None),
         partial(fits, layers=[100 * MIB], free=104 * MIB, refused=True),
     ),
     "nothing stays free": (
@@ -259,7 +259,7 @@ BUGS = {
         partial(fits, layers=[100 * MIB], free=104 * MIB, refused=True),
     ),
     "files are not added up": (
-        *(ollama_weights.PullRoom, "take", counts_the_largest),
+        *(ollama_weights.PullCapacity, "take", counts_the_largest),
         partial(fits, layers=[100 * MIB, 10 * MIB], free=113 * MIB, refused=True),
     ),
     "all models are allowed": (AllowedModels, "admits", lambda *_: True, allowed),

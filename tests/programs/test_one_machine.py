@@ -5,7 +5,7 @@ from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.reasons import Meaning, Reason
 from llmkube.programs.one_machine import AgentDirectory
 from llmkube.router.backends import Backend, State, UnavailableModel
-from llmkube.supervisor.nouns.lifecycle import ServiceView
+from llmkube.supervisor.values.lifecycle import ServiceView
 
 READY = ServiceView(Reason.LOADED, "", "127.0.0.1", 51234, 7, "chat")
 LOADING = ServiceView(Reason.LOADING, "the engine is loading\nmore", "127.0.0.1", 51235, 8, "embed")
@@ -75,7 +75,7 @@ def test_a_client_is_told_when_to_ask_again(reason):
         patient = reason.meaning in {Meaning.STOPPED, Meaning.USER, Meaning.HOST}
         assert (found.retry_after_seconds is None) == patient
         assert found.failed == reason.meaning.is_failing
-        assert (found.state is State.LOADING) == (reason.meaning in {Meaning.FINE, Meaning.PASSING, Meaning.RECOVERING})
+        assert (found.state is State.LOADING) == (reason.meaning in {Meaning.FINE, Meaning.WAITING, Meaning.RECOVERING})
 
 
 def test_a_further_id_leads_to_its_service_unless_it_is_anothers():

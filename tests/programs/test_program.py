@@ -13,19 +13,19 @@ from llmkube.base.http.listen import PortTakenError
 from llmkube.cli.commands.programs.controller import EVERY_ADDRESS
 from llmkube.programs.program import (
     Stop,
+    freeze_heap,
     open_optional_port,
     open_port,
     open_service_nursery,
     run_until_signal,
-    settle_heap,
 )
 from waiting import until
 
 
 async def test_a_stop_ends_the_innermost_place_only():
-    """What lies around the innermost `here` goes on, and ends in its own order."""
+    """What lies around the innermost `scope` goes on, and ends in its own order."""
     stop, order = Stop(), []
-    with stop.here():
+    with stop.scope():
         async with open_service_nursery() as outer:
 
             async def support():
@@ -35,7 +35,7 @@ async def test_a_stop_ends_the_innermost_place_only():
                     order.append("support")
 
             outer.start_soon(support)
-            with stop.here():
+            with stop.scope():
                 outer.start_soon(trio.sleep, 0)
                 stop.request_nowait("SIGTERM")
                 await trio.sleep_forever()
@@ -50,7 +50,7 @@ async def test_a_place_after_the_stop_does_not_begin():
     stop = Stop()
     stop.request_nowait("SIGINT")
     reached = False
-    with stop.here():
+    with stop.scope():
         await trio.lowlevel.checkpoint()
         reached = True
     assert not reached
@@ -59,23 +59,23 @@ async def test_a_place_after_the_stop_does_not_begin():
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 async def test_the_first_signal_stops_and_the_second_is_answered(number):
     """Each of them stops; a second one during the stop says so and disturbs nothing."""
-    told, cleaned = [], False
+    reported, cleaned = [], False
 
     async def body(stop):
         nonlocal cleaned
-        with stop.here():
+        with stop.scope():
             os.kill(os.getpid(), number)
             await trio.sleep_forever()
-        version = len(told)
+        version = len(reported)
         os.kill(os.getpid(), number)
-        await until(lambda: len(told) > version)
+        await until(lambda: len(reported) > version)
         cleaned = True
         return "done"
 
-    result = await run_until_signal(body, told.append)
+    result = await run_until_signal(body, reported.append)
     assert cleaned
     assert result == "done"
-    assert told == [
+    assert reported == [
         f"{number.name}: stopping",
         f"{number.name}: already stopping; waiting for the engines to end",
     ]
@@ -136,7 +136,7 @@ def test_what_is_loaded_is_not_looked_through_again():
     thresholds, loaded = gc.get_threshold(), []
     assert any(one is loaded for one in gc.get_objects())  # which lists what the collector looks through
     try:
-        settle_heap()
+        freeze_heap()
         assert all(one is not loaded for one in gc.get_objects())
         assert gc.get_threshold()[0] > 1000
     finally:

@@ -16,10 +16,10 @@ def manifest(kind="ConfigMap", name="a", version="v1", **rest):
 
 
 async def applied(*manifests, namespace="default"):
-    told = []
+    reported = []
     async with open_cluster_client() as client:
-        results = await Applier(client, namespace).apply_all(manifests, told.append)
-    assert tuple(told) == results
+        results = await Applier(client, namespace).apply_all(manifests, reported.append)
+    assert tuple(reported) == results
     return results
 
 
@@ -88,9 +88,9 @@ async def test_an_object_may_name_its_namespace():
 async def test_a_silent_server_ends_everything():
     """When the API server cannot be reached, applying stops with that error."""
 
-    class Gone:
+    class Unreachable:
         async def get_json(self, path):
             raise TransportError("connection refused")
 
     with pytest.raises(TransportError):
-        await Applier(Gone()).apply_all([manifest()], lambda _: None)
+        await Applier(Unreachable()).apply_all([manifest()], lambda _: None)

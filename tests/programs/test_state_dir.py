@@ -13,9 +13,9 @@ from click.testing import CliRunner
 from llmkube.base.errors import UserError
 from llmkube.cli.main import cli
 from llmkube.programs.failures import CommandError
-from llmkube.programs.state_dir import FullDiskError, held_state_dir, temporary_state_dir
-from llmkube.programs.state_location import ENGINES, SERVER, up_on, wait_gone
-from llmkube.supervisor.host.processes import marked
+from llmkube.programs.state_dir import FullDiskError, hold_state_dir, temporary_state_dir
+from llmkube.programs.state_location import ENGINES_LOCK, SERVER_LOCK, running_up_pid, wait_for_exit
+from llmkube.supervisor.host.processes import find_marked
 
 
 def test_the_folder_is_private(tmp_path):
@@ -23,7 +23,7 @@ def test_the_folder_is_private(tmp_path):
     old = tmp_path / "old"
     old.mkdir(mode=0o755)
     for path in (old, tmp_path / "a" / "new"):
-        with held_state_dir(path):
+        with hold_state_dir(path):
             assert path.stat().st_mode & 0o777 == 0o700
             assert (path / "lock").stat().st_mode & 0o777 == 0o600
 
@@ -32,20 +32,20 @@ def test_s14_a_folder_is_not_made_where_every_user_may_swap_it(tmp_path):
     """Below a folder that is writable for all and not sticky no state directory is made."""
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
-    with pytest.raises(UserError, match="every user may write to"), held_state_dir(tmp_path / "open" / "state"):
+    with pytest.raises(UserError, match="every user may write to"), hold_state_dir(tmp_path / "open" / "state"):
         pass
     assert not (tmp_path / "open" / "state").exists()
     (tmp_path / "open").chmod(0o1777)
-    with held_state_dir(tmp_path / "open" / "state"):
+    with hold_state_dir(tmp_path / "open" / "state"):
         pass
 
 
 def test_a_second_program_is_told_the_pid(tmp_path):
     """Only one program at a time holds a folder; the other one learns which."""
     with (
-        held_state_dir(tmp_path),
+        hold_state_dir(tmp_path),
         pytest.raises(UserError, match=f"in use by the llmkube process with pid {os.getpid()};.*--state-dir"),
-        held_state_dir(tmp_path),
+        hold_state_dir(tmp_path),
     ):
         pass
 
@@ -53,36 +53,36 @@ def test_a_second_program_is_told_the_pid(tmp_path):
 def test_the_lock_falls_with_its_holder(tmp_path):
     """After the holder's end, even by kill -9, the folder can be held again."""
     program = (
-        "import os, pathlib, signal\nfrom llmkube.programs.state_dir import held_state_dir\n"
-        f"with held_state_dir(pathlib.Path({str(tmp_path)!r})): os.kill(os.getpid(), signal.SIGKILL)"
+        "import os, pathlib, signal\nfrom llmkube.programs.state_dir import hold_state_dir\n"
+        f"with hold_state_dir(pathlib.Path({str(tmp_path)!r})): os.kill(os.getpid(), signal.SIGKILL)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -9
-    with held_state_dir(tmp_path):
+    with hold_state_dir(tmp_path):
         assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
 
 
 def test_children_do_not_inherit_the_lock(tmp_path):
     """An engine that outlives its agent does not keep the folder locked."""
-    with held_state_dir(tmp_path):
+    with hold_state_dir(tmp_path):
         program = [sys.executable, "-c", "print('here', flush=True); input()"]
         child = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, close_fds=False)
     # Linux closes what is not inherited a moment after it has let the parent go on: wait for the program itself.
     assert child.stdout.readline() == b"here\n"
-    with held_state_dir(tmp_path):
+    with hold_state_dir(tmp_path):
         pass
     child.communicate(b"\n")
 
 
 def test_locks_of_different_names_do_not_meet(tmp_path):
     """An API server and an agent of their own may share a folder."""
-    with held_state_dir(tmp_path, "apiserver.lock"), held_state_dir(tmp_path):
+    with hold_state_dir(tmp_path, "apiserver.lock"), hold_state_dir(tmp_path):
         pass
 
 
 def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
     """A file in the way is reported with the flag that chooses another place."""
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"cannot be used .*--state-dir"), held_state_dir(tmp_path / "file" / "sub"):
+    with pytest.raises(UserError, match=r"cannot be used .*--state-dir"), hold_state_dir(tmp_path / "file" / "sub"):
         pass
 
 
@@ -110,7 +110,7 @@ def test_what_a_killed_program_left_is_removed_with_its_engine(tmp_path, monkeyp
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     chosen = tmp_path / "llmkube-mine"
-    with held_state_dir(chosen):
+    with hold_state_dir(chosen):
         pass
     with (
         temporary_state_dir() as used,
@@ -123,70 +123,70 @@ def test_what_a_killed_program_left_is_removed_with_its_engine(tmp_path, monkeyp
     ):
         left = Path(killed.stdout.readline().decode().strip())
         killed.wait()
-        assert (left.is_dir(), len(marked("LLMKUBE_AGENT_STATE", str(left)))) == (True, 1)
+        assert (left.is_dir(), len(find_marked("LLMKUBE_AGENT_STATE", str(left)))) == (True, 1)
         with temporary_state_dir():
-            assert (left.exists(), marked("LLMKUBE_AGENT_STATE", str(left))) == (False, [])
+            assert (left.exists(), find_marked("LLMKUBE_AGENT_STATE", str(left))) == (False, [])
             assert ((chosen / "lock").exists(), (used / "lock").exists()) == (True, True)
 
 
 def refused(path):
-    with pytest.raises(FullDiskError) as told, held_state_dir(path):
+    with pytest.raises(FullDiskError) as caught, hold_state_dir(path):
         pass
-    return str(told.value)
+    return str(caught.value)
 
 
 def test_a_first_start_on_a_full_disk_is_one_sentence(tmp_path, monkeypatch):
     """Path, free and needed bytes and the way out are said; a folder with something in it is not refused beforehand."""
     monkeypatch.setattr("llmkube.base.full_disk.free_bytes", lambda _: 16 << 10)
-    said = refused(tmp_path / "new")
-    assert said == (
+    message = refused(tmp_path / "new")
+    assert message == (
         f"the disk of the state directory {tmp_path / 'new'} is full: 16.0 KiB are free, and LLMKube needs 4.0 MiB to "
         "start, and room for the models; free some, or choose another disk with --state-dir"
     )
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "journal").mkdir()
-    with held_state_dir(tmp_path / "old"):
+    with hold_state_dir(tmp_path / "old"):
         pass
 
 
 def test_what_fills_the_disk_is_told_and_a_bug_is_not(tmp_path):
     """An error that nothing but a full disk has caused, also in a group, is the sentence; any other passes through."""
     full, bug = OSError(errno.ENOSPC, "No space left on device"), ValueError("a bug")
-    with pytest.raises(FullDiskError), held_state_dir(tmp_path):
+    with pytest.raises(FullDiskError), hold_state_dir(tmp_path):
         raise ExceptionGroup("a nursery", [full, ExceptionGroup("another", [full])])
-    with pytest.RaisesGroup(OSError, ValueError), held_state_dir(tmp_path):
+    with pytest.RaisesGroup(OSError, ValueError), hold_state_dir(tmp_path):
         raise ExceptionGroup("a nursery", [full, bug])
 
 
 def test_up_is_who_runs_engines_and_server(tmp_path):
     """An agent, an API server alone and the two as different programs are no `llmkube up`."""
-    assert up_on(tmp_path) is None
-    with held_state_dir(tmp_path):
-        assert up_on(tmp_path) is None
-        with held_state_dir(tmp_path, SERVER):
-            assert up_on(tmp_path) == os.getpid()
-            (tmp_path / SERVER).write_text("1\n")
-            assert up_on(tmp_path) is None
+    assert running_up_pid(tmp_path) is None
+    with hold_state_dir(tmp_path):
+        assert running_up_pid(tmp_path) is None
+        with hold_state_dir(tmp_path, SERVER_LOCK):
+            assert running_up_pid(tmp_path) == os.getpid()
+            (tmp_path / SERVER_LOCK).write_text("1\n")
+            assert running_up_pid(tmp_path) is None
     with temporary_state_dir() as folder:
-        assert up_on(folder) == os.getpid()
+        assert running_up_pid(folder) == os.getpid()
 
 
 def test_stopping_the_agent_ends_no_up(tmp_path, monkeypatch):
     """`agent stop` on the folder of a running `llmkube up` sends no signal, and says how that one is stopped."""
     sent = []
     monkeypatch.setattr("os.kill", lambda *args: sent.append(args))
-    with held_state_dir(tmp_path, ENGINES, SERVER):
+    with hold_state_dir(tmp_path, ENGINES_LOCK, SERVER_LOCK):
         done = CliRunner().invoke(cli, ["agent", "stop", "--state-dir", str(tmp_path)])
     assert (done.exit_code, sent) == (1, [])
     assert "but `llmkube up` does (pid" in done.stderr
     assert "`llmkube up stop` stops it" in done.stderr
-    with held_state_dir(tmp_path):
+    with hold_state_dir(tmp_path):
         done = CliRunner().invoke(cli, ["agent", "stop", "--state-dir", str(tmp_path), "--timeout", "0"])
     assert (done.exit_code, sent) == (4, [(os.getpid(), signal.SIGINT)])
 
 
 async def test_a_program_that_stays_is_told(tmp_path, autojump_clock):
     """Waiting for an end has a deadline, and the sentence has the pid."""
-    with held_state_dir(tmp_path), pytest.raises(CommandError, match=f"pid {os.getpid()} still runs after 3 s"):
-        await wait_gone(tmp_path, os.getpid(), 3)
-    await wait_gone(tmp_path, os.getpid(), 3)
+    with hold_state_dir(tmp_path), pytest.raises(CommandError, match=f"pid {os.getpid()} still runs after 3 s"):
+        await wait_for_exit(tmp_path, os.getpid(), 3)
+    await wait_for_exit(tmp_path, os.getpid(), 3)

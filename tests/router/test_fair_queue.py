@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmkube.router import fair_queue
-from llmkube.router.fair_queue import MOST_WAITING, FairQueue
+from llmkube.router.fair_queue import MAX_WAITING, FairQueue
 from llmkube.router.turns import Turns, engines_of
 from router.proxy.router_lab import local
 
@@ -84,10 +84,10 @@ def test_what_is_only_claimed_is_not_saved_up():
 @pytest.mark.ci
 def test_saving_nothing_or_everything_is_noticed(monkeypatch):
     """Deliberate bugs: who was quiet waits for a turn of all others, or keeps all the time of its quiet."""
-    monkeypatch.setattr(FairQueue, "_earliest", property(lambda queue: queue.virtual))
+    monkeypatch.setattr(FairQueue, "_earliest", property(lambda queue: queue.virtual_time))
     with pytest.raises(AssertionError):
         test_a_quiet_tenant_gets_the_next_slot_however_soon_it_asks_again(20, 1)
-    monkeypatch.setattr(FairQueue, "_earliest", property(lambda queue: queue.virtual - 10**9))
+    monkeypatch.setattr(FairQueue, "_earliest", property(lambda queue: queue.virtual_time - 10**9))
     with pytest.raises(AssertionError):
         test_idle_time_saves_no_more_than_one_request_up()
 
@@ -156,27 +156,27 @@ def test_idle_time_saves_no_more_than_one_request_up():
 def test_a_full_queue_drops_the_newest_of_whoever_has_most():
     """A quiet tenant finds room; the flood makes it."""
     queue = FairQueue(1)
-    for number in range(MOST_WAITING):
+    for number in range(MAX_WAITING):
         assert queue.offer("flood", number, 1) is None
-    assert queue.offer("quiet", "q", 1) == ("flood", MOST_WAITING - 1)
+    assert queue.offer("quiet", "q", 1) == ("flood", MAX_WAITING - 1)
     assert queue.offer("flood", "more", 1) == ("flood", "more")
-    assert (queue.waiting, queue.waiting_of("quiet")) == (MOST_WAITING, 1)
+    assert (queue.waiting, queue.waiting_of("quiet")) == (MAX_WAITING, 1)
 
 
 def test_the_end_of_what_is_not_there_is_nothing():
     """Neither a slot nor a place appears."""
     queue = FairQueue(1)
     queue.ended("nobody", 1, 1)
-    queue.leave("nobody", "x")
+    queue.remove("nobody", "x")
     queue.offer("a", 1, 1)
     queue.ended("a", 1, 1)
-    queue.leave("a", 2)
+    queue.remove("a", 2)
     assert (queue.waiting, queue.running) == (1, 0)
 
 
 def test_remembered_tenants_are_bounded(monkeypatch):
     """Of those that have gone, the ones that had the most are remembered."""
-    monkeypatch.setattr(fair_queue, "MOST_REMEMBERED", 3)
+    monkeypatch.setattr(fair_queue, "MAX_REMEMBERED", 3)
     queue = FairQueue(20)
     for number in range(10):
         queue.offer(f"t{number}", number, 1000 + number)
@@ -198,7 +198,7 @@ def test_every_history_keeps_the_slots_full_and_loses_no_request(slots, steps):
     """Counters are what is there; a slot is free only if nothing waits; the virtual time never goes back."""
     queue, waiting, running, number = FairQueue(slots), {}, {}, 0
     for kind, who, tokens, took in steps:
-        before, tenant = queue.virtual, f"t{who}"
+        before, tenant = queue.virtual_time, f"t{who}"
         if kind == "offer":
             number += 1
             waiting[number] = (tenant, tokens)
@@ -209,13 +209,13 @@ def test_every_history_keeps_the_slots_full_and_loses_no_request(slots, steps):
             queue.ended(name, taken, took)
         elif kind == "leave" and waiting:
             ticket = sorted(waiting)[who % len(waiting)]
-            queue.leave(waiting.pop(ticket)[0], ticket)
+            queue.remove(waiting.pop(ticket)[0], ticket)
         for ticket in queue.admit():
             running[ticket] = waiting.pop(ticket)
         assert (queue.waiting, queue.running) == (len(waiting), len(running))
         assert len(running) == slots or not waiting
         assert len(running) <= slots
-        assert queue.virtual >= before
+        assert queue.virtual_time >= before
         assert queue.active == len({name for name, _ in (*waiting.values(), *running.values())})
     if not waiting and not running:
         assert queue.remembered == 0
@@ -300,10 +300,10 @@ async def test_a_full_queue_calls_the_one_that_has_to_leave():
     await trio.lowlevel.checkpoint()
     turns, backend = Turns(), local("mac", slots=1)
     with turns.turn(backend, "flood", 1):
-        scopes = [turns.turn(backend, "flood", 1) for _ in range(MOST_WAITING)]
+        scopes = [turns.turn(backend, "flood", 1) for _ in range(MAX_WAITING)]
         held = [scope.__enter__() for scope in scopes]
         with turns.turn(backend, "quiet", 1) as quiet:
-            assert (held[-1].is_dropped, held[-1].is_own, held[-1].called.is_set()) == (True, True, True)
+            assert (held[-1].is_dropped, held[-1].has_siblings, held[-1].called.is_set()) == (True, True, True)
             assert not quiet.is_dropped
         for scope in scopes:
             scope.__exit__(None, None, None)
@@ -392,12 +392,12 @@ async def test_without_the_queue_it_waits_for_all_who_came_before(autojump_clock
 async def test_a_slot_without_a_turn_is_taken_only_while_one_is_free():  # noqa: ASYNC124 - a turn reads Trio's clock
     """Who waits is called when it is given back; with none free there is nothing to give back."""
     turns, backend = Turns(), local("mac", slots=1)
-    line = turns.slot_if_free(backend)
+    line = turns.try_take_slot(backend)
     assert line is turns.line(backend)
-    assert turns.slot_if_free(backend) is None
+    assert turns.try_take_slot(backend) is None
     with turns.turn(backend, "team", 1) as turn:
         assert not turn.called.is_set()
         line.return_slot()
         assert turn.called.is_set()
-        assert turns.slot_if_free(backend) is None
+        assert turns.try_take_slot(backend) is None
     assert (line.queue.running, line.queue.waiting) == (0, 0)

@@ -11,12 +11,12 @@ import trio.testing
 
 from http_lab import MemoryListener, always, converse, receive_until, serve_connection
 from llmkube.base.http.client import open_http_client
-from llmkube.base.http.errors import BrokenOffError
+from llmkube.base.http.errors import ConnectionLostError
 from llmkube.base.http.message import Headers, Response
 from llmkube.base.http.server import run_server
 from llmkube.router.backends import Backend, State, UnavailableModel
 from llmkube.router.front_door import PassThrough, passing_door
-from llmkube.router.origin_policy import page_grant, refuse_foreign_pages
+from llmkube.router.origin_policy import cors_lines, refuse_foreign_pages
 
 BORN = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
 GATEWAY = "http://gateway:8080"
@@ -87,7 +87,7 @@ async def world(nursery):
             for engine in by_port.values():
                 await nursery.start(run_server, engine.handle, [engine.listener])
             handler = passing_door(PassThrough(world.directory, upstream), lambda: BORN)
-            serve = partial(run_server, handler, [world.front], judge=refuse_foreign_pages, stamp=page_grant)
+            serve = partial(run_server, handler, [world.front], judge=refuse_foreign_pages, stamp=cors_lines)
             await nursery.start(serve)
             return world
 
@@ -474,7 +474,7 @@ async def test_half_an_answer_is_never_passed_on_as_a_whole(nursery, answer):
             front, back = trio.testing.memory_stream_pair()
             nursery.start_soon(serve_connection, passing_door(PassThrough(ONE, upstream), lambda: BORN), back)
             async with open_http_client(always(front)) as client:
-                with pytest.raises(BrokenOffError):
+                with pytest.raises(ConnectionLostError):
                     await client.request("POST", GATEWAY + CHAT, body=b'{"model": "only"}')
             await trio.testing.wait_all_tasks_blocked()
     assert [(log["event"], log["log_level"]) for log in logs] == [("request failed", "warning")]

@@ -13,7 +13,7 @@ from llmkube.base.http.bodies import ChunkedBody
 from llmkube.base.http.heads import HeadReader
 from router.test_smuggling import AMBIGUOUS, SECOND, SLOW, a_gateway, a_router, send, statuses
 
-FEED, FEED_WHOLE, REQUEST_BODY = HeadReader.feed, HeadReader.feed_whole, connection.request_body
+FEED, FEED_WHOLE, REQUEST_BODY = HeadReader.feed, HeadReader.feed_complete, connection.request_body
 
 
 def without_but(name, keep):
@@ -121,7 +121,7 @@ async def test_a_lenient_reader_of_heads_is_caught(mutant, place, monkeypatch, a
         return correct(head + end) + rest
 
     monkeypatch.setattr(HeadReader, "feed", lambda reader, data: FEED(reader, corrected(data)))
-    monkeypatch.setattr(HeadReader, "feed_whole", lambda reader, head: FEED_WHOLE(reader, corrected(head)))
+    monkeypatch.setattr(HeadReader, "feed_complete", lambda reader, head: FEED_WHOLE(reader, corrected(head)))
     assert [case for case in cases if not await noticed(place, case)] == []
 
 

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from http_lab import head_of
-from llmkube.router.model_list import Listed, ModelList
+from llmkube.router.model_list import ModelEntry, ModelList
 
-MODELS = ModelList(lambda _: [Listed(name="chat", runs=True, tags={"tools"}), Listed(name="off")], 0)
+MODELS = ModelList(lambda _: [ModelEntry(name="chat", runs=True, tags={"tools"}), ModelEntry(name="off")], 0)
 
 
 def answer(path, body=b"", method=None):

@@ -4,7 +4,7 @@ import pytest
 
 from http_lab import head_of
 from llmkube.base.http.message import Headers
-from llmkube.router.origin_policy import is_foreign_origin, is_preflight, page_grant, preflight_answer
+from llmkube.router.origin_policy import cors_lines, is_foreign_origin, is_preflight, preflight_answer
 
 CHAT = "/v1/chat/completions"
 
@@ -87,7 +87,7 @@ def test_a_form_over_https_is_no_proxy_of_the_user_s(kind, foreign):
 def test_a_page_is_granted_its_own_origin_exactly_if_it_may_use_the_gateway(origin, granted):
     """The grant names the page and no other; where there is none, there is no line at all."""
     head = head_of(CHAT, f"Origin: {origin}\r\n")
-    lines = page_grant(head).decode()
+    lines = cors_lines(head).decode()
     assert is_foreign_origin(head.lines) is not granted
     assert lines.startswith(f"Access-Control-Allow-Origin: {origin}\r\n") is granted
     assert bool(lines) is granted
@@ -95,7 +95,7 @@ def test_a_page_is_granted_its_own_origin_exactly_if_it_may_use_the_gateway(orig
 
 def test_a_program_is_granted_nothing():
     """No Origin, no lines: what programs get is as it was."""
-    assert page_grant(head_of(CHAT)) == b""
+    assert cors_lines(head_of(CHAT)) == b""
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from http_lab import MemoryListener, receive_all
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.server import run_server
 from llmkube.router.front_door import PassThrough, passing_door
-from llmkube.router.origin_policy import page_grant, refuse_foreign_pages
+from llmkube.router.origin_policy import cors_lines, refuse_foreign_pages
 from llmkube.router.proxy.router import LIMITS
 from router.proxy.router_lab import answer, config_of, local, open_lab
 from router.test_front_door import BORN, ONE, Engine
@@ -112,7 +112,7 @@ async def a_gateway():
     async with open_http_client(engine.listener.connect) as upstream, trio.open_nursery() as nursery:
         await nursery.start(run_server, engine.handle, [engine.listener])
         handler = passing_door(PassThrough(ONE, upstream), lambda: BORN)
-        serve = partial(run_server, handler, [front], limits=BOUNDS, judge=refuse_foreign_pages, stamp=page_grant)
+        serve = partial(run_server, handler, [front], limits=BOUNDS, judge=refuse_foreign_pages, stamp=cors_lines)
         await nursery.start(serve)
         yield front, engine.requests
         nursery.cancel_scope.cancel()

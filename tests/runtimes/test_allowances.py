@@ -6,10 +6,10 @@ from llmkube.runtimes.allowances import Allowances, parse_allowances
 
 def test_an_owners_list_is_taken_by_exact_names():
     """Flags and variables stand in it as written, and an owner who writes nothing allows nothing."""
-    found = parse_allowances(["--lora", "-hf", "--fim-qwen-1.5b-default"], ["OMP_DISPLAY_ENV"], ours=["--host"])
+    found = parse_allowances(["--lora", "-hf", "--fim-qwen-1.5b-default"], ["OMP_DISPLAY_ENV"], reserved=["--host"])
     assert found == Allowances(frozenset({"--lora", "-hf", "--fim-qwen-1.5b-default"}), frozenset({"OMP_DISPLAY_ENV"}))
     assert found
-    assert not parse_allowances([], [], ours=[])
+    assert not parse_allowances([], [], reserved=[])
 
 
 @pytest.mark.parametrize(
@@ -28,4 +28,4 @@ def test_an_owners_list_is_taken_by_exact_names():
 def test_a_pattern_is_refused_with_its_setting(flags, variables, says):
     """A family of names cannot be allowed, nor what LLMKube itself writes."""
     with pytest.raises(UserError, match=f"^{says}"):
-        parse_allowances(flags, variables, ours=["--host"])
+        parse_allowances(flags, variables, reserved=["--host"])

@@ -7,16 +7,16 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.runtimes.allowances import Allowances
 from llmkube.runtimes.llama_flags import (
-    Said,
+    UserFlag,
     check_pod_args,
-    given_by,
+    expand_spellings,
+    known_flags,
     parse_help,
     parse_switches,
     parse_version,
     read_as_fields,
     read_extra_args,
     render_extra_args,
-    said_in,
 )
 from llmkube.runtimes.llama_verdicts import VERDICTS, Kind
 from llmkube.runtimes.plan import EngineInfo, PlanError
@@ -136,12 +136,12 @@ def test_a_flag_that_is_free_passes_with_its_value_and_not_without():
     """Each takes what the table says: a value as the next word or joined, or none."""
     for flag in FREE:
         if VERDICTS[flag].values:
-            assert read_extra_args([flag, "1"]) == read_extra_args([f"{flag}=1"]) == (Said(flag, ("1",)),)
+            assert read_extra_args([flag, "1"]) == read_extra_args([f"{flag}=1"]) == (UserFlag(flag, ("1",)),)
             for args in ([flag], [flag, "--threads", "1"], [flag, "-c60000"]):
                 with pytest.raises(PlanError, match="needs a value"):
                     read_extra_args(args)
         else:
-            assert read_extra_args([flag]) == (Said(flag),)
+            assert read_extra_args([flag]) == (UserFlag(flag),)
             with pytest.raises(PlanError, match="takes no value"):
                 read_extra_args([f"{flag}=1"])
 
@@ -195,10 +195,10 @@ def test_what_the_owner_allows_passes_by_its_exact_name_only():
     """A refused flag keeps its number of values, one without a verdict takes what follows; other names stay refused."""
     owner = Allowances(frozenset({"--lora", "--brand-new", "-x"}))
     assert read_extra_args(["--lora", "/adapters/a.gguf", "--mlock"], owner) == (
-        Said("--lora", ("/adapters/a.gguf",)), Said("--mlock")
+        UserFlag("--lora", ("/adapters/a.gguf",)), UserFlag("--mlock")
     )  # fmt: skip
     assert read_extra_args(["--brand-new", "1", "2", "-x", "--mlock", "--brand-new=3"], owner) == (
-        Said("--brand-new", ("1", "2")), Said("-x"), Said("--mlock"), Said("--brand-new", ("3",))
+        UserFlag("--brand-new", ("1", "2")), UserFlag("-x"), UserFlag("--mlock"), UserFlag("--brand-new", ("3",))
     )  # fmt: skip
     for args in (["--lora-scaled", "a:1"], ["-x4"], ["--lora", "a", "b"], ["--brand-new", "1", "--rpc", "a:1"]):
         with pytest.raises(PlanError):
@@ -207,7 +207,7 @@ def test_what_the_owner_allows_passes_by_its_exact_name_only():
 
 def test_what_is_said_is_known_by_all_names_and_a_switch_by_its_own():
     """A field's flag is found under any spelling; of a switch's opposite it is not claimed that it was said."""
-    given, texts = given_by([Said("-ctk", ("q8_0",)), Said("--no-warmup")])
+    given, texts = expand_spellings([UserFlag("-ctk", ("q8_0",)), UserFlag("--no-warmup")])
     assert given == {"-ctk", "--cache-type-k", "--warmup", "--no-warmup"}
     assert texts == {"-ctk": "q8_0", "--cache-type-k": "q8_0", "--no-warmup": ""}
 
@@ -235,7 +235,7 @@ def test_a_pod_is_a_boundary_of_its_own():
     args = ["--lora", "/adapters/a.gguf", "--props", "-v", "--slots", "--no-such-flag", "-c60000", "--alias", "b",
             "--chat-template", "a\nb"]  # fmt: skip
     check_pod_args(args, {})
-    assert [each.flag for each in said_in(args)] == ["--lora", "--props", "-v", "--slots", "--alias",
+    assert [each.flag for each in known_flags(args)] == ["--lora", "--props", "-v", "--slots", "--alias",
                                                            "--chat-template"]  # fmt: skip
 
 

@@ -68,7 +68,7 @@ def test_no_flag_has_two_verdicts():
 def test_a_verdict_against_a_flag_says_why():
     """A refusal gives a reason or a field; what is allowed needs none."""
     for flag, verdict in VERDICTS.items():
-        assert bool(verdict.says) == (verdict.kind is not Kind.ALLOWED), flag
+        assert bool(verdict.detail) == (verdict.kind is not Kind.ALLOWED), flag
         assert flag in verdict.spellings
 
 

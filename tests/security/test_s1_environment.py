@@ -19,8 +19,8 @@ from llmkube.runtimes.plan import PlanError
 from llmkube.runtimes.process.environment import plan_environment
 from llmkube.supervisor.engine import launcher
 from llmkube.supervisor.engine.launcher import LocalEngines
-from llmkube.supervisor.nouns.ports import Command, Grace, Shutdown
-from llmkube.supervisor.nouns.settings import AgentSettings
+from llmkube.supervisor.values.ports import Command, Grace, Shutdown
+from llmkube.supervisor.values.settings import AgentSettings
 from security.openmp_runtime import HOW, find_libomp
 from sim.world import open_world
 from waiting import until

@@ -11,7 +11,7 @@ import trio
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.model import Model
 from llmkube.supervisor.local import open_local_ports
-from llmkube.supervisor.nouns.settings import AgentSettings
+from llmkube.supervisor.values.settings import AgentSettings
 from llmkube.weights.download.buckets import BucketAccess
 from llmkube.weights.errors import AccessDeniedError, DigestMismatchError, FetchError, WeightsError
 from llmkube.weights.source import parse_source

@@ -15,7 +15,7 @@ from sim import score
 from sim.faults import FAULTS
 from sim.faults_mac import MAC_FAULTS
 
-say = print  # this is a program, not a test
+emit = print  # this is a program, not a test
 
 
 def main():
@@ -32,8 +32,8 @@ def main():
     options = parser.parse_args()
     if options.faults:
         for name, row in (FAULTS | MAC_FAULTS).items():
-            say(f"{name:26} {row.codes:10} {row.phrase}")
-        say(f"{len(FAULTS)} faults, and {len(MAC_FAULTS)} of Macs")
+            emit(f"{name:26} {row.codes:10} {row.phrase}")
+        emit(f"{len(FAULTS)} faults, and {len(MAC_FAULTS)} of Macs")
         return 0
     if options.seed is not None:
         return replay(options)
@@ -43,20 +43,20 @@ def main():
 def replay(options):
     """Run one seed with everything shown."""
     timeline = score.timeline_of(options.seed, options.hosts, macs=options.macs)
-    say(f"seed {timeline.seed}: {timeline.hosts} hosts, Leases every {timeline.renew_seconds:g} s")
+    emit(f"seed {timeline.seed}: {timeline.hosts} hosts, Leases every {timeline.renew_seconds:g} s")
     if timeline.release:
-        say(f"  Macs with macOS {timeline.release}")
+        emit(f"  Macs with macOS {timeline.release}")
     for happening in timeline.happenings:
-        say(f"  {happening}")
+        emit(f"  {happening}")
     result = score.play(timeline, quiet_minutes=options.quiet_minutes)
     report(result)
     if not result.violations:
-        say(f"nothing violated; as wished after {result.converged_seconds:.0f} s; {result.engines} engines")
+        emit(f"nothing violated; as wished after {result.converged_seconds:.0f} s; {result.engines} engines")
         return 0
     short = score.shrink(timeline, quiet_minutes=options.quiet_minutes)
-    say("shrunk to")
+    emit("shrunk to")
     for happening in short.happenings:
-        say(f"  {happening} (dice {happening.seed})")
+        emit(f"  {happening} (dice {happening.seed})")
     report(score.play(short, quiet_minutes=options.quiet_minutes))
     return 1
 
@@ -73,18 +73,18 @@ def many(options):
             card.results.append(result)
             report(result)
             if len(card.results) % 100 == 0:
-                say(card, flush=True)
-    say(card)
+                emit(card, flush=True)
+    emit(card)
     kinds = sum((result.faults for result in card.results), Counter())
     if never := sorted((FAULTS | (MAC_FAULTS if options.macs else {})).keys() - kinds.keys()):
-        say(f"{len(never)} faults were not drawn or found nothing to break: {', '.join(never[:9])} ...")
+        emit(f"{len(never)} faults were not drawn or found nothing to break: {', '.join(never[:9])} ...")
     return 1 if card.failed else 0
 
 
 def report(result):
     """Print what was violated."""
     for violation in result.violations:
-        say(f"seed {result.seed}: {violation}", flush=True)
+        emit(f"seed {result.seed}: {violation}", flush=True)
 
 
 if __name__ == "__main__":

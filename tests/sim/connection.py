@@ -9,7 +9,7 @@ import re
 import attrs
 import trio
 
-from llmkube.supervisor.nouns.proxy_config import IN_FLIGHT_PATH
+from llmkube.supervisor.values.proxy_config import IN_FLIGHT_PATH
 
 _OPEN = ("/health",)
 """What every build of llama.cpp's server answers without a key; some answer `/v1/models`, too."""
@@ -28,9 +28,9 @@ class Connection(trio.abc.Stream):
     """One keep-alive connection to an engine, seen from its client; it ends when the engine does."""
 
     child: object
-    asks_key: bool = False
+    requires_key: bool = False
     _path: str = ""
-    _is_let_in: bool = False
+    _is_authorized: bool = False
 
     async def send_all(self, data):
         await trio.lowlevel.checkpoint()
@@ -38,7 +38,7 @@ class Connection(trio.abc.Stream):
             raise trio.BrokenResourceError
         self._path = data.split(b" ", 2)[1].decode()
         key = re.search(rb"\r\nAuthorization: Bearer (\S+)\r\n", data)
-        self._is_let_in = not self.asks_key or (key is not None and key[1].decode() in self.child.api_keys)
+        self._is_authorized = not self.requires_key or (key is not None and key[1].decode() in self.child.api_keys)
 
     async def wait_send_all_might_not_block(self):
         await trio.lowlevel.checkpoint()
@@ -52,13 +52,13 @@ class Connection(trio.abc.Stream):
                 await child.ended.wait()
         if child.frozen or child.mute:
             await child.ended.wait()
-        return b"" if child.exit is not None else self._said()
+        return b"" if child.exit is not None else self._response()
 
-    def _said(self):
+    def _response(self):
         child = self.child
         child.live_on()
         status, body = 200, "{}"
-        if not (self._is_let_in or self._path in _OPEN):
+        if not (self._is_authorized or self._path in _OPEN):
             status = 401
         elif self._path == "/metrics":
             child.answered += 1
@@ -73,7 +73,7 @@ class Connection(trio.abc.Stream):
             version = child.keeper.build if child.keeper is not None else ""
             body = json.dumps({"build_info": version})
         elif self._path == "/v1/models":
-            body = json.dumps({"data": [{"id": child.script.says or child.name}]})
+            body = json.dumps({"data": [{"id": child.script.model_id or child.name}]})
         elif not child.ready:
             status = 503
         return f"HTTP/1.1 {status} Said\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()

@@ -15,11 +15,11 @@ from urllib.parse import urlsplit
 import attrs
 import trio
 
-from llmkube.base.http.errors import BrokenOffError, ConnectError
+from llmkube.base.http.errors import ConnectError, ConnectionLostError
 from llmkube.base.http.message import NO_HEADERS, Request, Response
 from llmkube.base.waiting import wait_any
 from llmkube.programs.daemon_engine.keeper import GivenUpError
-from llmkube.programs.daemon_engine.model_lock import AGAIN_SECONDS, ModelLock
+from llmkube.programs.daemon_engine.model_lock import RETRY_SECONDS, ModelLock
 from llmkube.programs.daemon_engine.server import NoDaemonError, Server, no_server
 from llmkube.programs.daemon_engine.serving import kept
 
@@ -28,7 +28,7 @@ LOAD_SECONDS = 3.0
 
 
 @attrs.frozen
-class Held:
+class LoadedModel:
     """A model that is in memory.
 
     Attributes:
@@ -81,10 +81,10 @@ class Engine(Protocol):
     def forget(self, fake) -> None:
         """Let it lose its models; it does not run."""
 
-    def usurp(self, fake, name) -> None:
+    def replace_model(self, fake, name) -> None:
         """Give the name of a model to another one, which is loaded."""
 
-    def mend(self, fake) -> None:
+    def repair(self, fake) -> None:
         """Let it be as its owner has set it up."""
 
     def is_changed(self, fake) -> bool:
@@ -135,7 +135,7 @@ class SimServer:
         self.fake.lies = self.fake.hangs = self.fake.hollow = False
         self.fake.ended.clear()
         self.port = self.engine.port
-        self.engine.mend(self.fake)
+        self.engine.repair(self.fake)
         self.start()
 
 
@@ -173,7 +173,7 @@ class Wire:
             finally:
                 server.requests.discard(scope)
         if not exchange.answers:
-            raise BrokenOffError("the server has ended")
+            raise ConnectionLostError("the server has ended")
         return exchange.answers[0]
 
 
@@ -217,31 +217,31 @@ class SimLock:
     model: str
 
     async def share(self):
-        while self.locks.alone.get(self.model, self) is not self:  # noqa: ASYNC110 - as the real one
-            await trio.sleep(AGAIN_SECONDS)
-        self.let_go()
+        while self.locks.exclusive.get(self.model, self) is not self:  # noqa: ASYNC110 - as the real one
+            await trio.sleep(RETRY_SECONDS)
+        self.release()
         self.locks.shared.append(self)
         self.locks.marked.add(self.model)
 
-    async def alone(self):
+    async def exclusive(self):
         await trio.lowlevel.checkpoint()
-        self.let_go()
-        if self.model in self.locks.alone or any(each.model == self.model for each in self.locks.shared):
+        self.release()
+        if self.model in self.locks.exclusive or any(each.model == self.model for each in self.locks.shared):
             return False
-        self.locks.alone[self.model] = self
+        self.locks.exclusive[self.model] = self
         return True
 
-    async def is_left(self):
-        return await self.alone() and self.model in self.locks.marked
+    async def has_leftover(self):
+        return await self.exclusive() and self.model in self.locks.marked
 
     async def clear(self):
         await trio.lowlevel.checkpoint()
         self.locks.marked.discard(self.model)
 
-    def let_go(self):
+    def release(self):
         self.locks.shared = [each for each in self.locks.shared if each is not self]
-        if self.locks.alone.get(self.model) is self:
-            del self.locks.alone[self.model]
+        if self.locks.exclusive.get(self.model) is self:
+            del self.locks.exclusive[self.model]
 
 
 @attrs.define(eq=False)
@@ -249,7 +249,7 @@ class SimLocks:
     """The locks of models on one host: who shares one, who has it alone, and what was not unloaded since."""
 
     shared: list = attrs.field(factory=list)
-    alone: dict = attrs.field(factory=dict)
+    exclusive: dict = attrs.field(factory=dict)
     marked: set = attrs.field(factory=set)
 
     @asynccontextmanager
@@ -259,7 +259,7 @@ class SimLocks:
             yield lock
         finally:
             if model:
-                lock.let_go()
+                lock.release()
 
 
 @attrs.define(eq=False)
@@ -338,7 +338,7 @@ class Daemons:
             stays = not held.orphan and (held.name or held.is_kept)
             if ours and stays and not taken_up and held.file not in kept:
                 last = {child.name: child for child in sorted(ours, key=lambda child: child.ended_at)}.values()
-                in_order = all(child.told_to_end.is_set() and child.exit.code == 0 for child in last)
+                in_order = all(child.stop_requested.is_set() and child.exit.code == 0 for child in last)
                 yield held, now if in_order else held.until
 
     def _is_of(self, child, held):
@@ -364,21 +364,21 @@ class Daemons:
         """A front, from its start to its end: killed, told to stop, or giving up."""
         options = self.engine.parse(child.argv[child.argv.index(self.engine.module) + 1 :])
         self.services[self.engine.file_of(options)] = child.name
-        why, back = "", False
+        reason, released = "", False
         try:
             opened = self.engine.opened(options, partial(self.started, options), self)
             async with kept(opened, self.locks.open) as keeper:
                 child.keeper = keeper
                 try:
-                    await wait_any(child.ended.wait, child.told_to_end.wait, keeper.run)
+                    await wait_any(child.ended.wait, child.stop_requested.wait, keeper.run)
                 except* GivenUpError as group:
-                    why = str(group.exceptions[0])
-                back = child.exit is None and await keeper.unload()
+                    reason = str(group.exceptions[0])
+                released = child.exit is None and await keeper.unload()
         except* NoDaemonError as group:
-            why = str(group.exceptions[0])
-        if why:
-            child.script = attrs.evolve(child.script, words=(f"{self.engine.runtime}: {why}",))
-        child.end(0 if back and not why else 1)
+            reason = str(group.exceptions[0])
+        if reason:
+            child.script = attrs.evolve(child.script, words=(f"{self.engine.runtime}: {reason}",))
+        child.end(0 if released and not reason else 1)
 
     async def unload_left(self, argv):
         """A program that only unloads what a killed front has left, from its start to its end; returns its code."""

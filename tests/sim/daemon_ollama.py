@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager
 import attrs
 
 from llmkube.programs.daemon_engine import ollama_program
-from llmkube.programs.daemon_engine.ollama_api import DaemonApi
+from llmkube.programs.daemon_engine.ollama_api import OllamaApi
 from llmkube.programs.daemon_engine.ollama_program import OllamaModel, parse
-from llmkube.programs.daemon_engine.server import borrowed_or_own
+from llmkube.programs.daemon_engine.server import borrow_or_start
 from llmkube.runtimes.process import ollama
 from programs.daemon_engine.fake_ollama import FakeDaemon
-from sim.daemon import LOAD_SECONDS, Held
+from sim.daemon import LOAD_SECONDS, LoadedModel
 
 FOREIGN_FILE = "sha256-" + 64 * "0"
 """Weights that are no service's."""
@@ -53,9 +53,9 @@ class Ollama:
 
     @asynccontextmanager
     async def opened(self, options, starter, daemons):
-        theirs = DaemonApi(daemons.wire, options.daemon)
-        async with borrowed_or_own("Ollama", theirs.url, theirs.version, starter) as server:
-            api = DaemonApi(daemons.wire, server.url)
+        theirs = OllamaApi(daemons.wire, options.daemon)
+        async with borrow_or_start("Ollama", theirs.url, theirs.version, starter) as server:
+            api = OllamaApi(daemons.wire, server.url)
             file = FileOf(options.store_name, self.file_of(options), daemons.servers)
             yield OllamaModel(api, server.port, options.store_name, daemons.processes, file, server=server.pid)
 
@@ -70,17 +70,17 @@ class Ollama:
             file, parent = fake.held[pid]
             name = names.get(pid, "")
             until = fake.expires.get(name, math.inf) if name else fake._going.get(pid, math.inf)
-            yield Held(pid, name, file, until, parent == 1)
+            yield LoadedModel(pid, name, file, until, parent == 1)
 
     def forget(self, fake):
         fake.store.clear()
 
-    def usurp(self, fake, name):
+    def replace_model(self, fake, name):
         fake._next_pid += 1
         fake.store[name], fake.loaded[name] = FOREIGN_FILE, fake._next_pid
         fake.held[fake._next_pid] = FOREIGN_FILE, fake.pid
 
-    def mend(self, fake):
+    def repair(self, fake):
         fake.store = {name: file for name, file in fake.store.items() if file != FOREIGN_FILE}
 
     def is_changed(self, fake):

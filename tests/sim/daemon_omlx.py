@@ -9,11 +9,11 @@ import attrs
 import trio
 
 from llmkube.programs.daemon_engine import omlx_program
-from llmkube.programs.daemon_engine.omlx_program import OmlxOutside, opened_model, parse
+from llmkube.programs.daemon_engine.omlx_program import OmlxDependencies, open_model, parse
 from llmkube.programs.daemon_engine.omlx_server import link_name
 from llmkube.runtimes.process import omlx
 from programs.daemon_engine.fake_omlx import GIB, FakeOmlx
-from sim.daemon import LOAD_SECONDS, Held
+from sim.daemon import LOAD_SECONDS, LoadedModel
 
 FOREIGN_FOLDER = "/Volumes/usb/foreign"
 """A model that is no service's."""
@@ -57,8 +57,8 @@ class Omlx:
 
     @asynccontextmanager
     async def opened(self, options, starter, daemons):
-        outside = OmlxOutside(daemons.wire, daemons.processes, starter, follow=as_written)
-        async with opened_model(options, outside) as model:
+        deps = OmlxDependencies(daemons.wire, daemons.processes, starter, resolve=as_written)
+        async with open_model(options, deps) as model:
             yield model
 
     def made(self, number, options=None):
@@ -75,19 +75,19 @@ class Omlx:
         fake.holding()  # what is on its way out may be gone
         for name in fake.held:
             until = fake._going.get(name, math.inf)
-            yield Held(fake.pid, name if name in fake.loaded else "", fake.folders.get(name, ""), until)
+            yield LoadedModel(fake.pid, name if name in fake.loaded else "", fake.folders.get(name, ""), until)
         for name, _, since in fake.kept:
-            yield Held(fake.pid, "", fake.folders.get(name, ""), known_to=since)
+            yield LoadedModel(fake.pid, "", fake.folders.get(name, ""), known_to=since)
 
     def forget(self, fake):
         fake.folders = {"foreign": FOREIGN_FOLDER}
         fake.default = "foreign"
 
-    def usurp(self, fake, name):
+    def replace_model(self, fake, name):
         fake.folders[name] = FOREIGN_FOLDER
         fake.put(name)
 
-    def mend(self, fake):
+    def repair(self, fake):
         fake.folders, fake.key, fake.default = dict(self.folders), "", ""
 
     def is_changed(self, fake):

@@ -10,9 +10,9 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import NotFoundError
 from sim.freezing import frozen
-from sim.invariants import SAID_SECONDS
+from sim.invariants import USER_TIMEOUT_SECONDS
 from sim.machine import NetworkDownError, Trap
-from sim.stage import CALM, SOURCES, NotNow, fault, recreate_service, row, span
+from sim.stage import CALM, SOURCES, NotApplicable, fault, recreate_service, row, span
 
 
 @fault("B3", "the agent is killed, and another one starts")
@@ -61,7 +61,7 @@ def killed_at(point, provoke):
                 trap.released.set()
         if not (trap.hit.is_set() and host.running):
             trap.released.set()
-            raise NotNow
+            raise NotApplicable
         async with stage.away(host, "kill"):
             await trio.sleep(span(rng, 0.05, 60))
 
@@ -71,16 +71,16 @@ def killed_at(point, provoke):
 async def _crash_one(stage, rng, host):
     live = host.machine.live()
     if not live:
-        raise NotNow
+        raise NotApplicable
     rng.choice(live).end(-9)
     await trio.lowlevel.checkpoint()
 
 
 async def _scale_one_down(stage, rng, host):
-    live = sorted({child.name for child in host.machine.live()} & stage.wishes.specs.keys())
+    live = sorted({child.name for child in host.machine.live()} & stage.desired.specs.keys())
     if not live:
-        raise NotNow
-    await stage.wishes.apply(stage.world, rng.choice(live), replicas=0)
+        raise NotApplicable
+    await stage.desired.apply(stage.world, rng.choice(live), replicas=0)
 
 
 row("killed-before-intent", "B1", "the agent is killed before it writes what it wants", killed_at("intent", _crash_one))
@@ -91,7 +91,7 @@ row("killed-before-remove", "B1", "the agent is killed before it forgets one", k
 
 @fault("B3 B6", "the agent is killed while it stops an engine")
 async def killed_while_stopping(stage, rng):
-    name, host = stage.wished(rng), stage.host_with_agent(rng)
+    name, host = stage.pick_desired(rng), stage.host_with_agent(rng)
     with stage.script(host, name, attrs.evolve(CALM, stop_seconds=20.0)):
         for child in host.machine.live(name):
             child.script, child.in_flight = attrs.evolve(child.script, stop_seconds=20.0), rng.randint(0, 1)
@@ -104,7 +104,7 @@ async def killed_while_stopping(stage, rng):
 @fault("B3 A24", "a new agent starts while the API server is away")
 async def start_without_api(stage, rng):
     host = stage.host_with_agent(rng)
-    with stage.wrong_api(host, down=True):
+    with stage.api_faults(host, down=True):
         host.network.sever()
         async with stage.away(host, rng.choice(("kill", "kill", "stop"))):
             await trio.sleep(span(rng, 0.05, 60))
@@ -115,7 +115,7 @@ async def start_without_api(stage, rng):
 async def start_among_wrong_answers(stage, rng):
     host = stage.host_with_agent(rng)
     kind = rng.choice(("401", "403", "503", "captive portal", "no object", "no such page", "half-open"))
-    with stage.wrong_api(host, kind=kind):
+    with stage.api_faults(host, kind=kind):
         async with stage.away(host, "kill"):
             await trio.sleep(span(rng, 0.05, 30))
         await trio.sleep(span(rng, 1, 200))
@@ -124,7 +124,7 @@ async def start_among_wrong_answers(stage, rng):
 @fault("B3 A23", "a new agent is told that there is nothing")
 async def start_with_an_empty_list(stage, rng):
     host = stage.host_with_agent(rng)
-    with stage.wrong_api(host, kind="empty lists"):
+    with stage.api_faults(host, kind="empty lists"):
         async with stage.away(host, "kill"):
             await trio.sleep(span(rng, 0.05, 5))
         await trio.sleep(span(rng, 0.5, 8))
@@ -132,7 +132,7 @@ async def start_with_an_empty_list(stage, rng):
 
 @fault("B19 C20", "an edit is made while no agent runs")
 async def edit_while_away(stage, rng):
-    name = stage.wished(rng)
+    name = stage.pick_desired(rng)
     async with stage.away(stage.host_with_agent(rng), rng.choice(("kill", "keep"))):
         await stage.edit(rng, name)
         await trio.sleep(span(rng, 0.05, 60))
@@ -140,15 +140,15 @@ async def edit_while_away(stage, rng):
 
 @fault("B18 A10", "a service is deleted while no agent runs")
 async def delete_while_away(stage, rng):
-    name = stage.wished(rng)
+    name = stage.pick_desired(rng)
     async with stage.away(stage.host_with_agent(rng), rng.choice(("kill", "keep"))):
-        await stage.wishes.delete(stage.world, name)
+        await stage.desired.delete(stage.world, name)
         await trio.sleep(span(rng, 0.05, 60))
 
 
 @fault("A12 B19", "a service is deleted and made again while no agent runs")
 async def recreate_while_away(stage, rng):
-    name = stage.wished(rng)
+    name = stage.pick_desired(rng)
     async with stage.away(stage.host_with_agent(rng), rng.choice(("kill", "keep"))):
         await recreate_service(stage, rng, name, span(rng, 0.05, 20))
 
@@ -158,26 +158,26 @@ async def other_cluster(stage, rng):
     """The store is emptied while no program looks: there, nothing has the names and the uids that it had here."""
     controller, hosts = stage.world.controller, list(stage.world.hosts.values())
     if controller.network.dead or any(not host.running or host.name in stage.busy for host in hosts):
-        raise NotNow
+        raise NotApplicable
     controller.kill()
     try:
         async with AsyncExitStack() as agents:
             for host in hosts:
                 await agents.enter_async_context(stage.away(host, rng.choice(("kill", "keep"))))
-            specs = dict(sorted(stage.wishes.specs.items()))
+            specs = dict(sorted(stage.desired.specs.items()))
             for name in specs:
-                await stage.wishes.delete(stage.world, name)
-            with trio.fail_after(SAID_SECONDS, shield=True):  # there is no half of a cluster
+                await stage.desired.delete(stage.world, name)
+            with trio.fail_after(USER_TIMEOUT_SECONDS, shield=True):  # there is no half of a cluster
                 await _empty(stage.world.client)
             early = {name: spec for name, spec in specs.items() if rng.random() < 0.5}
             for name, spec in early.items():
-                await stage.wishes.apply(stage.world, name, **spec)
+                await stage.desired.apply(stage.world, name, **spec)
     finally:
         controller.start()
     await trio.sleep(span(rng, 0.1, 60))
     for name, spec in specs.items():
         if name not in early and rng.random() < 0.8:
-            await stage.wishes.apply(stage.world, name, **spec)
+            await stage.desired.apply(stage.world, name, **spec)
 
 
 async def _empty(client):
@@ -249,7 +249,7 @@ async def no_spawn(stage, rng):
 @fault("B14", "the agent can open no file and no connection, and look at nothing")
 async def no_descriptors(stage, rng):
     host, child = stage.engine(rng)
-    with stage.wrong_api(host, down=True):  # what is open stays open
+    with stage.api_faults(host, down=True):  # what is open stays open
         host.machine.no_descriptors, host.machine.has_proc = True, rng.random() < 0.5
         if rng.random() < 0.5:
             child.end(-9)
@@ -269,7 +269,7 @@ async def bug(stage, rng):
 @fault("B21", "everything stands still for minutes, and goes on")
 async def standstill(stage, rng):
     trio.lowlevel.current_clock().jump(span(rng, 10, 600))
-    stage.books.stood_still()
+    stage.monitor.record_standstill()
     await trio.lowlevel.checkpoint()
 
 
@@ -278,8 +278,8 @@ async def _agent_frozen(stage, rng):
     host = stage.host_with_agent(rng)
     stage.busy.add(host.name)
     try:
-        with stage.books.disturbed(host):
-            with stage.books.standing_still(host), frozen(host.program):
+        with stage.monitor.disturbed(host):
+            with stage.monitor.standing_still(host), frozen(host.program):
                 yield host
             await trio.lowlevel.checkpoint()
     finally:
@@ -302,11 +302,11 @@ async def death_while_frozen(stage, rng):
 
 @fault("B21 C20", "users edit and delete while an agent stands still")
 async def edit_while_frozen(stage, rng):
-    name = stage.wished(rng)
+    name = stage.pick_desired(rng)
     async with _agent_frozen(stage, rng):
         await trio.sleep(span(rng, 0.05, 30))
-        if name in stage.wishes.specs and rng.random() < 0.3:
-            await stage.wishes.delete(stage.world, name)
+        if name in stage.desired.specs and rng.random() < 0.3:
+            await stage.desired.delete(stage.world, name)
         else:
             await stage.edit(rng, name)
         await trio.sleep(span(rng, 0.05, 300))
@@ -340,27 +340,27 @@ async def no_such_address(stage, rng):
 
 @fault("B13", "files cannot be read, while somebody wants another one")
 async def store_away(stage, rng):
-    name, host = stage.wished(rng), stage.host(rng)
+    name, host = stage.pick_desired(rng), stage.host(rng)
     host.machine.broken = {source: NetworkDownError("the disk is away") for source in SOURCES}
-    await stage.wishes.apply(stage.world, name, source=rng.choice(SOURCES))
+    await stage.desired.apply(stage.world, name, source=rng.choice(SOURCES))
     await trio.sleep(span(rng, 5, 300))
     host.machine.broken = {}
 
 
 @fault("D14 D9", "a file takes long to arrive")
 async def slow_fetch(stage, rng):
-    name, host = stage.wished(rng), stage.host(rng)
+    name, host = stage.pick_desired(rng), stage.host(rng)
     host.machine.fetch_seconds = dict.fromkeys(SOURCES, span(rng, 10, 400))
-    await stage.wishes.apply(stage.world, name, source=rng.choice(SOURCES))
+    await stage.desired.apply(stage.world, name, source=rng.choice(SOURCES))
     await trio.sleep(span(rng, 5, 400))
     host.machine.fetch_seconds = {}
 
 
 @fault("B4 D14", "the agent is killed while a file arrives")
 async def killed_while_fetching(stage, rng):
-    name, host = stage.wished(rng), stage.host_with_agent(rng)
+    name, host = stage.pick_desired(rng), stage.host_with_agent(rng)
     host.machine.fetch_seconds = dict.fromkeys(SOURCES, 120.0)
-    await stage.wishes.apply(stage.world, name, source=rng.choice(SOURCES))
+    await stage.desired.apply(stage.world, name, source=rng.choice(SOURCES))
     await trio.sleep(span(rng, 1, 100))
     async with stage.away(host, "kill"):
         host.machine.fetch_seconds = {}

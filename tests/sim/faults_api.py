@@ -11,10 +11,10 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import ApiError, NotFoundError
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import CLAIM_LABEL
-from sim.invariants import HEARING_SECONDS, LEASES, SLICES
-from sim.stage import NotNow, api_away, fault, recreate_service, row, span, together
+from sim.invariants import LEASES, RECONNECT_SECONDS, SLICES
+from sim.stage import NotApplicable, api_away, fault, recreate_service, row, span, together
 
-UNTIL_SAID_AGAIN = 310.0
+REPEAT_SECONDS = 310.0
 """What somebody else has made of a slice or a Service stands until the agent repeats itself."""
 
 
@@ -24,7 +24,7 @@ def answers(kind, *, low=5, high=300):
 
     async def inject(stage, rng):
         host = stage.host(rng)
-        with stage.wrong_api(host, kind=kind):
+        with stage.api_faults(host, kind=kind):
             if rng.random() < 0.7:
                 host.network.sever()
             await trio.sleep(span(rng, low, high))
@@ -51,11 +51,11 @@ def lists(kind):
 
     async def inject(stage, rng):
         host = stage.host_with_agent(rng)
-        with stage.wrong_api(host, kind=kind):
+        with stage.api_faults(host, kind=kind):
             host.asleep_seconds += 60.0  # a wake: everything is listed anew
-            stage.books.lied_at = math.inf
+            stage.monitor.false_list_at = math.inf
             await trio.sleep(host.settings.lease_renew_seconds + span(rng, 0.5, 8))
-            stage.books.lied_at = trio.current_time()
+            stage.monitor.false_list_at = trio.current_time()
 
     return inject
 
@@ -66,11 +66,11 @@ row("old-lists", "A11", "lists come from a server that lags behind", lists("old 
 
 @fault("A23", "watches say that every service was deleted")
 async def mass_deletion(stage, rng):
-    wishes, now = stage.wishes, trio.current_time()
-    if len(wishes.specs) < 2 or any(now < wishes.touched[name] + 30 for name in wishes.specs):
-        raise NotNow  # a host may not know of two yet, and one alone is believed
+    desired, now = stage.desired, trio.current_time()
+    if len(desired.specs) < 2 or any(now < desired.touched[name] + 30 for name in desired.specs):
+        raise NotApplicable  # a host may not know of two yet, and one alone is believed
     host = stage.host_with_agent(rng)
-    with stage.wrong_api(host, denies=True):
+    with stage.api_faults(host, denies=True):
         host.network.sever()
         await trio.sleep(span(rng, 2, 5))
 
@@ -93,27 +93,27 @@ async def api_outage_for_all(stage, rng):
 @fault("A15", "a burst of server errors")
 async def burst_of_errors(stage, rng):
     host = stage.host(rng)
-    with stage.wrong_api(host, errors=rng.randint(1, 50)):
+    with stage.api_faults(host, errors=rng.randint(1, 50)):
         host.network.sever()
         await trio.sleep(span(rng, 10, 200))
 
 
 @fault("A21", "every answer takes seconds")
 async def slow_answers(stage, rng):
-    with stage.wrong_api(stage.host(rng), slow_seconds=span(rng, 0.2, 4)):
+    with stage.api_faults(stage.host(rng), slow_seconds=span(rng, 0.2, 4)):
         await trio.sleep(span(rng, 30, 400))
 
 
 @fault("A21 N6", "answers come later than anybody waits for them")
 async def too_slow_answers(stage, rng):
-    with stage.wrong_api(stage.host(rng), slow_seconds=span(rng, 10, 70)):
+    with stage.api_faults(stage.host(rng), slow_seconds=span(rng, 10, 70)):
         await trio.sleep(span(rng, 30, 300))
 
 
 @fault("A2", "every connection is reset")
 async def reset(stage, rng):
     host = stage.host(rng)
-    with stage.books.disturbed(host):
+    with stage.monitor.disturbed(host):
         for _ in range(rng.choice((1, 1, 10))):
             host.network.sever()
             await trio.sleep(span(rng, 0.1, 15))
@@ -122,7 +122,7 @@ async def reset(stage, rng):
 @fault("A7", "watches break off in the middle of a line")
 async def torn_lines(stage, rng):
     host = stage.host(rng)
-    with stage.wrong_api(host, torn=True):
+    with stage.api_faults(host, torn=True):
         for _ in range(rng.randint(1, 5)):
             host.network.sever()
             await trio.sleep(span(rng, 1, 60))
@@ -131,7 +131,7 @@ async def torn_lines(stage, rng):
 @fault("A6", "lists are forgotten between two pages")
 async def torn_pages(stage, rng):
     host = stage.host_with_agent(rng)
-    with stage.wrong_api(host, kind="torn pages"):
+    with stage.api_faults(host, kind="torn pages"):
         host.asleep_seconds += 60.0  # a wake: everything is listed anew
         await trio.sleep(span(rng, 5, 200))
 
@@ -139,15 +139,15 @@ async def torn_pages(stage, rng):
 @fault("A8", "watches send a line that never ends")
 async def endless_line(stage, rng):
     host = stage.host(rng)
-    with stage.wrong_api(host, endless=True):
+    with stage.api_faults(host, endless=True):
         host.network.sever()
         await trio.sleep(span(rng, 1, 60))
 
 
 @fault("A30", "objects come with fields and words of a later version, while somebody edits one")
 async def newer_objects(stage, rng):
-    name, host = stage.wished(rng), stage.host(rng)
-    with stage.wrong_api(host, newer=True):
+    name, host = stage.pick_desired(rng), stage.host(rng)
+    with stage.api_faults(host, newer=True):
         host.network.sever()
         await trio.sleep(span(rng, 2, 20))
         await stage.edit(rng, name)
@@ -156,14 +156,14 @@ async def newer_objects(stage, rng):
 
 @fault("A9", "watches tell everything twice")
 async def duplicate_events(stage, rng):
-    with stage.wrong_api(stage.host(rng), twice=True):
+    with stage.api_faults(stage.host(rng), twice=True):
         await trio.sleep(span(rng, 10, 600))
 
 
 @fault("A3", "open connections fall silent")
 async def hush(stage, rng):
     host = stage.host(rng)
-    with stage.books.disturbed(host):
+    with stage.monitor.disturbed(host):
         host.network.hush()
         await trio.sleep(100)
 
@@ -171,50 +171,50 @@ async def hush(stage, rng):
 @fault("A1 A4", "the past is forgotten while connections are reset: 410")
 async def compaction(stage, rng):
     host = stage.host(rng)
-    with stage.wrong_api(host, down=True):
+    with stage.api_faults(host, down=True):
         host.network.sever()
         await trio.sleep(span(rng, 1, 40))
-        stage.books.store.compact()
+        stage.monitor.store.compact()
 
 
 @fault("A5", "the past is forgotten under watches that are behind")
 async def compaction_under_watches(stage, rng):
-    stage.books.store.compact()
+    stage.monitor.store.compact()
     await trio.lowlevel.checkpoint()
 
 
 @fault("A27", "writes are carried out, and their answers get lost")
 async def lost_answers(stage, rng):
-    with stage.wrong_api(stage.host(rng), lost_answers=rng.randint(1, 12)):
+    with stage.api_faults(stage.host(rng), lost_answers=rng.randint(1, 12)):
         await trio.sleep(span(rng, 5, 300))
 
 
 @fault("A29", "a webhook refuses every status")
 async def refused_status(stage, rng):
-    with stage.wrong_api(stage.host(rng), no_status=True):
+    with stage.api_faults(stage.host(rng), no_status=True):
         await trio.sleep(span(rng, 5, 200))
 
 
 @fault("A10", "a service is deleted while its host hears nothing")
 async def delete_while_cut_off(stage, rng):
-    name, host = stage.wished(rng), stage.host(rng)
-    with stage.wrong_api(host, down=True):
+    name, host = stage.pick_desired(rng), stage.host(rng)
+    with stage.api_faults(host, down=True):
         host.network.sever()
         await trio.sleep(span(rng, 0.1, 30))
-        await stage.wishes.delete(stage.world, name)
+        await stage.desired.delete(stage.world, name)
         await trio.sleep(span(rng, 0.1, 100))
 
 
 @fault("A12", "a service is deleted and made again at once")
 async def recreate(stage, rng):
-    name = stage.wished(rng)
+    name = stage.pick_desired(rng)
     await recreate_service(stage, rng, name, span(rng, 0.01, 3))
 
 
 @fault("A12", "a service is deleted and made again while its host hears nothing")
 async def recreate_while_cut_off(stage, rng):
-    name, host = stage.wished(rng), stage.host(rng)
-    with stage.wrong_api(host, down=True):
+    name, host = stage.pick_desired(rng), stage.host(rng)
+    with stage.api_faults(host, down=True):
         host.network.sever()
         await trio.sleep(span(rng, 0.1, 30))
         await recreate_service(stage, rng, name, span(rng, 0.01, 10))
@@ -223,8 +223,8 @@ async def recreate_while_cut_off(stage, rng):
 
 @fault("A10", "an edit is made while its host hears nothing")
 async def edit_while_cut_off(stage, rng):
-    name, host = stage.wished(rng), stage.host(rng)
-    with stage.wrong_api(host, down=True):
+    name, host = stage.pick_desired(rng), stage.host(rng)
+    with stage.api_faults(host, down=True):
         host.network.sever()
         await trio.sleep(span(rng, 0.1, 60))
         await stage.edit(rng, name)
@@ -236,11 +236,11 @@ def removed(kind, store_kind):
     """Somebody deletes one of the objects that the agents keep."""
 
     async def inject(stage, rng):
-        refs = sorted(ref.key for ref in stage.books.store.refs() if ref.kind == store_kind and ours(ref.key))
+        refs = sorted(ref.key for ref in stage.monitor.store.refs() if ref.kind == store_kind and ours(ref.key))
         if not refs:
-            raise NotNow
+            raise NotApplicable
         await _gone(stage, kind, rng.choice(refs))
-        stage.books.excuse(UNTIL_SAID_AGAIN)
+        stage.monitor.excuse(REPEAT_SECONDS)
 
     def ours(key):
         return key.name not in {"llmkube-controller", "kubernetes"}
@@ -252,7 +252,7 @@ async def _gone(stage, kind, key):
     try:
         await stage.world.client.delete(kind, key)
     except NotFoundError:
-        raise NotNow from None
+        raise NotApplicable from None
 
 
 row("slice-deleted", "A13", "somebody deletes an EndpointSlice", removed(EndpointSlice, SLICES))
@@ -262,30 +262,30 @@ row("lease-deleted", "A13 N5", "somebody deletes a Lease: a host's, or a claim",
 
 @fault("A13", "somebody deletes a Model in use, and makes it again later")
 async def model_deleted(stage, rng):
-    name = stage.wished(rng)
-    stage.wishes.touched[name] = math.inf
+    name = stage.pick_desired(rng)
+    stage.desired.touched[name] = math.inf
     await _gone(stage, Model, Key("default", name))
     await trio.sleep(span(rng, 0.1, 300))
-    if name in stage.wishes.specs:
-        await stage.wishes.apply(stage.world, name)
+    if name in stage.desired.specs:
+        await stage.desired.apply(stage.world, name)
 
 
 @fault("A13", "somebody writes other addresses and readiness into a slice")
 async def slice_edited(stage, rng):
     slices = (await stage.world.client.list(EndpointSlice)).items
     if not slices:
-        raise NotNow
+        raise NotApplicable
     manifest = encode(rng.choice(slices))
     endpoint = {"addresses": ["192.0.2.99"], "conditions": {"ready": rng.random() < 0.5}}
-    with together(stage.books.disturbed(host, UNTIL_SAID_AGAIN) for host in stage.world.hosts.values()):
+    with together(stage.monitor.disturbed(host, REPEAT_SECONDS) for host in stage.world.hosts.values()):
         await _apply(stage, EndpointSlice, manifest, {"addressType": manifest["addressType"], "endpoints": [endpoint]})
 
 
 @fault("A13", "somebody writes nonsense into a status")
 async def status_edited(stage, rng):
-    found = await stage.world.service(stage.wished(rng))
+    found = await stage.world.service(stage.pick_desired(rng))
     if found is None:
-        raise NotNow
+        raise NotApplicable
     now = "2026-01-01T00:00:00Z"
     loaded = {"type": "Loaded", "status": "False", "reason": "Nonsense", "message": "", "lastTransitionTime": now}
     status = {"phase": "Failed", "conditions": [loaded]}
@@ -302,18 +302,18 @@ async def _apply(stage, kind, found, body, subresource=""):
             subresource=subresource,
         )
     except ApiError:
-        raise NotNow from None
+        raise NotApplicable from None
 
 
 @fault("N5 B8", "a claim names a host that nobody knows")
 async def stale_claim(stage, rng):
     claims = (await stage.world.client.list(Lease, label_selector=CLAIM_LABEL)).items
     if not claims:
-        raise NotNow
+        raise NotApplicable
     try:
         await stage.world.client.patch(Lease, rng.choice(claims).key, {"spec": {"holderIdentity": "ghost"}})
     except ApiError:
-        raise NotNow from None
+        raise NotApplicable from None
 
 
 # -- the controller
@@ -326,7 +326,7 @@ async def controller_cut_off(stage, rng):
 @fault("A3", "the controller's connections fall silent")
 async def controller_hush(stage, rng):
     stage.world.controller.network.hush()
-    stage.books.excuse(HEARING_SECONDS)  # nothing tells it of what changes meanwhile
+    stage.monitor.excuse(RECONNECT_SECONDS)  # nothing tells it of what changes meanwhile
     await trio.lowlevel.checkpoint()
 
 
@@ -334,7 +334,7 @@ async def controller_hush(stage, rng):
 async def controller_killed(stage, rng):
     controller = stage.world.controller
     if controller.network.dead:
-        raise NotNow
+        raise NotApplicable
     controller.kill()
     await trio.sleep(span(rng, 0.1, 200))
     controller.start()

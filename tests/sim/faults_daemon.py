@@ -5,7 +5,7 @@ Rows O3. A service on it has to be right about itself all the while, and as wish
 
 import trio
 
-from sim.stage import NotNow, fault, span
+from sim.stage import NotApplicable, fault, span
 
 
 def shared(stage, rng, able=lambda server: True):
@@ -18,7 +18,7 @@ def shared(stage, rng, able=lambda server: True):
         if daemons.is_front(child) and able(daemons.shared)
     ]
     if not found:
-        raise NotNow
+        raise NotApplicable
     daemons, _ = rng.choice(found)
     for each, child in found:
         child.odd = child.odd or each is daemons
@@ -28,7 +28,7 @@ def shared(stage, rng, able=lambda server: True):
 def name_of(server, rng):
     """A model of ours that it lists as loaded."""
     if not server.fake.loaded:
-        raise NotNow
+        raise NotApplicable
     return rng.choice(sorted(server.fake.loaded))
 
 
@@ -79,7 +79,7 @@ async def daemon_has_another_model(stage, rng):
     server = shared(stage, rng)
     name = name_of(server, rng)
     server.fake.drop(name)
-    server.engine.usurp(server.fake, name)
+    server.engine.replace_model(server.fake, name)
     await trio.sleep(span(rng, 5, 600))
     server.restart()
 
@@ -132,7 +132,7 @@ async def own_daemon_killed(stage, rng):
         if daemons.is_front(child) and child.keeper.adapter.url.endswith(f":{server.port}")
     ]
     if not own:
-        raise NotNow
+        raise NotApplicable
     server, child = rng.choice(own)
     child.odd = True
     server.stop(killed=True)

@@ -5,9 +5,9 @@ import math
 import attrs
 import trio
 
-from llmkube.supervisor.nouns.host_addresses import Reach
+from llmkube.supervisor.values.host_addresses import HostAddress
 from sim.machine import Script
-from sim.stage import CALM, NotNow, api_away, at, fault, row, span
+from sim.stage import CALM, NotApplicable, api_away, at, fault, row, span
 
 MOST_LEAKED_GIB = 8.0
 
@@ -32,7 +32,7 @@ async def killed_while_loading(stage, rng):
 
 @fault("C4 C8", "an engine is killed while it is being stopped")
 async def killed_while_ending(stage, rng):
-    name = stage.wished(rng)
+    name = stage.pick_desired(rng)
     children = [child for host in stage.world.hosts.values() for child in host.machine.live(name)]
     for child in children:
         child.script, child.in_flight = attrs.evolve(child.script, stop_seconds=8.0), rng.randint(0, 1)
@@ -71,7 +71,7 @@ for _name, _codes, _phrase, _script in (
     ("slow-load", "C6", "a load takes minutes", Script(load_seconds=200)),
     ("stubborn", "C8", "engines ignore TERM", Script(load_seconds=3, stop_seconds=math.inf)),
     ("deaf", "C15", "engines never listen on their port", Script(load_seconds=3, stalls_after=5, deaf=True)),
-    ("wrong-model", "C16", "engines serve another model", Script(load_seconds=2, says="somebody-else")),
+    ("wrong-model", "C16", "engines serve another model", Script(load_seconds=2, model_id="somebody-else")),
     ("port-taken", "B16", "somebody is always faster at the port", Script(9, 0.5, words=BUSY_PORT)),
     ("intruder", "B17", "another program answers on the port", Script(load_seconds=2, intruder=True)),
     ("segfault", "C4", "engines die of a segmentation fault after half a minute", Script(2, 30, exit_code=-11)),
@@ -139,7 +139,7 @@ async def leak(stage, rng):
     host, child = stage.engine(rng, ready=True)
     memory = host.machine.memory
     if memory is None:
-        raise NotNow
+        raise NotApplicable
     gib_per_step, until = span(rng, 0.02, 1), trio.current_time() + span(rng, 60, 900)
     try:
         while child.exit is None and trio.current_time() < until:
@@ -155,7 +155,7 @@ async def leak(stage, rng):
 @fault("N4", "the host sleeps and wakes up")
 async def sleep(stage, rng):
     host = stage.host(rng)
-    with stage.wrong_api(host, kind="half-open"):
+    with stage.api_faults(host, kind="half-open"):
         if rng.random() < 0.5:
             host.network.hush()
         else:
@@ -181,7 +181,7 @@ async def clock_fast(stage, rng):
 def _host_that_may_move(stage, rng):
     host = stage.host(rng)
     if host.machine.reach is None:
-        raise NotNow
+        raise NotApplicable
     return host
 
 
@@ -189,7 +189,7 @@ def _host_that_may_move(stage, rng):
 async def moved(stage, rng):
     host = _host_that_may_move(stage, rng)
     before = host.machine.reach
-    with stage.books.disturbed(host):
+    with stage.monitor.disturbed(host):
         host.machine.reach = at(f"198.51.100.{rng.randint(1, 9)}")
         await trio.sleep(span(rng, 1, 300))
         if rng.random() < 0.5:
@@ -200,7 +200,7 @@ async def moved(stage, rng):
 async def another_route(stage, rng):
     host = _host_that_may_move(stage, rng)
     if host.machine.reach.address is None:
-        raise NotNow
+        raise NotApplicable
     host.machine.reach = at(f"198.51.100.{rng.randint(1, 9)}", host.machine.reach.address)
     await trio.lowlevel.checkpoint()
 
@@ -210,9 +210,9 @@ async def no_address(stage, rng):
     host = _host_that_may_move(stage, rng)
     before = host.machine.reach
     own = before.own if rng.random() < 0.5 else frozenset()
-    with stage.wrong_api(host, down=True):
+    with stage.api_faults(host, down=True):
         host.network.sever()
-        host.machine.reach = Reach(None, problem="no route", own=own)
+        host.machine.reach = HostAddress(None, problem="no route", own=own)
         try:
             await trio.sleep(span(rng, 1, 300))
         finally:

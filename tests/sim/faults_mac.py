@@ -6,7 +6,7 @@ import trio
 from llmkube.supervisor.engine.child import KILL_SECONDS
 from sim.macs import METAL_GIB
 from sim.memory import GIB
-from sim.stage import NotNow, Stage, span
+from sim.stage import NotApplicable, Stage, span
 from sim.stage import fault as enter
 
 MAC_FAULTS = {}
@@ -93,7 +93,7 @@ async def wired_for_nobody(stage, rng):
 async def lid(stage, rng):
     host = stage.host(rng)
     for _ in range(rng.randint(2, 8)):
-        with stage.wrong_api(host, kind="half-open"):
+        with stage.api_faults(host, kind="half-open"):
             host.network.hush()
             host.asleep_seconds += span(rng, 60, 3600)
             await trio.sleep(span(rng, 0.5, 5))
@@ -103,7 +103,7 @@ async def lid(stage, rng):
 @fault("L1", "Local Network Privacy keeps the agent from the API server, and the internet is there")
 async def local_network_privacy(stage, rng):
     host = stage.host(rng)
-    with stage.wrong_api(host, no_route=True):
+    with stage.api_faults(host, no_route=True):
         host.network.sever()
         await trio.sleep(span(rng, 5, 400))
 
@@ -112,10 +112,10 @@ async def local_network_privacy(stage, rng):
 async def daemon_limits(stage, rng):
     host = stage.host_with_agent(rng)
     if host.machine.no_descriptors:
-        raise NotNow
+        raise NotApplicable
     async with stage.away(host, "kill"):
         host.machine.memory.darwin.working_set_bytes = None
-    with stage.books.disturbed(host):
+    with stage.monitor.disturbed(host):
         host.machine.no_descriptors, host.machine.has_proc = True, False  # macOS has no /proc
         try:
             await trio.sleep(span(rng, 0.5, 60))

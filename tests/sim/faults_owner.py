@@ -12,13 +12,13 @@ from sim.stage import api_away, fault, span
 def cordon(stage, host, seconds=None):
     """The owner types `llmkube agent cordon`; the books look at once."""
     host.cordon(seconds)
-    stage.books.look()
+    stage.monitor.look()
 
 
 def uncordon(stage, host):
     """The owner types `llmkube agent uncordon`."""
     host.machine.cordon = None
-    stage.books.look()
+    stage.monitor.look()
 
 
 @fault("O1", "the owner cordons a host, and uncordons it")
@@ -86,11 +86,11 @@ async def asleep_while_cordoned(stage, rng):
     host = stage.host(rng)
     cordon(stage, host, span(rng, 30, 4 * 3600))
     await trio.sleep(span(rng, 0.05, 60))
-    with stage.wrong_api(host, kind="half-open"):
+    with stage.api_faults(host, kind="half-open"):
         host.network.hush()
         await trio.sleep(span(rng, 1, 30))
         host.asleep_seconds += span(rng, 30, 8 * 3600)
-        stage.books.look()
+        stage.monitor.look()
 
 
 @fault("O1", "one host is cordoned after the other", hosts=2)

@@ -32,7 +32,7 @@ class _Ticks:
         self.of_this_run.set(ticks)
 
 
-_ticks = waiting._of_this_run = _Ticks(waiting._of_this_run)
+_ticks = waiting._run_ticks = _Ticks(waiting._run_ticks)
 
 
 def be_a_program():

@@ -18,7 +18,7 @@ from llmkube.runtimes.process.exits import metal_error
 from llmkube.supervisor.engine.child import KILL_SECONDS
 from llmkube.supervisor.host_cordon import LOOK_SECONDS
 from sim.daemons import RUNTIMES, runtime_of
-from sim.machine import WANTED_BUG
+from sim.machine import INJECTED_BUG
 
 SERVICES = "inferenceservices.inference.llmkube.dev"
 SLICES = "endpointslices.discovery.k8s.io"
@@ -41,10 +41,10 @@ AGENT_SETTLES_SECONDS = 5.0
 API_SETTLES_SECONDS = 40.0
 """After an outage a write may wait for the end of its back-off (30 s and a jitter)."""
 
-HEARING_SECONDS = 200.0
+RECONNECT_SECONDS = 200.0
 """After an outage a watch that has fallen silent may take this long to be opened again."""
 
-SAID_SECONDS = 3600.0
+USER_TIMEOUT_SECONDS = 3600.0
 """A user's own way to the API server has no faults; but the clock may jump meanwhile."""
 
 CORDON_LOOK_SECONDS = LOOK_SECONDS + 1.0
@@ -80,14 +80,14 @@ class WatchedStore(Store):
 
 
 @attrs.define(eq=False)
-class Books:
+class InvariantMonitor:
     """What has been seen of one world, and what of it must not be.
 
     Attributes:
         world: Whose books these are.
         store: What its API server holds.
-        wishes: What its user wishes.
-        lied_at: When a list has denied objects last: what is denied twice may be believed.
+        desired: What its user wishes.
+        false_list_at: When a list has denied objects last: what is denied twice may be believed.
         excused_until: Until then a host may still learn what it has missed, or say again what somebody has removed.
         violations: What must never be, each once.
         quiet_since: From when on nothing may be written, started or ended; `math.inf` while things happen.
@@ -95,21 +95,21 @@ class Books:
 
     world: object
     store: WatchedStore
-    wishes: "Wishes"
-    lied_at: float = -math.inf
+    desired: "DesiredServices"
+    false_list_at: float = -math.inf
     excused_until: float = -math.inf
     violations: list[Violation] = attrs.field(factory=list)
     quiet_since: float = math.inf
     last_change: float = 0.0
     _ready: dict = attrs.field(factory=dict)  # (host, service) -> (address, port), as published
     _suspects: dict = attrs.field(factory=dict)  # what looks wrong, and since when
-    _told: set = attrs.field(factory=set)
-    _news: trio.Event = attrs.field(factory=trio.Event)
+    _reported: set = attrs.field(factory=set)
+    _changed: trio.Event = attrs.field(factory=trio.Event)
     _disturbed: dict = attrs.field(
         factory=dict
     )  # by host, or controller: how many faults its way to the API server has
     _calm_since: dict = attrs.field(factory=dict)
-    _deaf: dict = attrs.field(factory=dict)  # by host: the last time in which it may not have heard
+    _gaps: dict = attrs.field(factory=dict)  # by host: the last time in which it may not have heard
     _started: dict = attrs.field(factory=dict)
     _cordoned: dict = attrs.field(factory=dict)  # by host: since when, and when it was last seen so
     _still: set = attrs.field(factory=set)  # hosts whose agents are stopped by a signal
@@ -117,7 +117,7 @@ class Books:
     def __attrs_post_init__(self):
         self.store.listener = self._written
         for host in self.world.hosts.values():
-            host.machine.changed = self._moved
+            host.machine.changed = self._engines_changed
             host.machine.stopping = partial(self._stopping, host)
 
     # -- what happens -----------------------------------------------------------------------------------------------
@@ -127,42 +127,42 @@ class Books:
         """Inside, and so much longer, a host cannot be held to what it should tell the API server."""
         since = trio.current_time()
         if not self._disturbed.get(host):
-            self._note_deafness(host, since)
+            self._record_gap(host, since)
         self._disturbed[host] = self._disturbed.get(host, 0) + 1
         try:
             yield
         finally:
             self._disturbed[host] -= 1
-            self.excuse(max(HEARING_SECONDS, afterwards_seconds))
+            self.excuse(max(RECONNECT_SECONDS, afterwards_seconds))
             self._calm_since[host] = max(self._calm_since.get(host, 0.0), trio.current_time() + afterwards_seconds)
-            self._note_deafness(host, since)
+            self._record_gap(host, since)
             self.look()
 
     def excuse(self, seconds):
         """For so long something has still to be mended that nobody sees, or that is not anybody's wish."""
         self.excused_until = max(self.excused_until, trio.current_time() + seconds)
 
-    def _note_deafness(self, host, since):
+    def _record_gap(self, host, since):
         """From then to now a host may not have heard what its user wishes; silent watches take a while to end."""
-        deaf = self._deaf.setdefault(host, [-math.inf, -math.inf])
-        if since > deaf[1] + HEARING_SECONDS:
-            deaf[0] = since
-        deaf[1] = trio.current_time()
+        gap = self._gaps.setdefault(host, [-math.inf, -math.inf])
+        if since > gap[1] + RECONNECT_SECONDS:
+            gap[0] = since
+        gap[1] = trio.current_time()
 
-    def _may_be_news(self, host, name, spawned_at):
+    def _may_be_unseen(self, host, name, spawned_at):
         """Whether a wish that is older than an engine may be news to its host."""
-        touched, (since, until) = self.wishes.touched.get(name, -math.inf), self._deaf.get(host, (math.inf, math.inf))
-        heard = self._disturbed.get(host) or spawned_at <= until + HEARING_SECONDS
-        return touched > spawned_at or (touched >= since and bool(heard))
+        touched, (since, until) = self.desired.touched.get(name, -math.inf), self._gaps.get(host, (math.inf, math.inf))
+        was_cut_off = self._disturbed.get(host) or spawned_at <= until + RECONNECT_SECONDS
+        return touched > spawned_at or (touched >= since and bool(was_cut_off))
 
     def started(self, host, since=math.inf):
         """A new agent runs on a host; there was none since then."""
         if since < math.inf:
-            self._note_deafness(host, since)
+            self._record_gap(host, since)
         self._started[host.name] = trio.current_time()
         self.look()
 
-    def stood_still(self):
+    def record_standstill(self):
         """Time has passed in which nobody could do anything."""
         self._suspects = {}
         for host in self.world.hosts.values():
@@ -185,7 +185,7 @@ class Books:
         """Count a cordon from the next look on; that there was one stays known, for what the agent still does of it."""
         self._cordoned[host.name] = (math.inf, self._cordoned.get(host.name, (0.0, -math.inf))[1])
 
-    def _note_cordons(self, now):
+    def _record_cordons(self, now):
         """Note since when each host is cordoned by its own wall clock."""
         for host in self.world.hosts.values():
             if not _is_cordoned(host):
@@ -194,27 +194,27 @@ class Books:
                 since = self._cordoned.get(host.name, (math.inf, now))[0]
                 self._cordoned[host.name] = (min(since, now), now)
 
-    def violate(self, column, text, once=None):
+    def report(self, column, text, once=None):
         """Note what must never be."""
-        if (column, once or text) not in self._told:
-            self._told.add((column, once or text))
+        if (column, once or text) not in self._reported:
+            self._reported.add((column, once or text))
             self.violations.append(Violation(column, trio.current_time(), text))
 
     def look(self):
         """Have everything looked at again."""
-        self._news.set()
+        self._changed.set()
 
-    def _moved(self):
+    def _engines_changed(self):
         self.last_change = trio.current_time()
-        self._note_cordons(trio.current_time())
+        self._record_cordons(trio.current_time())
         for host in self.world.hosts.values():
             if host.machine.doubles:
-                self.violate("double", f"two live engines for {host.machine.doubles[0]} on {host.name}")
+                self.report("double", f"two live engines for {host.machine.doubles[0]} on {host.name}")
             for child in host.machine.live():
                 if host.running and child.spawned_at > self._cordoned[host.name][0] + CORDON_LOOK_SECONDS:
-                    self.violate("not given back", f"{child.name} (pid {child.pid}) was started on {host.name}")
+                    self.report("not given back", f"{child.name} (pid {child.pid}) was started on {host.name}")
         if trio.current_time() > self.quiet_since:
-            self.violate("restless", "an engine was started or ended")
+            self.report("restless", "an engine was started or ended")
         self.look()
 
     def must_stay(self, host, child):
@@ -228,14 +228,14 @@ class Books:
             or machine.disk_full
             or machine.reach is not None  # it may have moved
             or child.spawned_at <= self._cordoned.get(host.name, (math.inf, -math.inf))[1]  # its owner has said so
-            or _differs(child, self.wishes.specs.get(child.name, {"source": ""}))  # its file has come at last
-            or self._may_be_news(host, child.name, child.spawned_at)
-            or trio.current_time() < self.lied_at + 60
+            or _differs(child, self.desired.specs.get(child.name, {"source": ""}))  # its file has come at last
+            or self._may_be_unseen(host, child.name, child.spawned_at)
+            or trio.current_time() < self.false_list_at + 60
         )
 
     def _stopping(self, host, child):
         if self.must_stay(host, child):
-            self.violate("needless", f"{child.name} (pid {child.pid}) is stopped, and nobody has asked for it")
+            self.report("needless", f"{child.name} (pid {child.pid}) is stopped, and nobody has asked for it")
 
     def _written(self, change):
         kind, now = change.ref.kind, trio.current_time()
@@ -245,11 +245,11 @@ class Books:
         if not (heartbeat or expired):
             self.last_change = now
             if now > self.quiet_since:
-                self.violate("restless", f"{change.type} {kind} {change.ref.key}: {_difference(change)}", once=kind)
+                self.report("restless", f"{change.type} {kind} {change.ref.key}: {_difference(change)}", once=kind)
         if kind == SLICES:
             self._published(change, labels)
         elif kind == SERVICES and not change.removed:
-            self._watch_for_bugs(change.after)
+            self._check_for_bugs(change.after)
 
     def _published(self, change, labels):
         place = labels.get(HOST_LABEL), labels.get("kubernetes.io/service-name"), change.ref.key.name
@@ -261,37 +261,37 @@ class Books:
             self._ready[place] = (ready[0]["addresses"][0], ports[0].get("port"))
         self.look()
 
-    def _watch_for_bugs(self, service):
+    def _check_for_bugs(self, service):
         for condition in service.get("status", {}).get("conditions", []):
-            if condition["reason"] == "InternalError" and WANTED_BUG not in condition["message"]:
-                self.violate("bugs", condition["message"])
+            if condition["reason"] == "InternalError" and INJECTED_BUG not in condition["message"]:
+                self.report("bugs", condition["message"])
 
     # -- what must hold at every moment --------------------------------------------------------------------------------
 
     async def run(self):
         """Never return: look whenever something has happened, and again when what looks wrong has lasted too long."""
         while True:
-            self._news = trio.Event()
-            due = self._judge()
+            self._changed = trio.Event()
+            due = self._evaluate()
             with trio.move_on_at(due):
-                await self._news.wait()
+                await self._changed.wait()
 
-    def _judge(self):
+    def _evaluate(self):
         """Note what has been wrong for too long; return when to look again."""
         now, seen, due = trio.current_time(), {}, math.inf
-        self._note_cordons(now)
-        for suspect, column, text, until in self._wrong(now):
+        self._record_cordons(now)
+        for suspect, column, text, until in self._suspicions(now):
             since = seen[suspect] = self._suspects.get(suspect, now)
             limit = max(until, since + (READY_SECONDS if column == "false ready" else ORPHAN_SECONDS))
             if now >= limit:
-                self.violate(column, f"{text} since {since:.1f} s", once=suspect)
+                self.report(column, f"{text} since {since:.1f} s", once=suspect)
             else:
                 due = min(due, limit)
         self._suspects = seen
         fronts = any(child.keeper for host in self.world.hosts.values() for child in host.machine.live())
         return min(due, now + DAEMON_SECONDS) if fronts else due  # a daemon tells nobody what it does
 
-    def _wrong(self, now):
+    def _suspicions(self, now):
         for host in self.world.hosts.values():
             if not host.running:
                 continue
@@ -301,11 +301,11 @@ class Books:
                 if not (child.owners or child.stuck or blind):
                     yield child, "orphans", f"{child.name} (pid {child.pid}) runs unattended on {host.name}", settled
                 if _is_cordoned(host) and not (child.stuck or blind or host.name in self._still):
-                    free = max(self._cordoned[host.name][0], self._started.get(host.name, 0.0)) + given_back(host)
+                    free = max(self._cordoned[host.name][0], self._started.get(host.name, 0.0)) + evict_deadline(host)
                     text = f"{child.name} (pid {child.pid}) runs on {host.name}, which is cordoned"
                     yield (child, "cordon"), "not given back", text, free
             for daemons in host.machine.daemons.values():
-                yield from self._wrong_of_daemons(host, daemons, now)
+                yield from self._daemon_suspicions(host, daemons, now)
             if self._disturbed.get(host):
                 continue
             settled = max(settled, self._calm_since.get(host, -math.inf) + API_SETTLES_SECONDS)
@@ -313,7 +313,7 @@ class Books:
                 if place[0] == host.name and not any(child.address[1] == port for child in host.machine.live(place[1])):
                     yield place, "false ready", f"{address}:{port} of {place[1]} on {host.name} is dead", settled
 
-    def _wrong_of_daemons(self, host, daemons, now):
+    def _daemon_suspicions(self, host, daemons, now):
         """What services on a shared daemon take twice or leave behind, end, and claim to have."""
         fronts = [child for child in host.machine.spawned if daemons.is_front(child)]
         for child in fronts:
@@ -333,13 +333,13 @@ class Books:
             text = f"process {held.pid} of {runtime} on {host.name} has {held.name or held.file}, which nobody keeps"
             yield (runtime, held.pid, held.file, "left"), "orphans", text, until
         if ended := daemons.shared.fake.ended:
-            self.violate("needless", f"processes {ended} of the owner's {runtime} on {host.name} were killed")
+            self.report("needless", f"processes {ended} of the owner's {runtime} on {host.name} were killed")
 
     # -- what must be true in the end ----------------------------------------------------------------------------------
 
-    def problems(self, wishes):
+    def problems(self, desired):
         """Return what is not as it was wished, each as (column, text)."""
-        problems = [problem for name in wishes.names for problem in self._problems_of(name, wishes.specs.get(name))]
+        problems = [problem for name in desired.names for problem in self._problems_of(name, desired.specs.get(name))]
         failed = [
             child
             for host in self.world.hosts.values()
@@ -364,47 +364,47 @@ class Books:
             return
         if count != wanted:
             column = "double" if count > wanted else "stuck"
-            yield column, f"{name}: {count} engines, {wanted} wanted; {_said(service)}"
+            yield column, f"{name}: {count} engines, {wanted} wanted; {_status_text(service)}"
         for child in (child for children in on.values() for child in children):
             if (where := _differs(child, spec)) is not None:
                 yield "lost", f"{name} runs as it was not wished: {where}"
         living = {host: one.address for host, ones in on.items() for one in ones}
         if ready != living:
-            yield "stuck", f"{name} is published at {ready}, and runs at {living}; {_said(service)}"
+            yield "stuck", f"{name} is published at {ready}, and runs at {living}; {_status_text(service)}"
         if wanted and self.store.get(_ref("services", name)) is None:
             yield "stuck", f"{name} has no Service"
-        if told := _untold(service, spec, wanted):
-            yield "stuck", f"{name} {told}; {_said(service)}"
+        if missing := _missing_status(service, spec, wanted):
+            yield "stuck", f"{name} {missing}; {_status_text(service)}"
 
 
 @attrs.define(eq=False)
-class Wishes:
+class DesiredServices:
     """What the user has asked for last, and so what must be true in the end."""
 
     names: tuple[str, ...]
     specs: dict[str, dict] = attrs.field(factory=dict)
     labels: dict[str, str] = attrs.field(factory=dict)
     touched: dict[str, float] = attrs.field(factory=dict)
-    _hand: trio.Lock = attrs.field(factory=trio.Lock)  # a user says one thing after the other
+    _lock: trio.Lock = attrs.field(factory=trio.Lock)  # a user says one thing after the other
 
     async def apply(self, world, name, **changes):
         """Create or change a service."""
-        async with self._hand:
+        async with self._lock:
             self.touched[name] = trio.current_time()
             self.specs[name] = {**self.specs.get(name, {"source": "builtin://one"}), **changes}
             labels = {"team": self.labels[name]} if name in self.labels else None
-            with trio.fail_after(SAID_SECONDS, shield=True):  # also when the faults stop just now
+            with trio.fail_after(USER_TIMEOUT_SECONDS, shield=True):  # also when the faults stop just now
                 weights = "mlx" if self.specs[name].get("runtime") == "omlx" else "gguf"
                 await world.apply(name, labels=labels, weights=weights, **self.specs[name])
 
     async def delete(self, world, name):
         """Delete a service."""
-        async with self._hand:
+        async with self._lock:
             if name not in self.specs:
                 return  # somebody was faster
             self.touched[name] = trio.current_time()
             self.specs.pop(name)
-            with trio.fail_after(SAID_SECONDS, shield=True):
+            with trio.fail_after(USER_TIMEOUT_SECONDS, shield=True):
                 await world.delete(name)
 
 
@@ -414,7 +414,7 @@ def _is_shared(child, fronts, daemons):
     return len({each.name for each in fronts if each.exit is None and daemons.file_of(each) == file}) > 1
 
 
-def given_back(host):
+def evict_deadline(host):
     """How long after its owner's word a host may have engines: a look, the drain, and the ends of two in a row."""
     settings = host.settings
     ends = 2 * (settings.longest_grace_seconds + KILL_SECONDS)
@@ -444,7 +444,7 @@ def _is_accepted(service):
     return newest and accepted["status"] == "True"
 
 
-def _said(service):
+def _status_text(service):
     if service is None:
         return "it is not there"
     status = service.get("status") or {}
@@ -461,7 +461,7 @@ def _problems_of_refused(name, service, count, wanted):
         yield "lost", f"{name} is refused, but says {_condition(service, 'Accepted')}"
 
 
-def _untold(service, spec, wanted):
+def _missing_status(service, spec, wanted):
     """What the object does not say of itself, although it should; empty if it is all there."""
     replicas = spec.get("replicas", 1)
     phase = "Suspended" if spec.get("suspend") else "Stopped" if not replicas else "Ready"

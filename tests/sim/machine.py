@@ -14,7 +14,7 @@ from pathlib import Path
 import attrs
 import trio
 
-from llmkube.base.errors import WorldError
+from llmkube.base.errors import ExternalError
 from llmkube.base.waiting import wait_any
 from llmkube.k8s.resource import Key
 from llmkube.programs.daemon_engine.keeper import Keeper
@@ -23,15 +23,15 @@ from llmkube.supervisor.engine.child import KILL_SECONDS, AdoptError
 from llmkube.supervisor.engine.key_file import with_client_keys
 from llmkube.supervisor.engine.launcher import AddressMissingError, EngineStuckError
 from llmkube.supervisor.engine.orphans import match_processes
-from llmkube.supervisor.host.exit_events import wait_ended
+from llmkube.supervisor.host.exit_events import wait_exit
 from llmkube.supervisor.host.processes import COOKIE_VARIABLE
-from llmkube.supervisor.memory.learned import Learned
-from llmkube.supervisor.nouns.cordon import Cordon
-from llmkube.supervisor.nouns.host_addresses import Reach
-from llmkube.supervisor.nouns.journal import Entry, JournalError, dump, load
-from llmkube.supervisor.nouns.lifecycle import Exit
-from llmkube.supervisor.nouns.liveness import EngineStats
-from llmkube.supervisor.nouns.ports import HostFacts
+from llmkube.supervisor.memory.learned import LearnedFigures
+from llmkube.supervisor.values.cordon import Cordon
+from llmkube.supervisor.values.host_addresses import HostAddress
+from llmkube.supervisor.values.journal import Entry, JournalError, dump, load
+from llmkube.supervisor.values.lifecycle import Exit
+from llmkube.supervisor.values.liveness import EngineStats
+from llmkube.supervisor.values.ports import HostFacts
 from llmkube.weights.download.progress import Progress
 from llmkube.weights.formats.shape import GGUFFacts
 from llmkube.weights.store.blobs import WeightsFile
@@ -54,7 +54,7 @@ ALIAS_FLAGS = {"--alias": "llamacpp", "--llmkube-alias": "llmkube", "--served-mo
 
 KEY_FLAGS = ("--api-key-file", "--llmkube-keys")
 
-WANTED_BUG = "a bug that the simulation has made"
+INJECTED_BUG = "a bug that the simulation has made"
 
 FACTS = GGUFFacts("llama", 3, 10, 100, name="sim", context_length=4096, layer_count=4)
 
@@ -70,7 +70,7 @@ class Script:
         stop_seconds: From TERM to its end; more than the grace means KILL.
         words: What it writes.
         stalls_after: Seconds after which a load moves no more.
-        says: The model id that it answers to, if not the one that was asked for.
+        model_id: The model id that it answers to, if not the one that was asked for.
         intruder: Another program has its port and answers 200; the engine itself never gets there.
         deaf: It never listens on the port that it was given.
         computes: Whether it answers a request for a token with one, and not with 500.
@@ -83,7 +83,7 @@ class Script:
     stop_seconds: float = 1.0
     words: tuple[str, ...] = ("loading",)
     stalls_after: float = math.inf
-    says: str = ""
+    model_id: str = ""
     intruder: bool = False
     deaf: bool = False
     unsigned: bool = False
@@ -92,7 +92,7 @@ class Script:
     @property
     def is_odd(self):
         """Whether such an engine may have to be ended."""
-        return bool(self.deaf or self.intruder or self.says or self.stalls_after < math.inf)
+        return bool(self.deaf or self.intruder or self.model_id or self.stalls_after < math.inf)
 
 
 @attrs.define(eq=False)
@@ -106,7 +106,7 @@ class SimChild:
     script: Script
     serves: bool = False
     keeper: Keeper | None = None  # of a front before a shared daemon: whether it serves
-    told_to_end: trio.Event = attrs.field(factory=trio.Event)
+    stop_requested: trio.Event = attrs.field(factory=trio.Event)
     exit: Exit | None = None
     ended: trio.Event = attrs.field(factory=trio.Event)
     macs_end: MacsEnd | None = None  # how its kernel tells of its end; None is an event when it has ended
@@ -118,7 +118,7 @@ class SimChild:
 
     async def wait(self):
         if self.macs_end is not None:
-            await wait_ended(self.macs_end, self.pid, lambda: self.exit is not None)
+            await wait_exit(self.macs_end, self.pid, lambda: self.exit is not None)
             return self.exit or Exit(None)
         await self.ended.wait()
         return self.exit
@@ -147,7 +147,7 @@ class SimChild:
         await trio.lowlevel.checkpoint()
         return self.script.words[-count:]
 
-    async def log_to(self, path):
+    async def rename_log(self, path):
         await trio.lowlevel.checkpoint()
         self.log = path
 
@@ -275,7 +275,7 @@ class Machine:
     ports_given: int = 0
     files: set[str] = attrs.field(factory=set)
     free_bytes: int = 32 << 30
-    reach: Reach | None = None
+    reach: HostAddress | None = None
     doubles: list[str] = attrs.field(factory=list)
     disk_full: bool = False
     spawn_fails: bool = False
@@ -292,7 +292,7 @@ class Machine:
     bugs: set[str] = attrs.field(factory=set)
     memory: object = None
     shapes: dict[str, object] = attrs.field(factory=dict)
-    learned: Learned = attrs.field(factory=Learned)
+    learned: LearnedFigures = attrs.field(factory=LearnedFigures)
     traps: dict[str, Trap] = attrs.field(factory=dict)
     macs_end: Callable[[], MacsEnd | None] = lambda: None
     changed: Callable[[], None] = lambda: None
@@ -338,7 +338,7 @@ class Machine:
         (named,) = (flag for flag in ALIAS_FLAGS if flag in argv)
         name, port = argv[argv.index(named) + 1], int(argv[argv.index("--port") + 1])
         if name in self.bugs:
-            raise KeyError(WANTED_BUG)
+            raise KeyError(INJECTED_BUG)
         if any(child.stuck for child in self.live(name)):
             raise EngineStuckError(f"the last engine of {name} is stuck in the kernel")
         if not self._may_start(name, argv):
@@ -378,7 +378,7 @@ class Machine:
                 self.stopping(child)
                 self.nursery.start_soon(self._term, child)
                 with trio.move_on_after(grace.seconds, shield=True):
-                    await wait_any(child.wait, grace.wait_over)
+                    await wait_any(child.wait, grace.wait_expired)
                 if not self.agent_killed:
                     child.end(-9)
                     if child.macs_end is not None:
@@ -400,7 +400,7 @@ class Machine:
         child.frozen = False  # TERM comes with CONT
         await trio.sleep(child.script.stop_seconds)
         if child.exit is None:
-            child.told_to_end.set()
+            child.stop_requested.set()
         if not is_front(child.argv):
             child.end(0)
 
@@ -483,7 +483,7 @@ class Machine:
         child = next((child for child in self.live() if port in (child.port, child.address[1])), None)
         if child is None or child.closed or (self.no_proxies and port != child.port):
             raise ConnectionRefusedError(111, "connection refused")
-        return Connection(child, asks_key=port == child.port and any(flag in child.argv for flag in KEY_FLAGS))
+        return Connection(child, requires_key=port == child.port and any(flag in child.argv for flag in KEY_FLAGS))
 
     # -- how it behaves -------------------------------------------------------------------------------------------
 
@@ -499,7 +499,7 @@ class Machine:
     async def _live_front(self, child):
         with trio.move_on_after(child.script.life_seconds) as life:
             with trio.move_on_after(child.script.load_seconds):
-                await wait_any(child.ended.wait, child.told_to_end.wait)
+                await wait_any(child.ended.wait, child.stop_requested.wait)
             await self.daemons[runtime_of(child.argv)].live(child)
         if life.cancelled_caught:
             child.end(child.script.exit_code)
@@ -540,5 +540,5 @@ def _plan(argv):
     return [each for flag, each in zip(("", *argv), argv, strict=False) if flag != "--port"]
 
 
-class NetworkDownError(WorldError):
+class NetworkDownError(ExternalError):
     """What a broken source raises when the world is at fault."""

@@ -3,7 +3,7 @@
 import attrs
 import trio
 
-from llmkube.supervisor.host.pressure_level import Signs, Thresholds, judge
+from llmkube.supervisor.host.pressure_level import Signals, Thresholds, assess_pressure
 from llmkube.supervisor.host.sample import UNREADABLE, Level, Sample
 from llmkube.weights.formats.shape import Shape, Tensor
 from sim.daemons import is_front
@@ -42,7 +42,7 @@ class SimMemory:
         broken: Nothing can be read.
         leaked: What processes hold beside that, by their pid.
         keeps: Whether the kernel keeps what an engine had wired that is killed, as macOS may.
-        tells_wired: Whether the kernel says how much is wired, as only macOS does.
+        reports_wired: Whether the kernel says how much is wired, as only macOS does.
     """
 
     machine: object
@@ -54,11 +54,11 @@ class SimMemory:
     broken: bool = False
     leaked: dict[int, float] = attrs.field(factory=dict)
     keeps: bool = False
-    tells_wired: bool = False
+    reports_wired: bool = False
     lowest_bytes: int = 1 << 62  # of what was ever left
     _ended: dict[int, float] = attrs.field(factory=dict)
     _kept: set[int] = attrs.field(factory=set)
-    _news: trio.Event = attrs.field(factory=trio.Event)
+    _changed: trio.Event = attrs.field(factory=trio.Event)
 
     def holds(self, child):
         """Bytes that one process holds now."""
@@ -99,7 +99,7 @@ class SimMemory:
     def speak(self, level=None):
         """The kernel says how it is, or lets the figures speak again."""
         self.level = level
-        self._news.set()
+        self._changed.set()
 
     async def sample(self):
         await trio.lowlevel.checkpoint()
@@ -108,13 +108,13 @@ class SimMemory:
         left = self.available_bytes
         self.lowest_bytes = min(self.lowest_bytes, left)
         total, available = int(self.total * GIB), max(0, left)
-        level, why = judge(Signs(total, available), Thresholds())
-        wired = 3 * GIB + self.engines_bytes if self.tells_wired else None
+        level, why = assess_pressure(Signals(total, available), Thresholds())
+        wired = 3 * GIB + self.engines_bytes if self.reports_wired else None
         return Sample(total, available, level if self.level is None else self.level, wired_bytes=wired, why=why)
 
     async def wait_change(self):
-        await self._news.wait()
-        self._news = trio.Event()
+        await self._changed.wait()
+        self._changed = trio.Event()
 
     async def footprint(self, pids):
         await trio.lowlevel.checkpoint()

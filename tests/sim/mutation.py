@@ -33,7 +33,7 @@ def is_caught(play):
         BrokenMutantError: The mutant has crashed.
     """
     found = []
-    with fitting():
+    with reject_broken_mutants():
         try:
             play()
         except (AssertionError, ExceptionGroup) as error:
@@ -63,17 +63,17 @@ def assert_caught(monkeypatch, row, play=play):
     assert is_caught(partial(play, timeline))
 
 
-def assert_booked(monkeypatch, row):
+def assert_recorded(monkeypatch, row):
     """Assert that the books of a run see the bug of a row in its column, and that the timeline is clean without it."""
     owner, attribute, replacement, (timeline, column) = row
-    with monkeypatch.context() as patched, fitting():
+    with monkeypatch.context() as patched, reject_broken_mutants():
         patched.setattr(owner, attribute, replacement)
         seen = {one.column for one in score.play(timeline, quiet_minutes=3).violations}
     assert column in seen
     assert not score.play(timeline, quiet_minutes=3).violations
 
 
-def acts(*happenings, hosts=1):
+def steps(*happenings, hosts=1):
     """A timeline of a few events: each has its time, its name, and its dice if they matter."""
     made = tuple(score.Happening(at, name, dice[0] if dice else 0) for at, name, *dice in happenings)
     return score.Timeline(1, hosts, 15.0, False, False, made, busy_seconds=made[-1].at + 500.0)
@@ -83,7 +83,7 @@ CREATED = ((1.0, "create"),)
 
 
 @contextmanager
-def fitting():
+def reject_broken_mutants():
     """Raise `BrokenMutantError` at the end if the mutant has crashed; a program contains its crashes, and logs them."""
     crashes, before = [], structlog.get_config()
 
@@ -106,7 +106,7 @@ def _check(crashes):
             raise BrokenMutantError(f"the mutant does not fit what it replaces: {crash!r}") from crash
 
 
-async def nothing(*_, **__):
+async def do_nothing(*_, **__):
     """Do nothing, in the place of any asynchronous function."""
     await trio.lowlevel.checkpoint()
 
@@ -114,8 +114,8 @@ async def nothing(*_, **__):
 def never_yields(original):
     """A `ClaimManager.may_run` by which what runs goes on."""
 
-    def may_run(self, wish, *, running):
-        return original(self, wish, running=running) or running
+    def may_run(self, desired, *, running):
+        return original(self, desired, running=running) or running
 
     return may_run
 

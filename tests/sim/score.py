@@ -21,10 +21,10 @@ from mac.macs import RELEASES
 from sim import daemons
 from sim.faults import FAULTS, USERS
 from sim.faults_mac import MAC_FAULTS
-from sim.invariants import COLUMNS, Books, Violation, WatchedStore, Wishes
+from sim.invariants import COLUMNS, DesiredServices, InvariantMonitor, Violation, WatchedStore
 from sim.macs import mac_of
 from sim.memory import SimMemory, shape_of
-from sim.stage import CALM, SOURCES, NotNow, Stage, at
+from sim.stage import CALM, SOURCES, NotApplicable, Stage, at
 from sim.world import ADDRESS, agent_settings, open_world
 from virtual_clock import virtual_clock
 
@@ -128,10 +128,10 @@ async def _happen(stage, happening, result):
     result.trace.append((happening.name, trio.current_time()))
     try:
         await inject(stage, random.Random(happening.seed))
-    except NotNow:
+    except NotApplicable:
         return
     finally:
-        stage.books.look()
+        stage.monitor.look()
     if known:
         result.faults[happening.name] += 1
 
@@ -148,30 +148,30 @@ async def _play(timeline, quiet_minutes, result):
         for number in range(1, timeline.hosts):
             reach = at(f"192.0.2.{20 + number}") if timeline.looks else None
             await world.add_host(f"host{number}", reach=reach, memory=memory)
-        wishes = Wishes(NAMES)
-        books = Books(world, store, wishes)
-        stage = Stage(world, wishes, books)
+        desired = DesiredServices(NAMES)
+        monitor = InvariantMonitor(world, store, desired)
+        stage = Stage(world, desired, monitor)
         for host in world.hosts.values():
             host.machine.default = CALM
             host.machine.programs |= set(daemons.RUNTIMES)
-            books.started(host)
+            monitor.started(host)
         async with trio.open_nursery() as watching:
-            watching.start_soon(books.run)
+            watching.start_soon(monitor.run)
             async with trio.open_nursery() as nursery:
                 for happening in timeline.happenings:
                     nursery.start_soon(_happen, stage, happening, result)
                 await trio.sleep_until(timeline.busy_seconds)
                 nursery.cancel_scope.cancel(reason="the faults stop")
-            await stage.heal()
+            await stage.repair_all()
             await _converge(stage, result)
-            if not books.violations:
-                books.quiet_since = trio.current_time()
+            if not monitor.violations:
+                monitor.quiet_since = trio.current_time()
                 await trio.sleep(quiet_minutes * MINUTE)
-                books.quiet_since = math.inf
-                for column, text in books.problems(stage.wishes):
-                    books.violate(column, f"after the quiet time {text}")
+                monitor.quiet_since = math.inf
+                for column, text in monitor.problems(stage.desired):
+                    monitor.report(column, f"after the quiet time {text}")
             watching.cancel_scope.cancel()
-        result.violations = books.violations
+        result.violations = monitor.violations
         result.engines = sum(len(host.machine.spawned) for host in world.hosts.values())
         for host in world.hosts.values():
             result.trace += [(host.name, name, starts) for name, starts in sorted(host.machine.spawned_at.items())]
@@ -192,18 +192,18 @@ async def _converge(stage, result):
         if (cordon := host.machine.cordon) is not None and cordon.until is not None:
             healed = max(healed, trio.current_time() + (cordon.until - host.utcnow()).total_seconds())
     while True:
-        problems = stage.books.problems(stage.wishes)
-        changed = stage.books.last_change
+        problems = stage.monitor.problems(stage.desired)
+        changed = stage.monitor.last_change
         if not problems and trio.current_time() >= max(
-            max(healed, changed) + SETTLED_SECONDS, stage.books.excused_until
+            max(healed, changed) + SETTLED_SECONDS, stage.monitor.excused_until
         ):
             break
         if problems and trio.current_time() - healed > CONVERGED_SECONDS:
             for column, text in problems:
-                stage.books.violate(column, text)
+                stage.monitor.report(column, text)
             return
         if trio.current_time() - healed > 2 * CONVERGED_SECONDS:
-            stage.books.violate("restless", "as it was wished, but it never comes to rest")
+            stage.monitor.report("restless", "as it was wished, but it never comes to rest")
             return
         await trio.sleep(1.0)
     result.converged_seconds = max(0.0, changed - healed)

@@ -1,7 +1,8 @@
 """The stage on which faults and users act, and the table of faults that the neighbouring files fill.
 
 A fault is a task: it breaks something, waits, and mends it again. What it has not mended when the faults stop is mended
-by `Stage.heal`. A fault that finds nothing to break (no engine runs, the agent is away) says so by raising `NotNow`.
+by `Stage.repair_all`. A fault that finds nothing to break (no engine runs, the agent is away)
+raises `NotApplicable`.
 """
 
 import math
@@ -12,10 +13,10 @@ from random import Random
 import attrs
 import trio
 
-from llmkube.supervisor.nouns.host_addresses import Reach
-from llmkube.supervisor.nouns.lifecycle import Exit
+from llmkube.supervisor.values.host_addresses import HostAddress
+from llmkube.supervisor.values.lifecycle import Exit
 from sim import daemons
-from sim.invariants import Books, Wishes
+from sim.invariants import DesiredServices, InvariantMonitor
 from sim.machine import Script
 from sim.macs import is_mac
 from sim.world import Faults, World
@@ -26,7 +27,7 @@ CONTEXTS = (512, 1024, 2048, 4096)
 RUNTIMES = ("llamacpp", "llamacpp", *daemons.RUNTIMES)
 
 
-class NotNow(Exception):  # noqa: N818 - no error: there is nothing to break at the moment
+class NotApplicable(Exception):  # noqa: N818 - no error: there is nothing to break at the moment
     """There is nothing here that this fault could break."""
 
 
@@ -37,7 +38,7 @@ def span(rng, low, high):
 
 def at(address, *also):
     """A host that is reached at an address, and has other ones beside it."""
-    return Reach(address, address, "as the simulation says", "", frozenset({address, *also}))
+    return HostAddress(address, address, "as the simulation says", "", frozenset({address, *also}))
 
 
 @attrs.define(eq=False)
@@ -45,8 +46,8 @@ class Stage:
     """Where faults and users act: a world, what its user wishes, and the books about it."""
 
     world: World
-    wishes: Wishes
-    books: Books
+    desired: DesiredServices
+    monitor: InvariantMonitor
     busy: set = attrs.field(factory=set)
     layers: dict = attrs.field(factory=dict)
 
@@ -58,7 +59,7 @@ class Stage:
         """A host whose agent runs and is left alone by other faults."""
         hosts = [host for host in self.world.hosts.values() if host.running and host.name not in self.busy]
         if not hosts:
-            raise NotNow
+            raise NotApplicable
         return rng.choice(hosts)
 
     def engine(self, rng, *, ready=None, computes=False):
@@ -70,25 +71,25 @@ class Stage:
             if ready in (None, child.ready) and not (computes and child.keeper is not None)
         ]
         if not found:
-            raise NotNow
+            raise NotApplicable
         return rng.choice(found)
 
-    def wished(self, rng):
+    def pick_desired(self, rng):
         """The name of a service that is wished."""
-        if not self.wishes.specs:
-            raise NotNow
-        return rng.choice(sorted(self.wishes.specs))
+        if not self.desired.specs:
+            raise NotApplicable
+        return rng.choice(sorted(self.desired.specs))
 
     async def edit(self, rng, name):
         """Change a service, if it is still wished."""
-        if name in self.wishes.specs:
-            await self.wishes.apply(self.world, name, contextSize=rng.choice(CONTEXTS), extraArgs=[])
+        if name in self.desired.specs:
+            await self.desired.apply(self.world, name, contextSize=rng.choice(CONTEXTS), extraArgs=[])
 
     @asynccontextmanager
     async def away(self, host, how):
         """Have the agent of a host end (`kill`, `stop` or `keep`), and after the block a new one start."""
         if not host.running or host.name in self.busy:
-            raise NotNow
+            raise NotApplicable
         self.busy.add(host.name)
         since = trio.current_time()
         try:
@@ -103,30 +104,30 @@ class Stage:
     async def start(self, host, since=math.inf):
         """A new agent on a host."""
         await host.start_agent()
-        self.books.started(host, since)
+        self.monitor.started(host, since)
 
     async def _end(self, host, how):
         if how == "kill":
             await host.kill_agent()
             return
-        serving = [child for child in host.machine.live() if self.books.must_stay(host, child)]
+        serving = [child for child in host.machine.live() if self.monitor.must_stay(host, child)]
         if how == "keep":
             host.agent.keep_engines()
         await host.stop_agent()
         if how == "keep" and any(child.exit == Exit(0) for child in serving):
-            self.books.violate("needless", f"engines on {host.name} were ended by an agent that should leave them")
+            self.monitor.report("needless", f"engines on {host.name} were ended by an agent that should leave them")
         if how == "stop" and not all(child.stuck for child in host.machine.live()):  # no signal ends those
-            self.books.violate("orphans", f"engines on {host.name} have outlived an agent that was stopped in order")
+            self.monitor.report("orphans", f"engines on {host.name} have outlived an agent that was stopped in order")
 
     @contextmanager
-    def wrong_api(self, client, **faults):
+    def api_faults(self, client, **faults):
         """The way of a host, or of the controller, to the API server is as the given `Faults` say.
 
         Faults overlap and end in any order: each field is what the newest one that is still there says.
         """
         layers = self.layers.setdefault(id(client), [])
         layers.append(faults)
-        with self.books.disturbed(client):
+        with self.monitor.disturbed(client):
             _overlay(client, faults, layers)
             try:
                 yield
@@ -144,7 +145,7 @@ class Stage:
             if host.machine.scripts.get(name) is script:
                 host.machine.scripts[name] = CALM
 
-    async def heal(self):
+    async def repair_all(self):
         """Mend everything: from here on nothing goes wrong any more.
 
         A cordon is no fault. One without an end stays on a single host, and only where another one serves.
@@ -155,11 +156,11 @@ class Stage:
                 host.machine.cordon = None
                 able.append(host)
         for number, host in enumerate(self.world.hosts.values()):
-            clean(host)
+            repair_host(host)
             if host.machine.reach and not host.machine.reach.address:
                 host.machine.reach = at(f"198.51.100.{50 + number}")
             if host.faults != Faults():
-                with self.books.disturbed(host):
+                with self.monitor.disturbed(host):
                     _reset(host.faults)
             if not host.running:
                 await host.wait_stopped()
@@ -168,9 +169,9 @@ class Stage:
         if self.world.controller.network.dead:
             self.world.controller.start()
         self.busy.clear()
-        for name in self.wishes.specs:
+        for name in self.desired.specs:
             if await self.world.model(name) is None:
-                await self.wishes.apply(self.world, name)
+                await self.desired.apply(self.world, name)
 
 
 def _overlay(client, changed, layers):
@@ -184,7 +185,7 @@ def _reset(faults):
         setattr(faults, field.name, field.default)
 
 
-def clean(host):
+def repair_host(host):
     """Mend a machine and what runs on it; what would never come to an end ends."""
     machine = host.machine
     machine.default, machine.scripts = CALM, {}
@@ -257,7 +258,7 @@ def row(name, codes, phrase, inject, **more):
 
 async def api_away(stage, seconds, *clients):
     """Refuse the connections of hosts, or the controller, for a while."""
-    with together(stage.wrong_api(client, down=True) for client in clients):
+    with together(stage.api_faults(client, down=True) for client in clients):
         for client in clients:
             client.network.sever()
         await trio.sleep(seconds)
@@ -276,10 +277,10 @@ def together(contexts):
 
 async def recreate_service(stage, rng, name, seconds):
     """Delete a service and make it again, perhaps otherwise."""
-    spec = stage.wishes.specs.get(name)
+    spec = stage.desired.specs.get(name)
     if spec is None:
-        raise NotNow
-    await stage.wishes.delete(stage.world, name)
+        raise NotApplicable
+    await stage.desired.delete(stage.world, name)
     await trio.sleep(seconds)
     changes = {"contextSize": rng.choice(CONTEXTS)} if rng.random() < 0.5 else {}
-    await stage.wishes.apply(stage.world, name, **{**spec, **changes})
+    await stage.desired.apply(stage.world, name, **{**spec, **changes})

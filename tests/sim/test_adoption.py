@@ -10,7 +10,7 @@ from llmkube.k8s.builtins import EndpointSlice, Event
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.label_selectors import parse_selector
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.nouns.host_addresses import Surroundings, choose
+from llmkube.supervisor.values.host_addresses import NetworkView, choose
 from sim import faults_agent
 from sim.machine import Script
 from sim.stage import at
@@ -318,7 +318,7 @@ async def test_an_edit_that_restarts_nothing_is_known_to_the_next_agent(autojump
         await world.serve("chat")
         await world.apply(priority="high", evictionProtection=True)
         await trio.sleep(30)
-        service = world.machine.entries[Key("default", "chat")].wish.service
+        service = world.machine.entries[Key("default", "chat")].desired.service
         assert (service.spec.priority, service.spec.eviction_protection) == ("high", True)
         await world.kill_agent()
         world.faults.down = True
@@ -327,7 +327,7 @@ async def test_an_edit_that_restarts_nothing_is_known_to_the_next_agent(autojump
         world.faults.down = False
         await world.apply(priority="low")
         await trio.sleep(60)
-        assert world.machine.entries[Key("default", "chat")].wish.service.spec.priority == "low"
+        assert world.machine.entries[Key("default", "chat")].desired.service.spec.priority == "low"
         assert len(world.machine.spawned) == 1
 
 
@@ -337,8 +337,8 @@ async def test_what_was_told_to_stop_in_the_last_moments_of_an_agent_ends(autoju
     async with left_by_its_agent() as world:
         key = Key("default", "chat")
         entry = world.machine.entries[key]
-        service = attrs.evolve(entry.wish.service, spec=attrs.evolve(entry.wish.service.spec, suspend=True))
-        world.machine.entries[key] = attrs.evolve(entry, wish=attrs.evolve(entry.wish, service=service))
+        service = attrs.evolve(entry.desired.service, spec=attrs.evolve(entry.desired.service.spec, suspend=True))
+        world.machine.entries[key] = attrs.evolve(entry, desired=attrs.evolve(entry.desired, service=service))
         await world.apply("chat", suspend=True)
         world.faults.down = not online
         await world.start_agent()
@@ -352,7 +352,7 @@ async def test_no_route_at_the_start_of_an_agent_ends_no_engine(autojump_clock):
     """The host has its address, only the way to the API server is not known: engines on that address stay."""
     async with left_by_its_agent(reach=at(ADDRESS)) as world:
         world.faults.down = True
-        world.machine.reach = choose(None, Surroundings(frozenset({ADDRESS})))
+        world.machine.reach = choose(None, NetworkView(frozenset({ADDRESS})))
         await world.start_agent()
         await trio.sleep(60)
         assert len(world.machine.spawned) == 1

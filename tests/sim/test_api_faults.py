@@ -8,7 +8,7 @@ import trio
 from llmkube.k8s.builtins import Event, Lease
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import CREDENTIAL_ANNOTATION, host_id
-from llmkube.supervisor.nouns.host_credential import CredentialState
+from llmkube.supervisor.values.host_credential import CredentialState
 from sim.world import ANSWERS, agent_settings, open_world
 
 QUICK = agent_settings(lease_renew_seconds=5.0)
@@ -104,11 +104,11 @@ async def test_a_token_that_cannot_be_renewed_is_told_on_the_lease(autojump_cloc
         async def told():
             return (await world.client.get(Lease, key)).metadata.annotations.get(CREDENTIAL_ANNOTATION, "")
 
-        world.agent.credential.miss("no answer")
+        world.agent.credential.mark_not_renewed("no answer")
         await trio.sleep(2 * QUICK.lease_renew_seconds)
         assert "was not renewed: no answer" in await told()
         assert world.agent.ready()[0]
-        world.agent.credential.expect(1.8e9)
+        world.agent.credential.set_expiry(1.8e9)
         await trio.sleep(2 * QUICK.lease_renew_seconds)
         assert await told() == ""
 

@@ -9,10 +9,10 @@ from llmkube.k8s.builtins import Lease
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import CORDON_ANNOTATION
 from llmkube.supervisor.engine import health
-from llmkube.supervisor.host_cordon import LOOK_SECONDS, HostCordon
-from llmkube.supervisor.nouns.cordon import Cordon
+from llmkube.supervisor.host_cordon import POLL_SECONDS, HostCordon
+from llmkube.supervisor.values.cordon import Cordon
 from sim.machine import Script
-from sim.mutation import assert_caught, nothing, rows
+from sim.mutation import assert_caught, do_nothing, rows
 from sim.world import agent_settings, open_world
 
 pytestmark = pytest.mark.ci
@@ -30,7 +30,7 @@ async def test_requests_end_and_nothing_is_left_but_the_word_of_the_owner(autoju
         engine = await world.serve()
         engine.in_flight = 1
         world.first.cordon(3600)
-        await world.until(world.ready_addresses, 0, seconds=LOOK_SECONDS + 2)
+        await world.until(world.ready_addresses, 0, seconds=POLL_SECONDS + 2)
         await trio.sleep(10)
         assert engine.exit is None, "the request in flight has lost its engine"
         engine.in_flight = 0
@@ -54,7 +54,7 @@ async def test_a_request_that_does_not_end_keeps_the_memory_no_longer_than_the_g
         world.first.cordon()
         settings = world.settings
         within = settings.withdraw_seconds + settings.drain_seconds + settings.longest_grace_seconds
-        await world.until(world.live, [], "chat", seconds=LOOK_SECONDS + within + 1)
+        await world.until(world.live, [], "chat", seconds=POLL_SECONDS + within + 1)
 
 
 async def test_the_mac_serves_again_when_the_time_is_over(autojump_clock):
@@ -100,7 +100,7 @@ async def test_nothing_starts_on_a_cordoned_mac(autojump_clock):
         await world.add_host("mini")
         await trio.sleep(10)
         world.first.cordon()
-        await trio.sleep(2 * LOOK_SECONDS)
+        await trio.sleep(2 * POLL_SECONDS)
         for name in ("a", "b", "c"):
             await world.apply(name)
         await trio.sleep(60)
@@ -116,7 +116,7 @@ async def test_the_word_outlives_the_agent(autojump_clock):
         await world.kill_agent()
         world.first.cordon(600)
         await world.start_agent()
-        await world.until(world.ready_addresses, 0, seconds=LOOK_SECONDS + 5)
+        await world.until(world.ready_addresses, 0, seconds=POLL_SECONDS + 5)
         await trio.sleep(10)
         assert engine.exit is None, "its request was cut off"
         engine.in_flight = 0
@@ -164,7 +164,7 @@ async def test_an_engine_that_loads_is_no_use_to_the_owner(autojump_clock):
         await world.apply()
         await world.until(world.live, ["sim"], "chat")
         world.first.cordon()
-        await world.until(world.live, [], "chat", seconds=LOOK_SECONDS + 15)
+        await world.until(world.live, [], "chat", seconds=POLL_SECONDS + 15)
 
 
 async def forever(_):
@@ -177,7 +177,7 @@ def never_over(self, now):
 
 MUTANTS = {
     test_requests_end_and_nothing_is_left_but_the_word_of_the_owner: {
-        "requests are not waited for": (health.Engine, "wait_idle", nothing)
+        "requests are not waited for": (health.Engine, "wait_idle", do_nothing)
     },
     test_the_mac_serves_again_when_the_time_is_over: {"the cordon never ends": (Cordon, "holds", never_over)},
     test_a_sleep_counts: {

@@ -7,11 +7,11 @@ import pytest
 
 from lengths import CORDON_SEEDS, QUIET_MINUTES
 from llmkube.supervisor.host_cordon import HostCordon
-from llmkube.supervisor.nouns.cordon import Cordon
+from llmkube.supervisor.values.cordon import Cordon
 from sim import score
 from sim.faults import FAULTS
 from sim.faults_owner import cordoned
-from sim.mutation import CREATED, acts, assert_booked, rows
+from sim.mutation import CREATED, assert_recorded, rows, steps
 
 OWNERS = sorted(name for name, row in FAULTS.items() if row.inject.__module__ == cordoned.__module__)
 
@@ -60,10 +60,10 @@ def holds_for_ever(self, now):
 
 
 MUTANTS = {
-    (acts(*CREATED, (100.0, "cordoned-for-a-while")), "not given back"): {
+    (steps(*CREATED, (100.0, "cordoned-for-a-while")), "not given back"): {
         "a cordon ends nothing": (HostCordon, "serves", property(lambda self: self.accelerators))
     },
-    (acts(*CREATED, (100.0, "cordoned-for-a-while")), "stuck"): {
+    (steps(*CREATED, (100.0, "cordoned-for-a-while")), "stuck"): {
         "a host never returns": (Cordon, "holds", holds_for_ever)
     },
 }
@@ -73,4 +73,4 @@ MUTANTS = {
 @pytest.mark.parametrize("row", rows(MUTANTS))
 def test_a_mutant_is_booked(row, monkeypatch):
     """The books see this bug, and without it the same timeline is clean."""
-    assert_booked(monkeypatch, row)
+    assert_recorded(monkeypatch, row)

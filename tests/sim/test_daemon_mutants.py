@@ -9,21 +9,21 @@ import pytest
 import trio
 
 from llmkube.base.backoff import Backoff
-from llmkube.programs.daemon_engine import keeping, omlx_model
-from llmkube.programs.daemon_engine.keeper import LAST_SECONDS, Keeper
-from llmkube.programs.daemon_engine.keeping import Act, Seen, Step
+from llmkube.programs.daemon_engine import decisions, omlx_model
+from llmkube.programs.daemon_engine.decisions import Act, DaemonSample, Step
+from llmkube.programs.daemon_engine.keeper import UNLOAD_LIMIT_SECONDS, Keeper
 from llmkube.programs.daemon_engine.ollama_program import OllamaModel
 from llmkube.programs.daemon_engine.omlx_model import OmlxModel
 from llmkube.supervisor.engine import health
-from llmkube.supervisor.nouns import need
 from llmkube.supervisor.service import attempt
 from llmkube.supervisor.service.engine_status import EngineStatus
+from llmkube.supervisor.values import need
 from pressure import test_shared_daemons as pressed
 from sim import score
 from sim import test_daemon_sharing as sharing
 from sim import test_shared_daemon as shared
 from sim.daemons import RUNTIMES
-from sim.mutation import acts, assert_booked, assert_caught, rows
+from sim.mutation import assert_caught, assert_recorded, rows, steps
 
 ON = {"ollama": (1.0, "create", 4), "omlx": (1.0, "create", 0)}
 """These dice make a service of the runtime; `test_the_service_is_on_it` looks."""
@@ -31,14 +31,14 @@ ON = {"ollama": (1.0, "create", 4), "omlx": (1.0, "create", 0)}
 
 def on(*happenings):
     """A timeline of a service on the runtime that it is called with."""
-    return lambda runtime: acts(ON[runtime], *happenings)
+    return lambda runtime: steps(ON[runtime], *happenings)
 
 
 def blind_to_what_is_not_listed(original):
     """Only processes of what the daemon lists are looked at."""
 
-    def decide(state, seen, now):
-        return original(state, seen if seen.listed else attrs.evolve(seen, holders=(), orphans=()), now)
+    def decide(state, sample, now):
+        return original(state, sample if sample.listed else attrs.evolve(sample, holders=(), orphans=()), now)
 
     return decide
 
@@ -49,7 +49,7 @@ async def never_asks(*_):
 
 def as_if_ours(original):
     """A borrowed daemon is ended like our own."""
-    return lambda seen, *rest: original(attrs.evolve(seen, owned=True), *rest)
+    return lambda sample, *rest: original(attrs.evolve(sample, owned=True), *rest)
 
 
 async def found_by_name(self, entries):
@@ -71,14 +71,14 @@ async def unloads_nothing(context, launch):
 
 async def waits_for_no_other(self):
     """Who ends unloads the model, whoever else uses it."""
-    with trio.move_on_after(LAST_SECONDS, shield=True):
+    with trio.move_on_after(UNLOAD_LIMIT_SECONDS, shield=True):
         return await self._unload()
 
 
 async def clears_nothing(self):
     """That the model was unloaded in order is not noted."""
-    with trio.move_on_after(LAST_SECONDS, shield=True):
-        return not await self.lock.alone() or await self._unload()
+    with trio.move_on_after(UNLOAD_LIMIT_SECONDS, shield=True):
+        return not await self.lock.exclusive() or await self._unload()
 
 
 async def does_not_ask_who_uses_it(self):
@@ -121,8 +121,8 @@ def never_scans_again(original):
     """What processes have shown once is believed for ever."""
 
     async def holders(self, names):
-        if self._before is not None and self._before.server is not None:
-            return self._before.holders, self._before.server
+        if self._last_scan is not None and self._last_scan.server is not None:
+            return self._last_scan.holders, self._last_scan.server
         return await original(self, names)
 
     return holders
@@ -130,14 +130,14 @@ def never_scans_again(original):
 
 def gives_up_what_was_taken(state, now):
     """What was unloaded by somebody else is not loaded again."""
-    return attrs.evolve(state, ready=False, claimed=False, next_at=math.inf)
+    return attrs.evolve(state, ready=False, unconfirmed=False, not_before=math.inf)
 
 
 def done_when_asked(original):
     """An unload is done when the daemon was told."""
 
-    def unload(seen, since, asked_at, now):
-        return Step(Act.DONE) if asked_at is not None else original(seen, since, asked_at, now)
+    def unload(sample, since, requested_at, now):
+        return Step(Act.DONE) if requested_at is not None else original(sample, since, requested_at, now)
 
     return unload
 
@@ -160,34 +160,34 @@ def blind_to_builds(original):
 
 
 MUTANTS = {
-    (acts(ON["ollama"], (100.0, "daemons-process-killed")), "false ready"): {
-        "what Ollama lists is believed without a process": (Seen, "loaded", property(lambda self: self.listed))
+    (steps(ON["ollama"], (100.0, "daemons-process-killed")), "false ready"): {
+        "what Ollama lists is believed without a process": (DaemonSample, "loaded", property(lambda self: self.listed))
     },
     (on((100.0, "daemon-restarts", 11)), "false ready"): {
         "a model that {runtime} has lost stays published": (attempt, "watch_model", never_asks)
     },
     (on((100.0, "daemon-keeps-what-it-unloads", 2), (101.0, "daemon-is-used-by-others")), "double"): {
         "a model is loaded beside what {runtime} still holds of it": (
-            keeping,
+            decisions,
             "decide",
-            blind_to_what_is_not_listed(keeping.decide),
+            blind_to_what_is_not_listed(decisions.decide),
         )
     },
     (on((100.0, "delete")), "orphans"): {
         "an engine ends without unloading its model from {runtime}": (
-            keeping,
+            decisions,
             "unload",
-            lambda seen, since, asked_at, now: Step(Act.DONE),
+            lambda sample, since, requested_at, now: Step(Act.DONE),
         )
     },
     (on((100.0, "daemon-keeps-what-it-unloads", 2), (101.0, "delete")), "needless"): {
-        "the owner's {runtime} is ended like one of ours": (keeping, "unload", as_if_ours(keeping.unload))
+        "the owner's {runtime} is ended like one of ours": (decisions, "unload", as_if_ours(decisions.unload))
     },
-    (acts(ON["omlx"], (100.0, "daemon-keeps-what-it-unloads", 2), (101.0, "delete")), "orphans"): {
-        "what oMLX does not list is not there": (omlx_model, "remains", lambda account, shot: False)
+    (steps(ON["omlx"], (100.0, "daemon-keeps-what-it-unloads", 2), (101.0, "delete")), "orphans"): {
+        "what oMLX does not list is not there": (omlx_model, "is_still_held", lambda history, shot: False)
     },
-    (acts(ON["omlx"], (100.0, "daemon-has-another-model", 3)), "false ready"): {
-        "another model under the name of ours is taken for it": (OmlxModel, "of_folder", found_by_name)
+    (steps(ON["omlx"], (100.0, "daemon-has-another-model", 3)), "false ready"): {
+        "another model under the name of ours is taken for it": (OmlxModel, "find_model", found_by_name)
     },
 }
 """A timeline with a column of the scorecard, and the bugs that the one shows in the other."""
@@ -208,10 +208,10 @@ CAUGHT = {
         )
     },
     shared.test_a_daemon_at_another_port_is_told_and_replaced: {
-        "{runtime} is waited for at its old port for ever": (keeping, "LOST_SECONDS", math.inf)
+        "{runtime} is waited for at its old port for ever": (decisions, "LOST_SECONDS", math.inf)
     },
     shared.test_a_key_that_is_changed_is_told_and_one_of_our_own_serves: {
-        "a daemon that refuses the key is waited for for ever": (keeping, "LATE_SECONDS", math.inf)
+        "a daemon that refuses the key is waited for for ever": (decisions, "LATE_SECONDS", math.inf)
     },
     partial(shared.test_a_daemon_that_upgrades_itself_costs_no_engine, runtime="ollama"): {
         "what an Ollama was told before its upgrade is believed to be there": (
@@ -231,7 +231,11 @@ CAUGHT = {
         "the default model of an oMLX that has lost ours is loaded in its place": (OmlxModel, "load", loads_unasked)
     },
     shared.test_a_model_that_another_client_unloads_is_loaded_again: {
-        "a model that another client has unloaded from {runtime} stays away": (keeping, "lost", gives_up_what_was_taken)
+        "a model that another client has unloaded from {runtime} stays away": (
+            decisions,
+            "after_loss",
+            gives_up_what_was_taken,
+        )
     },
     shared.test_a_stop_before_the_first_look_gives_back_what_a_killed_front_has_left: {
         "a stop before the first look leaves what an earlier front has loaded": (
@@ -260,7 +264,11 @@ CAUGHT = {
         )
     },
     sharing.test_what_fits_beside_what_was_left_takes_it_over: {
-        "what would fit beside what was left in {runtime} is loaded anew": (attempt, "leftover_unloaded", unloads_first)
+        "what would fit beside what was left in {runtime} is loaded anew": (
+            attempt,
+            "unloading_leftover",
+            unloads_first,
+        )
     },
     sharing.test_two_services_on_one_folder_do_not_disturb_each_other: {
         "the first of two services on one folder that ends unloads it": (Keeper, "unload", waits_for_no_other)
@@ -281,22 +289,22 @@ CAUGHT = {
     },
     pressed.test_said_unloaded_and_was_not_takes_the_next_victim: {
         "under pressure, {runtime}'s word that it has unloaded is believed": (
-            keeping,
+            decisions,
             "unload",
-            done_when_asked(keeping.unload),
+            done_when_asked(decisions.unload),
         )
     },
     partial(pressed.test_a_daemon_that_restarts_in_the_middle_of_an_eviction_loads_nothing_again, runtime="ollama"): {
         "under pressure, the processes of an Ollama that has restarted are not looked at again": (
             OllamaModel,
-            "look_at_processes",
-            never_scans_again(OllamaModel.look_at_processes),
+            "find_holders",
+            never_scans_again(OllamaModel.find_holders),
         )
     },
     pressed.test_a_model_of_others_that_comes_meanwhile_is_not_taken_for_ours: {
         "memory that comes for a model of others as ours goes is taken for ours": (
             omlx_model,
-            "grown_by_others",
+            "growth_of_others",
             lambda earlier, later: 0,
         )
     },
@@ -324,7 +332,7 @@ def by_runtime(table, bind):
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_the_service_is_on_it(runtime):
     """Otherwise none of these timelines would have anything to break."""
-    result = score.play(acts(ON[runtime], (100.0, "daemon-restarts", 11)), quiet_minutes=3)
+    result = score.play(steps(ON[runtime], (100.0, "daemon-restarts", 11)), quiet_minutes=3)
     assert result.faults["daemon-restarts"] == 1
     assert not result.violations
 
@@ -333,7 +341,7 @@ def test_the_service_is_on_it(runtime):
 @pytest.mark.parametrize("row", tuple(by_runtime(MUTANTS, lambda shown, runtime: (shown[0](runtime), shown[1]))))
 def test_a_mutant_is_booked(row, monkeypatch):
     """The books of a run see this bug, and without it the same timeline is clean."""
-    assert_booked(monkeypatch, row)
+    assert_recorded(monkeypatch, row)
 
 
 @pytest.mark.soak

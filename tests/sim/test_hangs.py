@@ -10,7 +10,7 @@ import trio
 from llmkube.base.http.message import NO_HEADERS
 from llmkube.k8s.builtins import Event
 from llmkube.supervisor.engine import health
-from llmkube.supervisor.nouns import liveness
+from llmkube.supervisor.values import liveness
 from sim.machine import Script, SimChild
 from sim.mutation import assert_caught
 from sim.world import open_world
@@ -169,7 +169,7 @@ async def intruder(world):
 
 async def other_model(world):
     """An engine that serves another model than the one that was asked for is never called ready."""
-    world.machine.default = Script(load_seconds=1, says="somebody-else")
+    world.machine.default = Script(load_seconds=1, model_id="somebody-else")
     await world.apply()
     await trio.sleep(30)
     assert await world.ready_addresses() == 0
@@ -256,11 +256,11 @@ def blind(watch, stats, now, limits, original=liveness.step):
 
 
 def health_is_enough(watch, verdict, limits):
-    return {} if watch.unanswered or watch.stopped_looks or not watch.reachable else {"hung": ""}
+    return {} if watch.unanswered or watch.stopped_samples or not watch.reachable else {"hung": ""}
 
 
 def hasty(watch, verdict, limits):
-    return {"hung": "stopped"} if watch.stopped_looks else {}
+    return {"hung": "stopped"} if watch.stopped_samples else {}
 
 
 def silence_is_enough(watch, verdict, limits):
@@ -272,7 +272,7 @@ def rest_is_a_hang(watch, verdict, limits):
 
 
 def no_tokens(watch, verdict, limits):
-    return {"ask": liveness.Ask.COUNTERS} if verdict.ask is liveness.Ask.TOKEN else {}
+    return {"ask": liveness.Probe.COUNTERS} if verdict.ask is liveness.Probe.TOKEN else {}
 
 
 def port_unseen(watch, stats, now, limits, original=liveness.step):
@@ -282,7 +282,7 @@ def port_unseen(watch, stats, now, limits, original=liveness.step):
 
 async def token_denied(engine):
     await trio.lowlevel.checkpoint()
-    return liveness.Answer("busy", token=False)
+    return liveness.ProbeResult("busy", token=False)
 
 
 def load_with_a_clock(load, stats, now, limits, original=liveness.step_load):
@@ -315,7 +315,7 @@ MUTANTS = {
     "silence is a verdict": (health, "step", judged(silence_is_enough), long_prompt),
     "counters are not read": (health, "step", blind, on_a_gpu),
     "rest is a hang": (health, "step", judged(rest_is_a_hang), at_rest),
-    "an engine at rest is asked all the time": (liveness, "SLOWEST_RHYTHM", 0, at_rest),
+    "an engine at rest is asked all the time": (liveness, "MAX_BACKOFF", 0, at_rest),
     "no chance to give a token": (health.Engine, "one_token", token_denied, late_answers),
     "one look at a stopped process is enough": (health, "step", judged(hasty), short_stop),
     "the state of the process is not read": (health, "step", seen_as(state="S"), frozen),

@@ -116,7 +116,7 @@ def _place(coroutine):
 @contextmanager
 def driven(bug):
     """Every task of the victim, from the agent's first line about it to its last, is driven."""
-    start_soon, start_now, look_after = trio.Nursery.start_soon, trio.Nursery.start, Services._look_after
+    start_soon, start_now, look_after = trio.Nursery.start_soon, trio.Nursery.start, Services._supervise
 
     async def drive(fn, *args, **status):
         await _Driver(fn(*args, **status), bug)
@@ -149,7 +149,7 @@ def driven(bug):
     with (
         patch.object(trio.Nursery, "start_soon", start),
         patch.object(trio.Nursery, "start", begin),
-        patch.object(Services, "_look_after", look_after_victim),
+        patch.object(Services, "_supervise", look_after_victim),
     ):
         yield
 
@@ -179,7 +179,7 @@ async def play(bug, memory):
         assert machine.counts() == {SIBLING: 1}
         assert not machine.doubles
         if [key.name for key in machine.entries] != [SIBLING]:
-            assert "_look_after" in bug.struck, "only a bug in the very removal leaves an entry, for the next agent"
+            assert "_supervise" in bug.struck, "only a bug in the very removal leaves an entry, for the next agent"
             await world.kill_agent()
             await world.start_agent()
             await trio.sleep(1)

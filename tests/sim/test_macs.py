@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import trio
 
-from lengths import MAC_SEEDS, QUIET_MINUTES, some
+from lengths import MAC_SEEDS, QUIET_MINUTES, sample_rows
 from llmkube.supervisor.host import mach
 from llmkube.supervisor.host.darwin import DarwinMemory
 from llmkube.supervisor.service import metal
@@ -46,7 +46,7 @@ def test_each_fault_of_macs_is_mended(name):
     assert played(name, name) == set()
 
 
-@pytest.mark.parametrize("release", some(RELEASES))
+@pytest.mark.parametrize("release", sample_rows(RELEASES))
 def test_each_release_serves(release):
     """With a failing GPU and hidden exits on each of them."""
     assert played("latched-error", "hidden-exit", release=release) == set()
@@ -84,7 +84,7 @@ async def test_mutant_esrch_is_taken_for_the_end(autojump_clock, monkeypatch):
         except ProcessLookupError:
             await trio.lowlevel.checkpoint()
 
-    monkeypatch.setattr(machine, "wait_ended", ended_at_once)
+    monkeypatch.setattr(machine, "wait_exit", ended_at_once)
     with pytest.RaisesGroup(AssertionError, flatten_subgroups=True):
         await restarted_during_an_exit()
 
@@ -100,7 +100,7 @@ def refused_count_is_not_repeated(patch):
 def unread_memory_crashes(patch):
     async def sample(self):
         await trio.lowlevel.checkpoint()
-        return self.look(trio.current_time())
+        return self.read_sample(trio.current_time())
 
     patch.setattr(DarwinMemory, "sample", sample)
 

@@ -15,15 +15,15 @@ from llmkube.supervisor.agent import AgentView
 from llmkube.supervisor.cluster import status
 from llmkube.supervisor.cluster.claim_manager import ClaimManager
 from llmkube.supervisor.engine import health
-from llmkube.supervisor.nouns.desired import Desired, Idle
-from llmkube.supervisor.nouns.host_addresses import Reach
-from llmkube.supervisor.nouns.lifecycle import RestartState, ServiceView
 from llmkube.supervisor.service import attempt, planner, status_manager
 from llmkube.supervisor.service import runner as service
 from llmkube.supervisor.service.attempt import EngineJournal
 from llmkube.supervisor.service.facts import Facts
 from llmkube.supervisor.service.status_manager import StatusManager
 from llmkube.supervisor.services import Services
+from llmkube.supervisor.values.desired import Desired, Idle
+from llmkube.supervisor.values.host_addresses import HostAddress
+from llmkube.supervisor.values.lifecycle import RestartState, ServiceView
 from sim import machine, test_hangs
 from sim import test_adoption as adoption
 from sim import test_limits as limits
@@ -31,15 +31,15 @@ from sim.machine import Machine, Script, SimChild
 from sim.mutation import (
     CREATED,
     BrokenMutantError,
-    acts,
-    assert_booked,
     assert_caught,
+    assert_recorded,
+    do_nothing,
     is_caught,
     keep_what_is_gone,
     never_yields,
-    nothing,
     play,
     rows,
+    steps,
 )
 from sim.world import open_world
 
@@ -128,7 +128,7 @@ MUTANTS = {
         "an engine that has ended is told to serve": (status, "service_status", always_loaded(status.service_status)),
     },
     adoption.test_a_killed_agent_costs_nothing: {
-        "the journal is not written": (Machine, "write", nothing),
+        "the journal is not written": (Machine, "write", do_nothing),
         "an adopted engine is announced as not ready first": (
             StatusManager,
             "start",
@@ -136,7 +136,7 @@ MUTANTS = {
         ),
     },
     adoption.test_a_suspended_service_does_not_come_back_with_a_new_agent: {
-        "the journal is never cleared": (Machine, "remove", nothing)
+        "the journal is never cleared": (Machine, "remove", do_nothing)
     },
     adoption.test_an_edit_while_no_agent_runs_replaces_the_engine_once: {
         "an adopted engine of another plan stays": (LaunchPlan, "digest", "constant")
@@ -145,36 +145,36 @@ MUTANTS = {
         "an adopted engine is not asked before it is called ready": (health, "wait_ready", ready_at_once)
     },
     adoption.test_an_empty_list_right_after_the_start_ends_nothing: {
-        "the first empty list is believed": (Cache, "is_doubtful", lambda self, listing: False)
+        "the first empty list is believed": (Cache, "is_suspect", lambda self, listing: False)
     },
     adoption.test_an_agent_without_an_api_server_serves_what_was_asked_last: {
         "without an API server nothing is started": (Services, "synced", lambda self: True)
     },
     adoption.test_requests_in_flight_end_before_the_engine_does: {
-        "a stop does not wait for requests": (health.Engine, "wait_idle", nothing)
+        "a stop does not wait for requests": (health.Engine, "wait_idle", do_nothing)
     },
     adoption.test_an_edit_that_restarts_nothing_is_known_to_the_next_agent: {
-        "the journal does not follow the wish": (EngineJournal, "follow", nothing)
+        "the journal does not follow the wish": (EngineJournal, "follow", do_nothing)
     },
     partial(adoption.test_what_was_told_to_stop_in_the_last_moments_of_an_agent_ends, online=False): {
         "what was told to stop is not taken over first": (services, "run_service", planned_first(services.run_service))
     },
     adoption.test_no_route_at_the_start_of_an_agent_ends_no_engine: {
         "an address without a route is lost": (
-            Reach,
+            HostAddress,
             "serves",
             lambda reach, host: host == reach.bind or (reach.address is not None and host in reach.own),
         )
     },
     adoption.test_a_slow_first_look_at_the_network_ends_no_engine: {
         "an address that nobody has looked for is lost": (
-            Reach,
+            HostAddress,
             "serves",
             lambda reach, host: host == reach.bind or host in reach.own,
         )
     },
     partial(limits.test_an_agent_without_descriptors_condemns_no_engine, has_proc=False): {
-        "who cannot be asked is gone": (health, "NOT_ASKED", frozenset())
+        "who cannot be asked is gone": (health, "LOCAL_CONNECT_ERRNOS", frozenset())
     },
     partial(limits.test_what_is_lacking_is_said, lack="disk_full", why=Reason.JOURNAL_NOT_WRITTEN): {
         "what is lacking has no reason of its own": (attempt, "reason_of", lambda error: Reason.ENGINE_NOT_FOUND)
@@ -235,43 +235,43 @@ def untold(original):
 
 
 BOOKED = {
-    (acts(*CREATED, (100.0, "bad-flag")), "false ready"): {
+    (steps(*CREATED, (100.0, "bad-flag")), "false ready"): {
         "an endpoint outlives its engine": (status_manager, "slice_manifest", always_ready)
     },
-    (acts(*CREATED, (100.0, "journal-lost")), "orphans"): {
+    (steps(*CREATED, (100.0, "journal-lost")), "orphans"): {
         "strays are left alone": (Machine, "match_processes", strays_stay(Machine.match_processes))
     },
-    (acts(*CREATED, (100.0, "agent-killed")), "double"): {
+    (steps(*CREATED, (100.0, "agent-killed")), "double"): {
         "nothing is adopted": (Machine, "match_processes", unseen(Machine.match_processes))
     },
-    (acts(*CREATED, (100.0, "source")), "lost"): {
+    (steps(*CREATED, (100.0, "source")), "lost"): {
         "an edit changes nothing that runs": (LaunchPlan, "digest", "constant")
     },
-    (acts(*CREATED, (100.0, "start-with-an-empty-list")), "needless"): {
-        "a new agent believes the first list": (Cache, "is_doubtful", lambda self, listing: False)
+    (steps(*CREATED, (100.0, "start-with-an-empty-list")), "needless"): {
+        "a new agent believes the first list": (Cache, "is_suspect", lambda self, listing: False)
     },
-    (acts(*CREATED, (100.0, "agent-upgraded")), "needless"): {
+    (steps(*CREATED, (100.0, "agent-upgraded")), "needless"): {
         "an agent that is replaced ends its engines": (AgentView, "keep_engines", lambda self: None)
     },
-    (acts(*CREATED, (100.0, "long-prompt")), "needless"): {
+    (steps(*CREATED, (100.0, "long-prompt")), "needless"): {
         "an engine that answers late is replaced": (health, "step", test_hangs.judged(test_hangs.silence_is_enough))
     },
-    (acts(*CREATED, (100.0, "massacre")), "stuck"): {
+    (steps(*CREATED, (100.0, "massacre")), "stuck"): {
         "the second failure is the last": (service, "after_failure", lambda state, failure, rng: (RestartState(1), 1e5))
     },
-    (acts(*CREATED), "restless"): {"an engine is reachable and not in turn": (health, "step", flapping(health.step))},
-    (acts(*CREATED, (100.0, "massacre")), "bugs"): {"a bug in a service's task": (service, "after_failure", broken)},
-    (acts(*CREATED, (1300.0, "partition"), hosts=2), "double"): {
+    (steps(*CREATED), "restless"): {"an engine is reachable and not in turn": (health, "step", flapping(health.step))},
+    (steps(*CREATED, (100.0, "massacre")), "bugs"): {"a bug in a service's task": (service, "after_failure", broken)},
+    (steps(*CREATED, (1300.0, "partition"), hosts=2), "double"): {
         "a host that was cut off does not yield": (ClaimManager, "may_run", never_yields(ClaimManager.may_run))
     },
-    (acts(*CREATED, (100.0, "delete-while-cut-off")), "lost"): {
+    (steps(*CREATED, (100.0, "delete-while-cut-off")), "lost"): {
         "what a list lacks is still there": (Cache, "replace", keep_what_is_gone)
     },
-    (acts(*CREATED, (100.0, "compaction"), (101.0, "source")), "lost"): {
+    (steps(*CREATED, (100.0, "compaction"), (101.0, "source")), "lost"): {
         "a list is no news": (Cache, "replace", untold(Cache.replace))
     },
-    (acts(*CREATED, (100.0, "suspend", 2)), "double"): {"a suspended service runs": (Desired, "running", True)},
-    (acts(*CREATED, (100.0, "store-away", 1)), "lost"): {"a fetch is tried once": (planner, "Backoff", endless_pause)},
+    (steps(*CREATED, (100.0, "suspend", 2)), "double"): {"a suspended service runs": (Desired, "running", True)},
+    (steps(*CREATED, (100.0, "store-away", 1)), "lost"): {"a fetch is tried once": (planner, "Backoff", endless_pause)},
 }
 """A timeline with a column of the scorecard, and the bugs that the one shows in the other."""
 
@@ -280,7 +280,7 @@ BOOKED = {
 @pytest.mark.parametrize("row", rows(BOOKED))
 def test_a_mutant_is_booked(row, monkeypatch):
     """The books of a run see this bug, and without it the same timeline is clean."""
-    assert_booked(monkeypatch, row)
+    assert_recorded(monkeypatch, row)
 
 
 @pytest.mark.soak

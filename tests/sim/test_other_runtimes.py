@@ -5,7 +5,7 @@ import pytest
 import trio
 
 from llmkube.runtimes.process import host_runtimes
-from llmkube.runtimes.process.host_runtime import Questions
+from llmkube.runtimes.process.host_runtime import EngineQueries
 from sim import connection
 from sim.memory import SimMemory, shape_of
 from sim.world import agent_settings, open_world
@@ -112,7 +112,7 @@ async def test_mutant_an_engine_whose_numbers_are_not_read(autojump_clock, monke
     monkeypatch.setitem(
         host_runtimes.HOST_RUNTIMES,
         "mlx-lm",
-        attrs.evolve(host_runtimes.HOST_RUNTIMES["mlx-lm"], questions=Questions(metrics_path="/metrics")),
+        attrs.evolve(host_runtimes.HOST_RUNTIMES["mlx-lm"], queries=EngineQueries(metrics_path="/metrics")),
     )
     with pytest.RaisesGroup(pytest.RaisesExc(AssertionError, match="the request was cut"), flatten_subgroups=True):
         await end_first("mlx-lm")

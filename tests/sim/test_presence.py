@@ -9,7 +9,7 @@ from llmkube.k8s.builtins import Endpoints, EndpointSlice, Event, Service
 from llmkube.k8s.codec import decode
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import SERVICE_LABEL
-from llmkube.supervisor.nouns.host_addresses import Reach
+from llmkube.supervisor.values.host_addresses import HostAddress
 from migration.leavings import agents_objects
 from sim.invariants import WatchedStore
 from sim.machine import Script
@@ -23,7 +23,7 @@ LAN = "192.0.2.77"
 
 def at(address, *others, problem=""):
     """This host is reached at an address."""
-    return Reach(address, address or "127.0.0.1", "of a test", problem, frozenset({address, *others} - {None}))
+    return HostAddress(address, address or "127.0.0.1", "of a test", problem, frozenset({address, *others} - {None}))
 
 
 async def serving_at(world, reach):
@@ -121,8 +121,8 @@ async def test_slices_follow_a_new_address_within_seconds(autojump_clock):
 async def test_a_new_gateway_moves_the_slice_and_no_engine(autojump_clock):
     """Behind a virtual machine's gateway engines listen on the loopback address: only what is published changes."""
     async with open_world(settings=QUICK) as world:
-        await serving_at(world, Reach(ADDRESS, "127.0.0.1", "a gateway"))
-        world.machine.reach = Reach(LAN, "127.0.0.1", "another gateway")
+        await serving_at(world, HostAddress(ADDRESS, "127.0.0.1", "a gateway"))
+        world.machine.reach = HostAddress(LAN, "127.0.0.1", "another gateway")
         await world.until(world.slices, [("sim", LAN, True)], seconds=5, step_seconds=0.1)
         await trio.sleep(60)
         assert len(world.machine.spawned) == 1

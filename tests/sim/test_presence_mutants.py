@@ -11,14 +11,14 @@ from llmkube.supervisor.cluster.applier import Applier
 from llmkube.supervisor.cluster.claim_manager import ClaimLeases, ClaimManager
 from llmkube.supervisor.cluster.drift_repair import DriftRepair
 from llmkube.supervisor.engine import health
-from llmkube.supervisor.nouns.host_addresses import Reach
 from llmkube.supervisor.service.facts import Facts
+from llmkube.supervisor.values.host_addresses import HostAddress
 from sim import test_api_faults, test_claims, test_limits, test_presence
-from sim.mutation import assert_caught, never_yields, nothing, rows
+from sim.mutation import assert_caught, do_nothing, never_yields, rows
 
 
 def first_address(original):
-    return lambda facts, reach: facts if facts.reach.address else original(facts, reach)
+    return lambda facts, host_address: facts if facts.host_address.address else original(facts, host_address)
 
 
 def always(value):
@@ -42,8 +42,8 @@ async def denied(*args, **kwargs):
 
 
 def speaks_first(original):
-    def reports(self, wish):
-        return not self.synced or original(self, wish)
+    def reports(self, desired):
+        return not self.synced or original(self, desired)
 
     return reports
 
@@ -94,22 +94,22 @@ MUTANTS = {
         "nothing is said again on return": (Applier, "reapply_all_nowait", always(None))
     },
     test_presence.test_a_new_gateway_moves_the_slice_and_no_engine: {
-        "slices stay where they were": (Facts, "with_reach", first_address(Facts.with_reach))
+        "slices stay where they were": (Facts, "with_host_address", first_address(Facts.with_host_address))
     },
     test_presence.test_slices_follow_a_new_address_within_seconds: {
-        "engines stay on lost addresses": (Reach, "serves", always(True))
+        "engines stay on lost addresses": (HostAddress, "serves", always(True))
     },
     test_presence.test_a_host_without_a_network_for_a_while_unloads_nothing: {
         "no address is as good as another": (host_lease, "settle", lambda before, now: now)
     },
     test_presence.test_what_is_not_served_here_any_more_is_withdrawn: {
-        "what an earlier agent published stays": (agent, "delete_stale_endpoints", nothing)
+        "what an earlier agent published stays": (agent, "delete_stale_endpoints", do_nothing)
     },
     test_api_faults.test_a_host_that_is_told_of_no_service_keeps_its_claims: {
-        "a claim on what no list has named is given up": (ClaimLeases, "is_followed", denied)
+        "a claim on what no list has named is given up": (ClaimLeases, "is_selected", denied)
     },
     test_limits.test_an_agent_without_descriptors_condemns_no_engine: {
-        "an engine is blamed for what its host lacks": (health, "NOT_ASKED", frozenset())
+        "an engine is blamed for what its host lacks": (health, "LOCAL_CONNECT_ERRNOS", frozenset())
     },
     test_claims.test_an_agent_that_starts_alone_does_not_speak_over_the_one_that_serves: {
         "an agent speaks before it knows who serves": (ClaimManager, "reports", speaks_first(ClaimManager.reports))
@@ -127,7 +127,7 @@ MUTANTS = {
         "every deletion is doubted": (reflector, "is_mass_deletion", always(True))
     },
     test_api_faults.test_deleting_everything_is_believed_after_the_second_look: {
-        "the first list is believed": (reflector.Cache, "is_doubtful", always(False))
+        "the first list is believed": (reflector.Cache, "is_suspect", always(False))
     },
 }
 

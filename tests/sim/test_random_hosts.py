@@ -27,15 +27,15 @@ steps = st.one_of(
 )
 
 
-async def take(world, wishes, down, step):
+async def take(world, desired, down, step):
     """Let one thing happen."""
     match step:
         case ("sleep", seconds):
             await trio.sleep(seconds)
         case ("replicas", name, replicas):
-            wishes[name] = replicas
+            desired[name] = replicas
             await world.apply(name, replicas=replicas)
-        case ("delete", name) if wishes.pop(name, None) is not None:
+        case ("delete", name) if desired.pop(name, None) is not None:
             await world.delete(name)
         case ("cut", host, yes):
             world.hosts[host].cut_off(yes)
@@ -67,7 +67,7 @@ class Host:
         await host.die()
 
 
-async def converge(world, wishes, down):
+async def converge(world, desired, down):
     """Everything is well again; a little later every replica runs once, as claimed, and nothing moves any more."""
     for name, host in world.hosts.items():
         host.cut_off(False)
@@ -75,14 +75,14 @@ async def converge(world, wishes, down):
             await host.start_agent()
     await trio.sleep(300)
     for name in NAMES:
-        wanted = min(wishes.get(name, 0), len(HOSTS))
+        wanted = min(desired.get(name, 0), len(HOSTS))
         live = world.live(name)
         assert len(live) == len(set(live)) == wanted, f"{name} runs on {live}, wanted {wanted}"
         claims = await world.claims(name)
-        assert len(claims) == min(max(1, wishes[name]), len(HOSTS)) if name in wishes else not claims
+        assert len(claims) == min(max(1, desired[name]), len(HOSTS)) if name in desired else not claims
         assert set(live) <= set(claims.values()), f"{name} runs on {live}, claimed by {claims}"
         assert sorted(host for host, _, ready in await world.slices(name) if ready) == live
-        if wanted and wanted == wishes[name]:
+        if wanted and wanted == desired[name]:
             assert await world.phase(name) == "Ready"
     before = [await world.claims(name) for name in NAMES], [world.live(name) for name in NAMES]
     spawned = sum(len(host.machine.spawned) for host in world.hosts.values())
@@ -98,15 +98,15 @@ def test_any_timeline_of_three_hosts_ends_with_each_replica_once(timeline, seed)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 
     async def main():
-        wishes, down = {}, set()
+        desired, down = {}, set()
         async with open_world(seed=seed, settings=agent_settings(lease_renew_seconds=5.0)) as world:
             for name in HOSTS[1:]:
                 await world.add_host(name)
             for host in world.hosts.values():
                 host.machine.default = Script(load_seconds=3, stop_seconds=1)
             for step in timeline:
-                await take(world, wishes, down, step)
-            await converge(world, wishes, down)
+                await take(world, desired, down, step)
+            await converge(world, desired, down)
 
     try:
         trio.run(main, clock=virtual_clock())

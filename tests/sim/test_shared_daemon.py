@@ -54,7 +54,7 @@ def held(world, runtime):
 
 def theirs(server):
     """Another client has a model of its own loaded."""
-    server.engine.usurp(server.fake, "theirs")
+    server.engine.replace_model(server.fake, "theirs")
 
 
 @both
@@ -176,7 +176,7 @@ async def test_a_daemon_that_upgrades_itself_costs_no_engine(autojump_clock, run
         server.start("0.99.0")
         await trio.sleep(60)
         assert world.machine.live("other") == [front]
-        assert front.keeper.seen.version == "0.99.0"
+        assert front.keeper.sample.version == "0.99.0"
         assert await world.ready_addresses("other") == 1
         assert held(world, runtime) == [front.keeper.adapter.name]
 
@@ -212,7 +212,7 @@ async def test_another_model_under_its_name_is_not_served(autojump_clock, runtim
     async with serving(runtime) as (world, server, front):
         name = front.keeper.adapter.name
         server.fake.drop(name)
-        server.engine.usurp(server.fake, name)
+        server.engine.replace_model(server.fake, name)
         await trio.sleep(15)
         assert not front.ready
         assert await world.ready_addresses("other") == 0

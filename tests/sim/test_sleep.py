@@ -14,12 +14,12 @@ from llmkube.supervisor.cluster import host_lease
 from llmkube.supervisor.cluster.claim_manager import ClaimManager
 from llmkube.supervisor.engine import health
 from llmkube.supervisor.host_cordon import LOOK_SECONDS
-from llmkube.supervisor.nouns.cordon import Cordon
-from llmkube.supervisor.nouns.liveness import Verdict
+from llmkube.supervisor.values.cordon import Cordon
+from llmkube.supervisor.values.liveness import Verdict
 from pressure.hosts import pressed_world, running
 from sim.freezing import frozen
 from sim.machine import Script
-from sim.mutation import assert_caught, never_yields, nothing, rows
+from sim.mutation import assert_caught, do_nothing, never_yields, rows
 from sim.world import agent_settings, open_world
 
 pytestmark = pytest.mark.ci
@@ -245,7 +245,7 @@ MUTANTS = {
     test_requests_in_flight_go_on_after_a_wake: {
         "work is a sign of hanging": (health, "step", hung_when_it_works(health.step))
     },
-    test_a_drain_goes_on_after_a_wake: {"requests are not waited for": (health.Engine, "wait_idle", nothing)},
+    test_a_drain_goes_on_after_a_wake: {"requests are not waited for": (health.Engine, "wait_idle", do_nothing)},
     test_a_wake_during_a_load_is_no_stall: {
         "loads have a clock": (health, "step_load", loads_have_a_clock(health.step_load))
     },

@@ -36,9 +36,9 @@ from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import CLAIM_LABEL, HOST_LABEL, SERVICE_NAME_LABEL, SLOT_ANNOTATION
 from llmkube.supervisor.agent import AgentView, run_agent
 from llmkube.supervisor.credentials import client_keys_of
-from llmkube.supervisor.nouns.cordon import Cordon
-from llmkube.supervisor.nouns.ports import Ports
-from llmkube.supervisor.nouns.settings import AgentSettings
+from llmkube.supervisor.values.cordon import Cordon
+from llmkube.supervisor.values.ports import Ports
+from llmkube.supervisor.values.settings import AgentSettings
 from sim.freezing import be_a_program
 from sim.machine import Machine
 
@@ -147,12 +147,12 @@ class Network(httpx.AsyncBaseTransport):
             await response.aread()
             raise httpx.ReadError("connection reset", request=request)
         if self.faults.kind in LISTS and request.url.path.endswith(LISTS[self.faults.kind]) and _is_list(request):
-            return await self._lie(request, response)
+            return await self._false_list(request, response)
         if response.is_stream_consumed:
             return response  # it has come in one piece
         watches = self.faults if "watch" in request.url.params else Faults()
         stream = _Stream(response.stream, self.streams, self.silence, watches)
-        stream.first = await self._before_the_truth(request)
+        stream.first = await self._preamble(request)
         response.stream = stream
         return response
 
@@ -162,7 +162,7 @@ class Network(httpx.AsyncBaseTransport):
             return _refused(422, "the webhook says no")(request)
         return ANSWERS["403"](request) if self.faults.forbids(request) else None
 
-    async def _before_the_truth(self, request):
+    async def _preamble(self, request):
         """What a watch begins with."""
         if self.faults.endless and "watch" in request.url.params:
             return (MEBIBYTE,) * 17  # more than anybody takes for a line
@@ -183,7 +183,7 @@ class Network(httpx.AsyncBaseTransport):
             events.append(json.dumps({"type": "DELETED", "object": deleted}).encode() + b"\n")
         return b"".join(events)
 
-    async def _lie(self, request, response):
+    async def _false_list(self, request, response):
         """Say that there is nothing, or that all of this was so long ago; or forget the list between two pages."""
         if "continue" in request.url.params:
             return _refused(410, "the continue token has expired")(request)
@@ -237,14 +237,14 @@ class _Stream(httpx.AsyncByteStream):
     """An answer on its way; to sever it costs the server's side its task, as it does when a reader leaves."""
 
     inner: httpx.AsyncByteStream
-    among: set
+    open_streams: set
     silence: trio.Event
     faults: Faults
     severed: trio.Event = attrs.field(factory=trio.Event)
     first: tuple[bytes, ...] = ()  # what is said before the truth
 
     def __attrs_post_init__(self):
-        self.among.add(self)
+        self.open_streams.add(self)
 
     def sever(self):
         self.severed.set()
@@ -273,7 +273,7 @@ class _Stream(httpx.AsyncByteStream):
                 yield chunk
 
     async def aclose(self):
-        self.among.discard(self)
+        self.open_streams.discard(self)
         await self.inner.aclose()
 
 

@@ -9,9 +9,9 @@ import structlog
 import trio
 
 from llmkube.base.mailbox import Mailbox
-from llmkube.supervisor.credential_monitor import CredentialMonitor, run_credential_note
-from llmkube.supervisor.nouns.host_credential import CredentialState, HostCredential, note_path
-from llmkube.supervisor.nouns.join_record import JoinRecord, encode_record, record_path, token_path
+from llmkube.supervisor.credential_monitor import CredentialMonitor, run_problem_file
+from llmkube.supervisor.values.host_credential import CredentialState, HostCredential, problem_path
+from llmkube.supervisor.values.join_record import JoinRecord, encode_record, record_path, token_path
 
 BOX = JoinRecord(host="box", server="https://a")
 
@@ -22,32 +22,32 @@ def logs():
         yield lines
 
 
-def test_a_refusal_is_told_once_with_the_command_of_now(tmp_path, logs):
+def test_a_refusal_is_reported_once_with_the_current_command(tmp_path, logs):
     """An administrator may have granted a Secret since the agent began."""
     token = token_path(tmp_path, BOX, b"")
     monitor = CredentialMonitor(token)
     record_path(token).write_text(encode_record(attrs.evolve(BOX, secrets=("hf",))))
-    monitor.refuse()
-    monitor.refuse()
+    monitor.mark_refused()
+    monitor.mark_refused()
     now = monitor.value.value
     assert now.state is CredentialState.REFUSED
     assert "--secret hf" in now.command
     assert "engines go on" in now.advice
     assert now.command in now.advice
     assert [line["command"] for line in logs] == [now.command]
-    monitor.accept()
+    monitor.mark_accepted()
     assert monitor.value.value.state is CredentialState.ACCEPTED
     assert monitor.value.value.advice == ""
     assert len(logs) == 2
 
 
-def test_without_a_record_the_command_says_what_it_can(tmp_path):
+def test_without_a_record_the_command_has_placeholders(tmp_path):
     """And nothing for a credential that no join has made."""
     monitor = CredentialMonitor(token_path(tmp_path, BOX, b""))
-    monitor.refuse()
+    monitor.mark_refused()
     assert monitor.value.value.command == f"llmkube agent join --network CIDR --state-dir {tmp_path}"
     other = CredentialMonitor()
-    other.refuse()
+    other.mark_refused()
     assert other.value.value.command == ""
     assert "renews what the agent's kubeconfig names" in other.value.value.advice
 
@@ -55,21 +55,21 @@ def test_without_a_record_the_command_says_what_it_can(tmp_path):
 def test_a_token_that_is_not_renewed_still_counts(tmp_path, logs):
     """It is told once per problem, goes by itself, and says less than a refusal."""
     monitor = CredentialMonitor(token_path(tmp_path, BOX, b""))
-    monitor.expect(100.0)
+    monitor.set_expiry(100.0)
     for problem in ("away", "away", "no answer"):
-        monitor.miss(problem)
+        monitor.mark_not_renewed(problem)
     assert [line["error"] for line in logs] == ["away", "no answer"]
     now = monitor.value.value
     assert (now.state, now.expires_at) == (CredentialState.NOT_RENEWED, 100.0)
-    monitor.accept()
+    monitor.mark_accepted()
     assert monitor.value.value.state is CredentialState.NOT_RENEWED
-    monitor.refuse()
-    monitor.miss("away")
-    monitor.expect(100.0)
+    monitor.mark_refused()
+    monitor.mark_not_renewed("away")
+    monitor.set_expiry(100.0)
     assert monitor.value.value.state is CredentialState.REFUSED
-    monitor.accept()
-    monitor.miss("away")
-    monitor.expect(200.0)
+    monitor.mark_accepted()
+    monitor.mark_not_renewed("away")
+    monitor.set_expiry(200.0)
     assert (monitor.value.value.state, monitor.value.value.expires_at) == (CredentialState.ACCEPTED, 200.0)
 
 
@@ -80,13 +80,13 @@ async def noted(path, text):
             await trio.sleep(0.01)
 
 
-async def test_a_file_says_what_is_wrong_as_long_as_it_is(tmp_path):
+async def test_a_file_holds_the_problem_while_there_is_one(tmp_path):
     """What a killed agent has left is removed, a file is private, and none stays behind."""
-    path = note_path(tmp_path)
+    path = problem_path(tmp_path)
     path.write_text("old")
     value = Mailbox(HostCredential())
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(run_credential_note, value, path)
+        nursery.start_soon(run_problem_file, value, path)
         await noted(path, None)
         refused = HostCredential(CredentialState.REFUSED, "refused", "llmkube agent join")
         value.put_nowait(refused)
@@ -102,10 +102,10 @@ async def test_a_file_says_what_is_wrong_as_long_as_it_is(tmp_path):
 
 async def test_a_disk_that_takes_no_file_ends_nothing(tmp_path, logs):
     """It is logged, and the next change is tried again."""
-    path = note_path(tmp_path / "later")
+    path = problem_path(tmp_path / "later")
     value = Mailbox(HostCredential(CredentialState.REFUSED, "refused"))
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(run_credential_note, value, path)
+        nursery.start_soon(run_problem_file, value, path)
         with trio.fail_after(60):
             while not logs:  # noqa: ASYNC110 - a log tells no event
                 await trio.sleep(0.01)
@@ -116,11 +116,11 @@ async def test_a_disk_that_takes_no_file_ends_nothing(tmp_path, logs):
     assert "cannot be noted" in logs[0]["event"]
 
 
-def test_a_credential_that_still_counts_is_told_with_its_end():
+def test_a_valid_credential_is_reported_with_its_expiry():
     """The command is for when it has ended; one that is accepted has nothing to tell."""
     ends = datetime.datetime(2026, 1, 8, 12, tzinfo=datetime.UTC).timestamp()
-    told = HostCredential(CredentialState.NOT_RENEWED, "not renewed", "llmkube agent join", ends).advice
-    assert "until 2026-01-08 12:00 UTC" in told
-    assert told.endswith("if it ends, an administrator of the cluster runs: llmkube agent join")
+    advice = HostCredential(CredentialState.NOT_RENEWED, "not renewed", "llmkube agent join", ends).advice
+    assert "until 2026-01-08 12:00 UTC" in advice
+    assert advice.endswith("if it ends, an administrator of the cluster runs: llmkube agent join")
     assert "renews what the agent's kubeconfig names" in HostCredential(CredentialState.REFUSED, "refused").advice
     assert HostCredential(expires_at=ends).advice == ""

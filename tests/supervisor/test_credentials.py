@@ -7,7 +7,7 @@ import attrs
 import pytest
 import trio
 
-from llmkube.base.errors import UserError, WorldError
+from llmkube.base.errors import ExternalError, UserError
 from llmkube.k8s.builtins import Secret
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -109,9 +109,9 @@ async def test_a_secret_of_no_use(answer, says):
 
 
 @pytest.mark.parametrize("answer", [TransportError("connection refused"), None])
-async def test_an_api_server_that_does_not_say(answer, autojump_clock):
+async def test_an_api_server_that_does_not_answer(answer, autojump_clock):
     """An API server that is away, or silent, is the world's fault: it is tried again."""
-    with pytest.raises(WorldError, match=r"spec\.sourceSecretRef: .*ns/hf"):
+    with pytest.raises(ExternalError, match=r"spec\.sourceSecretRef: .*ns/hf"):
         await tokens(answer).find(model("hf"))
 
 

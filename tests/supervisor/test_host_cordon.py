@@ -4,7 +4,7 @@ import datetime
 import os
 
 from llmkube.supervisor.host_cordon import CordonFile, HostCordon
-from llmkube.supervisor.nouns.cordon import Cordon, cordon_text
+from llmkube.supervisor.values.cordon import Cordon, cordon_text
 
 NOON = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
 

@@ -3,7 +3,7 @@
 import yaml
 
 from llmkube.k8s.wire.conditions import FETCHED
-from llmkube.supervisor.cluster.status import OF_MODEL, OF_SERVICE
+from llmkube.supervisor.cluster.status import MODEL_CONDITIONS, SERVICE_CONDITIONS
 from llmkube.supervisor.host_policies import host_policies
 
 
@@ -43,8 +43,8 @@ def test_a_parameter_that_cannot_be_had_stops_no_other_writer():
 
 def test_what_agents_write_of_a_status_is_theirs():
     """Each condition that agents state is in the policy of its kind."""
-    assert FETCHED in OF_MODEL
-    for name, types in (("inferenceservices-status", OF_SERVICE), ("models-status", OF_MODEL)):
+    assert FETCHED in MODEL_CONDITIONS
+    for name, types in (("inferenceservices-status", SERVICE_CONDITIONS), ("models-status", MODEL_CONDITIONS)):
         text = yaml.safe_dump(by_end()[name]["spec"]["validations"], width=10**6)
         for each in types:
             assert f"''{each}''" in text or f"'{each}'" in text

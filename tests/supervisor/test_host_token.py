@@ -12,7 +12,7 @@ import trio
 from llmkube.k8s.errors import ServerError, TransportError, UnauthorizedError
 from llmkube.supervisor.credential_monitor import CredentialMonitor
 from llmkube.supervisor.host_token import (
-    LOOK_SECONDS,
+    CHECK_SECONDS,
     RETRY_SECONDS,
     TOKEN_SECONDS,
     HostToken,
@@ -20,7 +20,7 @@ from llmkube.supervisor.host_token import (
     request_token,
     run_token_renewal,
 )
-from llmkube.supervisor.nouns.host_credential import CredentialState
+from llmkube.supervisor.values.host_credential import CredentialState
 
 START = 1_800_000_000.0
 LIFE = 7200.0
@@ -74,27 +74,27 @@ async def test_a_token_is_replaced_at_half_of_its_life(server, renewal, autojump
     path, _, monitor = renewal
     await trio.sleep(LIFE / 2 - 1)
     assert server.asked == []
-    await trio.sleep(1 + 2 * LOOK_SECONDS)
+    await trio.sleep(1 + 2 * CHECK_SECONDS)
     account = "/api/v1/namespaces/sys/serviceaccounts/llmkube-agent-box/token"
     assert server.asked == [("POST", account, TOKEN_SECONDS)]
     fresh = read_token(path.read_text())
     assert fresh.issued_at >= START + LIFE / 2
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    await trio.sleep(2 * LOOK_SECONDS)
+    await trio.sleep(2 * CHECK_SECONDS)
     assert monitor.value.value.expires_at == fresh.expires_at
-    await trio.sleep(LIFE / 2 + 2 * LOOK_SECONDS)
+    await trio.sleep(LIFE / 2 + 2 * CHECK_SECONDS)
     assert len(server.asked) == 2
 
 
-async def test_a_token_that_has_ended_is_told_once_with_the_command(server, renewal, autojump_clock):
+async def test_an_expired_token_is_reported_once_with_the_command(server, renewal, autojump_clock):
     """The task goes on, says which command helps, and takes up what that command has left."""
     path, logs, monitor = renewal
     old = path.read_text()
     server.error = UnauthorizedError("x", code=401)
     await trio.sleep(LIFE + 10 * RETRY_SECONDS + 1)
-    (said,) = [line for line in logs if line["log_level"] == "error"]
-    assert "engines go on" in said["event"]
-    assert said["command"] == monitor.value.value.command != ""
+    (entry,) = [line for line in logs if line["log_level"] == "error"]
+    assert "engines go on" in entry["event"]
+    assert entry["command"] == monitor.value.value.command != ""
     assert monitor.value.value.state is CredentialState.REFUSED
     assert path.read_text() == old
     assert old not in str(logs)
@@ -116,7 +116,7 @@ async def test_a_failed_renewal_is_repeated(server, renewal, autojump_clock):
     server.error = None
     await trio.sleep(2 * RETRY_SECONDS)
     assert read_token(path.read_text()).issued_at > START + LIFE / 2
-    await trio.sleep(2 * LOOK_SECONDS)
+    await trio.sleep(2 * CHECK_SECONDS)
     assert monitor.value.value.state is CredentialState.ACCEPTED
 
 

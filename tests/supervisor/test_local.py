@@ -12,7 +12,7 @@ from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.local import MAX_FILE_THREADS, open_local_ports
-from llmkube.supervisor.nouns.settings import AgentSettings
+from llmkube.supervisor.values.settings import AgentSettings
 from llmkube.weights.store.disk import in_threads
 
 MODELS = Path("/models")

@@ -11,12 +11,12 @@ from llmkube.supervisor.memory.capacity import MemoryView
 from llmkube.supervisor.memory.eviction import Cause, Skip
 from llmkube.supervisor.memory.reservation import Need, Request, Reservation, Role
 from llmkube.supervisor.metrics import agent_registry
-from llmkube.supervisor.nouns.cordon import Cordon
-from llmkube.supervisor.nouns.host_credential import CredentialState, HostCredential
-from llmkube.supervisor.nouns.lifecycle import ServiceView
 from llmkube.supervisor.power.meter import EngineUse, PowerMeter, PowerView
 from llmkube.supervisor.power.sample import STALE_SECONDS, PowerProblem, PowerSample
 from llmkube.supervisor.power.token_energy import TokenCount
+from llmkube.supervisor.values.cordon import Cordon
+from llmkube.supervisor.values.host_credential import CredentialState, HostCredential
+from llmkube.supervisor.values.lifecycle import ServiceView
 from llmkube.weights.download.progress import Progress
 
 
@@ -47,8 +47,8 @@ def test_figures_are_those_of_the_snapshot():
     assert 'llmkube_metal_agent_process_healthy{name="bad",namespace="ns"} 0.0' in text
     assert 'llmkube_metal_agent_process_restarts_total{name="bad",namespace="ns"} 7.0' in text
     assert 'service_state{name="bad",namespace="ns",reason="CrashLoopBackOff"} 1.0' in text
-    told = 'engine_info{build="b7000",engine="llamacpp",format="gguf",name="chat",namespace="ns"} 1.0'
-    assert [line.partition("agent_")[2] for line in text.splitlines() if "agent_engine_info{" in line] == [told]
+    sample = 'engine_info{build="b7000",engine="llamacpp",format="gguf",name="chat",namespace="ns"} 1.0'
+    assert [line.partition("agent_")[2] for line in text.splitlines() if "agent_engine_info{" in line] == [sample]
     of_earlier = scrape(Agent(chat=ServiceView(Reason.LOADED, port=1, pid=5, engine="ollama")))
     assert 'engine_info{build="unknown",engine="ollama",format="unknown",name="chat",namespace="ns"} 1.0' in of_earlier
 
@@ -62,7 +62,7 @@ def test_a_service_that_is_gone_leaves_no_series():
     assert 'name="chat"' not in generate_latest(registry).decode()
 
 
-def test_downloads_are_told_while_they_last():
+def test_downloads_are_exported_while_they_run():
     """Each download has a series for what is known of it, and none for what is not, nor when it is over."""
     running = {
         "https://h/a.gguf": Progress("downloading", 50, 100, 10.0, 5.0),
@@ -80,7 +80,7 @@ def test_downloads_are_told_while_they_last():
     assert "gguf" not in generate_latest(registry).decode()
 
 
-def test_memory_is_told_with_its_error():
+def test_memory_is_exported_with_its_estimate_error():
     """A host's budget and level, each service's estimate against what it holds, and every eviction can be read."""
     gib = 1 << 30
     chat, new = Key("ns", "chat"), Key("ns", "new")
@@ -110,7 +110,7 @@ def test_a_host_that_nobody_looks_at_has_no_memory_series():
     assert "memory_budget" not in scrape(Agent())
 
 
-def test_power_is_told_by_the_guides_names():
+def test_power_is_exported_under_the_guides_names():
     """A domain that was measured has a gauge of its own, and energy a counter; an old figure has none."""
     seen = PowerView({"gpu": 31.5, "combined": 40.0}, {"gpu": 900.0})
     text = generate_latest(agent_registry(Agent().services, power=lambda: seen)).decode()

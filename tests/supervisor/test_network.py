@@ -9,20 +9,20 @@ from llmkube.supervisor import network as network_module
 from llmkube.supervisor.host.procfs import parse_meminfo
 from llmkube.supervisor.host.sample import Level, Sample
 from llmkube.supervisor.network import LocalNetwork, host_facts
-from llmkube.supervisor.nouns.host_addresses import NAMES_FOR_NODES, is_usable
-from llmkube.supervisor.nouns.ports import HostFacts
+from llmkube.supervisor.values.host_addresses import NAMES_FOR_NODES, is_usable
+from llmkube.supervisor.values.ports import HostFacts
 
 
 async def test_this_machine_can_be_looked_at():
     """A real look gives an own address or a problem, and never raises, whatever the network of the test is."""
     for server in ("https://127.0.0.1:6443", "https://192.0.2.1:6443", "https://[::1]:6443", "https://no-such.invalid"):
-        reach = await LocalNetwork(server).look()
-        assert (reach.address is None) == bool(reach.problem)
-        assert reach.address is None or is_usable(reach.address)
+        host_address = await LocalNetwork(server).look()
+        assert (host_address.address is None) == bool(host_address.problem)
+        assert host_address.address is None or is_usable(host_address.address)
     assert (await LocalNetwork("https://127.0.0.1", "203.0.113.9").look()).problem
 
 
-async def test_a_look_that_cannot_be_made_says_nothing():
+async def test_an_address_that_cannot_be_read_is_unknown():
     """Without a descriptor for the question nothing is known of the network, neither a loss nor a problem."""
     network = LocalNetwork("https://192.0.2.1:6443")
     with no_descriptors():
@@ -42,7 +42,7 @@ def test_an_ipv6_address_that_stays_is_preferred(monkeypatch):
             asked.append(self.getsockopt(socket.IPPROTO_IPV6, option) & 3)
 
     monkeypatch.setattr(socket, "socket", Probe)
-    network_module._source_towards([("2001:db8::1", 443)])
+    network_module._route_source([("2001:db8::1", 443)])
     assert asked == [value]
 
 

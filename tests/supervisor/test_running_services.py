@@ -8,13 +8,13 @@ from llmkube.k8s.builtins import Service
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.cluster.status import Slot
 from llmkube.supervisor.host.sample import Level
-from llmkube.supervisor.memory.book import Unreturned
-from llmkube.supervisor.memory.eviction import Cause, Decision, Evict, Skip
+from llmkube.supervisor.memory.book import UnreturnedMemory
+from llmkube.supervisor.memory.eviction import Cause, Decision, Eviction, Skip
 from llmkube.supervisor.service.facts import Facts
-from llmkube.supervisor.services import Running, RunningServices
+from llmkube.supervisor.services import RunningService, RunningServices
 
 CHAT, EMBED = Key("ns", "chat"), Key("ns", "embed")
-EVICT = Evict(CHAT, Cause.WARNING, "memory is short", winner=EMBED)
+EVICT = Eviction(CHAT, Cause.WARNING, "memory is short", winner=EMBED)
 REFUSED = UserError("no")
 
 
@@ -23,13 +23,13 @@ class StatusManager:
 
     def __init__(self, key):
         self.key = key
-        self.told = []
+        self.notified = []
 
     def emit(self, event):
-        self.told.append(event.reason)
+        self.notified.append(event.reason)
 
     def update(self, change, *args):
-        self.told.append(change)
+        self.notified.append(change)
 
 
 class Book:
@@ -38,7 +38,7 @@ class Book:
     decision = Decision(Level.NORMAL)
 
     def __init__(self):
-        self.unreturned = Unreturned(1)
+        self.unreturned = UnreturnedMemory(1)
 
     def evicted(self, key):
         return None
@@ -55,9 +55,9 @@ class Runner:
 
 def new_running():
     """Two services, and what each is told."""
-    by_key = {key: Running(Mailbox(None), None, StatusManager(key), Runner()) for key in (CHAT, EMBED)}
+    by_key = {key: RunningService(Mailbox(None), None, StatusManager(key), Runner()) for key in (CHAT, EMBED)}
     return RunningServices(Book(), by_key), SimpleNamespace(
-        chat=by_key[CHAT].status_manager.told, embed=by_key[EMBED].status_manager.told
+        chat=by_key[CHAT].status_manager.notified, embed=by_key[EMBED].status_manager.notified
     )
 
 
@@ -74,43 +74,43 @@ def new_running():
         (Decision(Level.WARNING, skip=Skip.COOL_DOWN), None, []),
     ],
 )
-def test_what_every_service_is_told_of_the_memory(decision, before, events):
+def test_every_service_is_notified_of_the_memory(decision, before, events):
     """The level is always told; an Event is for a level that changed, and for what a person could do about it."""
-    running, told = new_running()
-    running.tell_memory(decision, before)
-    assert told.chat == told.embed == [Facts.with_memory, *events]
+    running, notified = new_running()
+    running.notify_memory(decision, before)
+    assert notified.chat == notified.embed == [Facts.with_memory, *events]
 
 
-def test_wired_memory_that_stays_is_told_once_and_again_when_it_grows():
+def test_unreturned_memory_is_reported_once_and_again_when_it_grows():
     """Each service gets the Event; what becomes less is none."""
-    running, told = new_running()
+    running, notified = new_running()
     for size in (0, 5, 5, 7, 6, 0):
         running.book.unreturned.size_bytes = size
-        running.tell_memory(Decision(Level.NORMAL), None)
-    assert [each for each in told.chat if each == "MemoryNotReturned"] == ["MemoryNotReturned"] * 2
-    assert told.embed == told.chat
+        running.notify_memory(Decision(Level.NORMAL), None)
+    assert [each for each in notified.chat if each == "MemoryNotReturned"] == ["MemoryNotReturned"] * 2
+    assert notified.embed == notified.chat
 
 
-def test_an_eviction_is_told_to_both_services():
+def test_an_eviction_is_reported_to_both_services():
     """To the one that has to go, and to the one that it goes for."""
-    running, told = new_running()
-    running.tell_evicted(EVICT)
-    assert told.chat == [Facts.with_eviction, Facts.with_memory]
-    assert told.embed == ["Displacing"]
+    running, notified = new_running()
+    running.notify_evicted(EVICT)
+    assert notified.chat == [Facts.with_eviction, Facts.with_memory]
+    assert notified.embed == ["Displacing"]
 
 
-def test_a_refused_object_is_told_to_its_service():
+def test_a_refused_object_is_reported_to_its_service():
     """One that has ended hears nothing."""
-    running, told = new_running()
-    running.tell_refused(CHAT, Slot(Service, CHAT), REFUSED)
-    running.tell_refused(Key("ns", "gone"), Slot(Service, CHAT), REFUSED)
-    assert (told.chat, told.embed) == ([Facts.with_refusal], [])
+    running, notified = new_running()
+    running.notify_refused(CHAT, Slot(Service, CHAT), REFUSED)
+    running.notify_refused(Key("ns", "gone"), Slot(Service, CHAT), REFUSED)
+    assert (notified.chat, notified.embed) == ([Facts.with_refusal], [])
 
 
 def test_the_host_changes_under_every_service():
     """Another address is the runners' business, another engine program the planners'."""
     running, _ = new_running()
-    running.tell_address()
-    running.tell_engine()
+    running.notify_address_changed()
+    running.notify_engine_upgraded()
     assert [one.runner.changes for one in running.by_key.values()] == [1, 1]
     assert [one.replan.version for one in running.by_key.values()] == [1, 1]

@@ -9,10 +9,10 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.cluster.status import Slot
-from llmkube.supervisor.nouns.host_addresses import Reach
-from llmkube.supervisor.nouns.ports import Ports
-from llmkube.supervisor.nouns.settings import AgentSettings
 from llmkube.supervisor.services import ServiceQueue, Services
+from llmkube.supervisor.values.host_addresses import HostAddress
+from llmkube.supervisor.values.ports import Ports
+from llmkube.supervisor.values.settings import AgentSettings
 from sim.world import utcnow
 
 CHAT = Key("ns", "chat")
@@ -25,7 +25,7 @@ class Known(dict):
         super().__init__({one.key: one for one in objects})
         self.synced = trio.Event()
         self.synced.set()
-        self.doubted = set()
+        self.unconfirmed = set()
 
 
 class Forgetful:
@@ -50,10 +50,10 @@ class Alone:
 
     synced = True
 
-    def may_run(self, wish, *, running):
+    def may_run(self, desired, *, running):
         return True
 
-    def reports(self, wish):
+    def reports(self, desired):
         return True
 
     def release(self, key, *, unlisted=False):
@@ -67,7 +67,7 @@ def new_services(address="192.0.2.1"):
     settings = AgentSettings("host", Path("/sim"), Path("/sim/store"), "/sim/llama-server")
     services = Services(None, settings, Ports(None, Slow(), Forgetful(), None, utcnow, random.Random(0)))
     services.services, services.models, services.claims = Known(service), Known(model), Alone()
-    services.reach.put_nowait(Reach(address))
+    services.host_address.put_nowait(HostAddress(address))
     return services
 
 
@@ -99,7 +99,7 @@ async def test_who_publishes_nothing_waits_for_nobody(autojump_clock):
     async with trio.open_nursery() as nursery:
         services._reconcile(CHAT, nursery)
         with trio.fail_after(2):
-            await services.running.by_key[CHAT].status_manager.wait_endpoint_heard()
+            await services.running.by_key[CHAT].status_manager.wait_endpoint_applied()
         nursery.cancel_scope.cancel()
 
 

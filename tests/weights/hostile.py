@@ -14,7 +14,7 @@ from llmkube.weights.address_policy import AddressPolicy
 from llmkube.weights.download.downloader import open_downloader
 from llmkube.weights.download.guarded_transport import open_transport_with
 from llmkube.weights.download.retry import DownloadLimits
-from llmkube.weights.source import given_to_engine, parse_source
+from llmkube.weights.source import engine_source, parse_source
 from llmkube.weights.store.blobs import open_store
 
 NOW = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
@@ -179,7 +179,7 @@ class Bench:
             return token
 
         return await self.downloader.fetch(
-            given_to_engine(parse_source(text), files, weights_format),
+            engine_source(parse_source(text), files, weights_format),
             sha256=sha256,
             token=find_token,
             access=access,

@@ -2,7 +2,7 @@ import datetime
 
 import pytest
 
-from llmkube.base.errors import UserError, WorldError
+from llmkube.base.errors import ExternalError, UserError
 from llmkube.weights.errors import (
     AccessDeniedError,
     FetchError,
@@ -136,7 +136,7 @@ def test_what_asking_again_would_not_change_is_the_users(asked, status, headers,
 @pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
 def test_a_busy_server_is_the_worlds(status):
     """Statuses that pass by themselves are worth another try."""
-    with pytest.raises(WorldError, match=str(status)):
+    with pytest.raises(ExternalError, match=str(status)):
         decide(WHOLE, status)
 
 

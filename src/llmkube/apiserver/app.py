@@ -23,7 +23,7 @@ from llmkube.apiserver.heavy_work import Work, inline
 from llmkube.apiserver.kinds.catalog import CRDS, NAMESPACES, Catalog, ref_of
 from llmkube.apiserver.kinds.kind_info import BUILTIN_KINDS, WORKLOAD_KINDS, KindInfo
 from llmkube.apiserver.protocol import server_info
-from llmkube.apiserver.protocol.list_query import ListQuery, check_reached, read_page
+from llmkube.apiserver.protocol.list_query import ListQuery, check_revision, read_page
 from llmkube.apiserver.protocol.negotiation import negotiate
 from llmkube.apiserver.protocol.responses import JSON_HEADERS, EventLines, View, answer, answer_encoded, with_warnings
 from llmkube.apiserver.protocol.server_info import Route, parse_path
@@ -33,14 +33,14 @@ from llmkube.apiserver.storage.revisions import Change, Ref, Store, Transaction,
 from llmkube.apiserver.storage.write_ahead_log import Durable
 from llmkube.apiserver.values.api_errors import (
     RequestRefusedError,
+    attach_warnings,
     bad_request,
     no_such_path,
     no_such_resource,
     not_found,
-    warning,
 )
 from llmkube.apiserver.values.json_text import write
-from llmkube.apiserver.values.selectors import Predicate, both, field_selector, label_selector, not_known
+from llmkube.apiserver.values.selectors import Predicate, both, field_selector, label_selector, unknown_field_message
 from llmkube.apiserver.writes.garbage_collector import EVENTS, GarbageCollector, expire, seconds_to_next
 from llmkube.apiserver.writes.request_target import Outcome, PlannedWrite, Target
 from llmkube.apiserver.writes.rest_handlers import RestHandlers
@@ -88,15 +88,15 @@ class ApiServer:
         self._rng = rng
         self._catalog = Catalog((*BUILTIN_KINDS, *(WORKLOAD_KINDS if workloads else ())))
         for _, crd in store.list(CRDS):
-            self._catalog.learn(crd)
+            self._catalog.add_crd(crd)
         self._rest = RestHandlers(self._catalog, utcnow, rng)
         self._collector = GarbageCollector(self._catalog)
         self._collector.enqueue_all(store)
-        self._littered = trio.Event()
+        self._garbage_found = trio.Event()
         self._signal = ChangeSignal()
-        self._committer = Committer(store, durable, self._show, work)
+        self._committer = Committer(store, durable, self._publish, work)
         self._work = work
-        self._open = True
+        self._serving = True
 
     @property
     def store(self) -> Store:
@@ -122,8 +122,8 @@ class ApiServer:
     async def _run_collection(self) -> NoReturn:
         while True:
             if self._collector.idle:
-                await self._littered.wait()
-                self._littered = trio.Event()
+                await self._garbage_found.wait()
+                self._garbage_found = trio.Event()
                 continue
             try:
                 await self._committer.write(lambda tx: self._collector.step(tx, self._rest.timestamp()))
@@ -164,8 +164,8 @@ class ApiServer:
 
     def end_watches(self) -> None:
         """Let every watch end cleanly now and refuse new ones: the server is about to stop."""
-        self._open = False
-        self._signal.fire_all()
+        self._serving = False
+        self._signal.notify_all()
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -173,7 +173,7 @@ class ApiServer:
         request = exchange.request
         route = parse_path(request.raw_path)
         if route is None:
-            await exchange.respond(await self._about(request))
+            await exchange.respond(await self._server_info(request))
             return
         kind = self._catalog.find(route.group, route.version, route.plural)
         if kind is None:
@@ -185,29 +185,29 @@ class ApiServer:
         else:
             await exchange.respond(await self._change(request, kind, route))
 
-    async def _about(self, request: Request) -> Response:
+    async def _server_info(self, request: Request) -> Response:
         if request.raw_path.startswith("/openapi"):  # a document about all kinds, made anew each time
-            answered: Response = await self._work(partial(server_info.about, request, self._catalog))
-            return answered
-        return server_info.about(request, self._catalog)
+            response: Response = await self._work(partial(server_info.respond, request, self._catalog))
+            return response
+        return server_info.respond(request, self._catalog)
 
     async def _read(self, exchange: Exchange, kind: KindInfo, route: Route) -> None:
         request = exchange.request
-        query = ListQuery.parse(request.param, of_one=bool(route.name))
+        query = ListQuery.parse(request.param, is_get=bool(route.name))
         view = self._view(request, kind)
         if route.name:
-            check_reached(self._store, query.revision)
+            check_revision(self._store, query.revision)
             found = self._rest.read(self._store, _target(kind, route))
-            await exchange.respond(answer_encoded(200, _shown(view, found), _deprecation(kind)))
+            await exchange.respond(answer_encoded(200, _encode_outcome(view, found), _deprecation(kind)))
             return
-        chosen = self._predicate(kind, route, query)
+        selector = self._predicate(kind, route, query)
         if query.watch:
-            await self._watch(exchange, view, route, query, chosen)
+            await self._watch(exchange, view, route, query, selector)
             return
-        page = await read_page(self._store, kind.resource.full_name, route.namespace, query, chosen)
+        page = await read_page(self._store, kind.resource.full_name, route.namespace, query, selector)
         await _respond_in_pieces(exchange, with_warnings(JSON_HEADERS, _deprecation(kind)), view.pieces(page))
 
-    async def _watch(self, exchange: Exchange, view: View, route: Route, query: ListQuery, chosen: Predicate) -> None:
+    async def _watch(self, exchange: Exchange, view: View, route: Route, query: ListQuery, selector: Predicate) -> None:
         lines = EventLines(view)
         kind = view.kind.resource
         watch = WatchStream(
@@ -216,8 +216,8 @@ class ApiServer:
             kind=kind.full_name,
             namespace=route.namespace,
             query=query,
-            chosen=chosen,
-            is_served=lambda: self._open and self._catalog.find(kind.group, kind.version, kind.plural) is not None,
+            selector=selector,
+            is_served=lambda: self._serving and self._catalog.find(kind.group, kind.version, kind.plural) is not None,
             render=lines.render,
             bookmark=lines.bookmark,
         )
@@ -233,36 +233,36 @@ class ApiServer:
             target,
             lambda: self._predicate(kind, route, ListQuery.parse(request.param)),
         )
-        with warning(_deprecation(kind)):
+        with attach_warnings(_deprecation(kind)):
             planned = await self._work(plan)
-            decide = partial(self._decided, planned, view)
-            done, body = await self._committer.write(decide, dry_run=planned.dry_run)
-        return answer_encoded(done.status, body, [*_deprecation(kind), *done.warnings])
+            decide = partial(self._run_decision, planned, view)
+            outcome, body = await self._committer.write(decide, dry_run=planned.dry_run)
+        return answer_encoded(outcome.status, body, [*_deprecation(kind), *outcome.warnings])
 
-    def _decided(self, planned: PlannedWrite, view: View, tx: Transaction) -> tuple[Outcome, bytes]:
+    def _run_decision(self, planned: PlannedWrite, view: View, tx: Transaction) -> tuple[Outcome, bytes]:
         """Return what was decided and the answer's body; do what follows from the changes while this is a thread."""
         outcome = planned.decide(tx)
         for change in tx.changes:
             fields_of(change.after)
             if change.ref.kind == CRDS and not change.removed:
                 self._catalog.read(change.after)
-        return outcome, _shown(view, outcome)
+        return outcome, _encode_outcome(view, outcome)
 
-    def _show(self, changes: Sequence[Change]) -> None:
+    def _publish(self, changes: Sequence[Change]) -> None:
         """Wake all watches for changes that are in the store now."""
         for change in changes:
             if change.ref.kind != CRDS:
                 continue
             if change.removed:
-                self._catalog.forget(change.ref.key.name)
+                self._catalog.remove_crd(change.ref.key.name)
             else:
-                self._catalog.learn(change.after)
-            self._signal.fire(change.ref.key.name)  # those who watch its instances see whether it is still served
+                self._catalog.add_crd(change.after)
+            self._signal.notify(change.ref.key.name)  # those who watch its instances see whether it is still served
         self._collector.observe(changes, self._store)
         if not self._collector.idle:
-            self._littered.set()
+            self._garbage_found.set()
         for kind in {change.ref.kind for change in changes}:
-            self._signal.fire(kind)
+            self._signal.notify(kind)
 
     def _view(self, request: Request, kind: KindInfo) -> View:
         shape = negotiate(request.headers.get("accept") or "")
@@ -275,7 +275,7 @@ class ApiServer:
     def _predicate(self, kind: KindInfo, route: Route, query: ListQuery) -> Predicate:
         selectable = {path: path for path in ("metadata.name", "metadata.namespace", *kind.selectable_fields)}
         terms = ",".join(filter(None, [query.field_selector, f"metadata.name={route.name}" if route.name else ""]))
-        unknown = {"unknown": not_known} if kind.builtin and not kind.selectable_fields else {}
+        unknown = {"unknown": unknown_field_message} if kind.builtin and not kind.selectable_fields else {}
         return both(field_selector(terms, selectable, **unknown), label_selector(query.label_selector))
 
 
@@ -301,8 +301,8 @@ async def _respond_in_pieces(exchange: Exchange, headers: Headers, pieces: Itera
             await send(piece)
 
 
-def _shown(view: View, done: Outcome) -> bytes:
-    return view.encoded(done.object) if done.is_object else write(done.object)
+def _encode_outcome(view: View, outcome: Outcome) -> bytes:
+    return view.encoded(outcome.object) if outcome.is_object else write(outcome.object)
 
 
 def _target(kind: KindInfo, route: Route) -> Target:

@@ -28,7 +28,7 @@ async def inline(function: Callable[[], T], /) -> T:
     return function()
 
 
-class Threaded:
+class ThreadRunner:
     """Runs one function at a time in a thread, which is waited for even when cancelled."""
 
     def __init__(self) -> None:
@@ -37,19 +37,19 @@ class Threaded:
     async def __call__(self, function: Callable[[], T], /) -> T:
         """Run the function beside the event loop."""
         async with self._limiter:
-            with _sharing_the_interpreter():
+            with _short_switch_interval():
                 return await trio.to_thread.run_sync(function, abandon_on_cancel=False)
 
 
 @contextmanager
-def _sharing_the_interpreter() -> Iterator[None]:
+def _short_switch_interval() -> Iterator[None]:
     """Let the event loop have the interpreter soon; collect no garbage: 80 ms while there is a large tree."""
-    interval, collecting = sys.getswitchinterval(), gc.isenabled()
+    interval, gc_enabled = sys.getswitchinterval(), gc.isenabled()
     sys.setswitchinterval(_SWITCH_SECONDS)
     gc.disable()
     try:
         yield
     finally:
         sys.setswitchinterval(interval)
-        if collecting:
+        if gc_enabled:
             gc.enable()

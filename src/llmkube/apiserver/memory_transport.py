@@ -11,7 +11,7 @@ import attrs
 import httpx
 import trio
 
-from llmkube.base.errors import WorldError
+from llmkube.base.errors import ExternalError
 from llmkube.base.http.exchange import Handler, SendChunk
 from llmkube.base.http.message import Headers, Request, Response
 
@@ -61,7 +61,7 @@ class _MemoryExchange:
         self._scope = trio.CancelScope()
         self._request = request
         self._head: _Head | None = None
-        self._headed = trio.Event()
+        self._head_ready = trio.Event()
         self._finished = False
         # No buffer: a handler that streams waits for its reader, as it would for a full socket
         self._send, self._receive = trio.open_memory_channel[bytes](0)
@@ -75,14 +75,14 @@ class _MemoryExchange:
         try:
             with self._scope:
                 await handler(self)
-        except WorldError:
+        except ExternalError:
             pass  # the connection breaks off, as over a socket; the reader sees it in next_chunk() or wait_head()
         finally:
-            self._headed.set()
+            self._head_ready.set()
             self._send.close()
 
     async def wait_head(self) -> _Head:
-        await self._headed.wait()
+        await self._head_ready.wait()
         if self._head is None:
             raise httpx.RemoteProtocolError("the server closed the connection without an answer")
         return self._head
@@ -94,7 +94,7 @@ class _MemoryExchange:
     def _begin(self, head: _Head) -> None:
         assert self._head is None, "one answer to one request"
         self._head = head
-        self._headed.set()
+        self._head_ready.set()
 
     @asynccontextmanager
     async def stream(self, status: int, headers: Headers) -> AsyncIterator[SendChunk]:

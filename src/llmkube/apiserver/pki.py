@@ -67,7 +67,7 @@ def ensure_pki(folder: Path, hosts: Sequence[str], now: datetime) -> Pki:
     authority = _load_authority(pki, now)
     if authority is None:
         authority = _create_authority(pki, now)
-    if not _still_good(pki, authority[0], hosts, now):
+    if not _is_certificate_valid(pki, authority[0], hosts, now):
         _issue(pki, authority, hosts, now)
     return pki
 
@@ -110,7 +110,7 @@ def _create_authority(pki: Pki, now: datetime) -> _Authority:
     certificate = (
         _builder(name, name, key, now, CA_LIFETIME)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(signs_certificates=True), critical=True)
+        .add_extension(_key_usage(signs_certificates=True), critical=True)
         .sign(key, hashes.SHA256())
     )
     write_private(pki.ca_key, _private_pem(key))
@@ -125,29 +125,29 @@ def _issue(pki: Pki, authority: _Authority, hosts: Sequence[str], now: datetime)
     certificate = (
         _builder(name, ca_certificate.subject, key, now, SERVER_LIFETIME)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(_key_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.SubjectAlternativeName(_names(hosts)), critical=False)
+        .add_extension(x509.SubjectAlternativeName(_alternative_names(hosts)), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
         .sign(ca_key, hashes.SHA256())
     )
     write_private(pki.server_certificate, certificate.public_bytes(serialization.Encoding.PEM) + _private_pem(key))
 
 
-def _still_good(pki: Pki, authority: x509.Certificate, hosts: Sequence[str], now: datetime) -> bool:
+def _is_certificate_valid(pki: Pki, authority: x509.Certificate, hosts: Sequence[str], now: datetime) -> bool:
     if not pki.server_certificate.exists():
         return False
     certificate = x509.load_pem_x509_certificate(pki.server_certificate.read_bytes())
     if certificate.not_valid_after_utc - RENEW_BEFORE < now:
         return False
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    if list(names) != _names(hosts):
+    if list(names) != _alternative_names(hosts):
         return False
     issuer = certificate.extensions.get_extension_for_class(x509.AuthorityKeyIdentifier).value.key_identifier
     return issuer == x509.SubjectKeyIdentifier.from_public_key(authority.public_key()).digest
 
 
-def _names(hosts: Sequence[str]) -> list[x509.GeneralName]:
+def _alternative_names(hosts: Sequence[str]) -> list[x509.GeneralName]:
     names: list[x509.GeneralName] = []
     for host in dict.fromkeys(hosts):
         try:
@@ -172,7 +172,7 @@ def _builder(
     )
 
 
-def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
     return x509.KeyUsage(
         digital_signature=True,
         content_commitment=False,

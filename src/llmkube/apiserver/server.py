@@ -25,7 +25,7 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from llmkube.apiserver.app import ApiServer
-from llmkube.apiserver.heavy_work import Threaded
+from llmkube.apiserver.heavy_work import ThreadRunner
 from llmkube.apiserver.memory_transport import open_transport
 from llmkube.apiserver.pki import ensure_pki, run_renewal, server_context
 from llmkube.apiserver.protocol.request_bodies import MAX_BODY_BYTES
@@ -37,7 +37,7 @@ from llmkube.apiserver.storage.write_ahead_log import (
     open_write_ahead_log,
 )
 from llmkube.apiserver.values.api_errors import unauthorized
-from llmkube.base.http.connection import Judge
+from llmkube.base.http.connection import RequestFilter
 from llmkube.base.http.exchange import Handler
 from llmkube.base.http.heads import RequestHead
 from llmkube.base.http.hub import open_sockets
@@ -115,8 +115,8 @@ async def open_api_server(
         listeners = await open_listeners(host, port, field=port_field)  # first: a taken port changes nothing on disk
         for listener in listeners:
             stack.push_async_callback(trio.aclose_forcefully, listener)  # if it fails before run_server owns them
-        taken_port: int = listeners[0].socket.getsockname()[1]
-        url = f"https://{netloc((host, taken_port))}"
+        bound_port: int = listeners[0].socket.getsockname()[1]
+        url = f"https://{netloc((host, bound_port))}"
         hosts = list(dict.fromkeys(["127.0.0.1", "localhost", "::1", host]))
         pki = await trio.to_thread.run_sync(ensure_pki, state_dir / "ca", hosts, utcnow())
         token = ensure_token(state_dir / "ca" / "token")
@@ -131,7 +131,7 @@ async def open_api_server(
             nursery.start_soon(server.run_housekeeping)
             nursery.start_soon(run_renewal, pki, hosts, context, utcnow)
             handler = server.handle if registry is None else with_metrics(server.handle, registry)
-            await nursery.start(partial(run_server, handler, secured, limits=limits, judge=token_judge(token)))
+            await nursery.start(partial(run_server, handler, secured, limits=limits, judge=token_authenticator(token)))
             try:
                 yield ApiServerHandle(url, kubeconfig, server.handle, server)
             finally:
@@ -157,14 +157,14 @@ async def _start(stack: AsyncExitStack, path: Path, utcnow: Callable[[], datetim
     try:
         write_ahead_log, store = await _open_database(stack, path)
     except StorageDamagedError as exc:
-        kept = move_aside(path, utcnow())
+        moved_to = move_aside(path, utcnow())
         log.error(  # noqa: TRY400  # a trace says nothing about a damaged file
             "the database is damaged and was moved aside; starting with an empty one, apply your manifests again",
             error=str(exc),
-            moved_to=str(kept),
+            moved_to=str(moved_to),
         )
         write_ahead_log, store = await _open_database(stack, path)
-    server = ApiServer(store, durable=write_ahead_log.commit, work=Threaded(), utcnow=utcnow, rng=rng)
+    server = ApiServer(store, durable=write_ahead_log.commit, work=ThreadRunner(), utcnow=utcnow, rng=rng)
     await server.ensure_namespaces()
     return server
 
@@ -185,7 +185,7 @@ CONTEXT_NAME: Final = "llmkube"
 """The context, the cluster and the user in the kubeconfig all have this name."""
 
 
-def token_judge(token: str) -> Judge:
+def token_authenticator(token: str) -> RequestFilter:
     """Let in only requests with the token; others get a 401 Status, before their bodies are read."""
     expected = token.encode("ascii")
 

@@ -3,7 +3,7 @@
 ```
 LLMKubeError
 ├── UserError    the input is at fault: say which field, keep what runs, do not retry
-└── WorldError   the world is at fault (network, disk, another process): retry with back-off
+└── ExternalError   the world is at fault (network, disk, another process): retry with back-off
 ```
 
 Anything else that is raised is a bug, and travels up as it is.
@@ -12,10 +12,10 @@ Anything else that is raised is a bug, and travels up as it is.
 import errno
 from typing import Final
 
-OUT_OF_RESOURCES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+RESOURCE_ERRNOS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 """What an OSError says when this very host has run out of something: no fault of the peer."""
 
-NOT_ASKED: Final = OUT_OF_RESOURCES | {errno.EADDRNOTAVAIL}
+LOCAL_CONNECT_ERRNOS: Final = RESOURCE_ERRNOS | {errno.EADDRNOTAVAIL}
 """What an attempt to connect ends with when this host lacked what it takes to connect.
 
 The last one is a port to connect from: macOS has 16,384 of them, and an ended connection keeps its own for 30 s.
@@ -39,11 +39,11 @@ class UserError(LLMKubeError):
         self.field = field
 
 
-class WorldError(LLMKubeError):
+class ExternalError(LLMKubeError):
     """The world said no for now; the same call may succeed later."""
 
 
-def innermost(error: BaseException) -> BaseException:
+def first_leaf(error: BaseException) -> BaseException:
     """Return the first leaf of a group, which is what actually went wrong; of anything else, the error itself."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

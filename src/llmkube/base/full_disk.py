@@ -8,20 +8,20 @@ from typing import Final
 
 from llmkube.base.units import format_bytes
 
-FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+DISK_FULL_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 """The disk, or what this user may take of it, has no room left."""
 
 
-def is_full(error: OSError) -> bool:
+def is_disk_full(error: OSError) -> bool:
     """Whether a write has failed for want of room."""
-    return error.errno in FULL
+    return error.errno in DISK_FULL_ERRNOS
 
 
 def free_bytes(folder: Path) -> int | None:
     """Return how many bytes of the folder's disk are free to this user; None when the system does not say."""
     with contextlib.suppress(OSError):
-        found = os.statvfs(folder)
-        return found.f_bavail * found.f_frsize
+        stats = os.statvfs(folder)
+        return stats.f_bavail * stats.f_frsize
     return None
 
 

@@ -28,7 +28,7 @@ _SECRET_TEXTS = (
     re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}"),
     re.compile(r"(?<=://)[^/?#@\s]+(?=@)"),  # https://user:password@host, https://token@host
 )
-_DEEPEST = 6  # levels of nesting; no log line of ours is deeper
+_MAX_DEPTH = 6  # levels of nesting; no log line of ours is deeper
 
 
 def parse_level(text: str) -> int:
@@ -96,10 +96,10 @@ def render_console(_logger: Any, _method: str, event: MutableMapping[str, Any]) 
     clock = str(rest.pop("ts", ""))[11:19]
     level = str(rest.pop("level", "info")).upper()
     message = str(rest.pop("msg", ""))
-    below = [str(trace) for key in ("stack", "exception") if (trace := rest.pop(key, ""))]
+    traces = [str(trace) for key in ("stack", "exception") if (trace := rest.pop(key, ""))]
     keys = " ".join(f"{key}={_quoted(value)}" for key, value in rest.items())
     line = f"{clock} {level:<7} {message}" + (f"  {keys}" if keys else "")
-    return "\n".join([line, *below])
+    return "\n".join([line, *traces])
 
 
 class _CurrentStderr:
@@ -136,7 +136,7 @@ def _redacted(value: Any, depth: int = 0) -> Any:
         for pattern in _SECRET_TEXTS:
             value = pattern.sub(REDACTED, value)
         return value
-    if depth >= _DEEPEST:
+    if depth >= _MAX_DEPTH:
         return value
     if isinstance(value, Mapping):
         return {k: REDACTED if _is_secret(k) and v else _redacted(v, depth + 1) for k, v in value.items()}

@@ -28,11 +28,11 @@ log = structlog.get_logger(__name__)
 TICK_SECONDS: Final = 10.0
 """The period of the loop's tick; hosts renew their Leases in the same moments."""
 
-ASK_SECONDS: Final = 0.1
+PROBE_SECONDS: Final = 0.1
 ANSWER_SECONDS: Final = 0.9
 """Together a second: how long a loop in a working process stands still at most before that is logged."""
 
-WORKING_SHARE: Final = 0.05
+BUSY_SHARE: Final = 0.05
 """Of a core. An idle agent with 500 services takes 0.01."""
 
 WINDOW_SECONDS: Final = 5.0
@@ -44,21 +44,21 @@ _BUCKETS: Final = (0.001, 0.005, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0, 20.0)
 
 
 @attrs.frozen
-class Look:
+class CpuSample:
     """The moment of a look, and the processor time that the process had used by then, both in seconds."""
 
     at: float
-    processor: float
+    cpu_seconds: float
 
     @classmethod
-    def now(cls) -> "Look":
+    def now(cls) -> "CpuSample":
         """Look."""
         return cls(time.monotonic(), time.process_time())
 
 
-def is_at_work(before: Look, now: Look) -> bool:
+def is_busy(previous: CpuSample, now: CpuSample) -> bool:
     """Return whether the process has worked between two looks."""
-    return now.processor - before.processor > WORKING_SHARE * (now.at - before.at)
+    return now.cpu_seconds - previous.cpu_seconds > BUSY_SHARE * (now.at - previous.at)
 
 
 def stack_of(frame: FrameType | None) -> str:
@@ -139,30 +139,30 @@ class _Watch:
 
     def run(self) -> None:
         """Look after the loop until the end. For the thread."""
-        before, at_work = Look.now(), True
+        previous, busy = CpuSample.now(), True
         while True:
             overdue_in = self._overdue_at - time.monotonic()
-            self.ended.wait(ASK_SECONDS if at_work else max(ASK_SECONDS, overdue_in))
+            self.ended.wait(PROBE_SECONDS if busy else max(PROBE_SECONDS, overdue_in))
             if self.ended.is_set():
                 return
-            now = Look.now()
-            if now.at - before.at >= WINDOW_SECONDS:
-                at_work, before = is_at_work(before, now), now
-            if at_work or now.at > self._overdue_at:
-                self._ask()
+            now = CpuSample.now()
+            if now.at - previous.at >= WINDOW_SECONDS:
+                busy, previous = is_busy(previous, now), now
+            if busy or now.at > self._overdue_at:
+                self._probe()
 
     @property
     def _overdue_at(self) -> float:
         return self.tick_due + ANSWER_SECONDS
 
-    def _ask(self) -> None:
+    def _probe(self) -> None:
         """Let the loop run a function, and return when it has, however long that takes."""
         self.answered = threading.Event()
         if self.ended.is_set():
             return
-        asked_at = time.monotonic()
+        sent_at = time.monotonic()
         try:
-            self.token.run_sync_soon(self._answer, self.answered, asked_at)
+            self.token.run_sync_soon(self._answer_probe, self.answered, sent_at)
         except trio.RunFinishedError:
             return
         if self.answered.wait(ANSWER_SECONDS):
@@ -171,8 +171,8 @@ class _Watch:
         log.error("the event loop stands still", stack=stack_of(sys._current_frames().get(self.loop_thread)))  # noqa: SLF001
         self.answered.wait()
         if not self.ended.is_set():
-            log.warning("the event loop moves again", seconds=round(time.monotonic() - asked_at, 1))
+            log.warning("the event loop moves again", seconds=round(time.monotonic() - sent_at, 1))
 
-    def _answer(self, answered: threading.Event, asked_at: float) -> None:
-        self.watchdog.lag.observe(time.monotonic() - asked_at)
+    def _answer_probe(self, answered: threading.Event, sent_at: float) -> None:
+        self.watchdog.lag.observe(time.monotonic() - sent_at)
         answered.set()

@@ -28,8 +28,8 @@ def shorten(message: str, max_bytes: int) -> str:
     if len(encoded) <= max_bytes:
         return message
     first, _, others = encoded.partition(b"\n")
-    room = max_bytes - len(first) - len("\n…\n".encode())
-    _, _, last = others[-room:].partition(b"\n") if room > 0 else (b"", b"", b"")
+    available = max_bytes - len(first) - len("\n…\n".encode())
+    _, _, last = others[-available:].partition(b"\n") if available > 0 else (b"", b"", b"")
     if not last:
         return encoded[: max_bytes - len("…".encode())].decode(errors="ignore") + "…"
     return f"{first.decode()}\n…\n{last.decode()}"

@@ -12,7 +12,7 @@ from typing import Final
 MAX_STEM: Final = 246
 """How long the name of a file may be without its ending, in bytes: most disks take 255, the longest is `.log.next`."""
 
-_DRAFT: Final = ".new-"
+_TEMPORARY_PREFIX: Final = ".new-"
 _DIGEST_CHARS: Final = 16
 
 
@@ -44,35 +44,35 @@ def sync(descriptor: int) -> None:
     os.fsync(descriptor)
 
 
-def write_private(path: Path, content: str | bytes, *, lasting: bool = True) -> None:
+def write_private(path: Path, content: str | bytes, *, durable: bool = True) -> None:
     """Replace a file, mode 0600: a reader, also after a crash, gets all of the old one or of the new one.
 
     Args:
         path: The file; its folder is there.
         content: Text is written as UTF-8.
-        lasting: Whether that holds after a power cut as well, which costs a sync: milliseconds.
+        durable: Whether that holds after a power cut as well, which costs a sync: milliseconds.
 
     Raises:
         OSError: The disk does not take it; the old file is still there.
     """
     try:
-        _replace(path, content, lasting=lasting)
+        _replace(path, content, durable=durable)
     except FileNotFoundError:
         # A program that starts in this folder has taken the draft for one that a killed writer has left; it looks once.
-        _replace(path, content, lasting=lasting)
+        _replace(path, content, durable=durable)
 
 
-def _replace(path: Path, content: str | bytes, *, lasting: bool) -> None:
-    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=_DRAFT)  # O_EXCL and 0600
+def _replace(path: Path, content: str | bytes, *, durable: bool) -> None:
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=_TEMPORARY_PREFIX)  # O_EXCL and 0600
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
-            if lasting:
+            if durable:
                 file.flush()
                 sync(file.fileno())
-        Path(draft).replace(path)
+        Path(temporary).replace(path)
     except OSError:
-        Path(draft).unlink(missing_ok=True)
+        Path(temporary).unlink(missing_ok=True)
         raise
 
 
@@ -81,9 +81,9 @@ def remove_temporary_files(folder: Path) -> None:
 
     One that writes meanwhile writes again.
     """
-    for draft in folder.glob(f"{_DRAFT}*"):
+    for temporary in folder.glob(f"{_TEMPORARY_PREFIX}*"):
         with contextlib.suppress(OSError):  # it does no harm, and the next start tries again
-            draft.unlink()
+            temporary.unlink()
 
 
 def ensure_token(path: Path) -> str:

@@ -12,7 +12,7 @@ from llmkube.base.http.limits import Limits
 from llmkube.base.http.message import Headers, Response
 from llmkube.base.http.server import run_server
 
-Ready = Callable[[], tuple[bool, str]]
+ReadinessCheck = Callable[[], tuple[bool, str]]
 """Returns whether the process does its work, and why (not)."""
 
 
@@ -34,7 +34,7 @@ LIMITS: Final = Limits(max_connections=16, max_head_bytes=8192, max_body_bytes=0
 
 
 async def run_probes(
-    ready: Ready,
+    ready: ReadinessCheck,
     registry: CollectorRegistry,
     listeners: Sequence[trio.abc.Listener[trio.abc.Stream]],
     *,
@@ -44,7 +44,7 @@ async def run_probes(
     await run_server(probes_handler(ready, registry), listeners, limits=LIMITS, task_status=task_status)
 
 
-def probes_handler(ready: Ready, registry: CollectorRegistry) -> Handler:
+def probes_handler(ready: ReadinessCheck, registry: CollectorRegistry) -> Handler:
     """Answer `/healthz`, `/readyz` and `/metrics`; nothing here waits for anything.
 
     `/healthz` says only that the process answers: a supervisor that restarts on it must not be told of a world in

@@ -108,9 +108,9 @@ def settings_of(kind: type[Any]) -> tuple[Setting, ...]:
     """Return the settings of an attrs class, in the order in which they are written there."""
     hints = typing.get_type_hints(kind)
     return tuple(
-        Setting(each.name, _plain_type(hints[each.name]), each.default, **each.metadata[_METADATA])
-        for each in attrs.fields(kind)
-        if _METADATA in each.metadata
+        Setting(option.name, _plain_type(hints[option.name]), option.default, **option.metadata[_METADATA])
+        for option in attrs.fields(kind)
+        if _METADATA in option.metadata
     )
 
 
@@ -143,8 +143,8 @@ def read_config(path: Path, known: Mapping[str, type[Any]]) -> Config:
         raise SettingError(f"{path}: is not UTF-8 text; save it as UTF-8") from exc
     except tomllib.TOMLDecodeError as exc:
         raise SettingError(f"{path}: is not TOML: {exc}") from exc
-    settings = {table: {each.name: each for each in settings_of(kind)} for table, kind in known.items()}
-    everywhere = {name: each for names in settings.values() for name, each in names.items()}
+    settings = {table: {option.name: option for option in settings_of(kind)} for table, kind in known.items()}
+    everywhere = {name: option for names in settings.values() for name, option in names.items()}
     common, tables = {}, {}
     for key, value in content.items():
         if key in settings and isinstance(value, dict):
@@ -177,94 +177,94 @@ def resolve(
     Raises:
         SettingError: A value is of the wrong type or out of bounds.
     """
-    return kind(**{each.name: _find(each, flags, environ, config, table) for each in settings_of(kind)})
+    return kind(**{option.name: _resolve_option(option, flags, environ, config, table) for option in settings_of(kind)})
 
 
-def _find(
-    each: Setting, flags: Mapping[str, Any], environ: Mapping[str, str], config: Config | None, table: str
+def _resolve_option(
+    option: Setting, flags: Mapping[str, Any], environ: Mapping[str, str], config: Config | None, table: str
 ) -> Any:
-    if each.removed:
-        return _refuse_removed(each, flags, environ, config, table)
-    given = flags.get(each.name)
+    if option.removed:
+        return _refuse_removed(option, flags, environ, config, table)
+    given = flags.get(option.name)
     if given is not None and given != ():
-        return _from_text(each, given, each.flag)
-    if variable := environ.get(each.variable, "").strip():
-        return _from_text(each, variable.split(",") if each.type is tuple else variable, each.variable)
-    if config is not None and each.in_file:
+        return _from_text(option, given, option.flag)
+    if variable := environ.get(option.variable, "").strip():
+        return _from_text(option, variable.split(",") if option.type is tuple else variable, option.variable)
+    if config is not None and option.in_file:
         own = config.tables.get(table, {})
-        if each.name in own:
-            return _from_toml(each, own[each.name], f"{config.path}: {table}.{each.name}", config.path.parent)
-        if each.name in config.common:
-            return _from_toml(each, config.common[each.name], f"{config.path}: {each.name}", config.path.parent)
-    return each.default
+        if option.name in own:
+            return _from_toml(option, own[option.name], f"{config.path}: {table}.{option.name}", config.path.parent)
+        if option.name in config.common:
+            return _from_toml(option, config.common[option.name], f"{config.path}: {option.name}", config.path.parent)
+    return option.default
 
 
 def _refuse_removed(
-    each: Setting, flags: Mapping[str, Any], environ: Mapping[str, str], config: Config | None, table: str
+    option: Setting, flags: Mapping[str, Any], environ: Mapping[str, str], config: Config | None, table: str
 ) -> None:
-    sources = {each.flag: flags.get(each.name), each.variable: environ.get(each.variable, "").strip() or None}
+    sources = {option.flag: flags.get(option.name), option.variable: environ.get(option.variable, "").strip() or None}
     if config is not None:
-        sources[f"{config.path}: {table}.{each.name}"] = config.tables.get(table, {}).get(each.name)
-        sources[f"{config.path}: {each.name}"] = config.common.get(each.name)
+        sources[f"{config.path}: {table}.{option.name}"] = config.tables.get(table, {}).get(option.name)
+        sources[f"{config.path}: {option.name}"] = config.common.get(option.name)
     for where, value in sources.items():
         if value is not None:
-            raise SettingError(f"{where}: {value!r} is refused: the setting was removed; {each.removed}")
+            raise SettingError(f"{where}: {value!r} is refused: the setting was removed; {option.removed}")
 
 
-def _from_text(each: Setting, value: Any, where: str) -> Any:
+def _from_text(option: Setting, value: Any, where: str) -> Any:
     """Read what a person typed: everything is text, except a switch and the repeated values of one flag."""
-    if each.type is tuple:
-        return _checked(each, tuple(item.strip() for item in value if item.strip()), where)
+    if option.type is tuple:
+        return _checked(option, tuple(item.strip() for item in value if item.strip()), where)
     if isinstance(value, bool):
         return value
     text = str(value).strip()
-    if each.type is bool:
+    if option.type is bool:
         if text.lower() in _TRUE | _FALSE:
             return text.lower() in _TRUE
         raise SettingError(f'{where}: "{text}" is neither true nor false; write true or false')
-    if each.type in {int, float}:
+    if option.type in {int, float}:
         try:
-            return _checked(each, each.type(text), where)
+            return _checked(option, option.type(text), where)
         except ValueError:
-            raise SettingError(f'{where}: "{text}" is not {_wanted(each)}') from None
-    return _checked(each, Path(text).expanduser() if each.type is Path else text, where)
+            raise SettingError(f'{where}: "{text}" is not {_expected(option)}') from None
+    return _checked(option, Path(text).expanduser() if option.type is Path else text, where)
 
 
-def _from_toml(each: Setting, value: Any, where: str, folder: Path) -> Any:
-    if each.type is tuple:
+def _from_toml(option: Setting, value: Any, where: str, folder: Path) -> Any:
+    if option.type is tuple:
         if isinstance(value, list) and all(isinstance(item, str) for item in value):
-            return _checked(each, tuple(value), where)
-    elif each.type is Path:
+            return _checked(option, tuple(value), where)
+    elif option.type is Path:
         if isinstance(value, str):
-            return _checked(each, folder / Path(value).expanduser(), where)  # a relative path is relative to its file
-    elif each.type is float and type(value) is int:
-        return _checked(each, float(value), where)
-    elif type(value) is each.type:  # not isinstance: True is an int to Python
-        return _checked(each, value, where)
-    raise SettingError(f"{where}: {value!r} is not {_wanted(each)}")
+            return _checked(option, folder / Path(value).expanduser(), where)  # a relative path is relative to its file
+    elif option.type is float and type(value) is int:
+        return _checked(option, float(value), where)
+    elif type(value) is option.type:  # not isinstance: True is an int to Python
+        return _checked(option, value, where)
+    raise SettingError(f"{where}: {value!r} is not {_expected(option)}")
 
 
-def _checked(each: Setting, value: Any, where: str) -> Any:
-    if each.type in {int, float}:
-        low = -math.inf if each.minimum is None else each.minimum
-        high = math.inf if each.maximum is None else each.maximum
+def _checked(option: Setting, value: Any, where: str) -> Any:
+    if option.type in {int, float}:
+        low = -math.inf if option.minimum is None else option.minimum
+        high = math.inf if option.maximum is None else option.maximum
         if not (math.isfinite(value) and low <= value <= high):  # a deadline that never comes is none
-            raise SettingError(f"{where}: {value} is not {_wanted(each)}")
-    if each.choices:
-        for text in value if each.type is tuple else (value,):
-            if text not in each.choices:
-                allowed = ", ".join(each.choices)
-                raise SettingError(f'{where}: "{text}" is not one of {allowed}{_hint(text, each.choices)}')
+            raise SettingError(f"{where}: {value} is not {_expected(option)}")
+    if option.choices:
+        for text in value if option.type is tuple else (value,):
+            if text not in option.choices:
+                allowed = ", ".join(option.choices)
+                raise SettingError(f'{where}: "{text}" is not one of {allowed}{_hint(text, option.choices)}')
     return value
 
 
-def _wanted(each: Setting) -> str:
+def _expected(option: Setting) -> str:
     nouns = {str: "a text", int: "a whole number", float: "a number", bool: "true or false", Path: "a path in quotes"}
-    noun = nouns.get(each.type, "a list of texts")
-    if each.minimum is not None and each.maximum is not None:
-        return f"{noun} from {each.minimum} to {each.maximum}"
-    if each.minimum is not None:
-        return f"{noun} of at least {each.minimum}"
+    noun = nouns.get(option.type, "a list of texts")
+    if option.minimum is not None and option.maximum is not None:
+        return f"{noun} from {option.minimum} to {option.maximum}"
+    if option.minimum is not None:
+        return f"{noun} of at least {option.minimum}"
     return noun
 
 
@@ -276,8 +276,8 @@ def _check_key(where: str, name: str, known: Mapping[str, Setting]) -> None:
 
 
 def _hint(word: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word.replace("-", "_"), list(known), n=1)
-    return f"; did you mean {close[0]}?" if close else ""
+    matches = difflib.get_close_matches(word.replace("-", "_"), list(known), n=1)
+    return f"; did you mean {matches[0]}?" if matches else ""
 
 
 def _plain_type(hint: Any) -> type[Any]:

@@ -13,11 +13,11 @@ from typing import Final
 
 import attrs
 
-_MOST_LINKS: Final = 40  # as Linux
+_MAX_LINKS: Final = 40  # as Linux
 
 
 @attrs.frozen
-class Step:
+class PathStep:
     """A folder on the way, and what the way takes from it: a folder, a link or the end; None where nothing is."""
 
     folder: Path
@@ -47,7 +47,7 @@ class Step:
 
 
 @attrs.frozen
-class Way:
+class ResolvedPath:
     """Where a path leads.
 
     Attributes:
@@ -57,7 +57,7 @@ class Way:
     """
 
     end: Path
-    steps: tuple[Step, ...]
+    steps: tuple[PathStep, ...]
     error: OSError | None = None
 
     @property
@@ -71,38 +71,38 @@ def open_file(path: Path) -> int:
     return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
 
 
-def follow(path: Path) -> Way:
+def resolve_links(path: Path) -> ResolvedPath:
     """Follow an absolute path link by link; blocks on the disk, and raises nothing for what the disk says."""
-    ahead = list(reversed(path.parts[1:]))
-    here, steps, links = Path(path.anchor), [], 0
+    remaining = list(reversed(path.parts[1:]))
+    current, steps, links = Path(path.anchor), [], 0
     try:
-        while ahead:
-            part = ahead[-1]
+        while remaining:
+            part = remaining[-1]
             if part == os.pardir:
-                ahead.pop()
-                here = here.parent
+                remaining.pop()
+                current = current.parent
                 continue
-            folder = here.lstat()
+            folder = current.lstat()
             if not stat.S_ISDIR(folder.st_mode):
-                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(here))
-            entry = _lstat(here / part)
-            steps.append(Step(here, folder, entry))
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(current))
+            entry = _lstat(current / part)
+            steps.append(PathStep(current, folder, entry))
             if entry is None:
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(here / part))
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(current / part))
             if not stat.S_ISLNK(entry.st_mode):
-                ahead.pop()
-                here = here / part
+                remaining.pop()
+                current = current / part
                 continue
             links += 1
-            if links > _MOST_LINKS:
-                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(here / part))
-            target = Path((here / part).readlink())
-            ahead.pop()
-            here = Path(target.anchor) if target.is_absolute() else here
-            ahead += reversed(target.parts[1:] if target.is_absolute() else target.parts)
+            if links > _MAX_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(current / part))
+            target = Path((current / part).readlink())
+            remaining.pop()
+            current = Path(target.anchor) if target.is_absolute() else current
+            remaining += reversed(target.parts[1:] if target.is_absolute() else target.parts)
     except OSError as error:
-        return Way(Path(os.path.normpath(here.joinpath(*reversed(ahead)))), tuple(steps), error)
-    return Way(here, tuple(steps))
+        return ResolvedPath(Path(os.path.normpath(current.joinpath(*reversed(remaining)))), tuple(steps), error)
+    return ResolvedPath(current, tuple(steps))
 
 
 def _lstat(path: Path) -> os.stat_result | None:
@@ -112,7 +112,7 @@ def _lstat(path: Path) -> os.stat_result | None:
         return None
 
 
-def weakness_of_private(folder: Path, *, uid: int, inner: Collection[str] = ()) -> str:
+def private_folder_weakness(folder: Path, *, uid: int, inner: Collection[str] = ()) -> str:
     """Say how another user could have put something into a folder that has to be one user's own; empty for none.
 
     A folder that is not there yet has the weakness of the way to it. An empty one of the user's is made private first.
@@ -126,7 +126,7 @@ def weakness_of_private(folder: Path, *, uid: int, inner: Collection[str] = ()) 
         OSError: It cannot be looked at.
     """
     trusted = {0, uid}
-    way = follow(folder)
+    way = resolve_links(folder)
     found = way.found
     if found is not None and found.st_uid != uid:
         return f"it belongs to another user (uid {found.st_uid})"
@@ -158,7 +158,7 @@ def _weakness_of_entry(path: Path, trusted: Collection[int], closed: bool) -> st
     if found is None:
         return ""  # removed meanwhile
     if stat.S_ISLNK(found.st_mode):
-        way = follow(path)
+        way = resolve_links(path)
         weakness = next((text for step in way.steps if (text := step.weakness(trusted))), "")
         if weakness or way.found is None:
             return f"{path.name} in it leads elsewhere: {weakness}" if weakness else ""

@@ -23,7 +23,7 @@ _QUANTITY = re.compile(
 )
 _SECONDS = {"ms": Fraction(1, 1000), "s": Fraction(1), "m": Fraction(60), "h": Fraction(3600), "d": Fraction(86400)}
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)(ms|s|m|h|d))", re.ASCII)
-_LONGEST_NUMBER = 64  # characters: no quantity needs more, and int() has a limit (and a ValueError) of its own
+_MAX_NUMBER_CHARS = 64  # characters: no quantity needs more, and int() has a limit (and a ValueError) of its own
 
 
 def parse_quantity(text: str | float, *, field: str = "") -> Fraction:
@@ -33,7 +33,7 @@ def parse_quantity(text: str | float, *, field: str = "") -> Fraction:
         UserError: The text is not a quantity; `field` is the path to name.
     """
     written = str(text)
-    match = _QUANTITY.fullmatch(written) if len(written) <= _LONGEST_NUMBER else None
+    match = _QUANTITY.fullmatch(written) if len(written) <= _MAX_NUMBER_CHARS else None
     if match is None:
         problem = f'"{_shortened(written)}" is not a quantity'
         raise UserError(f"{problem}; write a number and a unit, such as 24Gi, 500m or 1e3", field=field)
@@ -73,7 +73,7 @@ def parse_duration(text: str | float, *, field: str = "") -> float:
         UserError: The text is not a duration.
     """
     written = str(text).strip()
-    if len(written) <= _LONGEST_NUMBER:
+    if len(written) <= _MAX_NUMBER_CHARS:
         if re.fullmatch(r"\d+(?:\.\d+)?", written, re.ASCII):
             return float(written)
         parts = _DURATION.findall(written)
@@ -119,11 +119,11 @@ _AGES = (  # below so many seconds: the unit, and a smaller one that is shown be
 
 def format_age(seconds: float) -> str:
     """Return an age as kubectl writes it: `45s`, `3m20s`, `25m`, `4h5m`, `20h`, `3d4h`, `40d`, `2y30d`, `9y`."""
-    whole = max(int(seconds), 0)
-    (large, name), small = next((unit, beside) for below, unit, beside in _AGES if whole < below)
-    rest = whole % large // small[0] if small else 0
-    return f"{whole // large}{name}" + (f"{rest}{small[1]}" if small and rest else "")
+    total = max(int(seconds), 0)
+    (large, name), small = next((unit, minor) for limit, unit, minor in _AGES if total < limit)
+    rest = total % large // small[0] if small else 0
+    return f"{total // large}{name}" + (f"{rest}{small[1]}" if small and rest else "")
 
 
 def _shortened(text: str) -> str:
-    return text if len(text) <= _LONGEST_NUMBER else text[: _LONGEST_NUMBER - 1] + "…"
+    return text if len(text) <= _MAX_NUMBER_CHARS else text[: _MAX_NUMBER_CHARS - 1] + "…"

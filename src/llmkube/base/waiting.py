@@ -30,20 +30,20 @@ class _Waiter:
     Attributes:
         due: When.
         is_idle: Says at the tick whether to sleep on.
-        call: Set when there is something to do: the tick is over for it, or it has to sleep for all.
-        over: Its wait is over.
+        wake: Set when there is something to do: the tick is over for it, or it has to sleep for all.
+        done: Its wait is over.
         early: `skip_ticks` was called.
     """
 
     due: float
     is_idle: Callable[[], bool] | None
-    call: trio.Event = attrs.field(factory=trio.Event)
-    over: bool = False
+    wake: trio.Event = attrs.field(factory=trio.Event)
+    done: bool = False
     early: bool = False
 
     def end(self, *, early: bool = False) -> None:
-        self.over, self.early = True, early
-        self.call.set()
+        self.done, self.early = True, early
+        self.wake.set()
 
 
 @attrs.define(eq=False)
@@ -64,23 +64,23 @@ class _Period:
         """Return when the waiter's wait is over; a task that finds no sleeper sleeps for all."""
         self.waiting[waiter] = None
         try:
-            while not waiter.over:
+            while not waiter.done:
                 if self.sleeper is None:
                     await self._sleep(waiter)
                 else:
-                    await waiter.call.wait()
-                    if not waiter.over:
-                        waiter.call = trio.Event()
+                    await waiter.wake.wait()
+                    if not waiter.done:
+                        waiter.wake = trio.Event()
         finally:
             del self.waiting[waiter]
             if self.sleeper is None and self.waiting:  # it may have been cancelled
-                next(iter(self.waiting)).call.set()
+                next(iter(self.waiting)).wake.set()
 
     async def _sleep(self, waiter: _Waiter) -> None:
         self.sleeper = waiter
         try:
             with trio.move_on_at(min(each.due for each in self.waiting)):
-                await waiter.call.wait()
+                await waiter.wake.wait()
         finally:
             self.sleeper = None
         self._end_due()
@@ -89,7 +89,7 @@ class _Period:
         """End the waits that are due, except those of waiters that are idle."""
         now, due = trio.current_time(), self.next_due()
         for each in tuple(self.waiting):
-            if each.due > now or each.over:
+            if each.due > now or each.done:
                 continue
             if each.is_idle is not None and _is_idle(each.is_idle):
                 each.due = due
@@ -105,7 +105,7 @@ class _Ticks:
     skips: int = 0
 
 
-_of_this_run: trio.lowlevel.RunVar[_Ticks] = trio.lowlevel.RunVar("llmkube.base.waiting")
+_run_ticks: trio.lowlevel.RunVar[_Ticks] = trio.lowlevel.RunVar("llmkube.base.waiting")
 
 
 async def wait_tick(
@@ -115,7 +115,7 @@ async def wait_tick(
 
     Args:
         period_seconds: How long between two of them.
-        skips: What `skips_so_far` said when the caller took note of them last; one that came while it was busy with
+        skips: What `skip_count` said when the caller took note of them last; one that came while it was busy with
             something else is then not lost on it.
         is_idle: Called at the tick, by the task that sleeps for all; if it returns True the caller sleeps on until the
             next one. For hundreds who nearly always find nothing to do: a call costs a tenth of what waking a task
@@ -146,11 +146,11 @@ def skip_ticks() -> None:
     ticks.skips += 1
     for period in ticks.periods.values():
         for waiter in period.waiting:
-            if not waiter.over:
+            if not waiter.done:
                 waiter.end(early=True)
 
 
-def skips_so_far() -> int:
+def skip_count() -> int:
     """Return how often `skip_ticks` was called in this run."""
     return _ticks().skips
 
@@ -164,7 +164,7 @@ def _is_idle(is_idle: Callable[[], bool]) -> bool:
 
 def _ticks() -> _Ticks:
     try:
-        return _of_this_run.get()
+        return _run_ticks.get()
     except LookupError:
-        _of_this_run.set(fresh := _Ticks())
+        _run_ticks.set(fresh := _Ticks())
         return fresh

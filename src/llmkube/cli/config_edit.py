@@ -83,8 +83,8 @@ def plan_settings(folder: Path, table: str, values: Mapping[str, Any]) -> Additi
             section[name] = value
     text, content = tomlkit.dumps(document), tomllib.loads(old)
     if tomllib.loads(text) != {**content, table: {**content.get(table, {}), **changed}}:
-        said = "; ".join(
+        problem = "; ".join(
             f"{table}.{name} cannot be added in this file; write there {value}" for name, value in changed.items()
         )
-        raise SettingError(f"{file}: {said}")
+        raise SettingError(f"{file}: {problem}")
     return Addition(file, tuple(changed), text)

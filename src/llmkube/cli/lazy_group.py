@@ -34,12 +34,12 @@ class LazyGroup(click.Group):
         if entry is None:
             return None
         module, _, name = entry.target.partition(":")
-        collects = gc.isenabled()
+        gc_enabled = gc.isenabled()
         gc.disable()  # what an import makes stays: to look through it again and again is a seventh of the start
         try:
             command = getattr(importlib.import_module(f"{self.package}.{module}"), name)
         finally:
-            if collects:
+            if gc_enabled:
                 gc.enable()
         assert isinstance(command, click.Command)
         return command

@@ -106,7 +106,7 @@ class Overview(LazyGroup):
         """Import and run a command; Ctrl-C, at any moment, ends it with 130, a closed pipe with SIGPIPE: in silence."""
         interrupted = False
         try:
-            result = self._understood(ctx)
+            result = self._invoke_command(ctx)
         except* KeyboardInterrupt:  # a nursery raises it within a group
             interrupted = True
         except* BrokenPipeError:  # the reader has gone (`| head`); nothing that is left to print has anywhere to go
@@ -118,7 +118,7 @@ class Overview(LazyGroup):
             sys.exit(_INTERRUPTED)
         return result
 
-    def _understood(self, ctx: click.Context) -> Any:
+    def _invoke_command(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except click.UsageError as exc:
@@ -149,11 +149,11 @@ def version() -> None:
 
 def main() -> None:
     """Run the `llmkube` program; never returns."""
-    end_at_term_in_a_container()
+    exit_on_sigterm_in_container()
     cli(prog_name="llmkube")
 
 
-def end_at_term_in_a_container() -> None:
+def exit_on_sigterm_in_container() -> None:
     """Have a TERM end this process before the command has its own way with it, and where it has none.
 
     As process 1 of a container it would else get none: the kernel drops what the first process does not handle, and a

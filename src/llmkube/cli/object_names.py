@@ -64,22 +64,22 @@ def parse_target(text: str) -> Target:
     return Target(kind, name)
 
 
-async def existing(client: Client, target: Target, key: Key) -> Any:
+async def get_object(client: Client, target: Target, key: Key) -> Any:
     """Return the object.
 
     Raises:
         CommandError: There is none; the exit code says so.
     """
-    return await or_not_found(target, key, lambda: client.get(target.kind, key))
+    return await with_not_found_error(target, key, lambda: client.get(target.kind, key))
 
 
-async def existing_service(client: Client, key: Key) -> InferenceService:
+async def get_service(client: Client, key: Key) -> InferenceService:
     """Return the InferenceService.
 
     Raises:
         CommandError: There is none; the exit code says so.
     """
-    found: InferenceService = await existing(client, Target(InferenceService, key.name), key)
+    found: InferenceService = await get_object(client, Target(InferenceService, key.name), key)
     return found
 
 
@@ -91,7 +91,7 @@ async def find(client: Client, kind: type[K], key: Key) -> K | None:
         return None
 
 
-async def or_not_found(target: Target, key: Key, call: Callable[[], Awaitable[T]]) -> T:
+async def with_not_found_error(target: Target, key: Key, call: Callable[[], Awaitable[T]]) -> T:
     """Return what a call about one object returns; NotFoundError becomes a sentence that says where it was looked for.
 
     Raises:
@@ -107,7 +107,7 @@ async def or_not_found(target: Target, key: Key, call: Callable[[], Awaitable[T]
 
 _QUANTIZATION: Final = re.compile(r"[-.](?:UD-)?(?:I?Q\d\w*|F16|BF16|F32|MXFP4)$", re.IGNORECASE)
 _PART: Final = re.compile(r"-\d{5}-of-\d{5}$")
-_MAX: Final = 50
+_MAX_NAME_LENGTH: Final = 50
 """Characters of a name that is made; Kubernetes takes more, and a person reads no more."""
 
 
@@ -127,4 +127,4 @@ def name_for(source: str) -> str:
     for suffix in (".gguf", "-GGUF"):
         stem = stem[: -len(suffix)] if stem.lower().endswith(suffix.lower()) else stem
     stem = _QUANTIZATION.sub("", _PART.sub("", stem)).lower()
-    return re.sub(r"[^a-z0-9.]+", "-", stem)[:_MAX].strip("-.") or "model"
+    return re.sub(r"[^a-z0-9.]+", "-", stem)[:_MAX_NAME_LENGTH].strip("-.") or "model"

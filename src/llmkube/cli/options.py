@@ -13,7 +13,7 @@ from click.shell_completion import CompletionItem
 
 from llmkube.base.errors import LLMKubeError
 from llmkube.cli import target_cluster
-from llmkube.cli.target_cluster import Cluster, Where, kubeconfig_files
+from llmkube.cli.target_cluster import Cluster, ClusterFlags, kubeconfig_files
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.programs.options import Decorator
@@ -87,9 +87,9 @@ def _matching(names: Iterable[str], incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]
 
 
-def _where(ctx: click.Context) -> Where:
+def _where(ctx: click.Context) -> ClusterFlags:
     """Return the place that the half-typed command line names so far."""
-    return Where(ctx.params.get("kubeconfig"), ctx.params.get("context"), ctx.params.get("namespace"))
+    return ClusterFlags(ctx.params.get("kubeconfig"), ctx.params.get("context"), ctx.params.get("namespace"))
 
 
 def _names(ctx: click.Context, kind: type[Any]) -> list[str]:
@@ -123,7 +123,7 @@ def cluster_options(*, all_namespaces: bool = False) -> Decorator:
             all_namespaces: bool = False,
             **kwargs: Any,
         ) -> Any:
-            return command(*args, where=Where(kubeconfig, context, namespace, all_namespaces), **kwargs)
+            return command(*args, where=ClusterFlags(kubeconfig, context, namespace, all_namespaces), **kwargs)
 
         wrapped: Callable[..., Any] = run
         if all_namespaces:

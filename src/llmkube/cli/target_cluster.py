@@ -21,7 +21,7 @@ from llmkube.k8s.auth.kubeconfig import load_config
 from llmkube.k8s.client import Client, open_client
 from llmkube.k8s.errors import ApiError, TransportError, UnauthorizedError
 from llmkube.programs.failures import CommandError, ExitCode
-from llmkube.programs.state_location import SERVER, check_state_dir, holder_of, local_state_dir, state_dir_of
+from llmkube.programs.state_location import SERVER_LOCK, check_state_dir, local_state_dir, lock_holder, state_dir_of
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ ANSWER_SECONDS = 30.0
 
 
 @attrs.frozen
-class Where:
+class ClusterFlags:
     """What the command line says about the place to look at."""
 
     kubeconfig: str | None = None
@@ -80,7 +80,7 @@ def home_kubeconfig(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def origin_of(
-    kubeconfig: Path | None, context: str | None, state_dir: Path, environ: Mapping[str, str], *, beside_up: bool
+    kubeconfig: Path | None, context: str | None, state_dir: Path, environ: Mapping[str, str], *, prefer_up: bool
 ) -> Origin:
     """Decide where the configuration comes from.
 
@@ -89,7 +89,7 @@ def origin_of(
         context: The context that a flag names: of kubectl's file, if there is one.
         state_dir: Where `llmkube up` keeps its own.
         environ: The environment.
-        beside_up: Whether an API server that runs on this machine comes before kubectl's file.
+        prefer_up: Whether an API server that runs on this machine comes before kubectl's file.
     """
     if kubeconfig is not None or environ.get("KUBECONFIG") or environ.get("KUBERNETES_SERVICE_HOST"):
         return Origin.NAMED
@@ -97,7 +97,7 @@ def origin_of(
         return Origin.UP
     if context is not None:
         return Origin.NAMED
-    live = beside_up and (state_dir / "kubeconfig").is_file() and holder_of(state_dir, SERVER) is not None
+    live = prefer_up and (state_dir / "kubeconfig").is_file() and lock_holder(state_dir, SERVER_LOCK) is not None
     return Origin.UP if live else Origin.HOME
 
 
@@ -107,14 +107,14 @@ def find_config(
     state_dir: Path,
     environ: Mapping[str, str] = os.environ,
     *,
-    beside_up: bool = False,
+    prefer_up: bool = False,
 ) -> tuple[ClusterConfig, Origin]:
     """Return the cluster's configuration, and who decided that it is this one; the arguments are those of `origin_of`.
 
     Raises:
         UserError: There is none, or it cannot be used.
     """
-    origin = origin_of(kubeconfig, context, state_dir, environ, beside_up=beside_up)
+    origin = origin_of(kubeconfig, context, state_dir, environ, prefer_up=prefer_up)
     if origin is not Origin.UP:
         return load_config(kubeconfig, context, environ=environ), origin
     own = state_dir / "kubeconfig"
@@ -127,10 +127,10 @@ def find_config(
     return load_config(own, context, environ=environ), origin
 
 
-def kubeconfig_files(where: Where, environ: Mapping[str, str] = os.environ) -> tuple[Path, ...]:
+def kubeconfig_files(where: ClusterFlags, environ: Mapping[str, str] = os.environ) -> tuple[Path, ...]:
     """Return the files that a command's `find_config` would read, in its order; they need not exist."""
     folder = local_state_dir()
-    origin = origin_of(where.kubeconfig_path, where.context, folder, environ, beside_up=True)
+    origin = origin_of(where.kubeconfig_path, where.context, folder, environ, prefer_up=True)
     if origin is Origin.UP:
         return (folder / "kubeconfig",)
     if where.kubeconfig:
@@ -140,15 +140,15 @@ def kubeconfig_files(where: Where, environ: Mapping[str, str] = os.environ) -> t
     return (home_kubeconfig(environ),) if home_kubeconfig(environ).is_file() else ()
 
 
-def state_dirs(where: Where, chosen: Path | None = None) -> tuple[Path, ...]:
+def state_dirs(where: ClusterFlags, chosen: Path | None = None) -> tuple[Path, ...]:
     """Return the folders in which an agent on this machine may keep its logs, the likeliest first.
 
     `llmkube up` writes its kubeconfig into its state directory, so the one in use leads there, also to a temporary one.
     """
     if chosen is not None:
         return (state_dir_of(chosen),)
-    beside = [path.absolute().parent for path in kubeconfig_files(where) if path.name == "kubeconfig"]
-    return tuple(dict.fromkeys([*(each for each in beside if (each / "logs").is_dir()), local_state_dir()]))
+    folders = [path.absolute().parent for path in kubeconfig_files(where) if path.name == "kubeconfig"]
+    return tuple(dict.fromkeys([*(each for each in folders if (each / "logs").is_dir()), local_state_dir()]))
 
 
 @contextlib.asynccontextmanager
@@ -158,12 +158,12 @@ async def open_cluster(kubeconfig: Path | None, context: str | None) -> AsyncIte
     Raises:
         UserError: There is none, or its configuration cannot be used.
     """
-    config, origin = find_config(kubeconfig, context, local_state_dir(), beside_up=True)
+    config, origin = find_config(kubeconfig, context, local_state_dir(), prefer_up=True)
     async with open_client(config) as client:
         try:
             yield Cluster(client, config.namespace or "default", config.server, _note(config, origin))
         except (TransportError, UnauthorizedError) as exc:
-            raise CommandError(f"{exc}\n{_way_out(exc, config, origin)}") from exc
+            raise CommandError(f"{exc}\n{_hint(exc, config, origin)}") from exc
 
 
 def _note(config: ClusterConfig, origin: Origin) -> str:
@@ -175,21 +175,21 @@ def _note(config: ClusterConfig, origin: Origin) -> str:
     return ""
 
 
-def _way_out(error: ApiError, config: ClusterConfig, origin: Origin) -> str:
+def _hint(error: ApiError, config: ClusterConfig, origin: Origin) -> str:
     """Say who was asked, and what to do: no API server has answered, or one that does not know us."""
     if origin is Origin.UP and error.code == 0:
         return f"is `llmkube up` running? {local_state_dir()} says that it was"
-    asked = f'{config.server} (context "{config.context}")'
+    server = f'{config.server} (context "{config.context}")'
     if isinstance(error, UnauthorizedError):
-        return f"{asked} refuses these credentials; renew them, or choose another --context or --kubeconfig"
+        return f"{server} refuses these credentials; renew them, or choose another --context or --kubeconfig"
     if error.code == 404:
-        return f"if {asked} is the right one: llmkube crds | kubectl apply --server-side -f -"
+        return f"if {server} is the right one: llmkube crds | kubectl apply --server-side -f -"
     other = "; without a cluster, `llmkube up` serves on this machine" if origin is Origin.HOME else ""
-    return f"is {asked} running, and an API server? --context and --kubeconfig choose another{other}"
+    return f"is {server} running, and an API server? --context and --kubeconfig choose another{other}"
 
 
 def run_against(
-    where: Where,
+    where: ClusterFlags,
     action: Callable[[Cluster], Awaitable[T]],
     *,
     seconds: float = math.inf,
@@ -200,7 +200,7 @@ def run_against(
     Args:
         where: The cluster.
         action: Its `cluster.namespace` is the one that the command line names, if it names one.
-        seconds: What the whole may take. An action that stays bounds its own calls with `answering`.
+        seconds: What the whole may take. An action that stays bounds its own calls with `answer_deadline`.
         changes: Whether it changes something: then the user hears which cluster that is, unless it was named.
 
     Raises:
@@ -215,14 +215,14 @@ def run_against(
                     click.echo(cluster.note, err=True)
                 return await action(attrs.evolve(cluster, namespace=where.namespace or cluster.namespace))
 
-    return run_answered(main, seconds=seconds)
+    return run_with_deadline(main, seconds=seconds)
 
 
-def run_answered(ask: Callable[..., Awaitable[T]], *args: Any, seconds: float = math.inf) -> T:
+def run_with_deadline(function: Callable[..., Awaitable[T]], *args: Any, seconds: float = math.inf) -> T:
     """Run an async function that sets deadlines, and report a missed one as a silent API server.
 
     Args:
-        ask: The function; it uses `answering` or `trio.fail_after`.
+        function: The function; it uses `answer_deadline` or `trio.fail_after`.
         *args: Its arguments.
         seconds: Deadline of the caller, for the message; `ANSWER_SECONDS` if that is shorter.
 
@@ -230,7 +230,7 @@ def run_answered(ask: Callable[..., Awaitable[T]], *args: Any, seconds: float = 
         CommandError: A deadline was missed.
     """
     try:
-        return trio.run(ask, *args)
+        return trio.run(function, *args)
     except trio.TooSlowError as exc:
         waited = min(seconds, ANSWER_SECONDS)
         raise CommandError(
@@ -239,7 +239,7 @@ def run_answered(ask: Callable[..., Awaitable[T]], *args: Any, seconds: float = 
 
 
 @contextlib.contextmanager
-def answering() -> Iterator[None]:
+def answer_deadline() -> Iterator[None]:
     """Limit the requests in the block to `ANSWER_SECONDS` in all."""
     with trio.fail_after(ANSWER_SECONDS):
         yield

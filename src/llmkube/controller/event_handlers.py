@@ -86,7 +86,7 @@ class EventHandlers:
         if change_of(event):
             for service in self.context.informers.services_by_model.keys(event.key):
                 self.context.queues.services.add_nowait(service)
-                self._wake_routers(service)
+                self._enqueue_routers(service)
 
     def on_service(self, event: Event[InferenceService]) -> None:
         """Reconcile a service, unless nothing has changed that a reconcile reads, or only by our own status."""
@@ -94,7 +94,7 @@ class EventHandlers:
         if not change and not self.context.queues.services.is_failing(event.key):
             return  # of what fails, any change may be what it waits for
         if change is Change.SPEC:
-            self._wake_routers(event.key)
+            self._enqueue_routers(event.key)
             for model in self.context.informers.services_by_model.values(event):
                 # Who uses a Model decides who brings its weights, and whether it may go.
                 users = self.context.informers.services_by_model.count(model)
@@ -114,7 +114,7 @@ class EventHandlers:
         for label in self.context.informers.slices_by_label.values(event):
             for service in self.context.informers.services_by_label.keys(label):
                 self.context.queues.services.add_nowait(service)
-                self._wake_routers(service)
+                self._enqueue_routers(service)
 
     def on_host_claim(self, event: Event[Lease]) -> None:
         """Reconcile the service that a host claims, or has claimed."""
@@ -122,7 +122,7 @@ class EventHandlers:
             log.warning("claim names no service", lease=str(event.key))
         self.context.queues.services.add_all(self.context.informers.host_claims_by_service.values(event))
 
-    def _wake_routers(self, service: Key) -> None:
+    def _enqueue_routers(self, service: Key) -> None:
         self.context.queues.routers.add_all(self.context.informers.routers_by_service.keys(service))
 
 
@@ -136,7 +136,7 @@ class PodEventHandlers:
         """Reconcile the service or the router of an object, unless the change is a write of ours."""
         if event.now is not None and writer.is_own(event.now):
             return
-        self._wake_services_of(event)
+        self._enqueue_services_of(event)
         self.context.queues.routers.add_all(owners_of(ModelRouter, event.before, event.now))
 
     def on_job(self, event: Event[Job]) -> None:
@@ -146,7 +146,7 @@ class PodEventHandlers:
     def on_volume_claim(self, event: Event[PersistentVolumeClaim]) -> None:
         """Reconcile the service whose claim for weights has come, changed or gone, or the Models of its namespace."""
         if owners_of(InferenceService, event.before, event.now):
-            self._wake_services_of(event)
+            self._enqueue_services_of(event)
             return
         for model in self.context.informers.models.values():
             if model.key.namespace == event.key.namespace:
@@ -157,16 +157,16 @@ class PodEventHandlers:
         for label in self.context.pods.pods_by_service.values(event):
             for service in self.context.informers.services_by_label.keys(label):
                 self.context.queues.services.add_nowait(service)
-                self._wake_uninspected(service)
+                self._enqueue_uninspected(service)
         for job_key in self.context.pods.pods_by_job.values(event):
             self.context.queues.models.add_all(owners_of(Model, self.context.pods.jobs.get(job_key)))
         for label in self.context.pods.pods_by_router.values(event):
             self.context.queues.routers.add_all(self.context.informers.routers_by_label.keys(label))
 
-    def _wake_services_of(self, event: Event[Any]) -> None:
+    def _enqueue_services_of(self, event: Event[Any]) -> None:
         self.context.queues.services.add_all(owners_of(InferenceService, event.before, event.now))
 
-    def _wake_uninspected(self, key: Key) -> None:
+    def _enqueue_uninspected(self, key: Key) -> None:
         """Reconcile those Models of a service whose header is read once a pod of it runs."""
         service = self.context.informers.services.get(key)
         for model_key in models_of(service) if service is not None else ():

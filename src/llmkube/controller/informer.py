@@ -122,7 +122,7 @@ class Informer(Generic[T]):
 
     def is_unreadable(self, key: Key) -> bool:
         """Whether there is an object whose newest state this version cannot read."""
-        return self.cache.misfit(key) is not None
+        return self.cache.decode_error(key) is not None
 
     async def run(
         self, client: Client, handle: Callable[[Event[T]], None], *, namespace: str | None, rng: random.Random
@@ -162,7 +162,7 @@ FETCHES_WAIT: Final = "no weights are fetched for Models in pods, and those keep
 
 
 @attrs.frozen(eq=False)
-class FollowedKind:
+class WatchedKind:
     """One collection that the controller follows.
 
     Attributes:
@@ -176,7 +176,7 @@ class FollowedKind:
     cache: Cache[Any]
 
     @property
-    def sentence(self) -> str:
+    def problem(self) -> str:
         """What cannot be listed, why, and what it costs; empty while the last list has succeeded."""
         if not self.cache.refusal:
             return ""
@@ -193,12 +193,12 @@ class ControllerHealth:
         acting: Whether it reconciles.
     """
 
-    kinds: tuple[FollowedKind, ...] = ()
+    kinds: tuple[WatchedKind, ...] = ()
     acting: bool = False
 
     def ready(self) -> tuple[bool, str]:
         """Whether the controller does its work, or could take it over, and what it lacks."""
-        lacks = [sentence for kind in self.kinds if (sentence := kind.sentence)]
+        lacks = [problem for kind in self.kinds if (problem := kind.problem)]
         does_nothing = any(kind.cost == NOTHING_WORKS and not kind.cache.synced.is_set() for kind in self.kinds)
         state = "acting" if self.acting else "starting" if self.kinds else "standing by"
         return not (lacks and does_nothing), "; ".join((state, *lacks))

@@ -23,16 +23,16 @@ from llmkube.controller.informer import (
     NOTHING_WORKS,
     PODS_WAIT,
     ROUTERS_WAIT,
-    FollowedKind,
     Index,
     Informer,
+    WatchedKind,
 )
 from llmkube.controller.render.labels import OURS, ROUTER_LABEL
 from llmkube.k8s.builtins import ConfigMap, EndpointSlice, Lease, PriorityClass, Service
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.modelrouter import ModelRouter
-from llmkube.k8s.rbac import APPLY, FOLLOW, Permission
+from llmkube.k8s.rbac import APPLY, LIST_AND_WATCH, Permission
 from llmkube.k8s.resource import Key, Object, controller_key, is_controlled_by
 from llmkube.k8s.wire.names import (
     AGENT_MANAGER,
@@ -66,24 +66,24 @@ OPTIONAL_KINDS: Final = (LeaderWorkerSet, PodMonitor, ServiceLevelObjective, HTT
 """Kinds that LeaderWorkerSet, a Prometheus operator, Pyrra and the Gateway API bring."""
 
 PERMISSIONS: Final = (
-    *(Permission(kind, FOLLOW | {"get"}) for kind in (Model, InferenceService)),
+    *(Permission(kind, LIST_AND_WATCH | {"get"}) for kind in (Model, InferenceService)),
     # The endpoints of a host that is gone are taken out of service; nothing else in them is ever written.
-    Permission(EndpointSlice, FOLLOW | {"patch"}),
+    Permission(EndpointSlice, LIST_AND_WATCH | {"patch"}),
     *(
-        Permission(kind, FOLLOW | APPLY | {"get", "delete"})
+        Permission(kind, LIST_AND_WATCH | APPLY | {"get", "delete"})
         for kind in (Deployment, Service, HorizontalPodAutoscaler, PodDisruptionBudget, Job, *OPTIONAL_KINDS)
     ),
     # Of routers; the garbage collector deletes them.
-    *(Permission(kind, FOLLOW | APPLY | {"get"}) for kind in (ConfigMap, NetworkPolicy)),
-    Permission(Pod, FOLLOW),
-    Permission(PersistentVolumeClaim, FOLLOW),  # those for weights, by our label
-    Permission(PriorityClass, FOLLOW),  # where --priority-class-prefix is not given
+    *(Permission(kind, LIST_AND_WATCH | APPLY | {"get"}) for kind in (ConfigMap, NetworkPolicy)),
+    Permission(Pod, LIST_AND_WATCH),
+    Permission(PersistentVolumeClaim, LIST_AND_WATCH),  # those for weights, by our label
+    Permission(PriorityClass, LIST_AND_WATCH),  # where --priority-class-prefix is not given
 )
 
 Label = tuple[str, str]  # a namespace, and a value of SERVICE_LABEL in it
 
 
-def _of(kind: type[Any], label_selector: str = "") -> Any:
+def _informer(kind: type[Any], label_selector: str = "") -> Any:
     """A field that holds the informer of a kind."""
     return attrs.field(factory=partial(Informer, kind, label_selector), init=False)
 
@@ -92,11 +92,11 @@ def _of(kind: type[Any], label_selector: str = "") -> Any:
 class Informers:
     """The objects that users write, and what hosts say about them."""
 
-    models: Informer[Model] = _of(Model)
-    services: Informer[InferenceService] = _of(InferenceService)
-    routers: Informer[ModelRouter] = _of(ModelRouter)
-    slices: Informer[EndpointSlice] = _of(EndpointSlice, AGENTS)
-    host_claims: Informer[Lease] = _of(Lease, CLAIM_LABEL)
+    models: Informer[Model] = _informer(Model)
+    services: Informer[InferenceService] = _informer(InferenceService)
+    routers: Informer[ModelRouter] = _informer(ModelRouter)
+    slices: Informer[EndpointSlice] = _informer(EndpointSlice, AGENTS)
+    host_claims: Informer[Lease] = _informer(Lease, CLAIM_LABEL)
     services_by_model: Index[InferenceService, Key] = attrs.field(init=False)
     services_by_label: Index[InferenceService, Label] = attrs.field(init=False)
     slices_by_label: Index[EndpointSlice, Label] = attrs.field(init=False)
@@ -128,14 +128,14 @@ class Informers:
         return tuple(sorted({claim.spec.holder_identity for claim in held if claim.spec.holder_identity}))
 
     @property
-    def followed(self) -> tuple[FollowedKind, ...]:
+    def watched_kinds(self) -> tuple[WatchedKind, ...]:
         """What has to be known before anything that needs it is decided."""
         return (
-            FollowedKind("Models", NOTHING_WORKS, self.models.cache),
-            FollowedKind("InferenceServices", NOTHING_WORKS, self.services.cache),
-            FollowedKind("EndpointSlices of hosts", HOSTS_WAIT, self.slices.cache),
-            FollowedKind("Leases by which hosts claim services", HOSTS_WAIT, self.host_claims.cache),
-            FollowedKind("ModelRouters", "they keep the status that they have", self.routers.cache),
+            WatchedKind("Models", NOTHING_WORKS, self.models.cache),
+            WatchedKind("InferenceServices", NOTHING_WORKS, self.services.cache),
+            WatchedKind("EndpointSlices of hosts", HOSTS_WAIT, self.slices.cache),
+            WatchedKind("Leases by which hosts claim services", HOSTS_WAIT, self.host_claims.cache),
+            WatchedKind("ModelRouters", "they keep the status that they have", self.routers.cache),
         )
 
 
@@ -143,20 +143,20 @@ class Informers:
 class PodInformers:
     """Pods, what makes them, and what the controller makes for them."""
 
-    pods: Informer[Pod] = _of(Pod, OURS)
-    volume_claims: Informer[PersistentVolumeClaim] = _of(PersistentVolumeClaim, OURS)
-    jobs: Informer[Job] = _of(Job, OURS)
-    deployments: Informer[Deployment] = _of(Deployment, OURS)
-    kubernetes_services: Informer[Service] = _of(Service, OURS)
-    autoscalers: Informer[HorizontalPodAutoscaler] = _of(HorizontalPodAutoscaler, OURS)
-    budgets: Informer[PodDisruptionBudget] = _of(PodDisruptionBudget, OURS)
-    priority_classes: Informer[PriorityClass] = _of(PriorityClass)
-    groups: Informer[LeaderWorkerSet] = _of(LeaderWorkerSet, OURS)
-    monitors: Informer[PodMonitor] = _of(PodMonitor, OURS)
-    objectives: Informer[ServiceLevelObjective] = _of(ServiceLevelObjective, OURS)
-    config_maps: Informer[ConfigMap] = _of(ConfigMap, OURS)
-    network_policies: Informer[NetworkPolicy] = _of(NetworkPolicy, OURS)
-    routes: Informer[HTTPRoute] = _of(HTTPRoute, OURS)
+    pods: Informer[Pod] = _informer(Pod, OURS)
+    volume_claims: Informer[PersistentVolumeClaim] = _informer(PersistentVolumeClaim, OURS)
+    jobs: Informer[Job] = _informer(Job, OURS)
+    deployments: Informer[Deployment] = _informer(Deployment, OURS)
+    kubernetes_services: Informer[Service] = _informer(Service, OURS)
+    autoscalers: Informer[HorizontalPodAutoscaler] = _informer(HorizontalPodAutoscaler, OURS)
+    budgets: Informer[PodDisruptionBudget] = _informer(PodDisruptionBudget, OURS)
+    priority_classes: Informer[PriorityClass] = _informer(PriorityClass)
+    groups: Informer[LeaderWorkerSet] = _informer(LeaderWorkerSet, OURS)
+    monitors: Informer[PodMonitor] = _informer(PodMonitor, OURS)
+    objectives: Informer[ServiceLevelObjective] = _informer(ServiceLevelObjective, OURS)
+    config_maps: Informer[ConfigMap] = _informer(ConfigMap, OURS)
+    network_policies: Informer[NetworkPolicy] = _informer(NetworkPolicy, OURS)
+    routes: Informer[HTTPRoute] = _informer(HTTPRoute, OURS)
     pods_by_service: Index[Pod, Label] = attrs.field(init=False)
     pods_by_job: Index[Pod, Key] = attrs.field(init=False)
     pods_by_router: Index[Pod, Label] = attrs.field(init=False)
@@ -190,33 +190,33 @@ class PodInformers:
         return any(pod.is_running for pod in self.pods_of_service(service))
 
     @property
-    def followed(self) -> tuple[FollowedKind, ...]:
+    def watched_kinds(self) -> tuple[WatchedKind, ...]:
         """The kinds that every cluster has."""
         return (
-            FollowedKind("Pods", f"{PODS_WAIT}, and {FETCHES_WAIT}", self.pods.cache),
-            FollowedKind("Deployments", PODS_WAIT, self.deployments.cache),
-            FollowedKind("Services", PODS_WAIT, self.kubernetes_services.cache),
-            FollowedKind("Jobs", FETCHES_WAIT, self.jobs.cache),
-            FollowedKind("PersistentVolumeClaims", FETCHES_WAIT, self.volume_claims.cache),
-            FollowedKind("HorizontalPodAutoscalers", "spec.autoscaling has no effect", self.autoscalers.cache),
-            FollowedKind("PodDisruptionBudgets", "spec.disruption has no effect", self.budgets.cache),
-            FollowedKind("ConfigMaps of routers", ROUTERS_WAIT, self.config_maps.cache),
-            FollowedKind("NetworkPolicies of routers", ROUTERS_WAIT, self.network_policies.cache),
+            WatchedKind("Pods", f"{PODS_WAIT}, and {FETCHES_WAIT}", self.pods.cache),
+            WatchedKind("Deployments", PODS_WAIT, self.deployments.cache),
+            WatchedKind("Services", PODS_WAIT, self.kubernetes_services.cache),
+            WatchedKind("Jobs", FETCHES_WAIT, self.jobs.cache),
+            WatchedKind("PersistentVolumeClaims", FETCHES_WAIT, self.volume_claims.cache),
+            WatchedKind("HorizontalPodAutoscalers", "spec.autoscaling has no effect", self.autoscalers.cache),
+            WatchedKind("PodDisruptionBudgets", "spec.disruption has no effect", self.budgets.cache),
+            WatchedKind("ConfigMaps of routers", ROUTERS_WAIT, self.config_maps.cache),
+            WatchedKind("NetworkPolicies of routers", ROUTERS_WAIT, self.network_policies.cache),
         )
 
     @property
-    def make_services(self) -> bool:
+    def can_make_services(self) -> bool:
         """Whether all is known without which no service in pods can be decided."""
         return all(one.is_known for one in (self.pods, self.deployments, self.kubernetes_services))
 
     @property
-    def make_routers(self) -> bool:
+    def can_make_routers(self) -> bool:
         """Whether all is known without which no router in pods can be decided."""
         needed = (self.pods, self.deployments, self.kubernetes_services, self.config_maps, self.network_policies)
         return all(one.is_known for one in needed)
 
     @property
-    def make_models(self) -> bool:
+    def can_make_models(self) -> bool:
         """Whether all is known without which it cannot be decided how weights reach pods."""
         return all(one.is_known for one in (self.pods, self.jobs, self.volume_claims))
 

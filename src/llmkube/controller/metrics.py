@@ -71,7 +71,7 @@ class Durations:
             registry=registry,
         )
 
-    def became_ready(self, obj: Model | InferenceService, now: datetime.datetime) -> None:
+    def observe_ready(self, obj: Model | InferenceService, now: datetime.datetime) -> None:
         """Count the time for which an object, as it was before, has been on its way; none if it was not."""
         before = find_condition(obj.status.conditions, PROGRESSING)
         since = parse_timestamp(before.last_transition_time) if before is not None else None

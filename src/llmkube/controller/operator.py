@@ -23,13 +23,13 @@ import trio
 from prometheus_client import CollectorRegistry
 
 from llmkube.controller.event_handlers import EventHandlers, PodEventHandlers
-from llmkube.controller.informer import HOSTS_WAIT, ControllerHealth, Event, FollowedKind, Informer
+from llmkube.controller.informer import HOSTS_WAIT, ControllerHealth, Event, Informer, WatchedKind
 from llmkube.controller.metrics import Durations, FleetCollector, ReconcileMetrics
 from llmkube.controller.reconcile.context import Context, PodContext
 from llmkube.controller.reconcile.inference_services import PodServices, ServiceReconciler, SliceReconciler
 from llmkube.controller.reconcile.models import ModelReconciler, PodModels
 from llmkube.controller.reconcile.namespace import run_namespace_keeper
-from llmkube.controller.reconcile.pod_answers import run_progress, run_router_health
+from llmkube.controller.reconcile.pod_polling import run_progress, run_router_health
 from llmkube.controller.reconcile.pruning import Pruner
 from llmkube.controller.reconcile.routers import PodRouters, RouterPlacement, RouterReconciler
 from llmkube.controller.reconciler import Reconciler
@@ -37,7 +37,7 @@ from llmkube.controller.settings import ControllerSettings
 from llmkube.controller.writes.owned_objects import OwnedObjects
 from llmkube.controller.writes.status_writer import PhaseChanges
 from llmkube.k8s.client import Client
-from llmkube.k8s.errors import root_words
+from llmkube.k8s.errors import root_cause_text
 from llmkube.k8s.events import EventRecorder
 from llmkube.k8s.leases.lease import LeaseLostError, hold_lease
 from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER
@@ -58,7 +58,7 @@ def _informer_tasks(context: Context) -> Iterator[Task]:
     yield partial(context.hosts.run_reflector, context.rng)
     if not isinstance(context, PodContext):
         return
-    pods, owned, of_pods = context.pods, context.owned, PodEventHandlers(context)
+    pods, owned, pod_handlers = context.pods, context.owned, PodEventHandlers(context)
     kinds: tuple[OwnedObjects[Any], ...] = (
         owned.deployments,
         owned.kubernetes_services,
@@ -68,25 +68,25 @@ def _informer_tasks(context: Context) -> Iterator[Task]:
         owned.network_policies,
     )
     for kind in kinds:
-        yield _run(context, kind.informer, partial(of_pods.on_owned, kind))
-    yield _run(context, pods.jobs, of_pods.on_job)
-    yield _run(context, pods.pods, of_pods.on_pod)
-    yield _run(context, pods.volume_claims, of_pods.on_volume_claim)
-    if _asks_for_ranks(context):
-        yield _run(context, pods.priority_classes, lambda _: context.wake_services())
+        yield _run(context, kind.informer, partial(pod_handlers.on_owned, kind))
+    yield _run(context, pods.jobs, pod_handlers.on_job)
+    yield _run(context, pods.pods, pod_handlers.on_pod)
+    yield _run(context, pods.volume_claims, pod_handlers.on_volume_claim)
+    if _needs_priority_classes(context):
+        yield _run(context, pods.priority_classes, lambda _: context.enqueue_services())
 
 
-def _followed(context: Context) -> Iterator[FollowedKind]:
+def _watched_kinds(context: Context) -> Iterator[WatchedKind]:
     """Return what has to be known, kind by kind, before that is written which needs it."""
-    yield from context.informers.followed
-    yield FollowedKind("Leases of hosts", HOSTS_WAIT, context.hosts.leases)
+    yield from context.informers.watched_kinds
+    yield WatchedKind("Leases of hosts", HOSTS_WAIT, context.hosts.leases)
     if isinstance(context, PodContext):
-        yield from context.pods.followed
-        if _asks_for_ranks(context):
-            yield FollowedKind("PriorityClasses", "spec.priority gives no rank", context.pods.priority_classes.cache)
+        yield from context.pods.watched_kinds
+        if _needs_priority_classes(context):
+            yield WatchedKind("PriorityClasses", "spec.priority gives no rank", context.pods.priority_classes.cache)
 
 
-def _asks_for_ranks(context: PodContext) -> bool:
+def _needs_priority_classes(context: PodContext) -> bool:
     """Whether nothing says how PriorityClasses are called; a controller of one namespace may not see them."""
     return context.workloads.priority_class_prefix is None and context.settings.namespace is None
 
@@ -114,13 +114,13 @@ def _reconcilers(
     in_pods = context if isinstance(context, PodContext) else None
     models = ModelReconciler(context, PodModels(in_pods) if in_pods is not None else None)
     services = ServiceReconciler(context, PodServices(in_pods) if in_pods is not None else None)
-    placed = RouterReconciler(context, PodRouters(in_pods) if in_pods is not None else routers)
+    router_reconciler = RouterReconciler(context, PodRouters(in_pods) if in_pods is not None else routers)
     queues = context.queues
     return (
         Reconciler("model", models.reconcile, metrics, queues.models),
         Reconciler("inferenceservice", services.reconcile, metrics, queues.services),
         Reconciler("endpointslice", SliceReconciler(context).reconcile, metrics, queues.slices),
-        Reconciler("modelrouter", placed.reconcile, metrics, queues.routers),
+        Reconciler("modelrouter", router_reconciler.reconcile, metrics, queues.routers),
     )
 
 
@@ -177,7 +177,7 @@ async def run_controller(
         queues = {each.name: each.queue for each in reconcilers}
         fleet = FleetCollector(context.informers.models, context.informers.services, queues)
         registry.register(fleet)
-        health.kinds = tuple(_followed(context))
+        health.kinds = tuple(_watched_kinds(context))
         try:
             await _run_tasks(context, reconcilers, health, acting)
         finally:
@@ -210,7 +210,7 @@ async def _run_elected(
             async with hold_lease(client, settings.leader_lease, settings.identity, utcnow=utcnow, rng=rng):
                 await act()
         except* LeaseLostError as lost:
-            log.warning("another controller may act now", error=root_words(lost))
+            log.warning("another controller may act now", error=root_cause_text(lost))
 
 
 async def _run_tasks(
@@ -234,12 +234,12 @@ async def _run_tasks(
     raise AssertionError("informers never return")
 
 
-async def _wait_until_listed(context: Context, kind: FollowedKind) -> None:
+async def _wait_until_listed(context: Context, kind: WatchedKind) -> None:
     """Say what is missing; once it has come, reconcile everything that has waited for it."""
-    log.warning("acting without a kind", lacks=kind.sentence)
+    log.warning("acting without a kind", lacks=kind.problem)
     await kind.cache.synced.wait()
     log.info("a kind can be listed now", kind=kind.name)
-    context.wake_all()
+    context.enqueue_all()
 
 
 async def _run_once_known(informers: Iterable[Informer[Any]], task: Task) -> Never:

@@ -9,7 +9,7 @@ import structlog
 import trio
 
 from llmkube.base.backoff import Backoff
-from llmkube.base.errors import LLMKubeError, WorldError, leaves
+from llmkube.base.errors import ExternalError, LLMKubeError, leaves
 from llmkube.controller.metrics import ReconcileMetrics, Result
 from llmkube.k8s.errors import ConflictError, NotFoundError
 from llmkube.k8s.resource import Key
@@ -89,7 +89,7 @@ class Reconciler:
             # here (a label), or never comes: of several API servers one may not know yet a kind that another serves.
             log.debug("reconcile overtaken", **facts)
             return "retry"
-        if all(isinstance(error, WorldError | trio.TooSlowError) for error in errors):
+        if all(isinstance(error, ExternalError | trio.TooSlowError) for error in errors):
             log.warning("reconcile failed for now", **facts)
             return "retry"
         if all(isinstance(error, LLMKubeError | trio.TooSlowError) for error in errors):

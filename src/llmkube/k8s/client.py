@@ -5,7 +5,7 @@ them: a watch must open within `OPEN_SECONDS`, and must not fall silent (`k8s.wa
 
 What is retried here, so that callers need not: a 429 that says when to come back (the server has not acted), a 5xx
 that says so in answer to a GET, and a GET whose connection was dropped (once, at once: the pool handed out a connection
-that the server was just closing). At most `ATTEMPTS` in all, and never a wait above `LONGEST_WAIT_SECONDS`.
+that the server was just closing). At most `ATTEMPTS` in all, and never a wait above `MAX_WAIT_SECONDS`.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ import trio
 
 from llmkube import __version__
 from llmkube.base import json_text
-from llmkube.base.http.client import Upgraded
+from llmkube.base.http.client import UpgradedConnection
 from llmkube.base.http.httpx_transport import UPGRADED
 from llmkube.base.http.message import NO_HEADERS, Headers
 from llmkube.k8s.auth.config import ClusterConfig
@@ -35,10 +35,10 @@ from llmkube.k8s.exchange import (
     is_json,
     open_chunks,
     read_body,
-    refusal,
-    translated,
+    response_error,
+    to_transport_error,
 )
-from llmkube.k8s.request import APPLY_PATCH, JSON, MERGE_PATCH, ApiRequest, any_request, object_path
+from llmkube.k8s.request import APPLY_PATCH, JSON, MERGE_PATCH, ApiRequest, make_request, object_path
 from llmkube.k8s.resource import Key, Object
 from llmkube.k8s.watch import Watch, has_name
 
@@ -46,16 +46,16 @@ T = TypeVar("T", bound=Object)
 
 PAGE_SIZE: Final = 500
 ATTEMPTS: Final = 4
-LONGEST_WAIT_SECONDS: Final = 30.0
+MAX_WAIT_SECONDS: Final = 30.0
 OPEN_SECONDS: Final = 30.0
-URLS: Final = 256
+URL_CACHE_SIZE: Final = 256
 """Addresses that are remembered: Leases, watches and what changes often are among the last that were asked for.
 
 httpx parses a URL in some 50 µs, and one that is kept takes 0.7 KiB: of 500 services at rest, which are told about
 once in ten minutes, an agent kept 2.4 MiB.
 """
 
-ANYTHING: Final = "*/*"
+ANY_MEDIA_TYPE: Final = "*/*"
 """What a kubelet's streams are asked for: it has no JSON there, and answers 406 to a client that wants nothing else."""
 
 _NO_DEADLINES: Final = {"timeout": httpx.Timeout(None).as_dict()}
@@ -85,7 +85,7 @@ class Client:
         self._headers = [(name, value) for name, value in http.headers.raw if name.lower() not in _OWN_HEADERS]
         self._headers += [(b"Host", http.base_url.netloc)]
         self._decoder = VersionDecoder()
-        self._url = functools.lru_cache(maxsize=URLS)(self._resolve)
+        self._url = functools.lru_cache(maxsize=URL_CACHE_SIZE)(self._resolve)
 
     async def get(self, kind: type[T], key: Key) -> T:
         """Read one object; NotFoundError only when the server itself says so."""
@@ -136,7 +136,7 @@ class Client:
         body = {"apiVersion": resource.api_version, "kind": resource.kind, **manifest}
         path = object_path(resource, Key.of(manifest), subresource)
         params = {"fieldManager": field_manager, "force": "true" if force else ""}
-        request = any_request("PATCH", path, params=params, body=body, content_type=APPLY_PATCH)
+        request = make_request("PATCH", path, params=params, body=body, content_type=APPLY_PATCH)
         return self._decoder.decode(kind, expect_kind(request, await self._send(request), resource.kind))
 
     async def delete(
@@ -149,7 +149,7 @@ class Client:
             options["preconditions"] = preconditions
         if propagation:
             options["propagationPolicy"] = propagation
-        request = any_request("DELETE", object_path(kind.RESOURCE, key), body=options)
+        request = make_request("DELETE", object_path(kind.RESOURCE, key), body=options)
         expect_kind(request, await self._send(request), kind.RESOURCE.kind, "Status")  # whichever the server prefers
 
     async def request_json(self, method: str, path: str, **more: Any) -> Any:
@@ -158,9 +158,9 @@ class Client:
         Args:
             method: Of HTTP.
             path: From the server's address on.
-            **more: As `any_request` takes it: params, body, content_type.
+            **more: As `make_request` takes it: params, body, content_type.
         """
-        return await self._send(any_request(method, path, **more))
+        return await self._send(make_request(method, path, **more))
 
     async def get_json(self, path: str, *, params: Mapping[str, str] | None = None) -> Any:
         """GET a path and return the answer's JSON."""
@@ -196,14 +196,14 @@ class Client:
             "timeoutSeconds": str(timeout_seconds),
             "labelSelector": label_selector,
         }
-        request = any_request("GET", kind.RESOURCE.path(namespace), params=params)
-        async with self._open_chunks(request, "the watch did not open", is_right=is_json) as chunks:
+        request = make_request("GET", kind.RESOURCE.path(namespace), params=params)
+        async with self._open_chunks(request, "the watch did not open", is_expected=is_json) as chunks:
 
             async def receive() -> bytes:
                 try:
                     return await anext(chunks, b"")
                 except httpx.HTTPError as error:
-                    raise translated(request, error) from error
+                    raise to_transport_error(request, error) from error
 
             yield Watch(kind, receive, self._decoder)
 
@@ -218,31 +218,31 @@ class Client:
             try:
                 yield chunks
             except httpx.HTTPError as error:
-                raise translated(request, error) from error
+                raise to_transport_error(request, error) from error
 
     @asynccontextmanager
     async def _open_chunks(
-        self, request: ApiRequest, late: str, *, is_right: Callable[[httpx.Response], bool] = lambda _: True
+        self, request: ApiRequest, failure: str, *, is_expected: Callable[[httpx.Response], bool] = lambda _: True
     ) -> AsyncGenerator[AsyncIterator[bytes], None]:
         with trio.move_on_after(OPEN_SECONDS) as opening:
             response = await self._open(request)
-            if response.status_code != 200 or not is_right(response):
-                raise await refusal(request, response)
+            if response.status_code != 200 or not is_expected(response):
+                raise await response_error(request, response)
         if opening.cancelled_caught:
-            raise TransportError(f"{request.call}: {late} within {OPEN_SECONDS:g} s")
+            raise TransportError(f"{request.call}: {failure} within {OPEN_SECONDS:g} s")
         async with contextlib.aclosing(response), open_chunks(response) as chunks:
             yield chunks
 
-    async def upgrade(self, request: ApiRequest, headers: Headers) -> Upgraded:
+    async def upgrade(self, request: ApiRequest, headers: Headers) -> UpgradedConnection:
         """Ask the server to go on in the protocol that `headers` name; the caller closes the connection.
 
         Raises:
             ApiError: The server refuses, or does not know the protocol.
         """
-        response = await self._open(request, headers, accept=ANYTHING)
-        upgraded: Upgraded | None = response.extensions.get(UPGRADED)
+        response = await self._open(request, headers, accept=ANY_MEDIA_TYPE)
+        upgraded: UpgradedConnection | None = response.extensions.get(UPGRADED)
         if upgraded is None:
-            raise await refusal(request, response)
+            raise await response_error(request, response)
         return attrs.evolve(upgraded, close=response.aclose)
 
     async def _list(self, kind: type[T], namespace: str | None, selectors: dict[str, str], limit: int) -> Listing[T]:
@@ -251,7 +251,7 @@ class Client:
         while True:
             # resourceVersion stays unset, which is a quorum read: never older than what was acknowledged
             params = {**selectors, "limit": str(limit or ""), "continue": token}
-            request = any_request("GET", kind.RESOURCE.path(namespace), params=params)
+            request = make_request("GET", kind.RESOURCE.path(namespace), params=params)
             page = expect_kind(request, await self._send(request), kind.RESOURCE.list_kind)
             resource_version = resource_version_of(page)
             page_items = page.get("items", "absent") or []  # Go servers write an empty list as null
@@ -266,7 +266,7 @@ class Client:
             token = next_token
 
     async def _send_for(self, kind: type[T], method: str, path: str, **more: Any) -> T:
-        request = any_request(method, path, **more)
+        request = make_request(method, path, **more)
         return decode(kind, expect_kind(request, await self._send(request), kind.RESOURCE.kind))
 
     async def _send(self, request: ApiRequest) -> Any:
@@ -284,7 +284,7 @@ class Client:
     async def _send_once(self, request: ApiRequest) -> Any:
         response = await self._open(request)
         if not response.is_success or not is_json(response):
-            raise await refusal(request, response)
+            raise await response_error(request, response)
         body = await read_body(request, response)
         try:
             return json_text.loads(body)
@@ -308,7 +308,7 @@ class Client:
             )
             return await self._http.send(outgoing, stream=True)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise translated(request, error) from error
+            raise to_transport_error(request, error) from error
 
     def _resolve(self, path: str, params: tuple[tuple[str, str], ...]) -> httpx.URL:
         return httpx.URL(self._server + path + _query(params))
@@ -326,7 +326,7 @@ def pause_before_retry(request: ApiRequest, error: ApiError, attempt: int) -> fl
     if error.reason == DROPPED:
         return 0.0 if request.method == "GET" and attempt == 1 else None
     after = error.retry_after_seconds
-    if after is None or after > LONGEST_WAIT_SECONDS:
+    if after is None or after > MAX_WAIT_SECONDS:
         return None
     if isinstance(error, TooManyRequestsError) or (isinstance(error, ServerError) and request.method == "GET"):
         return after

@@ -36,7 +36,7 @@ from llmkube.k8s.fields import REQUIRED, IntOrString, WireForm, wire_fields
 from llmkube.k8s.resource import Key, Object, Resource
 
 W = TypeVar("W")
-_SHARED_CHARACTERS = 128
+_MAX_INTERNED_CHARS = 128
 _Hook = Callable[[Any, Any], Any]
 
 
@@ -61,10 +61,10 @@ def decode(kind: type[W], data: Mapping[str, Any]) -> W:
     """
     try:
         decoded: W = _converter.get_structure_hook(kind)(data, kind)
-    except _Mismatch as misfit:
-        path = "".join(reversed(misfit.path)).removeprefix(".")
-        sentence = f"expected {misfit.expected}, got {_shown(misfit.value)}{_place(kind, data)}"
-        raise DecodeError(sentence, field=path) from None
+    except _Mismatch as mismatch:
+        path = "".join(reversed(mismatch.path)).removeprefix(".")
+        message = f"expected {mismatch.expected}, got {_shown(mismatch.value)}{_object_suffix(kind, data)}"
+        raise DecodeError(message, field=path) from None
     return decoded
 
 
@@ -82,7 +82,7 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def _place(kind: type, data: Any) -> str:
+def _object_suffix(kind: type, data: Any) -> str:
     """Which object the value is in, when that is known."""
     resource: Resource | None = getattr(kind, "RESOURCE", None)
     if resource is None or not isinstance(data, Mapping) or not isinstance(data.get("metadata"), Mapping):
@@ -127,8 +127,8 @@ def _structure_object(cls: Any, converter: cattrs.Converter) -> _Hook:
                 attribute, hook, type_ = row
                 try:
                     values[attribute] = hook(value, type_)
-                except _Mismatch as misfit:
-                    raise _at(f".{key}", misfit) from None
+                except _Mismatch as mismatch:
+                    raise _at(f".{key}", mismatch) from None
             elif key not in type_meta:
                 unknown[key] = value
             elif value != type_meta[key]:
@@ -151,9 +151,9 @@ def _type_meta(cls: Any) -> dict[str, str]:
     return {"apiVersion": resource.api_version, "kind": resource.kind} if resource else {}
 
 
-def _at(step: str, misfit: _Mismatch) -> _Mismatch:
-    misfit.path.append(step)
-    return misfit
+def _at(step: str, mismatch: _Mismatch) -> _Mismatch:
+    mismatch.path.append(step)
+    return mismatch
 
 
 def _structure_tuple(cls: Any, converter: cattrs.Converter) -> _Hook:
@@ -167,8 +167,8 @@ def _structure_tuple(cls: Any, converter: cattrs.Converter) -> _Hook:
         for index, item in enumerate(data):
             try:
                 items.append(hook(item, item_type))
-            except _Mismatch as misfit:
-                raise _at(f"[{index}]", misfit) from None
+            except _Mismatch as mismatch:
+                raise _at(f"[{index}]", mismatch) from None
         return tuple(items)
 
     return structure
@@ -194,16 +194,16 @@ def _mapping_of(hook: _Hook, value_type: Any) -> _Hook:
         values = {}
         for key, value in data.items():
             try:
-                values[_shared(key)] = hook(value, value_type)
-            except _Mismatch as misfit:
-                raise _at(f"[{key}]", misfit) from None
+                values[_intern(key)] = hook(value, value_type)
+            except _Mismatch as mismatch:
+                raise _at(f"[{key}]", mismatch) from None
         return values
 
     return structure
 
 
 @functools.lru_cache(maxsize=1024)
-def _shared(text: str) -> str:
+def _intern(text: str) -> str:
     """Return the same object for equal texts: each line of a watch brings its own `True` and `InferenceReady`.
 
     Names and uids are here as well, of which no second one comes: a larger memory keeps mostly those.
@@ -214,7 +214,7 @@ def _shared(text: str) -> str:
 def _structure_string(value: Any, _: Any) -> Any:
     if type(value) is not str:
         raise _Mismatch("a string", value)
-    return _shared(value) if len(value) <= _SHARED_CHARACTERS else value
+    return _intern(value) if len(value) <= _MAX_INTERNED_CHARS else value
 
 
 def _scalar(expected: str, *accepted: type) -> _Hook:
@@ -301,7 +301,7 @@ _converter = _make_converter()
 
 T = TypeVar("T", bound=Object)
 
-REMEMBERED: Final = 256
+MAX_STATES: Final = 256
 """States of objects that may still come again: a watch repeats the answer to a write, often before it is there."""
 
 
@@ -326,7 +326,7 @@ class VersionDecoder:
         known: T | None = self._states.get(state)
         if known is None:
             known = self._states[state] = decode(kind, without_managed_fields(raw))
-            if len(self._states) > REMEMBERED:
+            if len(self._states) > MAX_STATES:
                 self._states.popitem(last=False)
         return known
 

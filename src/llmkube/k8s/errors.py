@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from llmkube.base import json_text
-from llmkube.base.errors import LLMKubeError, UserError, WorldError
+from llmkube.base.errors import ExternalError, LLMKubeError, UserError
 
 _EXCERPT_CHARACTERS = 160
 
@@ -75,39 +75,39 @@ class SchemaMismatchError(ApiError, UserError):
     """An apply does not fit the schema that the server has; `field` is the path, such as `status.newField`."""
 
 
-class UnauthorizedError(ApiError, WorldError):
+class UnauthorizedError(ApiError, ExternalError):
     """The credentials were refused (401), also after they were renewed."""
 
 
-class ForbiddenError(ApiError, WorldError):
+class ForbiddenError(ApiError, ExternalError):
     """These credentials may not do this (403); the message names the verb and the resource."""
 
 
-class NotFoundError(ApiError, WorldError):
+class NotFoundError(ApiError, ExternalError):
     """The server says that there is no such object (404)."""
 
 
-class ConflictError(ApiError, WorldError):
+class ConflictError(ApiError, ExternalError):
     """Another client wrote first or owns the field, or a precondition failed (409)."""
 
 
-class AlreadyExistsError(ApiError, WorldError):
+class AlreadyExistsError(ApiError, ExternalError):
     """The name is taken (409, reason AlreadyExists)."""
 
 
-class GoneError(ApiError, WorldError):
+class GoneError(ApiError, ExternalError):
     """The resourceVersion or the `continue` token is too old (410): list again."""
 
 
-class TooManyRequestsError(ApiError, WorldError):
+class TooManyRequestsError(ApiError, ExternalError):
     """The server sheds load (429); `retry_after_seconds` says for how long."""
 
 
-class ServerError(ApiError, WorldError):
+class ServerError(ApiError, ExternalError):
     """The server, or a proxy before it, broke (5xx)."""
 
 
-class TransportError(ApiError, WorldError):
+class TransportError(ApiError, ExternalError):
     """No answer of an API server came: refused, reset, silent, TLS, or bytes that are not what was asked for."""
 
 
@@ -119,7 +119,7 @@ class WatchSilentError(TransportError):
     """A watch fell silent for longer than a server that honours its promise of bookmarks ever is."""
 
 
-class CredentialsError(ApiError, WorldError):
+class CredentialsError(ApiError, ExternalError):
     """Our own credentials cannot be had now: an exec plugin failed, a token file cannot be read."""
 
 
@@ -145,7 +145,7 @@ _BY_CODE: Mapping[int, type[ApiError]] = {
     429: TooManyRequestsError,
 }
 
-_NEEDS_THE_SERVERS_WORD = frozenset({400, 404, 409, 410, 422})
+_NEEDS_STATUS_BODY = frozenset({400, 404, 409, 410, 422})
 
 
 def error_from_status(
@@ -160,7 +160,7 @@ def error_from_status(
         retry_after_seconds = float(details["retryAfterSeconds"])
     mismatch = _UNTYPED_APPLY.match(message) if code in (400, 500) else None
     if mismatch is not None:
-        refused = SchemaMismatchError(_mismatch_words(mismatch), code=code, reason=reason, status=status)
+        refused = SchemaMismatchError(_mismatch_message(mismatch), code=code, reason=reason, status=status)
         refused.field = mismatch["path"].removeprefix(".")
         return refused
     error = _class_for(code, reason)(
@@ -190,7 +190,7 @@ def error_from_response(call: str, code: int, body: bytes, *, retry_after: str =
         message = (
             f"{call}: not served here (404 without a Kubernetes Status): wrong server, or is the CRD not installed?"
         )
-    cls = TransportError if code < 400 or code in _NEEDS_THE_SERVERS_WORD else _class_for(code, "")
+    cls = TransportError if code < 400 or code in _NEEDS_STATUS_BODY else _class_for(code, "")
     return cls(message, code=code, retry_after_seconds=seconds)
 
 
@@ -201,26 +201,26 @@ def excerpt(body: bytes) -> str:
     return repr(printable[:_EXCERPT_CHARACTERS] + ("…" if len(printable) > _EXCERPT_CHARACTERS else ""))
 
 
-def root_words(error: BaseException) -> str:
+def root_cause_text(error: BaseException) -> str:
     """Return what first went wrong, in the words of the error that knew: wrappers often have no text at all."""
-    words: list[str] = []
-    seen: BaseException | None = error
-    while seen is not None:
+    texts: list[str] = []
+    current: BaseException | None = error
+    while current is not None:
         # A group's text also counts its members, which says nothing to a reader.
-        text = seen.message if isinstance(seen, BaseExceptionGroup) else str(seen)
-        if text and text not in words:
-            words.append(text)
-        if isinstance(seen, BaseExceptionGroup) and seen.exceptions:
-            seen = seen.exceptions[0]
+        text = current.message if isinstance(current, BaseExceptionGroup) else str(current)
+        if text and text not in texts:
+            texts.append(text)
+        if isinstance(current, BaseExceptionGroup) and current.exceptions:
+            current = current.exceptions[0]
         else:
-            seen = seen.__cause__ or seen.__context__
-    return ": ".join(words) or type(error).__name__
+            current = current.__cause__ or current.__context__
+    return ": ".join(texts) or type(error).__name__
 
 
-def _mismatch_words(mismatch: re.Match[str]) -> str:
+def _mismatch_message(mismatch: re.Match[str]) -> str:
     """Say what does not fit, and why that may be no typo."""
-    said = f"{mismatch['path'].removeprefix('.')}: {mismatch['why']}"
-    return f"{said}; the field is misspelled, or the CRDs that are installed are older than this program"
+    problem = f"{mismatch['path'].removeprefix('.')}: {mismatch['why']}"
+    return f"{problem}; the field is misspelled, or the CRDs that are installed are older than this program"
 
 
 def _class_for(code: int, reason: str) -> type[ApiError]:

@@ -25,7 +25,7 @@ import structlog
 import trio
 
 from llmkube.base.backoff import Backoff
-from llmkube.base.errors import WorldError
+from llmkube.base.errors import ExternalError
 from llmkube.base.messages import redact, shorten
 from llmkube.k8s.builtins import Event
 from llmkube.k8s.client import Client
@@ -158,8 +158,8 @@ class EventRecorder:
             message: A sentence for people; credentials in it are redacted, and it is shortened to 1 KiB.
             type: `Warning` for what needs a person's attention.
         """
-        words = shorten(redact(message), MAX_MESSAGE_BYTES)
-        self._put(self._series(_reference(about), type, reason[:MAX_REASON_CHARS], words), words, self.utcnow())
+        text = shorten(redact(message), MAX_MESSAGE_BYTES)
+        self._put(self._series(_reference(about), type, reason[:MAX_REASON_CHARS], text), text, self.utcnow())
 
     async def run(self, client: Client) -> Never:
         """Write what is pending until cancelled; no failure of the API server ends this."""
@@ -234,26 +234,26 @@ class EventRecorder:
             if isinstance(error, ForbiddenError) and not self._forbidden:
                 self._forbidden = True
                 _log.warning("events cannot be written", error=str(error))
-            self._lose(series)
+            self._discard(series)
             return
-        except WorldError as error:
+        except ExternalError as error:
             _log.info("event not written; will be repeated", about=_shown(series.about), error=str(error))
             raise
         except trio.TooSlowError as slow:
-            raise WorldError(f"no answer in {WRITE_SECONDS:g} s while writing an event") from slow
+            raise ExternalError(f"no answer in {WRITE_SECONDS:g} s while writing an event") from slow
         except ApiError as refused:
             _log.warning("event refused", about=_shown(series.about), reason=series.reason, error=str(refused))
-            self._lose(series)
+            self._discard(series)
             return
         _remember(self._written, series, written)
-        left = self._pending.get(series)
-        if left is not None and left.count > count:
-            left.count -= count
-            left.first = last
-        elif left is not None:
+        remaining = self._pending.get(series)
+        if remaining is not None and remaining.count > count:
+            remaining.count -= count
+            remaining.first = last
+        elif remaining is not None:
             self._take(series)
 
-    def _lose(self, series: Series) -> None:
+    def _discard(self, series: Series) -> None:
         if series in self._pending:  # a busy object's Event may have been dropped while it was on its way
             self._drop(series)
 
@@ -303,9 +303,9 @@ class EventRecorder:
     def _spend(self, about: ObjectReference) -> float:
         """Take one write from an object's allowance, or return the seconds until there is one."""
         now = trio.current_time()
-        left, at = self._buckets.get(about, (float(BURST), now))
-        left = min(float(BURST), left + (now - at) / REFILL_SECONDS)
-        granted = left >= 1.0
-        _remember(self._buckets, about, (left - granted, now))
+        remaining, at = self._buckets.get(about, (float(BURST), now))
+        remaining = min(float(BURST), remaining + (now - at) / REFILL_SECONDS)
+        granted = remaining >= 1.0
+        _remember(self._buckets, about, (remaining - granted, now))
         # A whole second more than needed: a pause that floating point rounds to nothing would be a busy loop.
-        return 0.0 if granted else (1.0 - left) * REFILL_SECONDS + 1.0
+        return 0.0 if granted else (1.0 - remaining) * REFILL_SECONDS + 1.0

@@ -21,7 +21,7 @@ import attrs
 import httpx  # noqa: ASYNC127 (the project's settled choice)
 import trio
 
-from llmkube.k8s.errors import ApiError, TransportError, error_from_response, root_words
+from llmkube.k8s.errors import ApiError, TransportError, error_from_response, root_cause_text
 from llmkube.k8s.request import JSON, ApiRequest
 
 
@@ -64,7 +64,7 @@ def is_json(response: httpx.Response) -> bool:
     return media_type.strip().lower() == JSON
 
 
-async def refusal(request: ApiRequest, response: httpx.Response) -> ApiError:
+async def response_error(request: ApiRequest, response: httpx.Response) -> ApiError:
     """Return the error that an answer stands for, and close it."""
     body = await read_body(request, response)
     return error_from_response(
@@ -89,7 +89,7 @@ async def read_body(request: ApiRequest, response: httpx.Response) -> bytes:
             else:
                 return bytes(body)
         except httpx.HTTPError as error:
-            raise translated(request, error) from error
+            raise to_transport_error(request, error) from error
         await _unwind(chunks)
     raise TransportError(f"{request.call}: the answer is larger than {MAX_BODY_BYTES} bytes")
 
@@ -124,14 +124,14 @@ async def open_chunks(response: httpx.Response) -> AsyncGenerator[AsyncIterator[
         await _unwind(chunks)  # noqa: ASYNC102 (the scope in it is cancelled already: nothing waits here)
 
 
-def translated(request: ApiRequest, error: httpx.HTTPError | httpx.InvalidURL) -> TransportError:
+def to_transport_error(request: ApiRequest, error: httpx.HTTPError | httpx.InvalidURL) -> TransportError:
     """Say what httpx has raised while sending or reading."""
     if isinstance(error, httpx.ReadError | httpx.WriteError | httpx.RemoteProtocolError):
-        return TransportError(f"{request.call}: the connection broke: {root_words(error)}", reason=DROPPED)
-    words = root_words(error)
-    if sys.platform == "darwin" and os.strerror(errno.EHOSTUNREACH) in words:
-        words += (
+        return TransportError(f"{request.call}: the connection broke: {root_cause_text(error)}", reason=DROPPED)
+    text = root_cause_text(error)
+    if sys.platform == "darwin" and os.strerror(errno.EHOSTUNREACH) in text:
+        text += (
             "; macOS keeps background programs from the local network unless they are allowed there (System Settings, "
             "Privacy & Security, Local Network); launch daemons always are"
         )
-    return TransportError(f"{request.call}: {words}")
+    return TransportError(f"{request.call}: {text}")

@@ -90,16 +90,16 @@ def _requirement(tokens: _Tokens) -> Requirement:
         tokens.take()
     key = tokens.take()
     if key in _SIGNS or key == _END:
-        raise _unreadable(f"found '{key}', expected: identifier")
-    if wrong := name_rules.label_key(key):
-        raise _unreadable(_listed([f'<nil>: Invalid value: "{key}": {each}' for each in wrong], "; "))
+        raise _parse_error(f"found '{key}', expected: identifier")
+    if problems := name_rules.label_key(key):
+        raise _parse_error(_listed([f'<nil>: Invalid value: "{key}": {each}' for each in problems], "; "))
     if tokens.next in {_END, ","}:
         return Requirement(key, "!" if absent else "")
     operator = tokens.take()
     if operator not in _OPERATORS:
-        raise _unreadable(f"found '{operator}', expected: in, notin, =, ==, !=, gt, lt")
+        raise _parse_error(f"found '{operator}', expected: in, notin, =, ==, !=, gt, lt")
     values = _set(tokens) if operator in {"in", "notin"} else [_value(tokens)]
-    return _judged(key, operator, values)
+    return _validated(key, operator, values)
 
 
 def _value(tokens: _Tokens) -> str:
@@ -107,46 +107,46 @@ def _value(tokens: _Tokens) -> str:
         return ""
     value = tokens.take()
     if value in _SIGNS:
-        raise _unreadable(f"found '{value}', expected: identifier")
+        raise _parse_error(f"found '{value}', expected: identifier")
     return value
 
 
 def _set(tokens: _Tokens) -> list[str]:
     opening = tokens.take()
     if opening != "(":
-        raise _unreadable(f"found '{opening}' expected: '('")
+        raise _parse_error(f"found '{opening}' expected: '('")
     if tokens.next in (_SIGNS - {",", ")"}) | {_END}:
-        raise _unreadable(f"found '{tokens.next}', expected: ',', ')' or identifier")
+        raise _parse_error(f"found '{tokens.next}', expected: ',', ')' or identifier")
     values = [""]
     while (word := tokens.take()) != ")":
         if word == ",":
             values.append("")
         elif word in _SIGNS or word == _END or values[-1]:
-            raise _unreadable(f"found '{word}', expected: ',' or ')'")
+            raise _parse_error(f"found '{word}', expected: ',' or ')'")
         else:
             values[-1] = word
     return values
 
 
-def _judged(key: str, operator: str, values: list[str]) -> Requirement:
-    wrong = []
+def _validated(key: str, operator: str, values: list[str]) -> Requirement:
+    problems = []
     for index, value in enumerate(values):
         if operator in {">", "<"} and not re.fullmatch(r"[-+]?\d+", value, re.ASCII):
-            why = "for 'Gt', 'Lt' operators, the value must be an integer"
-            wrong.append(f'values[{index}]: Invalid value: "{value}": {why}')
-        elif why := name_rules.label_value(value):
-            wrong.append(f'values[{index}][{key}]: Invalid value: "{value}": {why}')
-    if wrong:
-        raise _unreadable(_listed(wrong, ", "))
+            reason = "for 'Gt', 'Lt' operators, the value must be an integer"
+            problems.append(f'values[{index}]: Invalid value: "{value}": {reason}')
+        elif reason := name_rules.label_value(value):
+            problems.append(f'values[{index}][{key}]: Invalid value: "{value}": {reason}')
+    if problems:
+        raise _parse_error(_listed(problems, ", "))
     return Requirement(key, operator, frozenset(values))
 
 
-def _listed(errors: list[str], between: str) -> str:
-    return errors[0] if len(errors) == 1 else f"[{between.join(errors)}]"
+def _listed(errors: list[str], separator: str) -> str:
+    return errors[0] if len(errors) == 1 else f"[{separator.join(errors)}]"
 
 
-def _unreadable(why: str) -> SelectorError:
-    return SelectorError(f"unable to parse requirement: {why}")
+def _parse_error(reason: str) -> SelectorError:
+    return SelectorError(f"unable to parse requirement: {reason}")
 
 
 @attrs.frozen
@@ -168,10 +168,10 @@ def parse_selector(text: str) -> Selector:
         UserError: It is none; the sentence names the part that is wrong.
     """
     text = text.strip()
-    return Selector(text, tuple(_typed(part.strip()) for part in _PARTS.split(text)) if text else ())
+    return Selector(text, tuple(_parse_part(part.strip()) for part in _PARTS.split(text)) if text else ())
 
 
-def _typed(part: str) -> Requirement:
+def _parse_part(part: str) -> Requirement:
     try:
         [requirement] = parse_requirements(part)
         if requirement.operator not in {">", "<"}:

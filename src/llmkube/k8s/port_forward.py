@@ -100,7 +100,7 @@ class PodStream(trio.abc.Stream):
             self._announced.add(channel)
             return b""
         if channel == _ERROR and payload:
-            raise PortForwardError(f"{self._call}: {_words(payload)}")
+            raise PortForwardError(f"{self._call}: {_error_text(payload)}")
         return payload
 
 
@@ -124,7 +124,7 @@ def _pieces(data: memoryview) -> Iterator[memoryview]:
     return (data[at : at + _PIECE_BYTES] for at in range(0, len(data), _PIECE_BYTES))
 
 
-def _words(text: bytes) -> str:
+def _error_text(text: bytes) -> str:
     line = " ".join(text.decode("utf-8", errors="replace").split())
     printable = "".join(character if character.isprintable() else "?" for character in line)
     return printable[:_ERROR_CHARACTERS] + ("…" if len(printable) > _ERROR_CHARACTERS else "")

@@ -15,16 +15,16 @@ import attrs
 
 from llmkube.k8s.resource import Object, Resource
 
-Place = Literal["served", "system"]
+PermissionScope = Literal["served", "system"]
 """`served`: the namespaces whose services are looked after; `system`: the one in which the programs themselves live."""
 
-FOLLOW: Final = frozenset({"list", "watch"})
+LIST_AND_WATCH: Final = frozenset({"list", "watch"})
 """What `run_reflector` does."""
 
 APPLY: Final = frozenset({"create", "patch"})
 """What an apply does that may make the object; on a subresource, which is never made, it is `patch` alone."""
 
-EVERY: Final = "*"
+ALL_NAMES: Final = "*"
 """Stands for every object of the namespaces that are served."""
 
 _RBAC: Final = "rbac.authorization.k8s.io"
@@ -46,7 +46,7 @@ class Permission:
 
     kind: type[Object]
     verbs: frozenset[str]
-    place: Place = "served"
+    place: PermissionScope = "served"
     subresource: str = ""
     names: frozenset[str] = frozenset()
     opt_in: bool = False
@@ -70,18 +70,18 @@ class Program:
     needs: tuple[Permission, ...]
     annotations: Mapping[str, str] = {}
 
-    def granted(self, names: Collection[str]) -> "Program":
-        """Return the program with what an administrator grants of its opt-in needs: objects by name, or `EVERY`."""
-        chosen = frozenset() if EVERY in names else frozenset(names)
+    def grant(self, names: Collection[str]) -> "Program":
+        """Return the program with what an administrator grants of its opt-in needs: objects by name, or `ALL_NAMES`."""
+        chosen = frozenset() if ALL_NAMES in names else frozenset(names)
         fixed = tuple(need for need in self.needs if not need.opt_in)
-        opted = tuple(attrs.evolve(need, names=chosen, opt_in=False) for need in self.needs if need.opt_in and names)
-        return attrs.evolve(self, needs=fixed + opted)
+        opted_in = tuple(attrs.evolve(need, names=chosen, opt_in=False) for need in self.needs if need.opt_in and names)
+        return attrs.evolve(self, needs=fixed + opted_in)
 
 
 def rbac_manifests(program: Program, *, system_namespace: str, namespace: str | None = None) -> list[dict[str, Any]]:
     """Return the objects that let a program do its work, in the order in which they can be applied.
 
-    What an administrator has to opt into is not granted (`Program.granted`).
+    What an administrator has to opt into is not granted (`Program.grant`).
 
     Args:
         program: What it needs.
@@ -93,13 +93,13 @@ def rbac_manifests(program: Program, *, system_namespace: str, namespace: str | 
     needs = [need for need in program.needs if not need.opt_in]
     served = [need for need in needs if need.place == "served"]
     system = [need for need in needs if need.place == "system" and need.resource.namespaced]
-    wide = [need for need in needs if need.place == "system" and not need.resource.namespaced]
+    clusterwide = [need for need in needs if need.place == "system" and not need.resource.namespaced]
     rules = _rules(served)
     if namespace is None:
-        pair = _granted("ClusterRole", program.name, None, rules + _named_rules(wide, system_namespace), subject)
+        pair = _granted("ClusterRole", program.name, None, rules + _named_rules(clusterwide, system_namespace), subject)
     else:
-        inside = _rules(need for need in served if need.resource.namespaced)
-        pair = _granted("Role", program.name, namespace, inside, subject)
+        namespaced_rules = _rules(need for need in served if need.resource.namespaced)
+        pair = _granted("Role", program.name, namespace, namespaced_rules, subject)
     account = _object("v1", "ServiceAccount", program.name, system_namespace)
     if program.annotations:
         account["metadata"]["annotations"] = dict(program.annotations)
@@ -118,16 +118,16 @@ def _rules(needs: Iterable[Permission]) -> list[dict[str, Any]]:
         place = (need.resource.group, need.plural, tuple(sorted(need.names)))
         verbs[place] = verbs.get(place, frozenset()) | need.verbs
     plurals: dict[tuple[str, tuple[str, ...], tuple[str, ...]], list[str]] = {}
-    for (group, plural, names), said in sorted(verbs.items()):
-        plurals.setdefault((group, names, tuple(sorted(said))), []).append(plural)
+    for (group, plural, names), allowed in sorted(verbs.items()):
+        plurals.setdefault((group, names, tuple(sorted(allowed))), []).append(plural)
     return [
         {
             "apiGroups": [group],
             "resources": resources,
             **({"resourceNames": list(names)} if names else {}),
-            "verbs": list(said),
+            "verbs": list(allowed),
         }
-        for (group, names, said), resources in sorted(plurals.items(), key=lambda item: (item[0][0], item[1]))
+        for (group, names, allowed), resources in sorted(plurals.items(), key=lambda item: (item[0][0], item[1]))
     ]
 
 

@@ -4,7 +4,7 @@ The copy errs on the side of keeping: an outage, a failed or partial list, an ol
 anything. What removes an object is a DELETED event, or a whole list without it; and a list that loses more than half of
 what is known (an empty one, in particular), or that is older than what has been seen, is believed only when a second
 quorum read says so too. And then it is read again a few times: a watch never mentions what exists and does not change,
-so what two lists have denied wrongly would be lost for ever. Where `brake` is asked for, the same holds for deletions
+so an object missing from two lists by mistake would be lost. With `cautious`, the same applies to deletions
 that a watch sends one soon after the other: once they take more than half, a list ten seconds later decides. A single
 one is believed at once.
 
@@ -41,7 +41,7 @@ STABLE_SECONDS: Final = 10.0
 CONFIRM_SECONDS: Final = 10.0
 """Before a doubtful list is believed: long enough for a server that is just starting to have found its data."""
 
-TOGETHER_SECONDS: Final = 5.0
+DELETION_GAP_SECONDS: Final = 5.0
 """Deletions with no longer pause between them are one loss; `kubectl delete --all` sends 50 a second."""
 
 RECHECK_SECONDS: Final = (15, 30, 60, 60, 120)
@@ -65,7 +65,7 @@ class Cache(Generic[T]):
         synced: Set once the first whole list is in.
         answered: Set once the API server has answered a list, be it with a refusal.
         refusal: Why the last list failed; empty since one has come.
-        doubted: What a watch says was deleted, and a list has still to confirm; until then it counts as existing.
+        unconfirmed: What a watch says was deleted, and a list has still to confirm; until then it counts as existing.
         confirm_at: When that list is due, in seconds of Trio's clock.
     """
 
@@ -73,14 +73,14 @@ class Cache(Generic[T]):
         self.synced = trio.Event()
         self.answered = trio.Event()
         self.refusal = ""
-        self.doubted: set[Key] = set()
+        self.unconfirmed: set[Key] = set()
         self.confirm_at = 0.0
         self._before_loss: frozenset[Key] = frozenset()  # what there was before the deletions that go on now
         self._loss_ends_at = 0.0
         self._position = ""
         self._versions: dict[Key, str] = {}  # every object that exists, readable or not
         self._objects: dict[Key, T] = {}
-        self._misfits: dict[Key, DecodeError] = {}
+        self._decode_errors: dict[Key, DecodeError] = {}
 
     def expect(self, keys: Iterable[Key]) -> None:
         """Before the first list: these objects existed at the last look; a list without them is doubtful."""
@@ -103,9 +103,9 @@ class Cache(Generic[T]):
         """Return all objects, as a snapshot."""
         return tuple(self._objects.values())
 
-    def misfit(self, key: Key) -> DecodeError | None:
+    def decode_error(self, key: Key) -> DecodeError | None:
         """Say why an object's newest state could not be read; `get` still returns the last readable one."""
-        return self._misfits.get(key)
+        return self._decode_errors.get(key)
 
     def __len__(self) -> int:
         return len(self._objects)
@@ -115,7 +115,7 @@ class Cache(Generic[T]):
 
     def apply(self, event: WatchEvent[T]) -> bool:
         """Take in one event; True when it changed an object, False for bookmarks and for what is known."""
-        before, self._position = self._position, newest(self._position, event.resource_version)
+        before, self._position = self._position, newer_position(self._position, event.resource_version)
         if event.type == "BOOKMARK":
             return False
         key = event.key
@@ -125,32 +125,32 @@ class Cache(Generic[T]):
             return False  # a replayed event of an object that has been deleted since
         return self._store(event.kind, key, event.raw, lambda: event.object)
 
-    def is_doubtful(self, listing: Listing[T]) -> bool:
+    def is_suspect(self, listing: Listing[T]) -> bool:
         """Say whether a list contradicts what is known so much that a second read must confirm it."""
         lost = self._versions.keys() - {Key.of(raw) for raw in listing.raw}
         return len(lost) * 2 > len(self._versions) or is_older(listing.resource_version, self._position)
 
-    def holds_back(self, event: WatchEvent[T], ahead: Callable[[], Iterable[WatchEvent[T]]], now: float) -> bool:
+    def must_confirm(self, event: WatchEvent[T], buffered: Callable[[], Iterable[WatchEvent[T]]], now: float) -> bool:
         """Say whether a deletion must be confirmed first, as it and those around it take more than half; note it if so.
 
         Args:
             event: A DELETED event, not applied yet.
-            ahead: Returns the events that have come with it.
+            buffered: Returns the events that have come with it.
             now: Seconds of Trio's clock.
         """
         key = event.key
         if key not in self._versions or is_older(event.resource_version, self._versions[key]):
             return False  # known already
-        if not self.doubted:
+        if not self.unconfirmed:
             if now >= self._loss_ends_at:
                 self._before_loss = frozenset(self._versions)
-            self._loss_ends_at = now + TOGETHER_SECONDS
-            last_words = {key: "DELETED"} | {one.key: one.type for one in ahead() if one.type != "BOOKMARK"}
-            left = {one for one in self._versions if last_words.get(one) != "DELETED"}
+            self._loss_ends_at = now + DELETION_GAP_SECONDS
+            final_types = {key: "DELETED"} | {one.key: one.type for one in buffered() if one.type != "BOOKMARK"}
+            left = {one for one in self._versions if final_types.get(one) != "DELETED"}
             if not is_mass_deletion(len(self._before_loss - left), len(self._before_loss)):
                 return False
             self.confirm_at = now + CONFIRM_SECONDS
-        self.doubted.add(key)
+        self.unconfirmed.add(key)
         return True
 
     def replace(self, listing: Listing[T]) -> list[Key]:
@@ -160,7 +160,7 @@ class Cache(Generic[T]):
         ):  # the server's history was set back: versions mean nothing
             self._versions = dict.fromkeys(self._versions, "")
         self._position = listing.resource_version
-        self.doubted.clear()
+        self.unconfirmed.clear()
         present = {Key.of(raw): raw for raw in listing.raw}
         gone = sorted(self._versions.keys() - present.keys())
         for key in gone:
@@ -168,7 +168,7 @@ class Cache(Generic[T]):
         kind = listing.kind
         return gone + [key for key, raw in present.items() if self._store(kind, key, raw, partial(_read, kind, raw))]
 
-    def refuse(self, error: ApiError) -> None:
+    def record_list_error(self, error: ApiError) -> None:
         """Note that a list has failed; what is known stays."""
         self.refusal = str(error)
         if error.code:
@@ -176,7 +176,7 @@ class Cache(Generic[T]):
 
     def _forget(self, key: Key) -> bool:
         self._objects.pop(key, None)
-        self._misfits.pop(key, None)
+        self._decode_errors.pop(key, None)
         return self._versions.pop(key, None) is not None
 
     def _store(self, kind: type[T], key: Key, raw: Mapping[str, Any], read: Callable[[], T]) -> bool:
@@ -185,14 +185,14 @@ class Cache(Generic[T]):
         if known and (version == known or is_older(version, known)):
             return False
         self._versions[key] = version
-        self.doubted.discard(key)
+        self.unconfirmed.discard(key)
         try:
             _check_names(key)
             self._objects[key] = read()
-            self._misfits.pop(key, None)
+            self._decode_errors.pop(key, None)
         except DecodeError as error:
             _log.warning("cannot read object", kind=kind.RESOURCE.kind, key=str(key), error=str(error))
-            self._misfits[key] = error
+            self._decode_errors[key] = error
         return True
 
 
@@ -215,7 +215,7 @@ async def run_reflector(
     *,
     namespace: str | None = None,
     label_selector: str = "",
-    brake: bool = False,
+    cautious: bool = False,
     fatal: Collection[int] = (),
     rng: random.Random,
     backoff: Backoff = RECONNECT,
@@ -226,11 +226,11 @@ async def run_reflector(
         client: Where to list and watch.
         kind: What to watch.
         cache: Written here and nowhere else; wait for `cache.synced` before believing an absence.
-        notify: Called with the key of every object that changed, vanished, or is `doubted`, after the cache has its new
-            state. It must not block; what it raises is a bug and travels up.
+        notify: Called with the key of every object that changed, vanished, or is `unconfirmed`, after the cache was
+            updated. It must not block; what it raises is a bug and travels up.
         namespace: None watches all.
         label_selector: As kubectl takes it.
-        brake: Whether deletions that take more than half within seconds wait for a list to confirm them.
+        cautious: Whether deletions that take more than half within seconds wait for a list to confirm them.
         fatal: HTTP statuses that are raised, for a collection that the program can do without.
         rng: Spreads watch lengths and back-off.
         backoff: Delays after failures in a row.
@@ -242,7 +242,7 @@ async def run_reflector(
     read = partial(_list, client, kind, where)
     must_list = True
     failures = 0
-    unheard = 0  # watches in a row that ended without having said anything
+    empty_runs = 0  # watches in a row that ended without having said anything
     rechecks: tuple[int, ...] = ()  # when lists are still to come because a doubtful one was believed
     while True:
         stable = False
@@ -250,28 +250,28 @@ async def run_reflector(
         try:
             if must_list:
                 rechecks = RECHECK_SECONDS if await _refresh(kind, read, cache, notify) else rechecks[1:]
-                must_list, unheard = False, 0
+                must_list, empty_runs = False, 0
             watch_seconds = rechecks[0] if rechecks else rng.randint(*WATCH_SECONDS)
             opening = client.open_watch(kind, resource_version=cache.position, timeout_seconds=watch_seconds, **where)
             async with opening as watch:
                 opened_at = trio.current_time()
                 try:
-                    await _follow(watch, cache, notify, brake=brake)
+                    await _apply_events(watch, cache, notify, cautious=cautious)
                 finally:
                     stable = trio.current_time() - opened_at >= STABLE_SECONDS
-                    unheard = 0 if watch.heard else unheard + 1
+                    empty_runs = 0 if watch.received_any else empty_runs + 1
         except ApiError as error:
             if error.code in fatal:
                 raise
             problem = error
             if must_list:
-                cache.refuse(error)
-        must_list = must_list or bool(rechecks or cache.doubted) or unheard >= RESUMES_BEFORE_LIST
+                cache.record_list_error(error)
+        must_list = must_list or bool(rechecks or cache.unconfirmed) or empty_runs >= RESUMES_BEFORE_LIST
         if stable and problem is None:
             failures = 0
             continue
         failures = 1 if stable else failures + 1
-        must_list = must_list or failures >= RESUMES_BEFORE_LIST or _position_is_bad(problem, unheard)
+        must_list = must_list or failures >= RESUMES_BEFORE_LIST or _must_relist(problem, empty_runs)
         delay_seconds = backoff.delay(failures, rng)
         _log.warning(
             "watch interrupted",
@@ -283,9 +283,9 @@ async def run_reflector(
         await trio.sleep(delay_seconds)
 
 
-def _position_is_bad(problem: ApiError | None, unheard: int) -> bool:
+def _must_relist(problem: ApiError | None, empty_runs: int) -> bool:
     """Say whether a watch ended in a way that the next one from the same place would only repeat."""
-    return isinstance(problem, GoneError | WatchDataError) or (isinstance(problem, WatchSilentError) and unheard > 0)
+    return isinstance(problem, GoneError | WatchDataError) or (isinstance(problem, WatchSilentError) and empty_runs > 0)
 
 
 async def _list(client: Client, kind: type[T], where: Mapping[str, Any]) -> Listing[T]:
@@ -304,11 +304,11 @@ async def _refresh(
     Returns:
         Whether what was believed is doubtful still; so is a first list that is empty, which delays nothing.
     """
-    doubted = frozenset(cache.doubted)
-    if doubted:
+    unconfirmed = frozenset(cache.unconfirmed)
+    if unconfirmed:
         await trio.sleep_until(cache.confirm_at)
     listing = await read()
-    if not doubted and cache.is_doubtful(listing):
+    if not unconfirmed and cache.is_suspect(listing):
         _log.warning(
             "list lacks most objects; listing again",
             kind=kind.RESOURCE.kind,
@@ -317,32 +317,32 @@ async def _refresh(
         )
         await trio.sleep(CONFIRM_SECONDS)
         listing = await read()
-    doubtful = cache.is_doubtful(listing) or not (listing.raw or cache.synced.is_set())
+    suspect = cache.is_suspect(listing) or not (listing.raw or cache.synced.is_set())
     changed = cache.replace(listing)
     cache.refusal = ""
     cache.answered.set()
     cache.synced.set()
-    if doubted:
-        gone = sum(key not in cache for key in doubted)
-        _log.info("list has confirmed deletions", kind=kind.RESOURCE.kind, gone=gone, told=len(doubted))
+    if unconfirmed:
+        gone = sum(key not in cache for key in unconfirmed)
+        _log.info("list has confirmed deletions", kind=kind.RESOURCE.kind, gone=gone, reported=len(unconfirmed))
     for key in changed:
         notify(key)
-    return doubtful
+    return suspect
 
 
-async def _follow(watch: Watch[T], cache: Cache[T], notify: Callable[[Key], None], *, brake: bool) -> None:
+async def _apply_events(watch: Watch[T], cache: Cache[T], notify: Callable[[Key], None], *, cautious: bool) -> None:
     """Take in events until the server ends the watch in good order, or a loss is due to be confirmed."""
-    with trio.CancelScope() as patience:
+    with trio.CancelScope() as confirm_scope:
         while (event := await watch.next_event()) is not None:
-            if brake and event.type == "DELETED" and cache.holds_back(event, watch.ahead, trio.current_time()):
-                if patience.deadline > cache.confirm_at:
+            if cautious and event.type == "DELETED" and cache.must_confirm(event, watch.buffered, trio.current_time()):
+                if confirm_scope.deadline > cache.confirm_at:
                     _log.warning(
                         "most objects were deleted at once: a list will confirm it",
                         kind=watch.kind.RESOURCE.kind,
                         known=len(cache),
                         seconds=CONFIRM_SECONDS,
                     )
-                patience.deadline = cache.confirm_at
+                confirm_scope.deadline = cache.confirm_at
                 notify(event.key)
             elif cache.apply(event):
                 notify(event.key)
@@ -366,6 +366,6 @@ def is_older(version: str, than: str) -> bool:
     return version.isdecimal() and than.isdecimal() and int(version) < int(than)
 
 
-def newest(known: str, version: str) -> str:
+def newer_position(known: str, version: str) -> str:
     """Return the position after an event: never backwards, whatever a confused server sends."""
     return known if not version or is_older(version, known) else version

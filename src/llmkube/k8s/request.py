@@ -32,7 +32,7 @@ class ApiRequest:
         return f"{self.method} {self.path}"
 
 
-def any_request(
+def make_request(
     method: str, path: str, *, params: Mapping[str, str] | None = None, body: Any = None, content_type: str = JSON
 ) -> ApiRequest:
     """Return a request; parameters that are empty are not sent, and `body` is JSON data or None."""
@@ -43,7 +43,7 @@ def any_request(
 
 def connect(resource: Resource, key: Key, subresource: str, **params: str) -> ApiRequest:
     """Reach into an object, as `log` and `portforward` do into a pod; the latter wishes for another protocol."""
-    return any_request("GET", object_path(resource, key, subresource), params=params)
+    return make_request("GET", object_path(resource, key, subresource), params=params)
 
 
 def object_path(resource: Resource, key: Key, subresource: str = "") -> str:

@@ -74,8 +74,8 @@ class Watch(Generic[T]):
 
     Attributes:
         kind: What is watched.
-        heard: Whether anything has come at all. Only that proves that the server knows the place we resumed from: a
-            resourceVersion from the future of a restored etcd is answered 200, and then with silence.
+        received_any: Whether any event has arrived. Only an event proves that the server knows the resourceVersion
+            we resumed from: one from the future of a restored etcd is answered 200, and then with silence.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Watch(Generic[T]):
         self._max_line_bytes = max_line_bytes
         self._tail = bytearray()
         self._lines: deque[bytes] = deque()
-        self.heard = False
+        self.received_any = False
 
     async def next_event(self) -> WatchEvent[T] | None:
         """Return the next change, or None when the server ended the watch in good order.
@@ -102,21 +102,21 @@ class Watch(Generic[T]):
         Raises:
             GoneError: The place to resume from is forgotten; list again.
             WatchDataError: The answer is not a watch; list again.
-            WatchSilentError: Not even a bookmark came; resume, unless nothing ever did (`heard`).
+            WatchSilentError: Not even a bookmark came; resume, unless nothing ever did (`received_any`).
             TransportError: The connection broke; resume.
             ApiError: Whatever else an ERROR event says.
         """
         await trio.lowlevel.checkpoint()  # a burst of buffered events must not starve the other tasks
         while not self._lines:
-            chunk = await self._receive_in_time()
+            chunk = await self._receive_with_timeout()
             if not chunk:
                 return None
             self._split(chunk)
         event = parse_event(self.kind, self._lines.popleft(), self._decoder)
-        self.heard = True
+        self.received_any = True
         return event
 
-    def ahead(self) -> list[WatchEvent[T]]:
+    def buffered(self) -> list[WatchEvent[T]]:
         """The events that have come already and are still to be taken, up to one that cannot be read."""
         events: list[WatchEvent[T]] = []
         for line in self._lines:
@@ -126,7 +126,7 @@ class Watch(Generic[T]):
                 break
         return events
 
-    async def _receive_in_time(self) -> bytes:
+    async def _receive_with_timeout(self) -> bytes:
         with trio.move_on_after(self._read_idle_seconds):
             return await self._receive()
         raise WatchSilentError(

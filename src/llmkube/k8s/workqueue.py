@@ -8,13 +8,13 @@ from typing import Final, Generic, Never, TypeVar
 import trio
 
 from llmkube.base.backoff import Backoff
-from llmkube.base.errors import WorldError
+from llmkube.base.errors import ExternalError
 
 K = TypeVar("K", bound=Hashable)
 
 RETRY = Backoff(base_seconds=0.5, cap_seconds=300.0, factor=2.0, jitter=0.2)
 
-LEAST_SECONDS: Final = 0.001
+MIN_DELAY_SECONDS: Final = 0.001
 """A shorter wait is as long: added to a clock's large number it might come to nothing, and never be over."""
 
 
@@ -59,7 +59,7 @@ class WorkQueue(Generic[K]):
 
     def add_after(self, key: K, seconds: float) -> None:
         """Ask for a key to be worked on in so many seconds; of several such wishes the earliest counts."""
-        due = trio.current_time() + max(seconds, LEAST_SECONDS)
+        due = trio.current_time() + max(seconds, MIN_DELAY_SECONDS)
         if due < self._due.get(key, float("inf")):
             self._due[key] = due
             self._idle.unpark()
@@ -125,7 +125,7 @@ async def run_workers(
 
     Args:
         queue: Where keys come from.
-        handle: Does the work of one key; returns the seconds after which to look at it again, or None. A WorldError
+        handle: Does the work of one key; returns the seconds after which to look at it again, or None. A ExternalError
             brings the key back after a back-off of its own; any other error is a bug and ends everything.
         workers: How many keys may be in work at a time.
     """
@@ -133,7 +133,7 @@ async def run_workers(
     async def work(key: K) -> None:
         try:
             again_seconds = await handle(key)
-        except WorldError:
+        except ExternalError:
             queue.retry_nowait(key)
             return
         queue.forget(key)

@@ -10,7 +10,7 @@ import attrs
 
 from llmkube.base.settings import LOG_LEVELS, Config, read_config, removed_setting, resolve, setting
 from llmkube.k8s.crd.placement import ACCELERATORS
-from llmkube.programs.state_location import STATE_DIR, Place, check_state_dir, state_dir_of
+from llmkube.programs.state_location import STATE_DIR, StateDirSetting, check_state_dir, state_dir_of
 from llmkube.weights.download.hugging_face import ENDPOINT
 
 NAMESPACE = setting(None, help="Only serve this namespace; without it, all of them.")
@@ -24,15 +24,15 @@ HUB_ENDPOINT = setting(ENDPOINT, help="Address of Hugging Face, or of a mirror o
 LEASE_NAMESPACE = setting("llmkube-system", help="Namespace of the hosts' Leases.")
 
 
-def port_setting(default: int, what: str, *, zero: str = "takes a free one") -> Any:
+def port_setting(default: int, purpose: str, *, zero: str = "takes a free one") -> Any:
     """Return the setting of a port; `zero` is the effect of 0, for the help."""
-    return setting(default, help=f"Port of {what}; 0 {zero}.", minimum=0, maximum=65535)
+    return setting(default, help=f"Port of {purpose}; 0 {zero}.", minimum=0, maximum=65535)
 
 
 def program_setting(program: str, runtime: str) -> Any:
     """Declare the program of a runtime, which is looked for where nothing is said."""
-    there = "without it, the one on PATH or of Homebrew, if there is one."
-    return setting(None, help=f"The {program} of spec.runtime {runtime}; {there}")
+    fallback = "without it, the one on PATH or of Homebrew, if there is one."
+    return setting(None, help=f"The {program} of spec.runtime {runtime}; {fallback}")
 
 
 def log_level_setting(default: str) -> Any:
@@ -385,7 +385,7 @@ def load(table: str, kind: type[T], flags: Mapping[str, Any], environ: Mapping[s
         UserError: The state directory may hold what another user has put there.
     """
     environ = os.environ if environ is None else environ
-    state_dir = state_dir_of(resolve(Place, flags=flags, environ=environ).state_dir)
+    state_dir = state_dir_of(resolve(StateDirSetting, flags=flags, environ=environ).state_dir)
     file = state_dir / "config.toml"
     config = read_config(file, TABLES) if check_state_dir(state_dir) else Config(file)
     return resolve(kind, flags={**flags, "state_dir": state_dir}, environ=environ, config=config, table=table)

@@ -24,26 +24,26 @@ from llmkube.programs.options import command
 from llmkube.programs.program import (
     LOOPBACK,
     Stop,
+    freeze_heap,
     open_service_nursery,
     raise_descriptor_limit,
     run_until_signal,
-    settle_heap,
 )
 from llmkube.router.auth.client_key import digest_of_key
 from llmkube.router.engine_proxy import keys_judge, proxy_handler
 from llmkube.runtimes.container.container_plan import requests_in_flight
 from llmkube.supervisor.host.tcp_listeners import connections_at
-from llmkube.supervisor.nouns.api_keys import parse_keys
+from llmkube.supervisor.values.api_keys import parse_keys
 
 log = structlog.get_logger()
 
 PATH: Final = "/drained"
 
-LEAST_SECONDS: Final = 10.0
+MIN_DRAIN_SECONDS: Final = 10.0
 """How long requests may still come to a pod that is going: kube-proxy follows within a second, others take longer."""
 
-LOOK_SECONDS: Final = 1.0
-ASK_SECONDS: Final = 2.0
+SAMPLE_SECONDS: Final = 1.0
+METRICS_TIMEOUT_SECONDS: Final = 2.0
 """How long the engine may take to show its metrics; one that takes longer is busy."""
 
 _LIMITS: Final = Limits(
@@ -51,14 +51,14 @@ _LIMITS: Final = Limits(
 )
 """A hook keeps its connection until the engine may end: a pod that asks like one must not take the kubelet's place."""
 
-Seen = Literal["gone", "idle", "busy"]
+EngineActivity = Literal["gone", "idle", "busy"]
 """What a look at an engine finds: nothing listens there, it has no request, or it may have one."""
 
-Look = Callable[[int], "tuple[bool, int] | None"]
+PortProbe = Callable[[int], "tuple[bool, int] | None"]
 
 
 @attrs.frozen
-class Watched:
+class DrainTarget:
     """The engine that has to end.
 
     Attributes:
@@ -76,14 +76,14 @@ class Watched:
     longest_seconds: float = 60.0
 
 
-def may_end(seen: Sequence[Seen], waited_seconds: float) -> bool:
+def may_stop(samples: Sequence[EngineActivity], waited_seconds: float) -> bool:
     """Whether an engine may end after these looks, the newest last: it has ended, or there is no request left.
 
     One look is not enough: between an answer and the next request of a busy client there is a moment without any.
     """
-    if not seen or seen[-1] == "gone":
-        return bool(seen)
-    return waited_seconds >= LEAST_SECONDS and list(seen[-2:]) == ["idle", "idle"]
+    if not samples or samples[-1] == "gone":
+        return bool(samples)
+    return waited_seconds >= MIN_DRAIN_SECONDS and list(samples[-2:]) == ["idle", "idle"]
 
 
 @attrs.define(eq=False)
@@ -91,59 +91,59 @@ class Drain:
     """Looks at one engine for all who wait for its end.
 
     Attributes:
-        watched: The engine.
+        target: The engine.
         client: Reads its metrics.
-        look: Asks the kernel for a port's listener and connections.
+        probe: Asks the kernel for a port's listener and connections.
     """
 
-    watched: Watched
+    target: DrainTarget
     client: HttpClient
-    look: Look = connections_at
+    probe: PortProbe = connections_at
     _lock: trio.Lock = attrs.field(factory=trio.Lock, init=False)
-    _seen: Seen = attrs.field(default="busy", init=False)
-    _seen_at: float = attrs.field(default=-LOOK_SECONDS, init=False)
+    _last_sample: EngineActivity = attrs.field(default="busy", init=False)
+    _sampled_at: float = attrs.field(default=-SAMPLE_SECONDS, init=False)
 
     async def wait(self) -> str:
         """Return why the engine may end, once it may."""
-        began, seen = trio.current_time(), list[Seen]()
-        while not may_end(seen, waited := trio.current_time() - began):
-            if waited >= self.watched.longest_seconds:
-                return f"its requests have had {self.watched.longest_seconds:g} seconds"
-            if seen:
-                await trio.sleep(LOOK_SECONDS)
-            seen = [*seen[-1:], await self._look()]
-        return "it has ended" if seen[-1] == "gone" else "it has no request"
+        started_at, samples = trio.current_time(), list[EngineActivity]()
+        while not may_stop(samples, waited := trio.current_time() - started_at):
+            if waited >= self.target.longest_seconds:
+                return f"its requests have had {self.target.longest_seconds:g} seconds"
+            if samples:
+                await trio.sleep(SAMPLE_SECONDS)
+            samples = [*samples[-1:], await self._sample()]
+        return "it has ended" if samples[-1] == "gone" else "it has no request"
 
-    async def _look(self) -> Seen:
+    async def _sample(self) -> EngineActivity:
         """Look, or return what another one has just seen: a crowd that waits asks the engine no more often than one."""
         async with self._lock:
-            if trio.current_time() >= self._seen_at + LOOK_SECONDS / 2:
-                self._seen = await self._see()
-                self._seen_at = trio.current_time()
-            return self._seen
+            if trio.current_time() >= self._sampled_at + SAMPLE_SECONDS / 2:
+                self._last_sample = await self._take_sample()
+                self._sampled_at = trio.current_time()
+            return self._last_sample
 
-    async def _see(self) -> Seen:
-        found = self.look(self.watched.engine)
-        if found is not None and not found[0]:
+    async def _take_sample(self) -> EngineActivity:
+        port_state = self.probe(self.target.engine)
+        if port_state is not None and not port_state[0]:
             return "gone"
         requests = await self._requests()
         if requests is None:
-            at_clients = self.look(self.watched.clients)
-            requests = float(at_clients[1]) if at_clients is not None else 1.0
+            client_port = self.probe(self.target.clients)
+            requests = float(client_port[1]) if client_port is not None else 1.0
         return "idle" if requests == 0 else "busy"
 
     async def _requests(self) -> float | None:
         """Return how many requests the engine says that it has; None when it does not tell. Silence is work."""
-        if not self.watched.metrics_url:
+        if not self.target.metrics_url:
             return None
         try:
-            with trio.fail_after(ASK_SECONDS):
-                answer = await self.client.request("GET", self.watched.metrics_url)
+            with trio.fail_after(METRICS_TIMEOUT_SECONDS):
+                answer = await self.client.request("GET", self.target.metrics_url)
         except (HttpError, trio.TooSlowError):
             return 1.0
         if answer.status != 200:
             return None
-        return requests_in_flight(answer.body.decode(errors="replace"), self.watched.busy_metrics)
+        return requests_in_flight(answer.body.decode(errors="replace"), self.target.busy_metrics)
 
 
 def handler(drain: Drain) -> Callable[[Exchange], Any]:
@@ -154,27 +154,27 @@ def handler(drain: Drain) -> Callable[[Exchange], Any]:
         if (request.method, request.path) != ("GET", PATH):
             await exchange.respond(Response.json(404, {"error": f"there is only GET {PATH}"}))
             return
-        began = trio.current_time()
-        log.info("the pod has to end: asked when its engine may", longestSeconds=drain.watched.longest_seconds)
+        started_at = trio.current_time()
+        log.info("the pod has to end: asked when its engine may", longestSeconds=drain.target.longest_seconds)
         why = await drain.wait()
-        log.info("the engine may end", why=why, waitedSeconds=round(trio.current_time() - began, 1))
+        log.info("the engine may end", why=why, waitedSeconds=round(trio.current_time() - started_at, 1))
         await exchange.respond(Response.json(200, {"engine": why}))
 
     return handle
 
 
 async def run_drain(
-    watched: Watched, port: int, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    target: DrainTarget, port: int, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> NoReturn:
     """Answer the hooks of a pod until cancelled; a kubelet asks at the pod's own address, of whichever family."""
     listeners = await open_listeners(None, port, field="--drain-port")
     async with open_http_client() as client:
-        await run_server(handler(Drain(watched, client)), listeners, limits=_LIMITS, task_status=task_status)
+        await run_server(handler(Drain(target, client)), listeners, limits=_LIMITS, task_status=task_status)
     raise AssertionError("a server never ends")
 
 
 def drain_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that `Watched` is made from, but for the ports of engine and clients."""
+    """Add the options that `DrainTarget` is made from, but for the ports of engine and clients."""
     for option in (
         click.option("--drain-port", type=click.IntRange(1, 65535), help="Port for preStop hooks, on all addresses."),
         click.option("--metrics-url", default="", help="The engine's metrics; without them, connections count."),
@@ -189,25 +189,25 @@ def drain_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @command("drain")
 @click.option("--engine", type=click.IntRange(1, 65535), required=True, help="Port of the engine.")
 @drain_options
-def drain(*, engine: int, drain_port: int | None, **watching: Any) -> None:
+def drain(*, engine: int, drain_port: int | None, **target_options: Any) -> None:
     """Tell the preStop hooks of a pod when its engine has no request left, as the pods of services do."""
     if drain_port is None:
         raise click.UsageError("--drain-port is missing: a kubelet has to ask somewhere")
     configure_logging("info")
-    watched = Watched(engine, engine, **watching)
-    trio.run(run_until_signal, partial(serve_drain, watched, drain_port), log.info)
+    target = DrainTarget(engine, engine, **target_options)
+    trio.run(run_until_signal, partial(serve_drain, target, drain_port), log.info)
 
 
-async def serve_drain(watched: Watched, port: int, stop: Stop) -> None:
+async def serve_drain(target: DrainTarget, port: int, stop: Stop) -> None:
     """Answer the hooks of a pod until the stop."""
     async with open_service_nursery() as tasks:
-        with stop.here():
-            await tasks.start(partial(run_drain, watched, port))
-            settle_heap()
+        with stop.scope():
+            await tasks.start(partial(run_drain, target, port))
+            freeze_heap()
             await trio.sleep_forever()
 
 
-KEYS_LOOK_SECONDS: Final = 10.0
+KEYS_POLL_SECONDS: Final = 10.0
 """Between two looks whether the file has changed; a kubelet may take a minute longer to renew it."""
 
 DRAIN_SECONDS: Final = 25.0
@@ -230,7 +230,7 @@ class KeyFile:
     path: Path
     named: str
     digests: frozenset[bytes] = attrs.field(default=frozenset(), init=False, repr=False)
-    _said: str = attrs.field(default="", init=False)
+    _last_problem: str = attrs.field(default="", init=False)
 
     def read(self) -> None:
         """Take what the file holds now; blocks.
@@ -247,20 +247,20 @@ class KeyFile:
             raise KeysError(f"{self.named}: {why}; write one API key on each line") from None
         self.digests = frozenset(map(digest_of_key, keys))
 
-    async def follow(self) -> NoReturn:
+    async def watch(self) -> NoReturn:
         """Look at it again and again; what is wrong is said once."""
         while True:
-            await trio.sleep(KEYS_LOOK_SECONDS)
-            before, said = self.digests, ""
+            await trio.sleep(KEYS_POLL_SECONDS)
+            before, problem = self.digests, ""
             try:
                 await trio.to_thread.run_sync(self.read)
             except KeysError as error:
-                said = str(error)
-            if said and said != self._said:
-                log.warning("the keys of clients stay as they were", error=said)
+                problem = str(error)
+            if problem and problem != self._last_problem:
+                log.warning("the keys of clients stay as they were", error=problem)
             elif self.digests != before:
                 log.info("other keys count", keys=len(self.digests))
-            self._said = said
+            self._last_problem = problem
 
 
 @command("key-proxy")
@@ -278,15 +278,15 @@ def key_proxy(
     named: str,
     open_paths: tuple[str, ...],
     drain_port: int | None,
-    **watching: Any,
+    **target_options: Any,
 ) -> None:
     """Ask the clients of an engine for their keys, as the pods of services with spec.apiKeySecretRef do."""
     configure_logging("info")
     raise_descriptor_limit()
     file = KeyFile(keys, named or str(keys))
     file.read()
-    watched = Watched(engine, listen, **watching)
-    hooks = partial(run_drain, watched, drain_port) if drain_port is not None else None
+    target = DrainTarget(engine, listen, **target_options)
+    hooks = partial(run_drain, target, drain_port) if drain_port is not None else None
     trio.run(run_until_signal, partial(serve_keys, file, listen, engine, open_paths, hooks=hooks), log.info)
 
 
@@ -309,13 +309,13 @@ async def serve_keys(
     ):
         handler = proxy_handler((LOOPBACK, engine), "", client)
         judge = keys_judge(lambda: file.digests, frozenset(open_paths))
-        with stop.here():
+        with stop.scope():
             limits = Limits(drain_seconds=DRAIN_SECONDS)
             server = partial(run_server, handler, sockets.listen(listeners), limits=limits, judge=judge)
             await tasks.start(server)
-            tasks.start_soon(file.follow)
+            tasks.start_soon(file.watch)
             if hooks is not None:
                 await tasks.start(hooks)
-            settle_heap()
+            freeze_heap()
             task_status.started()
             await trio.sleep_forever()

@@ -23,18 +23,18 @@ from llmkube.base.http.listen import open_listeners
 from llmkube.base.http.server import run_server
 from llmkube.base.log import configure_logging
 from llmkube.base.waiting import wait_tick
-from llmkube.programs.program import Stop, open_service_nursery, raise_descriptor_limit, run_until_signal, settle_heap
+from llmkube.programs.program import Stop, freeze_heap, open_service_nursery, raise_descriptor_limit, run_until_signal
 from llmkube.router.engine_proxy import is_in, proxy_handler, proxy_judge
 from llmkube.supervisor.host import processes
 from llmkube.supervisor.host.processes import interface_addresses
-from llmkube.supervisor.nouns.admitted_networks import AdmittedNetworks
-from llmkube.supervisor.nouns.host_addresses import usable
-from llmkube.supervisor.nouns.proxy_config import IN_FLIGHT_PATH, ProxyConfig
+from llmkube.supervisor.values.admitted_networks import AdmittedNetworks
+from llmkube.supervisor.values.host_addresses import usable
+from llmkube.supervisor.values.proxy_config import IN_FLIGHT_PATH, ProxyConfig
 from llmkube.weights.address_policy import Network, parse_networks
 
 log = structlog.get_logger()
 
-LOOK_SECONDS: Final = 5.0
+RELOAD_SECONDS: Final = 5.0
 """Interval between two reads of the admitted networks and of this host's addresses."""
 
 _LOOPBACK: Final = ("127.0.0.0/8", "::1/128")
@@ -42,19 +42,19 @@ _MAX_PEERS: Final = 1024
 
 
 @attrs.define(eq=False)
-class Admission:
+class AdmittedPeers:
     """Admitted networks: those of the configuration, this host's own addresses, and those of the nodes."""
 
     config: ProxyConfig
     _nodes: tuple[str, ...] = ()
     _networks: tuple[Network, ...] = ()
-    _found: Callable[[str], bool] = attrs.field(default=lambda _: False)
+    _is_admitted: Callable[[str], bool] = attrs.field(default=lambda _: False)
 
     def admits(self, peer: str) -> bool:
         """Return whether requests from an address need no key."""
-        return self._found(peer)
+        return self._is_admitted(peer)
 
-    def look(self) -> None:
+    def reload(self) -> None:
         """Read the networks; blocks. A part that cannot be read keeps its previous value."""
         own: tuple[str, ...] = ()
         if self.config.networks:
@@ -67,19 +67,19 @@ class Admission:
         networks = parse_networks((*self.config.allowed, *own, *self._nodes))
         if networks != self._networks:
             self._networks = networks
-            self._found = lru_cache(_MAX_PEERS)(partial(is_in, networks=networks))  # there may be thousands
+            self._is_admitted = lru_cache(_MAX_PEERS)(partial(is_in, networks=networks))  # there may be thousands
 
     async def run(self) -> Never:
         """Read the networks at every interval; never return."""
         while True:
-            await wait_tick(LOOK_SECONDS)
-            await trio.to_thread.run_sync(self.look)
+            await wait_tick(RELOAD_SECONDS)
+            await trio.to_thread.run_sync(self.reload)
 
 
 async def serve(config: ProxyConfig, stop: Stop) -> None:
     """Let requests in until the stop or the engine's end; answers that are under way then get their time."""
-    admission = Admission(config)
-    await trio.to_thread.run_sync(admission.look)
+    admission = AdmittedPeers(config)
+    await trio.to_thread.run_sync(admission.reload)
     listeners = await open_listeners(*config.listen)
     async with (
         open_sockets() as sockets,
@@ -88,15 +88,15 @@ async def serve(config: ProxyConfig, stop: Stop) -> None:
     ):
         handler = proxy_handler(config.backend, config.api_key, client, count_path=IN_FLIGHT_PATH)
         judge = proxy_judge(config.api_key, admission.admits, config.keys)
-        with stop.here():
+        with stop.scope():
             await servers.start(partial(run_server, handler, sockets.listen(listeners), judge=judge))
             if config.networks:
                 servers.start_soon(admission.run)
-            settle_heap()
-            await _wait_end(*config.engine)
+            freeze_heap()
+            await _wait_for_exit(*config.engine)
 
 
-async def _wait_end(pid: int, started: str) -> None:
+async def _wait_for_exit(pid: int, started: str) -> None:
     """Return when the engine has ended."""
     try:
         async with processes.open_exit_watch(pid) as wait:

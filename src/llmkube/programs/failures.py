@@ -16,7 +16,7 @@ from typing import IO, Any, Final
 import click
 
 from llmkube.base.errors import LLMKubeError, leaves
-from llmkube.base.full_disk import is_full
+from llmkube.base.full_disk import is_disk_full
 from llmkube.base.settings import SettingError
 
 _NAME: Final = "llmkube"
@@ -25,12 +25,12 @@ _COMMAND: Final = re.compile(rf"(?<=`){_NAME}(?= )")
 
 def program_name(argv0: str | None = None) -> str:
     """Return `llmkube` if that is this program in the shell, else the path by which it was called."""
-    called = sys.argv[0] if argv0 is None else argv0
-    if Path(called).name != _NAME:  # python -m llmkube, or a test
+    invoked_as = sys.argv[0] if argv0 is None else argv0
+    if Path(invoked_as).name != _NAME:  # python -m llmkube, or a test
         return _NAME
     found = shutil.which(_NAME)
-    on_path = found is not None and Path(found).absolute() == Path(shutil.which(called) or called).absolute()
-    return _NAME if on_path or os.sep not in called else called
+    on_path = found is not None and Path(found).absolute() == Path(shutil.which(invoked_as) or invoked_as).absolute()
+    return _NAME if on_path or os.sep not in invoked_as else invoked_as
 
 
 def runnable(text: str) -> str:
@@ -62,8 +62,8 @@ class CommandError(click.ClickException):
 
     def show(self, file: IO[Any] | None = None) -> None:
         """Print the sentence, on a terminal broken between words."""
-        to = sys.stderr if file is None else file
-        click.echo(_for_reader(self.format_message(), to), file=to)
+        stream = sys.stderr if file is None else file
+        click.echo(_error_line(self.format_message(), stream), file=stream)
 
 
 class MistypedError(click.UsageError):
@@ -71,19 +71,19 @@ class MistypedError(click.UsageError):
 
     def show(self, file: IO[Any] | None = None) -> None:
         """Print both."""
-        to = sys.stderr if file is None else file
+        stream = sys.stderr if file is None else file
         usage = io.StringIO()
         click.UsageError("", self.ctx).show(usage)
-        click.echo(usage.getvalue().removesuffix("Error: \n") + _for_reader(self.message, to), file=to)
+        click.echo(usage.getvalue().removesuffix("Error: \n") + _error_line(self.message, stream), file=stream)
 
 
-def _for_reader(message: str, to: IO[Any]) -> str:
-    width = shutil.get_terminal_size().columns if to.isatty() else None
-    return broken(f"Error: {message}", width)
+def _error_line(message: str, stream: IO[Any]) -> str:
+    width = shutil.get_terminal_size().columns if stream.isatty() else None
+    return wrap_text(f"Error: {message}", width)
 
 
 @contextlib.contextmanager
-def in_one_sentence() -> Iterator[None]:
+def errors_as_messages() -> Iterator[None]:
     """Turn what LLMKube expects to go wrong into a CommandError; let bugs through as they are.
 
     Nurseries raise groups: a group of nothing but expected errors is printed as its distinct sentences.
@@ -91,9 +91,9 @@ def in_one_sentence() -> Iterator[None]:
     try:
         yield
     except LLMKubeError as exc:
-        raise CommandError(_sentence(exc), _exit_code(exc)) from exc
+        raise CommandError(_message(exc), _exit_code(exc)) from exc
     except OSError as exc:
-        if not is_full(exc):
+        if not is_disk_full(exc):
             raise
         raise CommandError(f"the output cannot be written ({exc.strerror})") from exc
     except ExceptionGroup as group:
@@ -101,7 +101,7 @@ def in_one_sentence() -> Iterator[None]:
         if bugs is not None or expected is None:
             raise
         errors = leaves(expected)
-        raise CommandError("\n".join(dict.fromkeys(map(_sentence, errors))), _exit_code(errors[0])) from group
+        raise CommandError("\n".join(dict.fromkeys(map(_message, errors))), _exit_code(errors[0])) from group
 
 
 def _exit_code(error: BaseException) -> ExitCode:
@@ -113,23 +113,23 @@ def _exit_code(error: BaseException) -> ExitCode:
     return ExitCode.NOT_FOUND if getattr(error, "code", None) == 404 else ExitCode.FAILED
 
 
-def _sentence(error: BaseException) -> str:
+def _message(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def broken(text: str, width: int | None) -> str:
+def wrap_text(text: str, width: int | None) -> str:
     """Return text whose lines have no more characters than `width`, None for any number; no word is cut.
 
     What is broken goes on below the last column that the line has.
     """
     if width is None:
         return text
-    return "\n".join(line if len(line) <= width else _broken(line, width) for line in text.split("\n"))
+    return "\n".join(line if len(line) <= width else _wrap_line(line, width) for line in text.split("\n"))
 
 
-def _broken(line: str, width: int) -> str:
+def _wrap_line(line: str, width: int) -> str:
     columns = [found.end() for found in re.finditer(r"(?<=\S) {2,}(?=\S)", line[:width])]
-    hanging = columns[-1] if columns and columns[-1] <= width * 2 // 3 else 0
+    indent = columns[-1] if columns and columns[-1] <= width * 2 // 3 else 0
     return textwrap.fill(
-        line, width=width, break_long_words=False, break_on_hyphens=False, subsequent_indent=" " * hanging
+        line, width=width, break_long_words=False, break_on_hyphens=False, subsequent_indent=" " * indent
     )

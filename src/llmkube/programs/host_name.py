@@ -23,12 +23,12 @@ def default_host_name(host: str | None = None, machine_id: bytes | None = None) 
     return host_id(f"{short.lower()[:_LONGEST_HOST]}-{digest}")
 
 
-def host_name_in(state_dir: Path) -> str:
+def stored_host_name(state_dir: Path) -> str:
     """Return the name under which agents on a state directory report; until one has run there it may change."""
-    return _kept_name(state_dir) or default_host_name()
+    return _stored_name(state_dir) or default_host_name()
 
 
-def lasting_host_name(state_dir: Path) -> str:
+def persistent_host_name(state_dir: Path) -> str:
     """Return the same name at every start on a state directory, whatever the machine is called by then.
 
     A Mac that was given no HostName takes the one that each network's DHCP or DNS server has for it, and its Wi-Fi
@@ -37,7 +37,7 @@ def lasting_host_name(state_dir: Path) -> str:
     Raises:
         UserError: The folder cannot be used.
     """
-    name = _kept_name(state_dir)
+    name = _stored_name(state_dir)
     if not name:
         name = default_host_name()
         try:
@@ -73,7 +73,7 @@ def check_own_address(text: str) -> str:
     return str(address)
 
 
-def address_towards(host: str, port: int) -> str | None:
+def source_address_for(host: str, port: int) -> str | None:
     """Return the address from which this machine talks to another, or None if only itself could reach it there."""
     try:
         family, _, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
@@ -85,7 +85,7 @@ def address_towards(host: str, port: int) -> str | None:
     return None if own.is_loopback or own.is_link_local or own.is_unspecified else str(own)
 
 
-def _kept_name(state_dir: Path) -> str:
+def _stored_name(state_dir: Path) -> str:
     try:
         name = (state_dir / _NAME_FILE).read_text("ascii").strip()
     except (OSError, ValueError):

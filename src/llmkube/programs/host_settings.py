@@ -39,12 +39,12 @@ _FRONTS = {"ollama": ollama_program, OMLX: omlx_program}
 _HOMEBREW = ("/opt/homebrew/bin", "/usr/local/bin")  # launchd starts agents with neither on PATH
 
 
-def host_settings(config: AgentConfig | UpConfig, unlisted: tuple[Path, ...] = ()) -> dict[str, Any]:
+def host_settings(config: AgentConfig | UpConfig, defaults: tuple[Path, ...] = ()) -> dict[str, Any]:
     """Return what `AgentSettings` takes from the settings that both programs have.
 
     Args:
         config: The program's.
-        unlisted: The folders of local sources where the user has listed none.
+        defaults: The folders of local sources where the user has listed none.
 
     Raises:
         UserError: One of them cannot be used; the sentence names its flag.
@@ -53,7 +53,7 @@ def host_settings(config: AgentConfig | UpConfig, unlisted: tuple[Path, ...] = (
         **engine_settings(config),
         "accelerators": frozenset(config.accelerator),
         "drain_seconds": config.drain_seconds,
-        **download_settings(config, unlisted),
+        **download_settings(config, defaults),
         "allowances": engine_allowances(config),
         **memory_settings(config),
         "engine_proxy": (sys.executable, "-m", engine_proxy.__name__),
@@ -62,24 +62,24 @@ def host_settings(config: AgentConfig | UpConfig, unlisted: tuple[Path, ...] = (
     }
 
 
-def find_llama_server(chosen: Path | None, *, search_path: str | None = None, beside: Path | None = None) -> Path:
+def find_llama_server(chosen: Path | None, *, search_path: str | None = None, bundled_dir: Path | None = None) -> Path:
     """Return the absolute path of the engine program.
 
     Args:
         chosen: What `--llama-server` said: a path, or a bare name to look for on PATH.
         search_path: The PATH to search; the process's own by default.
-        beside: The folder where the bundled program would be; next to the running Python by default.
+        bundled_dir: The folder where the bundled program would be; next to the running Python by default.
 
     Raises:
         UserError: The chosen program is not there or not executable, or none was found.
     """
     path = os.environ.get("PATH", os.defpath) if search_path is None else search_path
     if chosen is not None:
-        return _chosen(chosen, path, HOST_RUNTIMES[DEFAULT_RUNTIME].program)
+        return _resolve_program(chosen, path, HOST_RUNTIMES[DEFAULT_RUNTIME].program)
     found = shutil.which(_PROGRAM, path=os.pathsep.join([path, *_HOMEBREW]))
     if found is not None:
         return Path(found).absolute()
-    bundled = (Path(sys.executable).parent if beside is None else beside) / _BUNDLED
+    bundled = (Path(sys.executable).parent if bundled_dir is None else bundled_dir) / _BUNDLED
     if importlib.util.find_spec("xllamacpp") is not None and os.access(bundled, os.X_OK):
         return bundled.absolute()
     raise UserError(
@@ -88,7 +88,7 @@ def find_llama_server(chosen: Path | None, *, search_path: str | None = None, be
     )
 
 
-def further_programs(config: HostConfig, *, search_path: str | None = None) -> dict[str, str]:
+def configured_programs(config: HostConfig, *, search_path: str | None = None) -> dict[str, str]:
     """Return the programs that the settings name, by runtime; the agent looks for the others when it needs them.
 
     Raises:
@@ -99,7 +99,7 @@ def further_programs(config: HostConfig, *, search_path: str | None = None) -> d
     for name, runtime in HOST_RUNTIMES.items():
         chosen: Path | None = getattr(config, runtime.program.setting.removeprefix("--").replace("-", "_"), None)
         if name != DEFAULT_RUNTIME and chosen is not None:
-            named[name] = str(_chosen(chosen, path, runtime.program))
+            named[name] = str(_resolve_program(chosen, path, runtime.program))
     return named
 
 
@@ -110,7 +110,7 @@ def engine_settings(config: HostConfig, *, search_path: str | None = None) -> di
         UserError: A program that they name is not there or not executable.
     """
     path = os.environ.get("PATH", os.defpath) if search_path is None else search_path
-    programs = further_programs(config, search_path=path)
+    programs = configured_programs(config, search_path=path)
     command = HOST_RUNTIMES[OMLX].program.command
     has_omlx = OMLX in programs or shutil.which(command, path=os.pathsep.join([path, *_HOMEBREW])) is not None
     variables = {PORT_VARIABLE: str(config.omlx_port), START_VARIABLE: f"{config.omlx_startup_seconds:g}"}
@@ -131,7 +131,7 @@ def engine_allowances(config: HostConfig) -> Allowances:
     Raises:
         UserError: One of them cannot be used; the sentence names its flag.
     """
-    allowances = parse_allowances(config.allow_engine_flag, config.allow_engine_variable, ours=OURS)
+    allowances = parse_allowances(config.allow_engine_flag, config.allow_engine_variable, reserved=OURS)
     if allowances:
         log.warning(
             "services may use what this host's owner allows",
@@ -141,12 +141,12 @@ def engine_allowances(config: HostConfig) -> Allowances:
     return allowances
 
 
-def download_settings(config: AgentConfig | UpConfig, unlisted: tuple[Path, ...] = ()) -> dict[str, Any]:
+def download_settings(config: AgentConfig | UpConfig, defaults: tuple[Path, ...] = ()) -> dict[str, Any]:
     """Read the settings; a token file that is missing now would otherwise be noticed by the first gated download.
 
     Args:
         config: The program's.
-        unlisted: The folders of local sources where the user has listed none.
+        defaults: The folders of local sources where the user has listed none.
 
     Raises:
         UserError: One of them cannot be used; the sentence names its flag.
@@ -163,7 +163,7 @@ def download_settings(config: AgentConfig | UpConfig, unlisted: tuple[Path, ...]
         read_token_file(config.hf_token_file)
     return {
         "private_sources": parse_networks(config.allow_private_sources),
-        "local_sources": unlisted if config.allow_local_sources is None else _folders(config.allow_local_sources),
+        "local_sources": defaults if config.allow_local_sources is None else _folders(config.allow_local_sources),
         "ollama_sources": ollama,
         "s3_env_auth": config.s3_env_auth,
         "hub_token_file": None if config.hf_token_file is None else config.hf_token_file.absolute(),
@@ -171,7 +171,7 @@ def download_settings(config: AgentConfig | UpConfig, unlisted: tuple[Path, ...]
     }
 
 
-def own_folders(store: Path) -> tuple[Path, ...]:
+def default_source_folders(store: Path) -> tuple[Path, ...]:
     """Return the folders whose files Models may name where one person owns the machine and writes the Models."""
     home = Path.home()
     return (store,) if home == Path(home.anchor) else (home, store)  # services have the root as their home
@@ -214,7 +214,7 @@ def _folders(texts: tuple[str, ...]) -> tuple[Path, ...]:
     return tuple(folders)
 
 
-def _chosen(chosen: Path, search_path: str, program: Program) -> Path:
+def _resolve_program(chosen: Path, search_path: str, program: Program) -> Path:
     # A path first, made absolute: `./llama-server` has lost its dot by now and would read as a name on PATH.
     found = shutil.which(chosen.absolute()) or shutil.which(str(chosen), path=search_path)
     if found is not None:

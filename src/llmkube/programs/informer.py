@@ -17,7 +17,7 @@ from llmkube.k8s.resource import Key
 
 
 @attrs.define(eq=False)
-class Followed:
+class ObjectCaches:
     """Local copies of both collections; `changed` grows with every change of either."""
 
     services: Cache[InferenceService] = attrs.field(factory=Cache)
@@ -30,9 +30,9 @@ class Followed:
 
 
 @contextlib.asynccontextmanager
-async def open_follow(
+async def open_object_caches(
     client: Client, rng: random.Random | None = None, *, namespace: str | None = None
-) -> AsyncIterator[Followed]:
+) -> AsyncIterator[ObjectCaches]:
     """Follow both collections; the first whole lists are in when the block begins.
 
     Args:
@@ -40,16 +40,16 @@ async def open_follow(
         rng: Jitter of reconnects; by default, seeded by the system.
         namespace: None for all.
     """
-    followed, rng = Followed(), rng or random.Random()  # noqa: S311 - jitter
+    caches, rng = ObjectCaches(), rng or random.Random()  # noqa: S311 - jitter
 
     def notify(_key: Key) -> None:
-        followed.changed.put_nowait(None)
+        caches.changed.put_nowait(None)
 
-    follow = partial(run_reflector, client, namespace=namespace, rng=rng)
+    reflect = partial(run_reflector, client, namespace=namespace, rng=rng)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(follow, InferenceService, followed.services, notify)
-        nursery.start_soon(follow, Model, followed.models, notify)
-        await followed.services.synced.wait()
-        await followed.models.synced.wait()
-        yield followed
+        nursery.start_soon(reflect, InferenceService, caches.services, notify)
+        nursery.start_soon(reflect, Model, caches.models, notify)
+        await caches.services.synced.wait()
+        await caches.models.synced.wait()
+        yield caches
         nursery.cancel_scope.cancel(reason="the reader has ended")

@@ -15,8 +15,8 @@ import attrs
 import structlog
 import trio
 
-from llmkube.base.errors import UserError, innermost
-from llmkube.base.http.connection import Judge
+from llmkube.base.errors import UserError, first_leaf
+from llmkube.base.http.connection import RequestFilter
 from llmkube.base.http.heads import RequestHead
 from llmkube.base.http.listen import ListenError, open_listeners
 from llmkube.base.http.message import Response, netloc
@@ -24,10 +24,10 @@ from llmkube.base.private_files import ensure_token
 from llmkube.base.waiting import wait_tick
 from llmkube.programs.config import UpConfig
 from llmkube.programs.program import Port, open_port
-from llmkube.router.auth.client_key import digest_of_key, key_refusal, only_reads, shows_key
+from llmkube.router.auth.client_key import digest_of_key, is_read_only, key_refusal, presents_key
 from llmkube.router.origin_policy import is_preflight, refuse_foreign_pages
-from llmkube.supervisor.nouns.api_keys import MOST_CHARS, MOST_KEYS, parse_keys
-from llmkube.supervisor.nouns.host_addresses import is_usable
+from llmkube.supervisor.values.api_keys import MOST_CHARS, MOST_KEYS, parse_keys
+from llmkube.supervisor.values.host_addresses import is_usable
 
 FLAG: Final = "--listen"
 
@@ -38,7 +38,7 @@ _FILE_FLAG: Final = "--listen-key-file"
 _KEY_FILE: Final = "listen-key"
 """In the state directory."""
 
-LOOK_SECONDS: Final = 10.0
+POLL_SECONDS: Final = 10.0
 """How long until a change of network is noticed."""
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
@@ -46,26 +46,26 @@ Serve = Callable[[Sequence[trio.SocketListener]], Awaitable[object]]
 """Serves on listeners, which it closes, until it is cancelled."""
 
 _MOST_BYTES: Final = (MOST_CHARS + 1) * MOST_KEYS
-_FORM: Final = re.compile(
+_LISTEN_PATTERN: Final = re.compile(
     r"(?:\[(?P<six>[^][]*)]|(?P<four>[^][:]*))(?::(?P<port>[0-9]{1,5}))?|(?P<bare>[^][]*)", re.ASCII
 )
 
 
 @attrs.frozen
-class Listen:
+class ListenSettings:
     """What the user wants other machines to reach.
 
     Attributes:
         address: An address of this machine.
         port: TCP port; 0 takes a free one.
         key_file: The owner's own; None for the one in the state directory.
-        asks_key: Whether requests need a key.
+        requires_key: Whether requests need a key.
     """
 
     address: str
     port: int
     key_file: Path | None = None
-    asks_key: bool = True
+    requires_key: bool = True
 
     def keys(self, state_dir: Path) -> "ListenKeys":
         """Read the keys; the first call on a state directory draws one, unless the owner has a file. Blocks.
@@ -74,12 +74,12 @@ class Listen:
             UserError: The file cannot be used.
         """
         if self.key_file is not None:
-            return _listen_keys(self.key_file, _FILE_FLAG, drawn=False)
+            return _listen_keys(self.key_file, _FILE_FLAG, generated=False)
         path = state_dir / _KEY_FILE
-        drawn = not path.exists()
-        if drawn:
+        generated = not path.exists()
+        if generated:
             ensure_token(path)
-        return _listen_keys(path, FLAG, drawn=drawn)
+        return _listen_keys(path, FLAG, generated=generated)
 
 
 @attrs.frozen
@@ -89,14 +89,14 @@ class ListenKeys:
     Attributes:
         path: Where they are.
         keys: At least one.
-        drawn: Whether the only one was made just now, so that its owner has not seen it yet.
-        exposed: Whether other users of this machine may read the file.
+        generated: Whether the only one was made just now, so that its owner has not seen it yet.
+        is_world_readable: Whether other users of this machine may read the file.
     """
 
     path: Path
     keys: tuple[str, ...] = attrs.field(repr=False)
-    drawn: bool
-    exposed: bool = False
+    generated: bool
+    is_world_readable: bool = False
 
 
 @attrs.frozen(eq=False)
@@ -110,12 +110,12 @@ class LanGateway:
     """
 
     port: Port
-    judge: Judge
+    judge: RequestFilter
     keys: ListenKeys | None
 
 
 @asynccontextmanager
-async def open_lan_gateway(listen: Listen | None, state_dir: Path) -> AsyncIterator[LanGateway | None]:
+async def open_lan_gateway(listen: ListenSettings | None, state_dir: Path) -> AsyncIterator[LanGateway | None]:
     """Listen where the user wants other machines served, or nowhere; a taken port draws no key.
 
     Raises:
@@ -126,18 +126,18 @@ async def open_lan_gateway(listen: Listen | None, state_dir: Path) -> AsyncItera
         yield None
         return
     async with open_port(listen.port, FLAG, listen.address) as port:
-        keys = listen.keys(state_dir) if listen.asks_key else None
+        keys = listen.keys(state_dir) if listen.requires_key else None
         yield LanGateway(port, refuse_foreign_pages if keys is None else lan_judge(keys.keys), keys)
 
 
-def lan_judge(keys: Iterable[str]) -> Judge:
-    """Let in requests of other machines that show a key, from no page from elsewhere: the `Judge` of `up --listen`."""
+def lan_judge(keys: Iterable[str]) -> RequestFilter:
+    """Return the filter of `up --listen`: requests of other machines need a key; foreign pages are refused."""
     digests = frozenset(map(digest_of_key, keys))
 
     def judge(head: RequestHead, peer: str) -> Response | None:
         if (refusal := refuse_foreign_pages(head, peer)) is not None:
             return refusal
-        if (head.path == "/health" and only_reads(head)) or is_preflight(head) or shows_key(head, digests):
+        if (head.path == "/health" and is_read_only(head)) or is_preflight(head) or presents_key(head, digests):
             return None
         return key_refusal("this gateway asks for a key: send `Authorization: Bearer KEY`; its owner has one")
 
@@ -160,41 +160,41 @@ async def run_lan_listener(port: Port, serve: Serve, own_addresses: Callable[[],
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(serve, listeners)
-                await _wait_for(address, own_addresses, there=False)
+                await _wait_for_address(address, own_addresses, present=False)
                 log.warning("this machine has lost the address; other machines do not reach the gateway", address=at)
                 nursery.cancel_scope.cancel(reason="the address is gone")
         except* OSError as errors:  # what a network that goes does to a listener is no reason to end what else runs
-            log.warning("other machines do not reach the gateway", address=at, error=str(innermost(errors)))
-        listeners = await _open_again(address, number, own_addresses)
+            log.warning("other machines do not reach the gateway", address=at, error=str(first_leaf(errors)))
+        listeners = await _reopen(address, number, own_addresses)
         log.warning("this machine has the address again; other machines reach the gateway", address=at)
 
 
-async def _open_again(
+async def _reopen(
     address: str, number: int, own_addresses: Callable[[], Collection[str]]
 ) -> Sequence[trio.SocketListener]:
     """Return listeners on an address that has gone, as soon as it is back and the port is free."""
-    told = ""
+    logged = ""
     while True:
-        await _wait_for(address, own_addresses, there=True)
+        await _wait_for_address(address, own_addresses, present=True)
         try:
             return await open_listeners(address, number, field=FLAG)
         except ListenError as exc:
-            if told != str(exc):
-                told = str(exc)
-                log.warning("other machines do not reach the gateway", address=netloc((address, number)), error=told)
+            if logged != str(exc):
+                logged = str(exc)
+                log.warning("other machines do not reach the gateway", address=netloc((address, number)), error=logged)
 
 
-async def _wait_for(address: str, own_addresses: Callable[[], Collection[str]], *, there: bool) -> None:
+async def _wait_for_address(address: str, own_addresses: Callable[[], Collection[str]], *, present: bool) -> None:
     while True:
-        await wait_tick(LOOK_SECONDS)
+        await wait_tick(POLL_SECONDS)
         try:
-            if (address in own_addresses()) == there:
+            if (address in own_addresses()) == present:
                 return
         except OSError:
             continue  # nothing is known: what was true stays so
 
 
-def listen_settings(config: UpConfig, own: Callable[[], Collection[str]]) -> Listen | None:
+def listen_settings(config: UpConfig, own: Callable[[], Collection[str]]) -> ListenSettings | None:
     """Return what `--listen` asks for, or None without it. Blocks on the disk.
 
     Args:
@@ -219,7 +219,7 @@ def listen_settings(config: UpConfig, own: Callable[[], Collection[str]]) -> Lis
     except OSError as exc:
         problem = f"the system does not tell the addresses of this machine ({exc.strerror or exc})"
         raise UserError(f"{problem}; allow that, or leave the flag out", field=FLAG) from exc
-    return Listen(address, port, config.listen_key_file, not config.insecure_lan)
+    return ListenSettings(address, port, config.listen_key_file, not config.insecure_lan)
 
 
 def parse_listen(text: str, default_port: int, own: Collection[str]) -> tuple[str, int]:
@@ -228,12 +228,12 @@ def parse_listen(text: str, default_port: int, own: Collection[str]) -> tuple[st
     Raises:
         UserError: It is not one address of this machine that other machines may reach; the sentence says which are.
     """
-    form = _FORM.fullmatch(text)
-    port = int((form and form["port"]) or default_port)
+    match = _LISTEN_PATTERN.fullmatch(text)
+    port = int((match and match["port"]) or default_port)
     try:
-        address = ipaddress.ip_address((form and (form["six"] or form["four"] or form["bare"])) or "")
+        address = ipaddress.ip_address((match and (match["six"] or match["four"] or match["bare"])) or "")
     except ValueError:
-        raise _refused(f'"{text}" is not an IP address, or one with a port', own) from None
+        raise _address_error(f'"{text}" is not an IP address, or one with a port', own) from None
     if port > 65535:
         raise UserError(f"{text}: {port} is not a port; the highest is 65535", field=FLAG)
     if address.is_unspecified:
@@ -246,17 +246,17 @@ def parse_listen(text: str, default_port: int, own: Collection[str]) -> tuple[st
         problem = f"this machine does not have the address {address}"
     else:
         return str(address), port
-    raise _refused(problem, own)
+    raise _address_error(problem, own)
 
 
-def _refused(problem: str, own: Collection[str]) -> UserError:
-    there = f"give one of {', '.join(sorted(own))}" if own else "it has none at the moment that others reach"
-    return UserError(f"{problem}; {there}", field=FLAG)
+def _address_error(problem: str, own: Collection[str]) -> UserError:
+    present = f"give one of {', '.join(sorted(own))}" if own else "it has none at the moment that others reach"
+    return UserError(f"{problem}; {present}", field=FLAG)
 
 
-def _listen_keys(path: Path, field: str, *, drawn: bool) -> ListenKeys:
+def _listen_keys(path: Path, field: str, *, generated: bool) -> ListenKeys:
     keys = _read_keys(path, field)
-    return ListenKeys(path, keys, drawn, exposed=bool(path.stat().st_mode & stat.S_IROTH))
+    return ListenKeys(path, keys, generated, is_world_readable=bool(path.stat().st_mode & stat.S_IROTH))
 
 
 def _read_keys(path: Path, field: str) -> tuple[str, ...]:

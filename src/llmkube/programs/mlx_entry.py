@@ -29,41 +29,41 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-NEEDED = {
+REQUIRED = {
     "ModelProvider": ("load", "load_default"),
     "ResponseGenerator": ("generate", "generation_available"),
     "APIHandler": ("parse_request", "do_GET", "do_POST", "log_request"),
 }
-DEAD = 70
+WORKER_EXITED = 70
 """The exit code when the thread that computes has ended (EX_SOFTWARE of sysexits.h)."""
 
 
-class State:
+class ServerState:
     """What one server counts; requests are handled in threads."""
 
     def __init__(self, keys: Sequence[str], alias: str) -> None:
         self.keys, self.alias = tuple(keys), alias
-        self.loaded, self.working, self.tokens = False, 0, 0
+        self.loaded, self.in_flight, self.tokens = False, 0, 0
         self.lock = threading.Lock()
 
     def admits(self, path: str, authorization: str) -> bool:
         """Whether a request is let in; every key is compared, in the same time."""
         if path == "/health" or not self.keys:
             return True
-        shown = authorization.encode("utf-8", "replace")
-        fits = [hmac.compare_digest(shown, b"Bearer " + key.encode()) for key in self.keys]
-        return any(fits)
+        presented = authorization.encode("utf-8", "replace")
+        matches = [hmac.compare_digest(presented, b"Bearer " + key.encode()) for key in self.keys]
+        return any(matches)
 
-    def add(self, *, working: int = 0, tokens: int = 0) -> None:
+    def add(self, *, in_flight: int = 0, tokens: int = 0) -> None:
         """Count."""
         with self.lock:
-            self.working += working
+            self.in_flight += in_flight
             self.tokens += tokens
 
     @property
     def metrics(self) -> str:
         """The counts as Prometheus reads them."""
-        return f"llmkube:requests_processing {self.working}\nllmkube:tokens_predicted_total {self.tokens}\n"
+        return f"llmkube:requests_processing {self.in_flight}\nllmkube:tokens_predicted_total {self.tokens}\n"
 
     @property
     def models(self) -> str:
@@ -73,22 +73,22 @@ class State:
 
 def missing(server: Any) -> str:
     """Return what of the server is not as it is known here; "" when all is."""
-    for name, methods in NEEDED.items():
+    for name, methods in REQUIRED.items():
         for method in methods:
             if not callable(getattr(getattr(server, name, None), method, None)):
                 return f"{name}.{method}"
     return ""
 
 
-def guard(server: Any, state: State, end: Callable[[int], Any] = os._exit) -> None:
-    """Replace what has to be replaced; `end` ends the process with an exit code."""
-    _guard_model(server.ModelProvider, state)
-    _guard_generator(server.ResponseGenerator, state)
-    _guard_requests(server.APIHandler, state)
-    _guard_answers(server.APIHandler, state, end)
+def patch_server(server: Any, state: ServerState, exit_process: Callable[[int], Any] = os._exit) -> None:
+    """Replace what has to be replaced; `exit_process` ends the process with an exit code."""
+    _patch_model(server.ModelProvider, state)
+    _patch_generator(server.ResponseGenerator, state)
+    _patch_requests(server.APIHandler, state)
+    _patch_responses(server.APIHandler, state, exit_process)
 
 
-def _guard_model(provider: Any, state: State) -> None:
+def _patch_model(provider: Any, state: ServerState) -> None:
     load, load_default = provider.load, provider.load_default
 
     def load_one(self: Any, *_names: Any, **_more: Any) -> Any:
@@ -97,12 +97,12 @@ def _guard_model(provider: Any, state: State) -> None:
     def load_first(self: Any) -> None:
         load_default(self)
         state.loaded = True
-        _say("the model is loaded")
+        _log("the model is loaded")
 
     provider.load, provider.load_default = load_one, load_first
 
 
-def _guard_generator(generator: Any, state: State) -> None:
+def _patch_generator(generator: Any, state: ServerState) -> None:
     generate = generator.generate
 
     def count(tokens: Iterable[Any]) -> Iterator[Any]:
@@ -117,7 +117,7 @@ def _guard_generator(generator: Any, state: State) -> None:
     generator.generate = generate_counted
 
 
-def _guard_requests(handler: Any, state: State) -> None:
+def _patch_requests(handler: Any, state: ServerState) -> None:
     parse, post = handler.parse_request, handler.do_POST
 
     def parse_admitted(self: Any) -> bool:
@@ -130,33 +130,33 @@ def _guard_requests(handler: Any, state: State) -> None:
         return False
 
     def do_post(self: Any) -> None:
-        state.add(working=1)
+        state.add(in_flight=1)
         try:
             post(self)
         finally:
-            state.add(working=-1)
+            state.add(in_flight=-1)
 
     handler.parse_request, handler.do_POST = parse_admitted, do_post
 
 
-def _guard_answers(handler: Any, state: State, end: Callable[[int], Any]) -> None:
+def _patch_responses(handler: Any, state: ServerState, exit_process: Callable[[int], Any]) -> None:
     get, log = handler.do_GET, handler.log_request
 
-    def log_request(self: Any, *what: Any) -> None:
+    def log_request(self: Any, *args: Any) -> None:
         if getattr(self, "path", "") not in ("/health", "/metrics"):  # asked every few seconds
-            log(self, *what)
+            log(self, *args)
 
     def do_get(self: Any) -> None:
         path = _path(self)
         if path == "/health" and not self.response_generator.generation_available():
-            _say("the thread that computes has ended")
-            end(DEAD)
+            _log("the thread that computes has ended")
+            exit_process(WORKER_EXITED)
         if path == "/health" and not state.loaded:
-            _answer(self, 503, "application/json", '{"status": "loading"}')
+            _respond(self, 503, "application/json", '{"status": "loading"}')
         elif path == "/metrics":
-            _answer(self, 200, "text/plain; version=0.0.4", state.metrics)
+            _respond(self, 200, "text/plain; version=0.0.4", state.metrics)
         elif path == "/v1/models":
-            _answer(self, 200, "application/json", state.models)
+            _respond(self, 200, "application/json", state.models)
         else:
             get(self)
 
@@ -167,7 +167,7 @@ def _path(request: Any) -> str:
     return str(request.path).partition("?")[0]
 
 
-def _answer(request: Any, status: int, kind: str, text: str) -> None:
+def _respond(request: Any, status: int, kind: str, text: str) -> None:
     body = text.encode()
     request.send_response(status)
     request.send_header("Content-Type", kind)
@@ -176,7 +176,7 @@ def _answer(request: Any, status: int, kind: str, text: str) -> None:
     request.wfile.write(body)
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     sys.stderr.write(f"llmkube: {text}\n")
     sys.stderr.flush()
 
@@ -193,9 +193,9 @@ def main() -> None:
         if not keys:
             sys.exit("the file of keys is empty: nothing would be asked for")
     server = importlib.import_module("mlx_lm.server")
-    if lacks := missing(server):
-        sys.exit(f"{server.__file__} is not the mlx_lm that llmkube knows: it has no {lacks}")
-    guard(server, State(keys, ours.llmkube_alias))
+    if absent := missing(server):
+        sys.exit(f"{server.__file__} is not the mlx_lm that llmkube knows: it has no {absent}")
+    patch_server(server, ServerState(keys, ours.llmkube_alias))
     sys.argv[1:] = rest
     server.main()
 

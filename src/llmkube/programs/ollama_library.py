@@ -13,9 +13,15 @@ import orjson
 import trio
 
 from llmkube.base.http.client import HttpClient
-from llmkube.programs.daemon_engine.ollama_api import DaemonApi
-from llmkube.programs.daemon_engine.ollama_program import DaemonAddressError, daemon_url, refuse_elsewhere
-from llmkube.programs.daemon_engine.ollama_weights import Free, free_near, measured, pull_within, refuse_too_much
+from llmkube.programs.daemon_engine.ollama_api import OllamaApi
+from llmkube.programs.daemon_engine.ollama_program import DaemonAddressError, daemon_url, require_local
+from llmkube.programs.daemon_engine.ollama_weights import (
+    FreeSpace,
+    check_capacity,
+    free_bytes_near,
+    measure_capacity,
+    pull_within,
+)
 from llmkube.programs.daemon_engine.server import DaemonError
 from llmkube.weights.download.progress import OnProgress, Progress, Rate, Stage
 from llmkube.weights.errors import (
@@ -26,19 +32,19 @@ from llmkube.weights.errors import (
     SourceRefusedError,
     WeightsError,
 )
-from llmkube.weights.formats.ollama_show import KeptModel, read_show
+from llmkube.weights.formats.ollama_show import StoredModel, read_show
 from llmkube.weights.formats.shape import GGUFFacts
 from llmkube.weights.ollama_model import REMEDY, AllowedModels, OllamaModel
 from llmkube.weights.store.blobs import WeightsFile
 
-_MARK: Final = "@sha256:"
+_DIGEST_MARK: Final = "@sha256:"
 
 
-REFUSED_SECONDS: Final = 600.0
+REFUSAL_SECONDS: Final = 600.0
 """So long what did not fit is refused by its size, without another pull: its tag may name a smaller model then."""
 
 
-def ollama_here(http: HttpClient, allowed: AllowedModels) -> "OllamaLibrary":
+def local_ollama(http: HttpClient, allowed: AllowedModels) -> "OllamaLibrary":
     """Return the models of the Ollama that OLLAMA_HOST of this program's environment names, else of the usual port.
 
     Args:
@@ -47,10 +53,10 @@ def ollama_here(http: HttpClient, allowed: AllowedModels) -> "OllamaLibrary":
     """
     url, problem = daemon_url(os.environ), ""
     try:
-        refuse_elsewhere(url)
+        require_local(url)
     except DaemonAddressError as error:
         problem = str(error)
-    return OllamaLibrary(DaemonApi(http, url), allowed, problem)
+    return OllamaLibrary(OllamaApi(http, url), allowed, problem)
 
 
 @attrs.define(eq=False)
@@ -64,10 +70,10 @@ class OllamaLibrary:
         free: Looks at the disk.
     """
 
-    api: DaemonApi
+    api: OllamaApi
     allowed: AllowedModels
     problem: str = ""
-    free: Free = free_near
+    free: FreeSpace = free_bytes_near
     _pulling: trio.Lock = attrs.field(factory=trio.Lock)
     _refused: dict[str, tuple[float, int]] = attrs.field(factory=dict)  # when, and what it would have needed at least
 
@@ -83,20 +89,20 @@ class OllamaLibrary:
         if self.problem:
             raise SourceRefusedError(f"{source.redacted}: {self.problem}")
         try:
-            kept = await self._kept(source)
-            if kept is None:
+            model = await self._installed(source)
+            if model is None:
                 if self._pulling.locked():
                     progress(Progress("waiting", note="Ollama pulls another model"))
                 async with self._pulling:
                     if not await self.has(source):  # by a service that has waited less
                         await self._pull(source.name, progress)
-                kept = await self._kept(source)
+                model = await self._installed(source)
         except DaemonError as error:
-            raise _told(source, self.api.url, error) from error
-        if kept is None:
+            raise _pull_error(source, self.api.url, error) from error
+        if model is None:
             raise FetchError(f"Ollama says that it has pulled {source.name}, and does not know it then")
-        identity = f"{source.redacted}{_MARK}{kept.sha256}"
-        return WeightsFile(kept.path, kept.facts.size_bytes, kept.sha256, identity), kept.facts
+        identity = f"{source.redacted}{_DIGEST_MARK}{model.sha256}"
+        return WeightsFile(model.path, model.facts.size_bytes, model.sha256, identity), model.facts
 
     async def has(self, source: OllamaModel) -> bool:
         """Whether Ollama has the model already, and may serve it; it has not if it does not answer."""
@@ -107,39 +113,39 @@ class OllamaLibrary:
 
     async def keeps(self, identity: str) -> bool:
         """Whether a file that `fetch` has returned is still the one of its model, and may be served."""
-        name, _, digest = identity.partition("://")[2].partition(_MARK)
+        name, _, digest = identity.partition("://")[2].partition(_DIGEST_MARK)
         try:
             return self.allowed.admits(OllamaModel(name)) and await self.api.blob_of(name) == f"sha256-{digest}"
         except DaemonError:
             return False
 
     async def _pull(self, name: str, progress: OnProgress) -> None:
-        room = await measured(self.api, self.free)
-        at, needed_bytes = self._refused.get(name, (0.0, 0))
-        if needed_bytes and trio.current_time() - at < REFUSED_SECONDS:
-            refuse_too_much(room.folder, needed_bytes, room.free_bytes)
+        capacity = await measure_capacity(self.api, self.free)
+        refused_at, needed_bytes = self._refused.get(name, (0.0, 0))
+        if needed_bytes and trio.current_time() - refused_at < REFUSAL_SECONDS:
+            check_capacity(capacity.folder, needed_bytes, capacity.free_bytes)
         try:
-            await pull_within(self.api, name, room, _Told(progress))
+            await pull_within(self.api, name, capacity, _PullProgress(progress))
         except NoSpaceError:
-            self._refused[name] = (trio.current_time(), room.needed_bytes)
+            self._refused[name] = (trio.current_time(), capacity.needed_bytes)
             raise
         self._refused.pop(name, None)
 
-    async def _kept(self, source: OllamaModel) -> KeptModel | None:
-        said = await self.api.show(source.name)
-        if said is None:
+    async def _installed(self, source: OllamaModel) -> StoredModel | None:
+        body = await self.api.show(source.name)
+        if body is None:
             return None
         size_bytes = (await self.api.sizes()).get(source.name, 0)
         # hundreds of tensors, and all tokens of the model
-        return await trio.to_thread.run_sync(_read, source.name, said, size_bytes, abandon_on_cancel=True)
+        return await trio.to_thread.run_sync(_read, source.name, body, size_bytes, abandon_on_cancel=True)
 
 
-def _read(name: str, said: bytes, size_bytes: int) -> KeptModel:
-    answer: Any = orjson.loads(said)
+def _read(name: str, body: bytes, size_bytes: int) -> StoredModel:
+    answer: Any = orjson.loads(body)
     return read_show(name, answer if isinstance(answer, dict) else {}, size_bytes)
 
 
-def _told(source: OllamaModel, url: str, error: DaemonError) -> WeightsError | FetchError:
+def _pull_error(source: OllamaModel, url: str, error: DaemonError) -> WeightsError | FetchError:
     """Return why a model is not here, with the way out."""
     if error.gone:
         return FetchError(
@@ -156,7 +162,7 @@ def _told(source: OllamaModel, url: str, error: DaemonError) -> WeightsError | F
 
 
 @attrs.define(eq=False)
-class _Told:
+class _PullProgress:
     """Turns Ollama's lines about each file of a model into the progress of all of them."""
 
     progress: OnProgress
@@ -169,15 +175,15 @@ class _Told:
             self.progress(Progress(stage, note="" if stage == "verifying" else f"Ollama: {text}"))
             return
         self._files[text] = (done, total)
-        here, whole = (sum(column) for column in zip(*self._files.values(), strict=True))
-        self._rate.add(trio.current_time(), here)
+        done_bytes, total_bytes = (sum(column) for column in zip(*self._files.values(), strict=True))
+        self._rate.add(trio.current_time(), done_bytes)
         self.progress(
             Progress(
                 "downloading",
-                here,
-                whole,
+                done_bytes,
+                total_bytes,
                 self._rate.bytes_per_second,
-                self._rate.seconds_left(whole),
+                self._rate.seconds_left(total_bytes),
                 note="by Ollama",
             )
         )

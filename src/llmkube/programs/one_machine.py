@@ -33,44 +33,44 @@ from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.reasons import Meaning, Reason
 from llmkube.programs.api_server import open_server
 from llmkube.programs.config import UpConfig
-from llmkube.programs.host_name import lasting_host_name
-from llmkube.programs.host_settings import host_settings, own_folders
-from llmkube.programs.informer import Followed, open_follow
-from llmkube.programs.lan_gateway import LanGateway, Listen, open_lan_gateway, run_lan_listener
-from llmkube.programs.ollama_library import ollama_here
+from llmkube.programs.host_name import persistent_host_name
+from llmkube.programs.host_settings import default_source_folders, host_settings
+from llmkube.programs.informer import ObjectCaches, open_object_caches
+from llmkube.programs.lan_gateway import LanGateway, ListenSettings, open_lan_gateway, run_lan_listener
+from llmkube.programs.ollama_library import local_ollama
 from llmkube.programs.program import (
     LOOPBACK,
     Stop,
+    freeze_heap,
     open_port,
     open_service_nursery,
     process_age_seconds,
     run_until_signal,
-    settle_heap,
 )
 from llmkube.programs.router_host.router_host import RouterHost
 from llmkube.programs.router_host.router_paths import routers_handler
-from llmkube.programs.server_side_apply import Applied, Applier, Manifest
+from llmkube.programs.server_side_apply import Applier, ApplyResult, Manifest
 from llmkube.router.backends import Backend, State, UnavailableModel
 from llmkube.router.dialects.inbound import unread_refusal
-from llmkube.router.origin_policy import page_grant, refuse_foreign_pages
+from llmkube.router.origin_policy import cors_lines, refuse_foreign_pages
 from llmkube.router.proxy.default_route import Services, run_default_route
 from llmkube.supervisor.agent import run_agent
 from llmkube.supervisor.local import open_local_ports
 from llmkube.supervisor.metrics import agent_registry
 from llmkube.supervisor.network import own_addresses
-from llmkube.supervisor.nouns.lifecycle import ServiceView
-from llmkube.supervisor.nouns.settings import AgentSettings
+from llmkube.supervisor.values.lifecycle import ServiceView
+from llmkube.supervisor.values.settings import AgentSettings
 
 _RETRY_SECONDS: Final[Mapping[Meaning, int]] = {
     Meaning.FINE: 2,
-    Meaning.PASSING: 2,
+    Meaning.WAITING: 2,
     Meaning.RECOVERING: 5,
     Meaning.RETRIED: 5,
 }
 """What `Retry-After` says, by what the reason means. All other models wait for a person; no client should wait, too."""
 
 
-Found = Backend | UnavailableModel
+LookupResult = Backend | UnavailableModel
 
 
 @attrs.define(eq=False)
@@ -88,8 +88,8 @@ class AgentDirectory:
 
     services: Callable[[], Mapping[Key, ServiceView]]
     version: Callable[[], int]
-    _seen: int | None = None
-    _by_id: Mapping[str, Found] = {}
+    _seen_version: int | None = None
+    _by_id: Mapping[str, LookupResult] = {}
     _ids: Sequence[str] = ()
     _aliases: Sequence[str] = ()
 
@@ -103,44 +103,44 @@ class AgentDirectory:
         self._refresh()
         return self._aliases
 
-    def lookup(self, model_id: str) -> Found | None:
+    def lookup(self, model_id: str) -> LookupResult | None:
         """Return where the model is served, why it is not, or None if the id names no service or more than one."""
         self._refresh()
         return self._by_id.get(model_id)
 
     def _refresh(self) -> None:
         version = self.version()
-        if version == self._seen:
+        if version == self._seen_version:
             return
         services = self.services()
         names: dict[str, list[Key]] = {}
         for key in services:
             names.setdefault(key.name, []).append(key)
         unique = {name: keys[0] for name, keys in names.items() if len(keys) == 1}
-        by_key = {key: _found(key, view) for key, view in services.items()}
+        by_key = {key: _lookup_result(key, view) for key, view in services.items()}
         self._by_id = {str(key): found for key, found in by_key.items()} | {
             name: by_key[key] for name, key in unique.items()
         }
         taken = {*self._by_id, *names}
-        further: dict[str, set[Key]] = {}
+        candidates: dict[str, set[Key]] = {}
         for key, view in services.items():
             for alias in view.aliases:
                 if alias not in taken:
-                    further.setdefault(alias, set()).add(key)
-        aliases = {alias: keys.pop() for alias, keys in further.items() if len(keys) == 1}
+                    candidates.setdefault(alias, set()).add(key)
+        aliases = {alias: keys.pop() for alias, keys in candidates.items() if len(keys) == 1}
         self._by_id |= {alias: by_key[key] for alias, key in aliases.items()}
         self._aliases = sorted(aliases)
         self._ids = sorted(key.name if key.name in unique else str(key) for key in services)
-        self._seen = version
+        self._seen_version = version
 
 
-def _found(key: Key, view: ServiceView) -> Found:
+def _lookup_result(key: Key, view: ServiceView) -> LookupResult:
     if view.ready:
         credentials = f"Authorization: Bearer {view.api_key}\r\n".encode("ascii") if view.api_key else b""
         return Backend(view.host, view.port, view.alias, credentials, view.mode, str(key))
     message = view.message.partition("\n")[0] or f"model {key.name} is not ready"
     reason = Reason.of(view.reason)
-    meaning = reason.meaning if reason is not None else Meaning.PASSING
+    meaning = reason.meaning if reason is not None else Meaning.WAITING
     failed = meaning.is_failing
     return UnavailableModel(
         view.reason or Reason.PENDING,
@@ -164,25 +164,25 @@ class UpPlan:
     manifests: tuple[Manifest, ...]
     llama_server: Path
     state_dir: Path
-    listen: Listen | None = None
+    listen: ListenSettings | None = None
 
     @property
     def agent_settings(self) -> AgentSettings:
         """What the agent is told; engines are on the loopback address unless the user gave one that others reach."""
         store = self.state_dir / "store"
         return AgentSettings(
-            host_name=self.config.host_name or lasting_host_name(self.state_dir),
+            host_name=self.config.host_name or persistent_host_name(self.state_dir),
             state_dir=self.state_dir,
             store_dir=store,
             llama_server=str(self.llama_server),
             advertise_address=self.config.host_ip,
             bind_address=self.config.host_ip or LOOPBACK,
-            **host_settings(self.config, own_folders(store)),
+            **host_settings(self.config, default_source_folders(store)),
         )
 
 
 @attrs.frozen
-class Place:
+class Addresses:
     """Where things are reached.
 
     Attributes:
@@ -210,53 +210,53 @@ class Place:
 
 
 @attrs.frozen
-class Running:
+class UpSession:
     """Access to the running programs, for a user's commands.
 
     Attributes:
-        place: Addresses of the API server, the gateway and the probes.
-        followed: Models and InferenceServices, kept up to date.
+        addresses: Addresses of the API server, the gateway and the probes.
+        caches: Models and InferenceServices, kept up to date.
         http: HTTP client for the gateway.
         utcnow: The wall clock, for ages in tables.
-        began: When this program was started, by Trio's clock.
+        started_at: When this program was started, by Trio's clock.
     """
 
-    place: Place
-    followed: Followed
+    addresses: Addresses
+    caches: ObjectCaches
     http: HttpClient
     utcnow: Callable[[], datetime.datetime]
-    began: float
+    started_at: float
 
 
-Prepare = Callable[[Running, tuple[Applied, ...]], Awaitable[Callable[[], Awaitable[T]]]]
+Prepare = Callable[[UpSession, tuple[ApplyResult, ...]], Awaitable[Callable[[], Awaitable[T]]]]
 """Called before the agent starts, while objects still hold an earlier run's status; the result runs once all is up."""
 
 
 async def run_up(
-    plan: UpPlan, prepare: Prepare[T], tell: Callable[[str], None], show_once: Callable[[str], None]
+    plan: UpPlan, prepare: Prepare[T], report: Callable[[str], None], show_once: Callable[[str], None]
 ) -> T | None:
     """Start all programs, run what `prepare` returns, and stop all in order.
 
     Args:
         plan: What to run.
         prepare: Returns what to run once all programs are up.
-        tell: Prints a line about the run.
+        report: Prints a line about the run.
         show_once: Prints a key that was just generated.
 
     Returns:
         The result of what `prepare` returned; None if a signal came first.
     """
-    return await run_until_signal(_Up(plan, prepare, tell, show_once).serve, tell)
+    return await run_until_signal(_Up(plan, prepare, report, show_once).serve, report)
 
 
 @attrs.define(eq=False)
 class _Up(Generic[T]):
     plan: UpPlan
     prepare: Prepare[T]
-    tell: Callable[[str], None]
+    report: Callable[[str], None]
     show_once: Callable[[str], None]
     rng: random.Random = attrs.field(factory=random.Random)
-    began: float = attrs.field(factory=lambda: trio.current_time() - process_age_seconds())
+    started_at: float = attrs.field(factory=lambda: trio.current_time() - process_age_seconds())
 
     async def serve(self, stop: Stop) -> T | None:
         """Open everything around everything that needs it, and visit what is inside."""
@@ -270,11 +270,11 @@ class _Up(Generic[T]):
             open_server(self.plan.state_dir, config.api_port, field="--api-port") as server,
             open_sockets() as sockets,
             open_http_client(sockets.connect, max_idle_per_origin=256, max_idle=512) as http,
-            open_follow(server.client, self.rng) as followed,
+            open_object_caches(server.client, self.rng) as caches,
             open_service_nursery() as support,
-            open_local_ports(settings, server.client, partial(ollama_here, allowed=settings.ollama_sources)) as ports,
+            open_local_ports(settings, server.client, partial(local_ollama, allowed=settings.ollama_sources)) as ports,
         ):
-            place = Place(
+            addresses = Addresses(
                 server.url,
                 str(server.kubeconfig),
                 gateway.url,
@@ -282,12 +282,12 @@ class _Up(Generic[T]):
                 network_url=lan.port.url if lan is not None else "",
                 key_file=str(lan.keys.path) if lan is not None and lan.keys is not None else "",
             )
-            self.tell(place.lines)
-            self._tell_access(lan)
-            applied = await Applier(server.client).apply_all(self.plan.manifests, self._tell_applied)
-            visit = await self.prepare(Running(place, followed, http, ports.utcnow, self.began), applied)
+            self.report(addresses.lines)
+            self._report_access(lan)
+            applied = await Applier(server.client).apply_all(self.plan.manifests, self._report_applied)
+            user_task = await self.prepare(UpSession(addresses, caches, http, ports.utcnow, self.started_at), applied)
             async with open_service_nursery() as agents:
-                with stop.here():
+                with stop.scope():
                     view = await agents.start(run_agent, server.client, settings, ports)
                     registry = agent_registry(
                         view.services, ports.downloads, view.memory, cordon=lambda: view.cordon.current
@@ -296,9 +296,9 @@ class _Up(Generic[T]):
                     directory = AgentDirectory(view.services, lambda: view.changed.version)
                     services = Services(
                         directory=directory,
-                        get=followed.services.get,
-                        all=followed.services.values,
-                        model_of=followed.model_of,
+                        get=caches.services.get,
+                        all=caches.services.values,
+                        model_of=caches.model_of,
                         url=gateway.url,
                         connect=sockets.connect,
                         utcnow=ports.utcnow,
@@ -319,9 +319,9 @@ class _Up(Generic[T]):
                     )
                     await support.start(control)
                     handler = routers_handler(routers.find, await support.start(run_default_route, services, http))
-                    serve = partial(run_server, handler, stamp=page_grant, unread=unread_refusal)
-                    own = partial(serve, sockets.listen(gateway.listeners), judge=refuse_foreign_pages)
-                    await support.start(own)
+                    serve = partial(run_server, handler, stamp=cors_lines, unread=unread_refusal)
+                    serve_gateway = partial(serve, sockets.listen(gateway.listeners), judge=refuse_foreign_pages)
+                    await support.start(serve_gateway)
                     if lan is not None:
                         support.start_soon(
                             run_lan_listener,
@@ -330,24 +330,24 @@ class _Up(Generic[T]):
                             own_addresses,
                         )
                     await support.start(run_probes, view.ready, registry, probes.listeners)
-                    settle_heap()
-                    outcome = await visit()
+                    freeze_heap()
+                    outcome = await user_task()
         return outcome
 
-    def _tell_access(self, lan: LanGateway | None) -> None:
+    def _report_access(self, lan: LanGateway | None) -> None:
         """Show a key that was just drawn to a person, and to no file into which the output goes."""
         if lan is None:
             return
-        if lan.keys is not None and lan.keys.exposed:
+        if lan.keys is not None and lan.keys.is_world_readable:
             log.warning("every user of this machine may read the keys of other machines", file=str(lan.keys.path))
         if lan.keys is None:
             log.warning("every request is let in, from any address", address=lan.port.url, why="--insecure-lan")
-        elif lan.keys.drawn and sys.stdout.isatty():
+        elif lan.keys.generated and sys.stdout.isatty():
             self.show_once(f"The key for other machines, shown this once: {lan.keys.keys[0]}")
 
-    def _tell_applied(self, applied: Applied) -> None:
+    def _report_applied(self, applied: ApplyResult) -> None:
         manifest = applied.manifest
         if applied.error:
-            self.tell(f"{manifest.where}: {manifest.title} was refused: {applied.error}")
+            self.report(f"{manifest.where}: {manifest.title} was refused: {applied.error}")
         else:
-            self.tell(f"{manifest.body['kind']} {applied.key} applied")
+            self.report(f"{manifest.body['kind']} {applied.key} applied")

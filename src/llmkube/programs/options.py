@@ -10,7 +10,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from llmkube.base.settings import Setting, settings_of
-from llmkube.programs.failures import in_one_sentence
+from llmkube.programs.failures import errors_as_messages
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -25,7 +25,7 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        with in_one_sentence():
+        with errors_as_messages():
             return command(*args, **kwargs)
 
     return run
@@ -35,8 +35,8 @@ def command(name: str, group: Any = click, **settings: Any) -> Callable[[Callabl
     """Make a command of a function, of a group or by itself; its expected failures are told in one sentence."""
 
     def decorate(function: Callable[..., Any]) -> click.Command:
-        made: click.Command = group.command(name, **{"context_settings": HELP, **settings})(guarded(function))
-        return made
+        result: click.Command = group.command(name, **{"context_settings": HELP, **settings})(guarded(function))
+        return result
 
     return decorate
 
@@ -66,7 +66,7 @@ def settings_options(kind: type[Any]) -> Decorator:
     return decorate
 
 
-def paths(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def complete_paths(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Let the shell offer files, unless a URL is being typed."""
     return [] if "://" in incomplete else [CompletionItem(incomplete, type="file")]
 
@@ -78,7 +78,7 @@ def _option(each: Setting) -> Decorator:
         return click.option(f"{each.flag}/--no-{each.flag[2:]}", each.name, default=None, help=text)
     if each.removed:
         return click.option(each.flag, each.name, hidden=True)
-    complete = paths if each.type is Path else None
+    complete = complete_paths if each.type is Path else None
     return click.option(*names, metavar=_metavar(each), multiple=each.type is tuple, help=text, shell_complete=complete)
 
 

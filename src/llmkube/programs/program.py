@@ -1,7 +1,7 @@
 """A program that stays: it stops in its own order, innermost first, when a signal asks it to.
 
 Cancelling the outermost scope would take the API server away from under the agent that still has to say good-bye. So
-a signal cancels only the scope that `Stop.here` opened last; what lies around it ends by itself, layer by layer.
+a signal cancels only the scope that `Stop.scope` opened last; what lies around it ends by itself, layer by layer.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ LOOPBACK: Final = "127.0.0.1"
 """Where everything of ours listens unless the user says otherwise."""
 
 
-DESCRIPTORS: Final = 10_240
+MAX_DESCRIPTORS: Final = 10_240
 """What macOS takes at most when it is asked for more than it has (OPEN_MAX in its sys/syslimits.h; setrlimit(2))."""
 
 
@@ -36,7 +36,7 @@ def raise_descriptor_limit() -> None:
     launchd and macOS's terminals give 256: a gateway with a hundred answers under way has none left.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
+    wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(MAX_DESCRIPTORS, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with contextlib.suppress(OSError, ValueError):  # what there is has to do
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
@@ -44,23 +44,23 @@ def raise_descriptor_limit() -> None:
 
 @attrs.define(eq=False)
 class Stop:
-    """A signal asked the program to end; `why` names it."""
+    """A signal asked the program to end; `reason` names it."""
 
-    why: str = ""
+    reason: str = ""
     _scopes: list[trio.CancelScope] = attrs.field(factory=list)
 
-    def request_nowait(self, why: str) -> None:
+    def request_nowait(self, reason: str) -> None:
         """Cancel the innermost place that waits for this; later places do not begin at all."""
-        self.why = why
+        self.reason = reason
         if self._scopes:
-            self._scopes[-1].cancel(reason=why)
+            self._scopes[-1].cancel(reason=reason)
 
     @contextlib.contextmanager
-    def here(self) -> Iterator[None]:
+    def scope(self) -> Iterator[None]:
         """A stop ends this block, unless another such block is open within it."""
         with trio.CancelScope() as scope:
-            if self.why:
-                scope.cancel(reason=self.why)
+            if self.reason:
+                scope.cancel(reason=self.reason)
             self._scopes.append(scope)
             try:
                 yield
@@ -68,11 +68,11 @@ class Stop:
                 self._scopes.remove(scope)
 
 
-COLLECTED_EVERY: Final = 10_000
+GC_THRESHOLD: Final = 10_000
 """Objects that come, net, before the youngest are looked through: a burst of requests makes and drops hundreds each."""
 
 
-def settle_heap() -> None:
+def freeze_heap() -> None:
     """Let the garbage collector never look again at what is loaded by now; called once a program has started.
 
     A hundred thousand objects of modules, schemas and caches stay for good. Looking through them takes 0.1 s, again and
@@ -80,7 +80,7 @@ def settle_heap() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(COLLECTED_EVERY)
+    gc.set_threshold(GC_THRESHOLD)
 
 
 def trim_heap() -> None:
@@ -101,7 +101,7 @@ def process_age_seconds() -> float:
 
 
 async def run_signals(
-    stop: Stop, tell: Callable[[str], None], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    stop: Stop, report: Callable[[str], None], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> NoReturn:
     """Turn the first SIGINT, SIGTERM or SIGHUP into a stop; later ones get an answer, and the order is kept."""
     numbers = [signal.SIGINT, signal.SIGTERM]
@@ -111,21 +111,21 @@ async def run_signals(
         task_status.started()
         async for number in signals:
             name = signal.Signals(number).name
-            if stop.why:
-                tell(f"{name}: already stopping; waiting for the engines to end")
+            if stop.reason:
+                report(f"{name}: already stopping; waiting for the engines to end")
             else:
-                tell(f"{name}: stopping")
+                report(f"{name}: stopping")
                 stop.request_nowait(name)
     raise AssertionError("a signal receiver never ends")
 
 
-async def run_until_signal(body: Callable[[Stop], Awaitable[T]], tell: Callable[[str], None]) -> T | None:
-    """Return what the body returns, or None if a signal ended it; the body says with `Stop.here` where it may end."""
+async def run_until_signal(body: Callable[[Stop], Awaitable[T]], report: Callable[[str], None]) -> T | None:
+    """Return what the body returns, or None if a signal ended it; the body says with `Stop.scope` where it may end."""
     stop = Stop()
     result = None
     async with trio.open_nursery() as signals:
-        await signals.start(run_signals, stop, tell)
-        with stop.here():
+        await signals.start(run_signals, stop, report)
+        with stop.scope():
             result = await body(stop)
         signals.cancel_scope.cancel(reason="all has stopped")
     return result

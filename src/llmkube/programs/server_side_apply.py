@@ -28,7 +28,7 @@ class Manifest:
 
 
 @attrs.frozen
-class Applied:
+class ApplyResult:
     """What became of one manifest: the object's key, or the reason why the API server refused it."""
 
     manifest: Manifest
@@ -44,7 +44,9 @@ class Applier:
     namespace: str = "default"
     _versions: dict[str, Mapping[str, Resource]] = attrs.field(factory=dict)
 
-    async def apply_all(self, manifests: Iterable[Manifest], tell: Callable[[Applied], None]) -> tuple[Applied, ...]:
+    async def apply_all(
+        self, manifests: Iterable[Manifest], report: Callable[[ApplyResult], None]
+    ) -> tuple[ApplyResult, ...]:
         """Apply all, in order; a refusal is a result and the rest goes on.
 
         Raises:
@@ -53,10 +55,10 @@ class Applier:
         results = []
         for manifest in manifests:
             results.append(await self._apply(manifest))
-            tell(results[-1])
+            report(results[-1])
         return tuple(results)
 
-    async def _apply(self, manifest: Manifest) -> Applied:
+    async def _apply(self, manifest: Manifest) -> ApplyResult:
         metadata = manifest.body["metadata"]
         key = Key(metadata.get("namespace") or self.namespace, metadata["name"])
         try:
@@ -73,8 +75,8 @@ class Applier:
         except TransportError:
             raise
         except (ApiError, UserError) as exc:
-            return Applied(manifest, key, str(exc))
-        return Applied(manifest, key)
+            return ApplyResult(manifest, key, str(exc))
+        return ApplyResult(manifest, key)
 
     async def _resource(self, api_version: str, kind: str) -> Resource:
         if api_version not in self._versions:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Final
 
 from llmkube.base import full_disk
-from llmkube.base.errors import UserError, WorldError
+from llmkube.base.errors import ExternalError, UserError
 from llmkube.base.units import format_bytes
-from llmkube.programs.state_location import ENGINES, SERVER, check_state_dir, held
-from llmkube.supervisor.host.processes import OWNER_VARIABLE, end_all, marked
-from llmkube.supervisor.nouns.settings import METAL_GRACE_SECONDS
+from llmkube.programs.state_location import ENGINES_LOCK, SERVER_LOCK, check_state_dir, hold_lock
+from llmkube.supervisor.host.processes import OWNER_VARIABLE, end_all, find_marked
+from llmkube.supervisor.values.settings import METAL_GRACE_SECONDS
 
 FIRST_START_BYTES: Final = 4 << 20
 """For certificates, database, journal and logs; they take less than 1 MiB before anything is served."""
@@ -24,12 +24,12 @@ _TEMPORARY: Final = "llmkube-ephemeral-"
 """No state directory that a user has chosen is called so."""
 
 
-class FullDiskError(WorldError):
+class FullDiskError(ExternalError):
     """The disk of the state directory has no room for what LLMKube writes there."""
 
 
 @contextlib.contextmanager
-def held_state_dir(path: Path, *locks: str) -> Iterator[Path]:
+def hold_state_dir(path: Path, *locks: str) -> Iterator[Path]:
     """Create the folder (0700) and hold lock files in it; a lock falls when the process ends, however it ends.
 
     Args:
@@ -47,34 +47,34 @@ def held_state_dir(path: Path, *locks: str) -> Iterator[Path]:
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
             path.chmod(0o700)  # an older folder, or one made under another umask
             if not any(path.iterdir()) and (full_disk.free_bytes(path) or 0) < FIRST_START_BYTES:
-                raise _full(path)
-            for name in locks or (ENGINES,):
-                stack.enter_context(held(path / name))
+                raise _full_disk_error(path)
+            for name in locks or (ENGINES_LOCK,):
+                stack.enter_context(hold_lock(path / name))
         except OSError as exc:
-            if is_full(exc):
-                raise _full(path) from exc
+            if is_disk_full(exc):
+                raise _full_disk_error(path) from exc
             problem = f"the state directory {path} cannot be used ({exc.strerror})"
             raise UserError(f"{problem}; choose another with --state-dir") from exc
         try:
             yield path
         except Exception as exc:
-            if is_full(exc):
-                raise _full(path) from exc
+            if is_disk_full(exc):
+                raise _full_disk_error(path) from exc
             raise
 
 
-def is_full(error: BaseException) -> bool:
+def is_disk_full(error: BaseException) -> bool:
     """Whether nothing but a full disk has failed; in a group each of its errors is one, or has one as its cause."""
     if isinstance(error, BaseExceptionGroup):
-        return all(is_full(each) for each in error.exceptions)
-    if isinstance(error, OSError) and error.errno in full_disk.FULL:
+        return all(is_disk_full(each) for each in error.exceptions)
+    if isinstance(error, OSError) and error.errno in full_disk.DISK_FULL_ERRNOS:
         return True
     if isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
         return True
-    return error.__cause__ is not None and is_full(error.__cause__)
+    return error.__cause__ is not None and is_disk_full(error.__cause__)
 
 
-def _full(path: Path) -> FullDiskError:
+def _full_disk_error(path: Path) -> FullDiskError:
     folder = path if path.is_dir() else path.parent
     free, needed = format_bytes(full_disk.free_bytes(folder) or 0), format_bytes(FIRST_START_BYTES)
     problem = f"the disk of the state directory {path} is full: {free} are free, and LLMKube needs {needed} to start"
@@ -87,21 +87,23 @@ def temporary_state_dir() -> Iterator[Path]:
 
     No other program would: the next one has a folder of another name, and engines carry the name of theirs.
     """
-    for left in Path(tempfile.gettempdir()).glob(f"{_TEMPORARY}*"):
+    for leftover in Path(tempfile.gettempdir()).glob(f"{_TEMPORARY}*"):
         with contextlib.suppress(OSError):  # in use, another user's, or gone since
-            _remove_left(left)
+            _remove_leftover(leftover)
     with (
         tempfile.TemporaryDirectory(prefix=_TEMPORARY, ignore_cleanup_errors=True) as folder,
-        held_state_dir(Path(folder), ENGINES, SERVER) as path,  # by mkdtemp: 0700, and its name is known to us alone
+        hold_state_dir(
+            Path(folder), ENGINES_LOCK, SERVER_LOCK
+        ) as path,  # by mkdtemp: 0700, and its name is known to us alone
     ):
         yield path
 
 
-def _remove_left(folder: Path) -> None:
+def _remove_leftover(folder: Path) -> None:
     if folder.lstat().st_uid != os.getuid():
         return
-    with (folder / ENGINES).open(encoding="ascii", errors="replace") as lock:
+    with (folder / ENGINES_LOCK).open(encoding="ascii", errors="replace") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if lock.read():  # the pid is written under the lock; an empty file is one that is about to be held
-            end_all(marked(OWNER_VARIABLE, str(folder)), grace_seconds=METAL_GRACE_SECONDS)
+            end_all(find_marked(OWNER_VARIABLE, str(folder)), grace_seconds=METAL_GRACE_SECONDS)
             shutil.rmtree(folder, ignore_errors=True)

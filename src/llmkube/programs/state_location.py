@@ -16,24 +16,24 @@ import trio
 
 from llmkube.base.errors import UserError
 from llmkube.base.settings import resolve, setting
-from llmkube.base.trusted_paths import weakness_of_private
+from llmkube.base.trusted_paths import private_folder_weakness
 from llmkube.programs.failures import CommandError, ExitCode
 
-_INNER = ("ca", "journal", "strays")
+_TRUSTED_ENTRIES = ("ca", "journal", "strays")
 """What is in a state directory that is believed file by file."""
 
 STATE_DIR = setting(None, help="Folder for everything that is kept.", in_file=False)
 
 POLL_SECONDS: Final = 0.1
-ENGINES: Final = "lock"
+ENGINES_LOCK: Final = "lock"
 """Held by the program that runs engines: an agent, or `llmkube up`."""
 
-SERVER: Final = "apiserver.lock"
+SERVER_LOCK: Final = "apiserver.lock"
 """Held by the program that runs the API server: `llmkube apiserver`, or `llmkube up`."""
 
 
 @attrs.frozen
-class Place:
+class StateDirSetting:
     """The one setting that says where all the others are."""
 
     state_dir: Path | None = STATE_DIR
@@ -41,7 +41,7 @@ class Place:
 
 def local_state_dir() -> Path:
     """Return the state directory of a program that was given no flag."""
-    return state_dir_of(resolve(Place, flags={}, environ=os.environ).state_dir)
+    return state_dir_of(resolve(StateDirSetting, flags={}, environ=os.environ).state_dir)
 
 
 def check_state_dir(path: Path, *, to_create: bool = False) -> bool:
@@ -57,8 +57,10 @@ def check_state_dir(path: Path, *, to_create: bool = False) -> bool:
         UserError: It, or what is in it, is not this user's alone.
     """
     try:
-        there = path.is_dir()
-        weakness = weakness_of_private(path, uid=os.geteuid(), inner=_INNER) if there or to_create else ""
+        exists = path.is_dir()
+        weakness = (
+            private_folder_weakness(path, uid=os.geteuid(), inner=_TRUSTED_ENTRIES) if exists or to_create else ""
+        )
     except OSError as exc:
         problem = f"the state directory {path} cannot be used ({exc.strerror})"
         raise UserError(f"{problem}; choose another with --state-dir") from exc
@@ -67,7 +69,7 @@ def check_state_dir(path: Path, *, to_create: bool = False) -> bool:
             f"the state directory {path} is not safe to use: {weakness}. It has to belong to the user that runs this "
             "program, who alone may write to it; mend that, or choose another with --state-dir"
         )
-    return there
+    return exists
 
 
 def state_dir_of(chosen: Path | None) -> Path:
@@ -82,7 +84,7 @@ def state_dir_of(chosen: Path | None) -> Path:
 
 
 @contextlib.contextmanager
-def held(path: Path) -> Iterator[None]:
+def hold_lock(path: Path) -> Iterator[None]:
     """Hold a lock file, with our pid in it.
 
     Raises:
@@ -106,7 +108,7 @@ def held(path: Path) -> Iterator[None]:
         # The file stays: removing a lock file lets two programs hold "the" lock, one on each inode.
 
 
-def holder_of(path: Path, lock: str = ENGINES) -> int | None:
+def lock_holder(path: Path, lock: str = ENGINES_LOCK) -> int | None:
     """Return the pid of the program that holds a state directory, or None when none does."""
     try:
         with (path / lock).open(encoding="ascii", errors="replace") as file:
@@ -120,20 +122,20 @@ def holder_of(path: Path, lock: str = ENGINES) -> int | None:
     return None
 
 
-def up_on(path: Path) -> int | None:
+def running_up_pid(path: Path) -> int | None:
     """Return the pid of the `llmkube up` that works on a state directory: it alone runs engines and the API server."""
-    engines = holder_of(path, ENGINES)
-    return engines if engines is not None and engines == holder_of(path, SERVER) else None
+    engines = lock_holder(path, ENGINES_LOCK)
+    return engines if engines is not None and engines == lock_holder(path, SERVER_LOCK) else None
 
 
-async def wait_gone(path: Path, pid: int, seconds: float) -> None:
+async def wait_for_exit(path: Path, pid: int, seconds: float) -> None:
     """Return when the program with this pid works on a state directory no longer.
 
     Raises:
         CommandError: It still does after so many seconds.
     """
     with trio.move_on_after(seconds):
-        while holder_of(path) == pid:  # noqa: ASYNC110 - a lock falls without an event
+        while lock_holder(path) == pid:  # noqa: ASYNC110 - a lock falls without an event
             await trio.sleep(POLL_SECONDS)
         return
     raise CommandError(f"the program with pid {pid} still runs after {seconds:g} s", ExitCode.TIMED_OUT)

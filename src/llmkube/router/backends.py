@@ -16,7 +16,7 @@ NOT_READY: Final = "model_not_ready"
 NOT_FOUND: Final = "model_not_found"
 """Error code of the gateway for an unknown model."""
 
-_MODE_OF_LAST: Final[Mapping[str, str]] = {
+_MODE_OF_PATH: Final[Mapping[str, str]] = {
     "embeddings": "embedding",
     "embed": "embedding",
     "rerank": "rerank",
@@ -28,13 +28,13 @@ _RESTARTS: Final = frozenset({Reason.ENGINE_EXITED, Reason.NOT_ANSWERING, Reason
 """Reasons of a service whose engine has just ended by itself: the next one loads, or the reason changes."""
 
 
-def is_on_its_way(reason: str) -> bool:
+def will_be_ready(reason: str) -> bool:
     """Return whether a service that is not ready loads, or will soon, by the reason of its condition.
 
     It does not where it is stopped, failed or refused, or waits for memory, for which there is no bound.
     """
     found = Reason.of(reason)
-    return found is None or found.meaning is Meaning.PASSING or found in _RESTARTS
+    return found is None or found.meaning is Meaning.WAITING or found in _RESTARTS
 
 
 class State(enum.Enum):
@@ -126,7 +126,7 @@ def engine_of(directory: ModelDirectory, named: object, path: str) -> Backend:
         raise no_such_model(model_id, directory.model_ids())
     if isinstance(found, UnavailableModel):
         raise _not_ready(model_id, found)
-    wanted = _MODE_OF_LAST.get(path.rstrip("/").rpartition("/")[2])
+    wanted = _MODE_OF_PATH.get(path.rstrip("/").rpartition("/")[2])
     if wanted is not None and found.mode == "chat":  # the engine would name a flag of its own, which users do not write
         message = f"model {model_id!r} is served for chat; for {path} its InferenceService needs spec.mode: {wanted}"
         raise refused(501, message, "mode_not_served")
@@ -135,17 +135,17 @@ def engine_of(directory: ModelDirectory, named: object, path: str) -> Backend:
 
 def no_such_model(model_id: str, model_ids: Sequence[str]) -> RefusedError:
     """Return what is said of a model that is none of these."""
-    return refused(404, f"no model {model_id!r}; {_there_is(model_ids)}", NOT_FOUND)
+    return refused(404, f"no model {model_id!r}; {_models_hint(model_ids)}", NOT_FOUND)
 
 
 def _only_model(directory: ModelDirectory) -> str:
     model_ids = directory.model_ids()
     if len(model_ids) == 1:
         return model_ids[0]
-    raise refused(400, f'the request names no "model"; {_there_is(model_ids)}', "model_required")
+    raise refused(400, f'the request names no "model"; {_models_hint(model_ids)}', "model_required")
 
 
-def _there_is(model_ids: Sequence[str]) -> str:
+def _models_hint(model_ids: Sequence[str]) -> str:
     return f"there is {', '.join(map(repr, model_ids))}" if model_ids else "no model is served yet"
 
 
@@ -153,5 +153,5 @@ def _not_ready(model_id: str, state: UnavailableModel) -> RefusedError:
     message = f"model {model_id!r} is not ready ({state.reason}): {state.message}"
     seconds = state.retry_after_seconds
     # OpenAI's and Anthropic's clients read the second header: to ask again now would only be refused again.
-    again = {"Retry-After": str(seconds)} if seconds is not None else {"X-Should-Retry": "false"}
-    return refused(503, message, NOT_READY, again, reason=state.reason)
+    retry_headers = {"Retry-After": str(seconds)} if seconds is not None else {"X-Should-Retry": "false"}
+    return refused(503, message, NOT_READY, retry_headers, reason=state.reason)

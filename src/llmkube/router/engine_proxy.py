@@ -12,13 +12,13 @@ from typing import Final
 import structlog
 
 from llmkube.base.http.client import HttpClient
-from llmkube.base.http.connection import Judge, StreamHandler
+from llmkube.base.http.connection import RequestFilter, StreamHandler
 from llmkube.base.http.errors import HttpError
 from llmkube.base.http.exchange import StreamExchange
 from llmkube.base.http.forward import forward
 from llmkube.base.http.heads import RequestHead
 from llmkube.base.http.message import Origin, Response
-from llmkube.router.auth.client_key import digest_of_key, key_refusal, only_reads, shows_key
+from llmkube.router.auth.client_key import digest_of_key, is_read_only, key_refusal, presents_key
 from llmkube.router.origin_policy import is_foreign_origin
 from llmkube.router.refusals import refused
 from llmkube.weights.address_policy import Network
@@ -28,14 +28,14 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 OPEN_PATHS: Final = frozenset({"/health", "/v1/health", "/models", "/v1/models"})
 """What every client may read: probes know no key, and clients list the models before they ask for one."""
 
-_CLOSED: Final = "slots"
+_SLOTS: Final = "slots"
 """What shows one client another one's prompt: no network is enough for that.
 
 Wherever it stands in a path: an engine's server may drop `#…`, `;…` or what follows a NUL, and find it there after all.
 """
 
 
-def proxy_judge(api_key: str, admits: Callable[[str], bool], client_keys: Collection[str] = ()) -> Judge:
+def proxy_judge(api_key: str, admits: Callable[[str], bool], client_keys: Collection[str] = ()) -> RequestFilter:
     """Return what lets requests in by their heads and by the address from which they come.
 
     Args:
@@ -46,24 +46,24 @@ def proxy_judge(api_key: str, admits: Callable[[str], bool], client_keys: Collec
     digests = frozenset(map(digest_of_key, (api_key, *client_keys)))
 
     def judge(head: RequestHead, peer: str) -> Response | None:
-        if (head.path in OPEN_PATHS and only_reads(head)) or shows_key(head, digests):
+        if (head.path in OPEN_PATHS and is_read_only(head)) or presents_key(head, digests):
             return None
         # A browser in an admitted network shows pages from everywhere, and asks for them from its own address.
         foreign = is_foreign_origin(head.lines)
-        if not foreign and _CLOSED not in head.path.casefold() and admits(peer):
+        if not foreign and _SLOTS not in head.path.casefold() and admits(peer):
             return None
-        asked = f"this engine asks for a key from {peer or 'here'}"
+        problem = f"this engine asks for a key from {peer or 'here'}"
         if client_keys:
-            return key_refusal(asked)
+            return key_refusal(problem)
         return key_refusal(
-            f"{asked}; requests of the cluster's nodes and pods, of its own host and of the networks of "
+            f"{problem}; requests of the cluster's nodes and pods, of its own host and of the networks of "
             "`llmkube agent --allow-from` need none"
         )
 
     return judge
 
 
-def keys_judge(digests: Callable[[], Collection[bytes]], open_paths: Collection[str]) -> Judge:
+def keys_judge(digests: Callable[[], Collection[bytes]], open_paths: Collection[str]) -> RequestFilter:
     """Return what lets requests in that show a key of the service's clients, whatever they come from.
 
     Args:
@@ -72,10 +72,10 @@ def keys_judge(digests: Callable[[], Collection[bytes]], open_paths: Collection[
     """
 
     def judge(head: RequestHead, _peer: str) -> Response | None:
-        if _CLOSED in head.path.casefold():
-            words = "this path shows what other clients ask, and is closed to every client"
-            return refused(403, words, "slots_closed").response
-        if (head.path in open_paths and only_reads(head)) or shows_key(head, digests()):
+        if _SLOTS in head.path.casefold():
+            message = "this path shows what other clients ask, and is closed to every client"
+            return refused(403, message, "slots_closed").response
+        if (head.path in open_paths and is_read_only(head)) or presents_key(head, digests()):
             return None
         return key_refusal(
             "this engine asks for a key: send `Authorization: Bearer KEY` with one of the service's keys"
@@ -99,26 +99,26 @@ def proxy_handler(backend: Origin, api_key: str, client: HttpClient, *, count_pa
     digests = frozenset({digest_of_key(api_key)})
     credentials = f"Authorization: Bearer {api_key}\r\n".encode("ascii") if api_key else b""
 
-    told, passing = False, 0
+    is_reported, in_flight = False, 0
 
     async def handle(exchange: StreamExchange) -> None:
-        nonlocal told, passing
-        if count_path and exchange.head.path == count_path and shows_key(exchange.head, digests):
-            await exchange.respond(Response.json(200, passing))
+        nonlocal is_reported, in_flight
+        if count_path and exchange.head.path == count_path and presents_key(exchange.head, digests):
+            await exchange.respond(Response.json(200, in_flight))
             return
-        passing += 1
+        in_flight += 1
         try:
             await forward(exchange, client, backend, exchange.body, credentials=credentials)
-            told = False
+            is_reported = False
         except HttpError as error:
             if exchange.begun:
                 raise  # half an answer is out: the server closes the connection, so that it is not taken for a whole
-            if not told:
+            if not is_reported:
                 _log.warning("the engine did not answer", error=str(error))
-            told = True
+            is_reported = True
             await exchange.respond(refused(502, "the engine did not answer", "engine_failed").response)
         finally:
-            passing -= 1
+            in_flight -= 1
 
     return handle
 

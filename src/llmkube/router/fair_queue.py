@@ -12,13 +12,13 @@ from typing import Final, Generic, TypeVar
 
 import attrs
 
-MOST_WAITING: Final = 256
+MAX_WAITING: Final = 256
 """In front of one engine."""
 
-MOST_REMEMBERED: Final = 1024
+MAX_REMEMBERED: Final = 1024
 """Tenants without a request whose tokens still count; of more, those that had the fewest are forgotten."""
 
-FADING: Final = 0.97
+DECAY: Final = 0.97
 """What of the largest request is left with each one that ends after it: a tenth after 76."""
 
 Ticket = TypeVar("Ticket", bound=Hashable)
@@ -45,14 +45,14 @@ class FairQueue(Generic[Ticket]):
 
     Attributes:
         slots: How many it serves at a time.
-        virtual: Start of what was admitted last, in tokens.
+        virtual_time: Start of what was admitted last, in tokens.
         waiting: How many wait.
         running: How many are admitted.
         largest: What the largest request took, in tokens; older ones count less and less.
     """
 
     slots: int
-    virtual: float = 0.0
+    virtual_time: float = 0.0
     waiting: int = 0
     running: int = 0
     largest: float = 0.0
@@ -77,11 +77,11 @@ class FairQueue(Generic[Ticket]):
         one = self._tenants.setdefault(tenant, _Tenant())
         one.waiting[ticket] = tokens
         self.waiting += 1
-        if self.waiting <= MOST_WAITING:
+        if self.waiting <= MAX_WAITING:
             return None
         name, longest = max(self._tenants.items(), key=lambda each: (len(each[1].waiting), each[1] is one))
         dropped = next(reversed(longest.waiting))
-        self.leave(name, dropped)
+        self.remove(name, dropped)
         return name, dropped
 
     def admit(self) -> list[Ticket]:
@@ -94,19 +94,19 @@ class FairQueue(Generic[Ticket]):
             ticket, tokens = next(iter(one.waiting.items()))
             del one.waiting[ticket]
             start = max(one.finish, earliest)
-            self.virtual, one.finish = max(start, self.virtual), start + tokens
+            self.virtual_time, one.finish = max(start, self.virtual_time), start + tokens
             one.running += 1
             self.waiting -= 1
             self.running += 1
             admitted.append(ticket)
         return admitted
 
-    def leave(self, tenant: str, ticket: Ticket) -> None:
+    def remove(self, tenant: str, ticket: Ticket) -> None:
         """Forget a request that waits; one that does not is nothing."""
         one = self._tenants.get(tenant)
         if one is not None and one.waiting.pop(ticket, None) is not None:
             self.waiting -= 1
-            self._tidy()
+            self._prune()
 
     def ended(self, tenant: str, tokens: int, took: int) -> None:
         """Free the slot of an admitted request, and charge what it took; of a tenant that has none it is nothing."""
@@ -116,9 +116,9 @@ class FairQueue(Generic[Ticket]):
         one.running -= 1
         self.running -= 1
         if took:
-            self.largest = max(took, FADING * self.largest)
+            self.largest = max(took, DECAY * self.largest)
         one.finish = max(self._earliest, one.finish + took - tokens)
-        self._tidy()
+        self._prune()
 
     def take_slot(self) -> bool:
         """Take a free slot without waiting, for no tenant; return whether there was one, which `return_slot` frees."""
@@ -131,20 +131,20 @@ class FairQueue(Generic[Ticket]):
         """Free a slot that `take_slot` has taken."""
         self.running -= 1
         if self._tenants:
-            self._tidy()
+            self._prune()
 
     @property
     def _earliest(self) -> float:
         """Where a request starts of a tenant that was quiet."""
-        return self.virtual - self.largest
+        return self.virtual_time - self.largest
 
-    def _tidy(self) -> None:
+    def _prune(self) -> None:
         """Forget whom nothing is held against; an engine at rest forgets all."""
         if not self.running and not self.waiting:
             self._tenants.clear()
             return
         idle = [(each.finish, name) for name, each in self._tenants.items() if not each.running and not each.waiting]
-        surplus, earliest = len(idle) - MOST_REMEMBERED, self._earliest
+        surplus, earliest = len(idle) - MAX_REMEMBERED, self._earliest
         for place, (finish, name) in enumerate(sorted(idle)):
             if finish <= earliest or place < surplus:
                 del self._tenants[name]

@@ -26,7 +26,7 @@ from llmkube.base.http.heads import RequestHead
 from llmkube.base.http.message import Response
 from llmkube.router.backends import Backend, ModelDirectory, engine_of
 from llmkube.router.dialects.inbound import DIALECTS, refusal_at
-from llmkube.router.dialects.ollama_models import LISTS
+from llmkube.router.dialects.ollama_models import LIST_PATHS
 from llmkube.router.model_field import (
     BodyError,
     boundary_of,
@@ -55,14 +55,14 @@ _HINT: Final = """LLMKube gateway: an OpenAI-compatible API; clients take its ad
   POST /v1/chat/completions    and the other /v1 paths; the request's "model" chooses the engine
   POST /infill, /tokenize, /detokenize, /apply-template    as llama.cpp's server has them
 """
-_OLLAMA: Final = (*(path for path in DIALECTS if path.startswith("/api/")), *LISTS)
+_OLLAMA: Final = (*(path for path in DIALECTS if path.startswith("/api/")), *LIST_PATHS)
 _OLLAMA_HINT: Final = f"  Ollama's API: {', '.join(_OLLAMA)}\n"
 
 _HEALTH: Final = ("/health", "/healthz")
 _OPTIONAL: Final = frozenset({"/v1/messages", "/v1/responses"})
 """What some engines speak, so that its bytes pass, and others do not."""
 
-_NOT_THERE: Final = (404, 405)
+_MISSING_STATUSES: Final = (404, 405)
 """What an engine says of a path that it does not have."""
 
 
@@ -72,21 +72,21 @@ class Body:
 
     Attributes:
         content: As it came, and as it goes on once it was corrected.
-        named: Its `model`; None of one that names none.
-        renamed: Returns it with another `model`, and every other byte as it came.
+        model: Its `model`; None of one that names none.
+        with_model: Returns it with another `model`, and every other byte as it came.
     """
 
     content: bytes
-    named: object
-    renamed: Callable[[str], Awaitable[bytes]]
+    model: object
+    with_model: Callable[[str], Awaitable[bytes]]
 
 
-async def _name_of_engine(body: Body, engine: Backend) -> None:
-    if body.named != engine.alias:
-        body.content = await body.renamed(engine.alias)
+async def _set_engine_name(body: Body, engine: Backend) -> None:
+    if body.model != engine.alias:
+        body.content = await body.with_model(engine.alias)
 
 
-CORRECTIONS: Final[Mapping[str, Callable[[Body, Backend], Awaitable[None]]]] = {"model": _name_of_engine}
+CORRECTIONS: Final[Mapping[str, Callable[[Body, Backend], Awaitable[None]]]] = {"model": _set_engine_name}
 """All that is changed of a body, by field: `model` becomes the name that the engine itself goes by."""
 
 
@@ -112,7 +112,7 @@ class PassThrough:
     client: HttpClient
     begin: Begin = _uncounted
 
-    async def __call__(self, exchange: StreamExchange, *, unless: Collection[int] = ()) -> bool:
+    async def __call__(self, exchange: StreamExchange, *, excluding: Collection[int] = ()) -> bool:
         """Pass a request on and its answer back; return False of an answer with one of these statuses, which stays.
 
         The client's disconnect cancels this, which closes the engine's connection: that is what stops its generation.
@@ -123,18 +123,18 @@ class PassThrough:
         head = exchange.head
         path = head.path.rstrip("/")
         if not path.startswith("/v1/") and path not in _ENGINE_PATHS:
-            words = f"nothing at {path or '/'}; the API is under /v1, for instance /v1/chat/completions"
-            raise refused(404, words, "not_found")
+            message = f"nothing at {path or '/'}; the API is under /v1, for instance /v1/chat/completions"
+            raise refused(404, message, "not_found")
         if head.method != "POST":
             raise refused(405, f"{head.method} is not allowed on {path}", "method_not_allowed", {"Allow": "POST"})
         body = await _read(head, exchange.body)
-        engine = engine_of(self.directory, body.named, head.path)
+        engine = engine_of(self.directory, body.model, head.path)
         for correct in CORRECTIONS.values():
             await correct(body, engine)
         end = self.begin(engine.service, path not in _WITHOUT_SLOT)
         try:
             origin, keys = (engine.host, engine.port), engine.credentials
-            return await forward(exchange, self.client, origin, body.content, credentials=keys, unless=unless)
+            return await forward(exchange, self.client, origin, body.content, credentials=keys, excluding=excluding)
         except HttpError as exc:
             if exchange.begun:
                 raise  # half an answer is out: the server closes the connection, so that no client takes it for a whole
@@ -155,16 +155,16 @@ async def _read(head: RequestHead, body: bytes) -> Body:
     try:
         boundary = boundary_of(media_type) if is_form else None
         if boundary is None:
-            named, spans = await read_model(body)
-            return Body(body, named, lambda name: replace_model(body, name, spans))
+            model, spans = await read_model(body)
+            return Body(body, model, lambda name: replace_model(body, name, spans))
         form = await read_form_model(body, boundary)
     except BodyError as exc:
         raise refused(400, str(exc), "invalid_form" if is_form else "invalid_json") from exc
 
-    async def renamed(name: str) -> bytes:  # noqa: ASYNC124 (as for JSON)
+    async def with_model(name: str) -> bytes:  # noqa: ASYNC124 (as for JSON)
         return replace_form_model(body, boundary, form, name)
 
-    return Body(body, form.value, renamed)
+    return Body(body, form.value, with_model)
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -191,10 +191,10 @@ class FrontDoor:
         try:
             answer = await self._answer(exchange, path)
             if answer is None:
-                passes, listed = self.any_field, self.listed_fields
-                if passes is not None and (listed is None or not _is_translated(exchange.head, path)):
+                proxy, listed = self.any_field, self.listed_fields
+                if proxy is not None and (listed is None or not _is_translated(exchange.head, path)):
                     is_optional = listed is not None and path in _OPTIONAL
-                    if await passes(exchange, unless=_NOT_THERE if is_optional else ()):
+                    if await proxy(exchange, excluding=_MISSING_STATUSES if is_optional else ()):
                         return
                 assert listed is not None, "nothing else leaves a request without an answer"
                 await listed(exchange)
@@ -213,14 +213,14 @@ class FrontDoor:
                 return Response.json(200, {"status": "ok"})  # as llama.cpp's server, for those who probe either
             if path == "/readyz" and self.ready is not None:
                 is_ready, why = self.ready()
-                said = {"status": "ok" if is_ready else "not ready", "reason": why}
-                return Response.json(200 if is_ready else 503, said)
+                readiness = {"status": "ok" if is_ready else "not ready", "reason": why}
+                return Response.json(200 if is_ready else 503, readiness)
             if path in ("/", "/v1"):
                 return Response.text(200, self.hint)
         below = path.removeprefix("/v1")
         if below == "/models" or below.startswith("/models/"):
             return await self.models.openai(exchange, path)
-        if path in LISTS and self.listed_fields is not None:
+        if path in LIST_PATHS and self.listed_fields is not None:
             return self.models.ollama(exchange, path)
         return None
 
@@ -230,18 +230,18 @@ def _is_translated(head: RequestHead, path: str) -> bool:
     return path.startswith("/api/") or (path.startswith(RESPONSES) and head.method != "POST")
 
 
-def passing_door(passes: PassThrough, utcnow: Callable[[], datetime], listed: StreamHandler | None = None) -> FrontDoor:
+def passing_door(proxy: PassThrough, utcnow: Callable[[], datetime], listed: StreamHandler | None = None) -> FrontDoor:
     """Return what passes any field of requests to engines.
 
     Args:
-        passes: Passes them on.
+        proxy: Passes them on.
         utcnow: The wall clock, for the `created` field that OpenAI's model objects must have.
         listed: Answers what engines do not speak; None leaves such requests to the engines.
     """
     return FrontDoor(
         hint=_HINT if listed is None else _HINT + _OLLAMA_HINT,
         # a model has no birthday here; the gateway's is as good and never changes
-        models=ModelList(lambda _: models_in(passes.directory), int(utcnow().timestamp()), passes.client),
-        any_field=passes,
+        models=ModelList(lambda _: models_in(proxy.directory), int(utcnow().timestamp()), proxy.client),
+        any_field=proxy,
         listed_fields=listed,
     )

@@ -20,21 +20,21 @@ from llmkube.router.dialects.ollama_models import VERSION, listed, running, show
 from llmkube.router.dispatch.request_body import BodyError, parse_body
 from llmkube.router.refusals import refused
 
-PATIENCE_SECONDS: Final = 2.0
+LIST_TIMEOUT_SECONDS: Final = 2.0
 """For all engines together: a list is for people and menus."""
 
-_SAID: Final = ("meta", "architecture")
-_USES: Final[Mapping[str, str]] = {"chat": "completion", "embedding": "embedding", "rerank": "rerank"}
+_ENGINE_FIELDS: Final = ("meta", "architecture")
+_CAPABILITIES: Final[Mapping[str, str]] = {"chat": "completion", "embedding": "embedding", "rerank": "rerank"}
 
 
 @attrs.frozen(kw_only=True)
-class Listed:
+class ModelEntry:
     """One model that a client can ask for.
 
     Attributes:
         name: What it is called.
         owner: Who has it, in OpenAI's words.
-        further: Whether it is a further id of a model that is listed by its name.
+        is_alias: Whether it is a further id of a model that is listed by its name.
         runs: Whether an engine of ours serves it now.
         tags: What it can, in the words of `Backend.capabilities`.
         members: What OpenAI's clients read of it beside that.
@@ -43,28 +43,28 @@ class Listed:
 
     name: str
     owner: str = "llmkube"
-    further: bool = False
+    is_alias: bool = False
     runs: bool = False
     tags: Collection[str] = ()
     members: Mapping[str, Any] = attrs.field(factory=dict)
     engine: Backend | None = None
 
 
-def models_in(directory: ModelDirectory) -> list[Listed]:
+def models_in(directory: ModelDirectory) -> list[ModelEntry]:
     """Return each model of a directory under each of its ids."""
     ids = [(one, False) for one in directory.model_ids()] + [(one, True) for one in directory.aliases()]
     found = []
-    for name, further in ids:
+    for name, is_alias in ids:
         state = directory.lookup(name)
         if isinstance(state, Backend):
-            uses = {"capabilities": [_USES[state.mode]]} if state.mode in _USES else {}
-            said = {**uses, "status": {"value": State.LOADED.value}}
-            one = Listed(name=name, further=further, runs=True, tags={state.mode}, members=said, engine=state)
+            uses = {"capabilities": [_CAPABILITIES[state.mode]]} if state.mode in _CAPABILITIES else {}
+            fields = {**uses, "status": {"value": State.LOADED.value}}
+            one = ModelEntry(name=name, is_alias=is_alias, runs=True, tags={state.mode}, members=fields, engine=state)
             found.append(one)
         elif state is not None:
             status: dict[str, Any] = {"value": state.state.value, "reason": state.reason, "message": state.message}
-            said = {"status": status | ({"failed": True} if state.failed else {})}
-            found.append(Listed(name=name, further=further, members=said))
+            fields = {"status": status | ({"failed": True} if state.failed else {})}
+            found.append(ModelEntry(name=name, is_alias=is_alias, members=fields))
     return found
 
 
@@ -78,10 +78,10 @@ class ModelList:
         client: Reaches the engines whose words are listed.
     """
 
-    listed: Callable[[StreamExchange], Sequence[Listed]]
+    listed: Callable[[StreamExchange], Sequence[ModelEntry]]
     created: int
     client: HttpClient | None = None
-    _said: dict[Backend, Mapping[str, Any]] = attrs.field(factory=dict)
+    _fields: dict[Backend, Mapping[str, Any]] = attrs.field(factory=dict)
 
     async def openai(self, exchange: StreamExchange, path: str) -> Response:
         """Answer `/v1/models`, and what is below it.
@@ -98,33 +98,33 @@ class ModelList:
             return Response.json(200, {"object": "list", "data": objects})
         one = next((each for each in objects if each["id"] == wanted), None)
         if one is None:
-            raise no_such_model(wanted, [each.name for each in models if not each.further])
+            raise no_such_model(wanted, [each.name for each in models if not each.is_alias])
         return Response.json(200, one)
 
-    async def objects(self, models: Sequence[Listed]) -> Sequence[dict[str, Any]]:
+    async def objects(self, models: Sequence[ModelEntry]) -> Sequence[dict[str, Any]]:
         """Return models as OpenAI's clients read them, with llama.cpp's further members."""
         engines = {each.engine for each in models if each.engine is not None}
-        self._said = {engine: said for engine, said in self._said.items() if engine in engines}
-        if self.client is not None and engines - self._said.keys():
-            with trio.move_on_after(PATIENCE_SECONDS):
+        self._fields = {engine: fields for engine, fields in self._fields.items() if engine in engines}
+        if self.client is not None and engines - self._fields.keys():
+            with trio.move_on_after(LIST_TIMEOUT_SECONDS):
                 async with trio.open_nursery() as nursery:
-                    for engine in engines - self._said.keys():
-                        nursery.start_soon(self._ask, self.client, engine)
-        made = {"object": "model", "created": self.created}
+                    for engine in engines - self._fields.keys():
+                        nursery.start_soon(self._fetch_fields, self.client, engine)
+        common = {"object": "model", "created": self.created}
         return [
-            {"id": each.name, **made, "owned_by": each.owner, **each.members, **self._words(each.engine)}
+            {"id": each.name, **common, "owned_by": each.owner, **each.members, **self._fields_of(each.engine)}
             for each in models
         ]
 
-    def _words(self, engine: Backend | None) -> Mapping[str, Any]:
-        return self._said.get(engine, {}) if engine is not None else {}
+    def _fields_of(self, engine: Backend | None) -> Mapping[str, Any]:
+        return self._fields.get(engine, {}) if engine is not None else {}
 
     def ollama(self, exchange: StreamExchange, path: str) -> Response:
         """Answer one of the `LISTS`."""
         allowed = ("POST",) if path == "/api/show" else ("GET", "HEAD")
         if exchange.head.method not in allowed:
-            said = {"error": f"{exchange.head.method} is not allowed on {path}"}
-            return Response.json(405, said, headers=Headers.of({"Allow": ", ".join(allowed)}))
+            fields = {"error": f"{exchange.head.method} is not allowed on {path}"}
+            return Response.json(405, fields, headers=Headers.of({"Allow": ", ".join(allowed)}))
         if path == "/api/version":
             return Response.json(200, {"version": VERSION})
         models = self.listed(exchange)
@@ -141,19 +141,19 @@ class ModelList:
             return Response.json(404, {"error": f"model {wanted!r} not found"})
         return Response.json(200, shown(one.tags, self.created))
 
-    async def _ask(self, client: HttpClient, engine: Backend) -> None:
+    async def _fetch_fields(self, client: HttpClient, engine: Backend) -> None:
         url = f"http://{netloc((engine.host, engine.port))}/v1/models"
         try:
             answer = await client.request("GET", url, headers=engine.credential_headers, max_body_bytes=1 << 20)
-            self._said[engine] = _said_in(orjson.loads(answer.body) if answer.status == 200 else None, engine.alias)
+            self._fields[engine] = _fields_in(orjson.loads(answer.body) if answer.status == 200 else None, engine.alias)
         except (HttpError, orjson.JSONDecodeError):
             return  # it is asked again for the next list
 
 
-def _said_in(answer: object, alias: str) -> Mapping[str, Any]:
+def _fields_in(answer: object, alias: str) -> Mapping[str, Any]:
     """Return what a list says of a model: an engine's of its one, whatever its id, a gateway's by its id."""
     listed = answer.get("data") if isinstance(answer, dict) else None
     models = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
     ids = {alias, alias.rpartition("/")[2]}  # a gateway lists the short one where only one namespace has it
-    said = next((each for each in models if each.get("id") in ids), models[0] if len(models) == 1 else {})
-    return {name: said[name] for name in _SAID if isinstance(said.get(name), dict)}
+    fields = next((each for each in models if each.get("id") in ids), models[0] if len(models) == 1 else {})
+    return {name: fields[name] for name in _ENGINE_FIELDS if isinstance(fields.get(name), dict)}

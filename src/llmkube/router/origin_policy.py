@@ -19,17 +19,17 @@ from llmkube.base.http.message import Headers, Response, encode_lines
 from llmkube.router.refusals import refused
 from llmkube.weights.address_policy import embedded_ipv4
 
-_OWN_DOMAINS: Final = (".localhost", ".local", ".internal", ".home.arpa", ".lan")
+_LOCAL_DOMAINS: Final = (".localhost", ".local", ".internal", ".home.arpa", ".lan")
 """Names that are not in the internet's DNS (RFC 6761, 6762 and 8375, ICANN on `.internal`; `.lan` by custom)."""
 
-_MACHINE: Final = re.compile(r"(?!xn--)[a-z0-9_-]{3,}")
+_SINGLE_LABEL: Final = re.compile(r"(?!xn--)[a-z0-9_-]{3,}")
 """A name without a dot, as networks at home give one to a machine.
 
 In the internet's DNS a name without a dot is a top-level domain. Those of countries may have an address of their own,
 as `http://ai` had (RFC 7085); they have two letters, or begin with `xn--`. ICANN forbids it to all others (SAC 053).
 """
 
-_FORMS: Final = ("application/x-www-form-urlencoded", "multipart/form-data", "text/plain")
+_FORM_TYPES: Final = ("application/x-www-form-urlencoded", "multipart/form-data", "text/plain")
 """What a form can send (HTML, 4.10.21.8)."""
 
 _NEAR_NETWORKS: Final = tuple(
@@ -48,7 +48,7 @@ _WEB_SCHEMES: Final = frozenset({"http", "https", "ws", "wss", "ftp"})
 """Schemes whose pages come from a network. Every other one was registered on this machine by a program on it."""
 
 _METHODS: Final = "GET, HEAD, POST"
-_DELETED_BELOW: Final = "/v1/responses/"
+_DELETE_PREFIX: Final = "/v1/responses/"
 """What a client may delete: responses that a router keeps for it."""
 
 _PREFLIGHT_SECONDS: Final = 600
@@ -69,30 +69,30 @@ def is_foreign_origin(headers: Headers) -> bool:
     if origin is None:
         return False
     try:
-        page, asked = urlsplit(origin), urlsplit(f"//{host}")
+        page, requested = urlsplit(origin), urlsplit(f"//{host}")
     except ValueError:
         return True
     if page.scheme not in _WEB_SCHEMES:
         return page.scheme == ""  # "null": a sandboxed frame, which any page can make
-    behind_proxy = page.scheme == "https" and page.hostname == asked.hostname
-    return not (behind_proxy and not _may_be_a_form(headers)) and not is_near(page.hostname or "")
+    behind_proxy = page.scheme == "https" and page.hostname == requested.hostname
+    return not (behind_proxy and not _could_be_form(headers)) and not is_local(page.hostname or "")
 
 
-def _may_be_a_form(headers: Headers) -> bool:
+def _could_be_form(headers: Headers) -> bool:
     kind = (headers.get("content-type") or "").partition(";")[0].strip().lower()
-    return kind in _FORMS
+    return kind in _FORM_TYPES
 
 
 def refuse_foreign_pages(head: RequestHead, peer: str) -> Response | None:
     """Let web pages from elsewhere use nothing here: the `Judge` of the gateway's server."""
     if not is_foreign_origin(head.lines):
         return None
-    ways = "pages of this machine and its networks may, and those of an https proxy that passes their Host on"
-    message = f"the web page {head.lines.get('origin')} may not use this gateway; {ways}"
+    hint = "pages of this machine and its networks may, and those of an https proxy that passes their Host on"
+    message = f"the web page {head.lines.get('origin')} may not use this gateway; {hint}"
     return refused(403, message, "origin_refused").response
 
 
-def page_grant(head: RequestHead) -> bytes:
+def cors_lines(head: RequestHead) -> bytes:
     """Return the lines by which a browser lets a page read an answer, for pages that may use the gateway: its `Stamp`.
 
     The page is named, and no `*`: a browser that has kept an answer gives it to no other page. Cookies are not granted;
@@ -112,22 +112,22 @@ def is_preflight(head: RequestHead) -> bool:
 
 
 def preflight_answer(head: RequestHead) -> Response:
-    """Allow the page, which `page_grant` names, every header that it asks for: programs may send them all as well."""
-    methods = f"{_METHODS}, DELETE" if head.path.startswith(_DELETED_BELOW) else _METHODS
+    """Allow the page, which `cors_lines` names, every header that it asks for: programs may send them all as well."""
+    methods = f"{_METHODS}, DELETE" if head.path.startswith(_DELETE_PREFIX) else _METHODS
     lines = [("Access-Control-Allow-Methods", methods), ("Access-Control-Max-Age", str(_PREFLIGHT_SECONDS))]
-    asked = head.lines.get("access-control-request-headers") or ""
-    if _FIELD_NAMES.fullmatch(asked):
-        lines.append(("Access-Control-Allow-Headers", asked))
+    requested = head.lines.get("access-control-request-headers") or ""
+    if _FIELD_NAMES.fullmatch(requested):
+        lines.append(("Access-Control-Allow-Headers", requested))
     if head.lines.get("access-control-request-private-network") == "true":
         lines.append(("Access-Control-Allow-Private-Network", "true"))
     return Response(204, Headers(lines))
 
 
-def is_near(host: str) -> bool:
+def is_local(host: str) -> bool:
     """Whether a name or an address is of this machine or of the networks around it."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
-        return _MACHINE.fullmatch(host) is not None or host.endswith(_OWN_DOMAINS)
+        return _SINGLE_LABEL.fullmatch(host) is not None or host.endswith(_LOCAL_DOMAINS)
     plain = embedded_ipv4(address)
     return any(plain in network for network in _NEAR_NETWORKS)

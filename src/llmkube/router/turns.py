@@ -11,15 +11,15 @@ import trio
 from llmkube.router.config.routing_config import Backend
 from llmkube.router.fair_queue import FairQueue
 
-FIRST_ANSWER_TOKENS: Final = 256.0
+DEFAULT_ANSWER_TOKENS: Final = 256.0
 """The length of an answer of an engine that has not answered yet."""
 
-FIRST_SECONDS: Final = 5.0
+DEFAULT_SECONDS: Final = 5.0
 """How long a request takes of an engine that has not answered yet."""
 
-MOST_RETRY_SECONDS: Final = 600
+MAX_RETRY_SECONDS: Final = 600
 BYTES_PER_TOKEN: Final = 4
-_NEWEST_SHARE: Final = 0.2
+_EWMA_WEIGHT: Final = 0.2
 
 Engine = tuple[str, str]
 """Its address, and the model that it is asked for: two backends may name one engine."""
@@ -36,7 +36,7 @@ class Turn:
         called: Set when it is its turn, or when it has to leave.
         admitted_at: When its turn came; None before.
         is_dropped: Whether it has to leave, for the queue is full.
-        is_own: Whether more requests of its tenant waited when it was dropped.
+        has_siblings: Whether more requests of its tenant waited when it was dropped.
         answer_tokens: Length of its answer; None while that is not known.
     """
 
@@ -46,12 +46,12 @@ class Turn:
     called: trio.Event = attrs.field(factory=trio.Event)
     admitted_at: float | None = None
     is_dropped: bool = False
-    is_own: bool = False
+    has_siblings: bool = False
     answer_tokens: int | None = None
 
 
 @attrs.define(eq=False)
-class Line:
+class EngineQueue:
     """The queue of one engine, and what its requests take: means in which the newest counts a fifth.
 
     Attributes:
@@ -61,30 +61,30 @@ class Line:
     """
 
     queue: FairQueue[Turn]
-    answer_tokens: float = FIRST_ANSWER_TOKENS
-    seconds: float = FIRST_SECONDS
+    answer_tokens: float = DEFAULT_ANSWER_TOKENS
+    seconds: float = DEFAULT_SECONDS
 
-    def tokens_of(self, body_bytes: int, most: int | None) -> int:
+    def tokens_of(self, body_bytes: int, max_tokens: int | None) -> int:
         """Return what a request is taken to take.
 
         Args:
             body_bytes: Length of its body.
-            most: Tokens that its answer has at most; None if it does not say.
+            max_tokens: Tokens that its answer has at most; None if it does not say.
         """
-        answer = self.answer_tokens if most is None else min(most, self.answer_tokens)
+        answer = self.answer_tokens if max_tokens is None else min(max_tokens, self.answer_tokens)
         return max(1, body_bytes // BYTES_PER_TOKEN + round(answer))
 
     def answered(self, turn: Turn, took: int, answer_tokens: int) -> None:
         """Charge an answer, and learn from it."""
         turn.took, turn.answer_tokens = took, answer_tokens
-        self.answer_tokens += _NEWEST_SHARE * (answer_tokens - self.answer_tokens)
+        self.answer_tokens += _EWMA_WEIGHT * (answer_tokens - self.answer_tokens)
         if turn.admitted_at is not None:
-            self.seconds += _NEWEST_SHARE * (trio.current_time() - turn.admitted_at - self.seconds)
+            self.seconds += _EWMA_WEIGHT * (trio.current_time() - turn.admitted_at - self.seconds)
 
     def retry_seconds(self) -> int:
         """Return after how many seconds each tenant that is here has had a turn."""
         wait = math.ceil(self.seconds * self.queue.active / self.queue.slots)
-        return min(max(1, wait), MOST_RETRY_SECONDS)
+        return min(max(1, wait), MAX_RETRY_SECONDS)
 
     def admit(self) -> None:
         """Call those whose turn it is."""
@@ -98,20 +98,20 @@ class Line:
         if self.queue.waiting:
             self.admit()
 
-    def why_not_called(self, turn: Turn) -> tuple[int, bool]:
+    def retry_info(self, turn: Turn) -> tuple[int, bool]:
         """Return of a turn that did not come in how many seconds to ask again, and if its own tenant is the reason."""
-        return self.retry_seconds(), turn.is_own if turn.is_dropped else self.queue.waiting_of(turn.tenant) > 1
+        return self.retry_seconds(), turn.has_siblings if turn.is_dropped else self.queue.waiting_of(turn.tenant) > 1
 
 
 @attrs.define(eq=False)
 class Turns:
     """The queues of one router."""
 
-    _lines: dict[Engine, Line] = attrs.field(factory=dict)
+    _lines: dict[Engine, EngineQueue] = attrs.field(factory=dict)
 
-    def line(self, backend: Backend) -> Line:
+    def line(self, backend: Backend) -> EngineQueue:
         """Return the queue of a backend with slots."""
-        line = self._lines.setdefault(_engine(backend), Line(FairQueue(backend.slots)))
+        line = self._lines.setdefault(_engine(backend), EngineQueue(FairQueue(backend.slots)))
         line.queue.slots = backend.slots
         return line
 
@@ -134,7 +134,7 @@ class Turns:
         dropped = line.queue.offer(tenant, turn, tokens)
         if dropped is not None:
             name, one = dropped
-            one.is_dropped, one.is_own = True, line.queue.waiting_of(name) > 0
+            one.is_dropped, one.has_siblings = True, line.queue.waiting_of(name) > 0
             one.called.set()
         line.admit()
         try:
@@ -143,10 +143,10 @@ class Turns:
             if turn.admitted_at is not None:
                 line.queue.ended(tenant, tokens, turn.took)
             else:
-                line.queue.leave(tenant, turn)
+                line.queue.remove(tenant, turn)
             line.admit()
 
-    def slot_if_free(self, backend: Backend) -> Line | None:
+    def try_take_slot(self, backend: Backend) -> EngineQueue | None:
         """Take a slot of a backend if one is free, which `return_slot` frees: for a request that waits at its engine.
 
         Who waits here is called whenever one of these slots is freed, and so before later requests of that kind.

@@ -34,22 +34,22 @@ class Allowances:
 NO_ALLOWANCES: Final = Allowances()
 
 
-def parse_allowances(flags: Iterable[str], variables: Iterable[str], *, ours: Collection[str]) -> Allowances:
+def parse_allowances(flags: Iterable[str], variables: Iterable[str], *, reserved: Collection[str]) -> Allowances:
     """Read what an owner has written.
 
     Args:
         flags: Each a flag of the engine.
         variables: Each the name of a variable.
-        ours: The flags that LLMKube itself writes: no owner can hand these to services.
+        reserved: The flags that LLMKube itself writes: no owner can hand these to services.
 
     Raises:
-        UserError: One of them is none, or is among `ours`; the sentence names the setting.
+        UserError: One of them is none, or is among `reserved`; the sentence names the setting.
     """
     flags, variables = frozenset(flags), frozenset(variables)
     for flag in sorted(flags):
         if not _FLAG.fullmatch(flag):
             raise UserError(f"{flag!r} is not one flag, such as --lora: name each exactly", field=FLAG_SETTING)
-        if flag in ours:
+        if flag in reserved:
             raise UserError(f"{flag} is written by LLMKube itself: no service can have it", field=FLAG_SETTING)
     for name in sorted(variables):
         if not _VARIABLE.fullmatch(name):

@@ -27,7 +27,7 @@ def flags_in(args: Sequence[str]) -> frozenset[str]:
     return frozenset(filter(None, map(flag_of, args)))
 
 
-def texts_in(args: Sequence[str]) -> dict[str, str]:
+def flag_values(args: Sequence[str]) -> dict[str, str]:
     """Return what these arguments say by flag, where that is plain: one value, or none; what is said last counts."""
     texts: dict[str, str] = {}
     for at, word in enumerate(args):
@@ -48,17 +48,17 @@ class CommandLine:
 
     Attributes:
         given: The flags that the user has written himself, each by all its names.
-        said: What they say, where that is known: a flag that says what a field says is no contradiction.
+        explicit: What they say, where that is known: a flag that says what a field says is no contradiction.
         engine: Who will read it, where that is known: a flag that it lacks is not written. None takes every flag.
-        spell: How a field's text is written where the command line will stand, so that the engine reads that text.
+        escape: How a field's text is written where the command line will stand, so that the engine reads that text.
         argv: The words so far.
         honoured: Paths of the fields that have had an effect.
     """
 
     given: frozenset[str] = frozenset()
-    said: Mapping[str, str] = attrs.field(factory=dict, kw_only=True)
+    explicit: Mapping[str, str] = attrs.field(factory=dict, kw_only=True)
     engine: EngineInfo | None = None
-    spell: Callable[[str], str] = str
+    escape: Callable[[str], str] = str
     argv: list[str] = attrs.Factory(list)
     honoured: set[str] = attrs.Factory(set)
 
@@ -75,17 +75,17 @@ class CommandLine:
         if not self.knows(flag):
             return
         if flag in self.given:
-            if self.said.get(flag) != " ".join(map(str, values)):
+            if self.explicit.get(flag) != " ".join(map(str, values)):
                 raise PlanError(f"{flag} is decided by {path}: leave one of the two out", field=EXTRA_ARGS)
         else:
-            self.argv += [flag, *map(self._word, values)]
+            self.argv += [flag, *map(self._to_word, values)]
         self.honoured.add(path)
 
     def default(self, *spellings: str, value: object = None) -> None:
         """Write a flag of ours in the first spelling that the engine knows, unless the user chose one of them."""
         flag = next(filter(self.knows, spellings), None)
         if flag and not self.given.intersection(spellings):
-            self.argv += [flag] if value is None else [flag, self._word(value)]
+            self.argv += [flag] if value is None else [flag, self._to_word(value)]
 
     def add_block(self, block: Any, path: str, flags: Mapping[str, str]) -> None:
         """Write what a block of options says, by a table from attributes to flags.
@@ -97,19 +97,19 @@ class CommandLine:
             value = getattr(block, slot.attribute)
             if slot.attribute not in flags or value is None or value == slot.default:
                 continue
-            flag, below = flags[slot.attribute], f"{path}.{slot.key}"
+            flag, field_path = flags[slot.attribute], f"{path}.{slot.key}"
             if isinstance(value, bool):
                 on, _, off = flag.partition("|")
                 if word := on if value else off:
-                    self.add(below, word)
+                    self.add(field_path, word)
                 else:
-                    self.honoured.add(below)
+                    self.honoured.add(field_path)
             else:
-                self.add(below, flag, *(value if isinstance(value, tuple) else (value,)))
+                self.add(field_path, flag, *(value if isinstance(value, tuple) else (value,)))
 
-    def _word(self, value: object) -> str:
+    def _to_word(self, value: object) -> str:
         if type(value) is str or not isinstance(value, str):
-            return self.spell(str(value))
+            return self.escape(str(value))
         return value  # a slot stays one
 
 

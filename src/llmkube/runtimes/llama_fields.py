@@ -7,7 +7,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceServiceSpec
 from llmkube.k8s.crd.placement import GPU
 from llmkube.k8s.crd.serving import SpeculativeDecoding
 from llmkube.runtimes.arguments import EXTRA_ARGS, CommandLine, flags_in
-from llmkube.runtimes.llama_flags import TRAINED_CONTEXT, said_in
+from llmkube.runtimes.llama_flags import TRAINED_CONTEXT, known_flags
 from llmkube.runtimes.llama_verdicts import spellings_of
 from llmkube.runtimes.plan import PlanError
 
@@ -23,7 +23,7 @@ ALIAS_FLAGS: Final = frozenset(spellings_of("--alias"))
 WRITTEN_FLAGS: Final = ALIAS_FLAGS | {*spellings_of("--embedding"), *spellings_of("--rerank")}
 """What extraArgs say and the plan writes by itself, having read it."""
 
-_STRETCHES: Final = frozenset(
+_STRETCH_FLAGS: Final = frozenset(
     flag
     for name in ("--rope-scaling", "--rope-scale", "--rope-freq-base", "--rope-freq-scale", "--yarn-orig-ctx")
     for flag in (*spellings_of(name), *spellings_of("--override-kv"))
@@ -41,31 +41,31 @@ def check_fields(spec: InferenceServiceSpec) -> None:
     Raises:
         PlanError: The field that stands in the way, and what to do about it.
     """
-    said = _mode_said(spec)
-    if said and spec.mode and spec.mode != said and (spec.mode, said) != ("rerank", "embedding"):
-        raise PlanError(f"extraArgs ask for {said}: leave one of the two out", field="spec.mode")
+    explicit = _mode_from_args(spec)
+    if explicit and spec.mode and spec.mode != explicit and (spec.mode, explicit) != ("rerank", "embedding"):
+        raise PlanError(f"extraArgs ask for {explicit}: leave one of the two out", field="spec.mode")
     if spec.flash_attention is False and (spec.cache_type_custom_v or spec.cache_type_v) not in _UNQUANTIZED:
         raise PlanError("a quantized V cache needs flash attention, which is turned off", field="spec.cacheTypeV")
 
 
 def mode_of(spec: InferenceServiceSpec) -> str:
     """Return `chat`, `embedding` or `rerank`: what the spec says or its extraArgs, else what its path implies."""
-    if mode := spec.mode or _mode_said(spec):
+    if mode := spec.mode or _mode_from_args(spec):
         return mode
     last = spec.endpoint.path.rstrip("/").rpartition("/")[2]
     return {"embeddings": "embedding", "rerank": "rerank", "reranking": "rerank"}.get(last, "chat")
 
 
-def _mode_said(spec: InferenceServiceSpec) -> str:
+def _mode_from_args(spec: InferenceServiceSpec) -> str:
     flags = flags_in(spec.extra_args)
     return "rerank" if flags & _RERANK else "embedding" if flags & _EMBEDDING else ""
 
 
-def further_ids(name: str, spec: InferenceServiceSpec) -> tuple[str, ...]:
+def additional_ids(name: str, spec: InferenceServiceSpec) -> tuple[str, ...]:
     """Return the model ids besides a service's name that clients may send: `spec.aliases`, and what `--alias` says."""
-    texts = [text for each in said_in(spec.extra_args) if each.flag in ALIAS_FLAGS for text in each.values]
-    said = (one for text in texts for one in map(str.strip, text.split(",")) if one)
-    return tuple(one for one in dict.fromkeys((*spec.aliases, *said)) if one != name)
+    texts = [text for each in known_flags(spec.extra_args) if each.flag in ALIAS_FLAGS for text in each.values]
+    explicit = (one for text in texts for one in map(str.strip, text.split(",")) if one)
+    return tuple(one for one in dict.fromkeys((*spec.aliases, *explicit)) if one != name)
 
 
 def draft_of(spec: InferenceServiceSpec) -> str:
@@ -74,55 +74,55 @@ def draft_of(spec: InferenceServiceSpec) -> str:
     Raises:
         PlanError: extraArgs name one that is neither, or another one than the field.
     """
-    wish = spec.speculative_decoding
-    named = (wish.draft_model_ref if wish else None) or ""
-    said = [each.values[-1] for each in said_in(spec.extra_args) if each.flag in DRAFT_FLAGS and each.values]
+    requested = spec.speculative_decoding
+    named = (requested.draft_model_ref if requested else None) or ""
+    explicit = [each.values[-1] for each in known_flags(spec.extra_args) if each.flag in DRAFT_FLAGS and each.values]
     if named and not _NAME.fullmatch(named):
         raise PlanError("name a Model of this namespace", field="spec.speculativeDecoding.draftModelRef")
-    if not said:
+    if not explicit:
         return named
-    if named and said[-1] != named:
+    if named and explicit[-1] != named:
         problem = "--spec-draft-model is decided by spec.speculativeDecoding.draftModelRef: leave one of the two out"
         raise PlanError(problem, field=EXTRA_ARGS)
-    if not said[-1].startswith("/") and not _NAME.fullmatch(said[-1]):
+    if not explicit[-1].startswith("/") and not _NAME.fullmatch(explicit[-1]):
         raise PlanError(
             "--spec-draft-model names the file of a host only by an absolute path below a folder that its owner lists "
             "(--allow-local-sources), or else a Model of this namespace",
             field=EXTRA_ARGS,
         )
-    return said[-1]
+    return explicit[-1]
 
 
-def most_context(spec: InferenceServiceSpec, trained: int | None) -> int | None:
+def max_context(spec: InferenceServiceSpec, trained: int | None) -> int | None:
     """Return the tokens beyond which more context has no effect, since a slot gets no more than was trained.
 
     llama.cpp caps each slot so (`n_ctx_slot`), and reserves the memory of the rest in vain. None where that is not
     known: rope scaling and overrides of the header change what the engine takes for trained.
     """
-    stretched = spec.rope_scaling is not None or spec.metadata_overrides or flags_in(spec.extra_args) & _STRETCHES
+    stretched = spec.rope_scaling is not None or spec.metadata_overrides or flags_in(spec.extra_args) & _STRETCH_FLAGS
     return None if stretched or not trained else trained * max(1, spec.parallel_slots)
 
 
-def vain_context(spec: InferenceServiceSpec, trained: int | None) -> tuple[str, ...]:
+def unused_context(spec: InferenceServiceSpec, trained: int | None) -> tuple[str, ...]:
     """Return what of `spec.contextSize` has no effect, in words; nothing where all of it has."""
-    most = most_context(spec, trained)
-    if most is None or (spec.context_size or 0) <= most:
+    limit = max_context(spec, trained)
+    if limit is None or (spec.context_size or 0) <= limit:
         return ()
     slots = f" in each of {spec.parallel_slots} slots" if spec.parallel_slots > 1 else ""
-    return (f"spec.contextSize beyond {most} (the model was trained for {trained} tokens{slots})",)
+    return (f"spec.contextSize beyond {limit} (the model was trained for {trained} tokens{slots})",)
 
 
 def context_of(spec: InferenceServiceSpec, trained: int | None) -> int:
     """Return the context in tokens: what the service asks for, else what the model was trained for, within reason.
 
-    No more than has an effect (`most_context`). `--ctx-size 0` asks for all that it was trained for; 0 comes back where
+    No more than has an effect (`max_context`). `--ctx-size 0` asks for all that it was trained for; 0 comes back where
     that is not known, and the engine reads it.
     """
     if spec.context_size == TRAINED_CONTEXT:
         return trained or TRAINED_CONTEXT
     wanted = spec.context_size or min(trained or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
-    most = most_context(spec, trained)
-    return wanted if most is None else min(wanted, most)
+    limit = max_context(spec, trained)
+    return wanted if limit is None else min(wanted, limit)
 
 
 def layers_of(gpu: GPU | None) -> int:
@@ -137,12 +137,12 @@ def add_size(line: CommandLine, spec: InferenceServiceSpec, context: int) -> Non
     line.honoured |= {"spec.contextSize", "spec.parallelSlots"}
 
 
-def add_flash_attention(line: CommandLine, wish: str) -> None:
+def add_flash_attention(line: CommandLine, requested: str) -> None:
     """Write the flag as this build has it: older ones have a switch, whose absence means off."""
     path, flag = "spec.flashAttention", "--flash-attn"
     if line.engine is None or flag not in line.engine.switches:
-        line.add(path, flag, wish)
-    elif wish == "on":
+        line.add(path, flag, requested)
+    elif requested == "on":
         line.add(path, flag)
     else:
         line.honoured.add(path)
@@ -183,7 +183,7 @@ def add_rope(line: CommandLine, spec: InferenceServiceSpec) -> None:
         line.add("spec.ropeScaling.originalContext", "--yarn-orig-ctx", rope.original_context)
 
 
-def add_answers(line: CommandLine, spec: InferenceServiceSpec) -> None:
+def add_chat_options(line: CommandLine, spec: InferenceServiceSpec) -> None:
     """Write how the model talks: its template, and for how long it thinks."""
     if spec.jinja is not None:
         line.add("spec.jinja", "--jinja" if spec.jinja else "--no-jinja")

@@ -15,11 +15,11 @@ from llmkube.runtimes.arguments import EXTRA_ARGS, FLAG, flag_of
 from llmkube.runtimes.llama_verdicts import VERDICTS, Kind, spellings_of
 from llmkube.runtimes.plan import EngineInfo, PlanError
 
-MOST_WORDS: Final = 256
-MOST_VALUE_BYTES: Final = 16 * 1024
+MAX_WORDS: Final = 256
+MAX_VALUE_BYTES: Final = 16 * 1024
 """A chat template or a JSON schema fits."""
 
-MOST_SHOWN: Final = 64
+MAX_SHOWN: Final = 64
 """Characters of a user's word that a message repeats."""
 
 CONTROL_CHARACTER: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -27,7 +27,7 @@ _NEGATIVE: Final = re.compile(r"-(\d+\.?\d*|\.\d+)(e[+-]?\d+)?(,-?\d+(\.\d+)?)*"
 
 
 @attrs.frozen
-class Said:
+class UserFlag:
     """One flag of a service's own, with its values."""
 
     flag: str
@@ -35,7 +35,7 @@ class Said:
 
 
 _FLAG_IN_NAMES: Final = re.compile(rf"(?<![\w<{{\[-]){FLAG.pattern}", re.ASCII)
-_GONE: Final = "argument has been removed"  # newer builds list flags only to say so
+_REMOVED: Final = "argument has been removed"  # newer builds list flags only to say so
 
 
 def parse_help(text: str) -> frozenset[str]:
@@ -64,7 +64,7 @@ def _entries(text: str) -> Iterator[str]:
         elif entries and line.strip():
             names, description = entries[-1]
             entries[-1] = (names, f"{description} {line.strip()}")
-    yield from (names for names, description in entries if _GONE not in description)
+    yield from (names for names, description in entries if _REMOVED not in description)
 
 
 def parse_version(text: str) -> str:
@@ -85,7 +85,7 @@ _LOAD_MODES: Final[Mapping[frozenset[str], str]] = {
 }
 
 
-def read_extra_args(args: Sequence[str], allowances: Allowances = NO_ALLOWANCES) -> tuple[Said, ...]:
+def read_extra_args(args: Sequence[str], allowances: Allowances = NO_ALLOWANCES) -> tuple[UserFlag, ...]:
     """Read a service's own arguments as they may stand on the command line of a host's engine.
 
     No value may look like a flag: so however a build reads these words, and however many values it gives to a flag, it
@@ -99,16 +99,16 @@ def read_extra_args(args: Sequence[str], allowances: Allowances = NO_ALLOWANCES)
         PlanError: A word is no flag and no flag's value, or the flag may not be used; the message says why, and what to
             do.
     """
-    if len(args) > MOST_WORDS:
-        raise PlanError(f"{len(args)} words are more than {MOST_WORDS}", field=EXTRA_ARGS)
-    found: list[Said] = []
+    if len(args) > MAX_WORDS:
+        raise PlanError(f"{len(args)} words are more than {MAX_WORDS}", field=EXTRA_ARGS)
+    found: list[UserFlag] = []
     rest = list(args)
     while rest:
         word = rest.pop(0)
         flag, equals, joined = flag_of(word), "=" in word, word.partition("=")[2]
         if not flag:
-            raise _stray(word, found)
-        wanted = _values_of(flag, allowances)
+            raise _stray_word_error(word, found)
+        wanted = _value_count(flag, allowances)
         values = [joined] if equals else []
         if wanted is None:  # what the engine does with a flag that only its owner knows is the owner's business
             while not equals and rest and not _looks_like_flag(rest[0]):
@@ -121,11 +121,11 @@ def read_extra_args(args: Sequence[str], allowances: Allowances = NO_ALLOWANCES)
                 raise PlanError(f"{flag} needs a value: write it as the next word", field=EXTRA_ARGS)
         for value in values:
             _check_value(flag, value)
-        found.append(Said(flag, tuple(values)))
+        found.append(UserFlag(flag, tuple(values)))
     return tuple(found)
 
 
-def _values_of(flag: str, allowances: Allowances) -> int | None:
+def _value_count(flag: str, allowances: Allowances) -> int | None:
     """Return how many values a flag takes; None if nothing but the host's owner knows.
 
     Raises:
@@ -136,26 +136,26 @@ def _values_of(flag: str, allowances: Allowances) -> int | None:
         return verdict.values if verdict else None
     if verdict is None:
         raise PlanError(
-            f"{flag[:MOST_SHOWN]} is not among the flags that LLMKube lets a service use on a host: write a flag "
+            f"{flag[:MAX_SHOWN]} is not among the flags that LLMKube lets a service use on a host: write a flag "
             f"and its value as two words, or ask the host's owner for {FLAG_SETTING}",
             field=EXTRA_ARGS,
         )
     if verdict.kind is Kind.OURS:
-        raise PlanError(f"{flag} is decided by {verdict.says}: leave it out here", field=EXTRA_ARGS)
+        raise PlanError(f"{flag} is decided by {verdict.detail}: leave it out here", field=EXTRA_ARGS)
     if verdict.kind is Kind.REFUSED:
         raise PlanError(
-            f"{flag} {verdict.says}: no service may use it on a host unless the host's owner allows it by "
+            f"{flag} {verdict.detail}: no service may use it on a host unless the host's owner allows it by "
             f"{FLAG_SETTING} {flag}",
             field=EXTRA_ARGS,
         )
     return verdict.values
 
 
-def _stray(word: str, found: Sequence[Said]) -> PlanError:
+def _stray_word_error(word: str, found: Sequence[UserFlag]) -> PlanError:
     shown = word if word.isprintable() else repr(word)
-    behind = f" behind {found[-1].flag}" if found else ""
+    after = f" behind {found[-1].flag}" if found else ""
     return PlanError(
-        f'"{shown[:MOST_SHOWN]}"{behind} is neither a flag nor the value of one: write each flag and its value as two '
+        f'"{shown[:MAX_SHOWN]}"{after} is neither a flag nor the value of one: write each flag and its value as two '
         "words",
         field=EXTRA_ARGS,
     )
@@ -166,22 +166,22 @@ def _check_value(flag: str, value: str) -> None:
         raise PlanError(f"{flag} needs a value, and what follows looks like another flag", field=EXTRA_ARGS)
     if CONTROL_CHARACTER.search(value):
         raise PlanError(f"the value of {flag} has a control character in it, such as a line break", field=EXTRA_ARGS)
-    if len(value.encode("utf-8", "surrogatepass")) > MOST_VALUE_BYTES:
-        raise PlanError(f"the value of {flag} is longer than {MOST_VALUE_BYTES} bytes", field=EXTRA_ARGS)
+    if len(value.encode("utf-8", "surrogatepass")) > MAX_VALUE_BYTES:
+        raise PlanError(f"the value of {flag} is longer than {MAX_VALUE_BYTES} bytes", field=EXTRA_ARGS)
 
 
 def _looks_like_flag(word: str) -> bool:
     return word.startswith("-") and not _NEGATIVE.fullmatch(word)
 
 
-def given_by(said: Iterable[Said]) -> tuple[frozenset[str], dict[str, str]]:
+def expand_spellings(parsed: Iterable[UserFlag]) -> tuple[frozenset[str], dict[str, str]]:
     """Return the flags that are used, by all their names, and what each says, for a `CommandLine`.
 
     A switch says the empty text by the name that was used, and nothing by the others, which may be its opposite.
     """
     given: set[str] = set()
     texts: dict[str, str] = {}
-    for each in said:
+    for each in parsed:
         names = spellings_of(each.flag)
         given.update(names)
         for name in names if each.values else (each.flag,):
@@ -204,27 +204,27 @@ def check_pod_args(args: Sequence[str], decided: Mapping[str, str]) -> None:
     for arg in args:
         flag = flag_of(arg)
         verdict = VERDICTS.get(flag)
-        judged = verdict is not None and verdict.in_pods
-        owner = decided.get(flag) or (verdict.says if judged and verdict and verdict.kind is Kind.OURS else "")
+        applies = verdict is not None and verdict.in_pods
+        owner = decided.get(flag) or (verdict.detail if applies and verdict and verdict.kind is Kind.OURS else "")
         if owner:
             raise PlanError(f"{flag} is decided by {owner}: leave it out here", field=EXTRA_ARGS)
-        if judged and verdict and verdict.kind is Kind.REFUSED:
-            raise PlanError(f"{flag} {verdict.says}: leave it out here", field=EXTRA_ARGS)
+        if applies and verdict and verdict.kind is Kind.REFUSED:
+            raise PlanError(f"{flag} {verdict.detail}: leave it out here", field=EXTRA_ARGS)
         if "\0" in arg:
-            raise PlanError(f"{arg[:MOST_SHOWN]!r} has a NUL character in it", field=EXTRA_ARGS)
+            raise PlanError(f"{arg[:MAX_SHOWN]!r} has a NUL character in it", field=EXTRA_ARGS)
 
 
-def said_in(args: Sequence[str]) -> tuple[Said, ...]:
+def known_flags(args: Sequence[str]) -> tuple[UserFlag, ...]:
     """Read what a service's own arguments say, without a judgement: what is not known is left out."""
-    return take(args, VERDICTS.keys())[0]
+    return pop_flags(args, VERDICTS.keys())[0]
 
 
-def take(args: Sequence[str], flags: Collection[str]) -> tuple[tuple[Said, ...], tuple[str, ...]]:
+def pop_flags(args: Sequence[str], flags: Collection[str]) -> tuple[tuple[UserFlag, ...], tuple[str, ...]]:
     """Take some flags with their values out of a service's own arguments; return these, and the words that are left.
 
     A flag that stands last has no value.
     """
-    found: list[Said] = []
+    found: list[UserFlag] = []
     rest: list[str] = []
     words = list(args)
     while words:
@@ -234,26 +234,26 @@ def take(args: Sequence[str], flags: Collection[str]) -> tuple[tuple[Said, ...],
         wanted = verdict.values if verdict is not None and not joined else 0
         values, words = words[:wanted], words[wanted:]
         if flag in flags:
-            found.append(Said(flag, (word.partition("=")[2],) if joined else tuple(values)))
+            found.append(UserFlag(flag, (word.partition("=")[2],) if joined else tuple(values)))
         else:
             rest += [word, *values]  # a value is no flag, whatever it looks like
     return tuple(found), tuple(rest)
 
 
-def render_extra_args(said: Sequence[Said], engine: EngineInfo) -> Iterator[str]:
+def render_extra_args(parsed: Sequence[UserFlag], engine: EngineInfo) -> Iterator[str]:
     """Yield the arguments as this engine spells them, flags that were replaced translated.
 
     Raises:
         PlanError: The engine has no such flag.
     """
-    flags = frozenset(each.flag for each in said)
+    flags = frozenset(each.flag for each in parsed)
     replaced = flags & frozenset.union(*_LOAD_MODES) - engine.flags
     if replaced and "--load-mode" in engine.flags:
         if (mode := _LOAD_MODES.get(replaced)) is None:
             raise PlanError(f"{' and '.join(sorted(replaced))} exclude each other", field=EXTRA_ARGS)
         yield from ("--load-mode", mode)
-        said = [each for each in said if each.flag not in replaced]
-    for each in said:
+        parsed = [each for each in parsed if each.flag not in replaced]
+    for each in parsed:
         if engine.flags and each.flag not in engine.flags:
             raise PlanError(f"the engine {engine.version or engine.program} has no flag {each.flag}", field=EXTRA_ARGS)
         yield from (each.flag, *each.values)
@@ -262,8 +262,8 @@ def render_extra_args(said: Sequence[Said], engine: EngineInfo) -> Iterator[str]
 TRAINED_CONTEXT: Final = 0
 """What `--ctx-size 0` says: all that the model was trained for. No field can say it."""
 
-_MOST_CONTEXT: Final = 2097152
-_MOST_SLOTS: Final = 64
+_MAX_CONTEXT: Final = 2097152
+_MAX_SLOTS: Final = 64
 _ALL_LAYERS: Final = -1
 _FLASH: Final[Mapping[str, bool | None]] = {"on": True, "1": True, "off": False, "0": False, "auto": None}
 
@@ -277,14 +277,14 @@ def read_as_fields(service: InferenceService, model: Model) -> tuple[InferenceSe
     Raises:
         PlanError: An argument has no value that its field could have, or the field says something else.
     """
-    said, rest = take(tuple(_with_flash_value(service.spec.extra_args)), _FIELD_OF.keys())
-    if not said:
+    parsed, rest = pop_flags(tuple(_with_flash_value(service.spec.extra_args)), _FIELD_OF.keys())
+    if not parsed:
         return service, model
     spec, hardware = attrs.evolve(service.spec, extra_args=rest), model.spec.hardware
-    for flag, text in _texts(said).items():
+    for flag, text in _texts(parsed).items():
         if flag == "--n-gpu-layers":
             gpu = hardware.gpu or GPU()
-            layers = _merged(flag, "the Model's spec.hardware.gpu.layers", _layers(flag, text), gpu.layers, None)
+            layers = _merge(flag, "the Model's spec.hardware.gpu.layers", _layers(flag, text), gpu.layers, None)
             hardware = attrs.evolve(hardware, gpu=attrs.evolve(gpu, layers=layers))
         else:
             spec = _READERS[flag](spec, flag, text)
@@ -292,9 +292,9 @@ def read_as_fields(service: InferenceService, model: Model) -> tuple[InferenceSe
     return service, attrs.evolve(model, spec=attrs.evolve(model.spec, hardware=hardware))
 
 
-def _texts(said: Iterable[Said]) -> dict[str, str]:
+def _texts(parsed: Iterable[UserFlag]) -> dict[str, str]:
     texts: dict[str, str] = {}
-    for each in said:
+    for each in parsed:
         if not each.values:
             raise PlanError(f"{each.flag} needs a value: write it as the next word", field=EXTRA_ARGS)
         texts[_FIELD_OF[each.flag]] = each.values[0]
@@ -310,24 +310,24 @@ def _with_flash_value(args: Sequence[str]) -> Iterator[str]:
 
 def _context(spec: InferenceServiceSpec, flag: str, text: str) -> InferenceServiceSpec:
     tokens = _number(flag, text)
-    if tokens != TRAINED_CONTEXT and not 128 <= tokens <= _MOST_CONTEXT:
-        raise _unlikely(flag, text, f"write 0 (all that the model was trained for), or 128 to {_MOST_CONTEXT}")
-    return attrs.evolve(spec, context_size=_merged(flag, "spec.contextSize", tokens, spec.context_size, None))
+    if tokens != TRAINED_CONTEXT and not 128 <= tokens <= _MAX_CONTEXT:
+        raise _value_error(flag, text, f"write 0 (all that the model was trained for), or 128 to {_MAX_CONTEXT}")
+    return attrs.evolve(spec, context_size=_merge(flag, "spec.contextSize", tokens, spec.context_size, None))
 
 
 def _slots(spec: InferenceServiceSpec, flag: str, text: str) -> InferenceServiceSpec:
     slots = _number(flag, text)
-    if not 1 <= slots <= _MOST_SLOTS:
-        raise _unlikely(flag, text, f"write 1 to {_MOST_SLOTS}: memory is reserved for so many")
+    if not 1 <= slots <= _MAX_SLOTS:
+        raise _value_error(flag, text, f"write 1 to {_MAX_SLOTS}: memory is reserved for so many")
     # the schema fills in 1, so 1 may not be what the user has written
-    return attrs.evolve(spec, parallel_slots=_merged(flag, "spec.parallelSlots", slots, spec.parallel_slots, 1))
+    return attrs.evolve(spec, parallel_slots=_merge(flag, "spec.parallelSlots", slots, spec.parallel_slots, 1))
 
 
 def _flash(spec: InferenceServiceSpec, flag: str, text: str) -> InferenceServiceSpec:
     if text not in _FLASH:
-        raise _unlikely(flag, text, "write on, off or auto")
+        raise _value_error(flag, text, "write on, off or auto")
     return attrs.evolve(
-        spec, flash_attention=_merged(flag, "spec.flashAttention", _FLASH[text], spec.flash_attention, None)
+        spec, flash_attention=_merge(flag, "spec.flashAttention", _FLASH[text], spec.flash_attention, None)
     )
 
 
@@ -336,24 +336,24 @@ def _layers(flag: str, text: str) -> int:
         return _ALL_LAYERS
     layers = _number(flag, text)
     if layers < _ALL_LAYERS:
-        raise _unlikely(flag, text, "write a number of layers, or -1 for all")
+        raise _value_error(flag, text, "write a number of layers, or -1 for all")
     return layers
 
 
-def _merged(flag: str, path: str, said: Any, field: Any, unset: Any) -> Any:
-    if field not in (unset, said):
-        raise PlanError(f"{flag} says {said} and {path} says {field}: leave one of the two out", field=EXTRA_ARGS)
-    return said
+def _merge(flag: str, path: str, parsed: Any, field: Any, unset: Any) -> Any:
+    if field not in (unset, parsed):
+        raise PlanError(f"{flag} says {parsed} and {path} says {field}: leave one of the two out", field=EXTRA_ARGS)
+    return parsed
 
 
 def _number(flag: str, text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise _unlikely(flag, text, "write a whole number") from None
+        raise _value_error(flag, text, "write a whole number") from None
 
 
-def _unlikely(flag: str, text: str, advice: str) -> PlanError:
+def _value_error(flag: str, text: str, advice: str) -> PlanError:
     return PlanError(f"{flag} is {text[:64]!r}: {advice}", field=EXTRA_ARGS)
 
 

@@ -14,7 +14,7 @@ from typing import Final
 
 import attrs
 
-from llmkube.base.tables import read_table
+from llmkube.base.package_data import read_table
 
 
 class Kind(Enum):
@@ -34,14 +34,14 @@ class Verdict:
         kind: What becomes of it.
         spellings: All its names, and those of its opposite.
         values: How many words follow it as its value.
-        says: The field for FIELD, who decides for OURS, why for REFUSED; empty for ALLOWED.
+        detail: The field for FIELD, who decides for OURS, why for REFUSED; empty for ALLOWED.
         in_pods: Whether it holds in pods as well; there nothing of a host is in reach.
     """
 
     kind: Kind
     spellings: tuple[str, ...]
     values: int = 0
-    says: str = ""
+    detail: str = ""
     in_pods: bool = False
 
 
@@ -49,9 +49,9 @@ def _verdicts() -> Iterator[Verdict]:
     rows = read_table(__package__, "llama_verdicts")
     for row in rows["verdicts"]:
         kind, values, in_pods = Kind[row["kind"]], row["values"], row.get("in_pods", False)
-        for says, flags in row["flags"].items():
+        for detail, flags in row["flags"].items():
             for names in flags.split():
-                yield Verdict(kind, tuple(names.split("|")), values, says, in_pods)
+                yield Verdict(kind, tuple(names.split("|")), values, detail, in_pods)
 
 
 VERDICTS: Final[Mapping[str, Verdict]] = {flag: verdict for verdict in _verdicts() for flag in verdict.spellings}

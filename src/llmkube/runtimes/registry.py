@@ -16,7 +16,7 @@ from llmkube.k8s.crd.model import Model, ModelSpec
 from llmkube.k8s.crd.pairing import METAL, MLX_RUNTIME, RUNTIMES, pod_mismatch
 from llmkube.k8s.fields import changed_paths
 from llmkube.runtimes.allowances import NO_ALLOWANCES, Allowances
-from llmkube.runtimes.arguments import CommandLine, flags_in, texts_in
+from llmkube.runtimes.arguments import CommandLine, flag_values, flags_in
 from llmkube.runtimes.container import generic, ollama, personaplex, plugins, sglang, tgi, triton, vllm
 from llmkube.runtimes.container import llamacpp as llama_pod
 from llmkube.runtimes.container.builder import KEYS_FIELD, ContainerBuilder, Runtime
@@ -28,7 +28,7 @@ from llmkube.runtimes.process.host_runtimes import HOST_RUNTIMES, host_runtime_o
 from llmkube.runtimes.process.plan_inputs import PlanInputs
 
 _LLAMACPP: Final = HOST_RUNTIMES["llamacpp"]
-LLAMACPP_NAMES: Final = (_LLAMACPP.name, *_LLAMACPP.further_names)
+LLAMACPP_NAMES: Final = (_LLAMACPP.name, *_LLAMACPP.other_names)
 """Values of spec.runtime that mean llama.cpp's server; only the first is a default."""
 
 BUILT_IN: Final[Mapping[str, Runtime]] = {
@@ -160,7 +160,7 @@ def container_plan_for(
     resources, honoured = resources_of(isvc.spec, model.spec, gpu_resources)
     config, given = _config(runtime, isvc)
     args = isvc.spec.extra_args
-    line = CommandLine(flags_in(args), said=texts_in(args), spell=literal, honoured={*_ALWAYS, *honoured})
+    line = CommandLine(flags_in(args), explicit=flag_values(args), escape=literal, honoured={*_ALWAYS, *honoured})
     if resources.on_gpu or hardware == "cpu":
         line.honoured.add("Model.spec.hardware.accelerator")
     builder = ContainerBuilder(
@@ -177,11 +177,11 @@ def container_plan_for(
     if autoscaling is not None and not autoscaling.metrics and plan.hpa_metric is None:
         raise PlanError(f"{runtime.name} counts nothing that it could scale on: name a metric",
                         field="spec.autoscaling.metrics")  # fmt: skip
-    if isvc.spec.api_key_secret_ref is not None and not _asks_everywhere(plan):
-        asking = ", ".join(each.name for each in BUILT_IN.values() if each.asks_keys)
+    if isvc.spec.api_key_secret_ref is not None and not _checks_keys_everywhere(plan):
+        with_keys = ", ".join(each.name for each in BUILT_IN.values() if each.asks_keys)
         raise PlanError(
             f"{runtime.name} can be reached past what asks clients for their keys: leave this out and restrict who "
-            f"reaches its pods (NetworkPolicy), or use {asking}",
+            f"reaches its pods (NetworkPolicy), or use {with_keys}",
             field=KEYS_FIELD,
         )
     paths = (*changed_paths(isvc.spec, "spec"), *given, *changed_paths(model.spec, "Model.spec"))
@@ -199,7 +199,7 @@ def _refuse_group(isvc: InferenceService, runtime: Runtime) -> None:
         )
 
 
-def _asks_everywhere(plan: ContainerPlan) -> bool:
+def _checks_keys_everywhere(plan: ContainerPlan) -> bool:
     """Whether every port of a pod asks its clients for a key."""
     return plan.key_check is not None and not plan.extra_ports and plan.scheme == "http"
 

@@ -32,18 +32,18 @@ from llmkube.supervisor.engine.child import KILL_SECONDS
 from llmkube.supervisor.host_cordon import HostCordon
 from llmkube.supervisor.memory.capacity import MemoryView
 from llmkube.supervisor.memory.eviction_manager import EvictionManager
-from llmkube.supervisor.nouns.host_credential import CredentialState
-from llmkube.supervisor.nouns.lifecycle import ServiceView
-from llmkube.supervisor.nouns.ports import Ports
-from llmkube.supervisor.nouns.settings import AgentSettings
 from llmkube.supervisor.power.meter import EngineUse
 from llmkube.supervisor.services import SETTLE_SECONDS, Services
+from llmkube.supervisor.values.host_credential import CredentialState
+from llmkube.supervisor.values.lifecycle import ServiceView
+from llmkube.supervisor.values.ports import Ports
+from llmkube.supervisor.values.settings import AgentSettings
 
 log = structlog.get_logger(__name__)
 
 Task = Callable[[], Awaitable[None]]
 
-LOOK_SECONDS = 1.0
+ADDRESS_LOOKUP_SECONDS = 1.0
 """How long the first look at this host's addresses may take; after that its engines must not wait any longer."""
 
 STOP_SLACK_SECONDS = 3.0
@@ -89,7 +89,7 @@ class AgentView:
         credential = self.credential.value.value
         if credential.state is CredentialState.REFUSED:
             return False, credential.advice
-        obstacle = self._services.waits_for
+        obstacle = self._services.not_ready_reason
         return (False, obstacle) if obstacle else (True, "ok")
 
 
@@ -150,65 +150,65 @@ async def _start_support(nursery: trio.Nursery, services: Services, credential: 
         client,
         settings,
         ports,
-        services.reach,
+        services.host_address,
         credential,
         services=lambda: len(running.by_key),
-        memory=services.ledger.room,
+        memory=services.ledger.capacity_summary,
         on_wake=wakes.put_nowait,
         on_renewed_again=applier.reapply_all_nowait,
         name_confirmed=claims.name_confirmed,
         renewed=claims.renewed,
-        on_engine_upgrade=running.tell_engine,
+        on_engine_upgrade=running.notify_engine_upgraded,
         closed=lambda: nodes.closed,
         cordon=lambda: services.cordon.end,
     )
-    with trio.move_on_after(LOOK_SECONDS):
+    with trio.move_on_after(ADDRESS_LOOKUP_SECONDS):
         await host_lease.refresh_address()
 
     reflect = partial(run_reflector, client, namespace=settings.namespace, rng=ports.rng)
-    follow_services = partial(
+    watch_services = partial(
         reflect,
         InferenceService,
         services.services,
         services.on_service,
         label_selector=settings.selector.text,
-        brake=True,
+        cautious=True,
     )
-    follow_models = partial(reflect, Model, services.models, services.on_model)
-    follow_hosts = partial(hosts.run_reflector, ports.rng)
-    after_each_sleep: list[Task] = [follow_services, follow_models, follow_hosts, claims.run_reflector]
+    watch_models = partial(reflect, Model, services.models, services.on_model)
+    watch_hosts = partial(hosts.run_reflector, ports.rng)
+    watches: list[Task] = [watch_services, watch_models, watch_hosts, claims.run_reflector]
     if settings.api_server:
-        after_each_sleep.append(nodes.run)
-    for follow in after_each_sleep:
-        nursery.start_soon(_run_afresh, follow, wakes)
+        watches.append(nodes.run)
+    for watch in watches:
+        nursery.start_soon(_restart_after_sleep, watch, wakes)
 
     write = partial(applier.run, client, field_manager=settings.field_manager)
     withdraw = partial(delete_stale_endpoints, client, settings, applier, running.by_key)
-    for speak in (write, withdraw):
-        nursery.start_soon(_run_once_named, claims.name_confirmed, speak)
+    for write_task in (write, withdraw):
+        nursery.start_soon(_run_after_name_confirmed, claims.name_confirmed, write_task)
 
     resync = partial(applier.run_resync, client, every_seconds=settings.reassert_seconds, namespace=settings.namespace)
     tasks: list[Task] = [host_lease.run, hosts.run_expiry, services.run_address, services.cordon.run, ports.learned.run]
     tasks += [claims.run, resync, services.drift_repair.run, partial(services.recorder.run, client)]
     tasks.append(partial(_reapply_after_membership_changes, services))
     if ports.memory is not None:
-        tasks.append(EvictionManager(ports.memory, services.ledger, running.tell_memory).run)
+        tasks.append(EvictionManager(ports.memory, services.ledger, running.notify_memory).run)
     for task in tasks:
         nursery.start_soon(task)
 
 
-async def _run_once_named(name_confirmed: trio.Event, run: Task) -> None:
+async def _run_after_name_confirmed(name_confirmed: trio.Event, run: Task) -> None:
     """Say nothing in this host's name before it is certain that no other machine has it."""
     await name_confirmed.wait()
     await run()
 
 
-async def _run_afresh(follow: Task, wakes: Mailbox[float]) -> None:
+async def _restart_after_sleep(watch: Task, wakes: Mailbox[float]) -> None:
     """Never return: after a sleep begin again with a list; what was open then may be dead without having said so."""
     while True:
         version = wakes.version
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(follow)
+            nursery.start_soon(watch)
             await wakes.wait_newer(version)
             nursery.cancel_scope.cancel(reason="the host has slept")
 
@@ -217,10 +217,10 @@ async def _reapply_after_membership_changes(services: Services) -> None:
     """Never return: say what stands once more some time after other hosts have come or gone."""
     hosts, host = services.hosts, services.claims.host
     while True:
-        version, before = hosts.news.version, _others(hosts, host)
+        version, before = hosts.updates.version, _others(hosts, host)
         while _others(hosts, host) == before:
-            await hosts.news.wait_newer(version)
-            version = hosts.news.version
+            await hosts.updates.wait_newer(version)
+            version = hosts.updates.version
         await trio.sleep(SETTLE_SECONDS)
         services.applier.reapply_all_nowait()
 

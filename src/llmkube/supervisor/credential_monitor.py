@@ -10,8 +10,8 @@ import trio
 
 from llmkube.base.mailbox import Mailbox
 from llmkube.base.private_files import write_private
-from llmkube.supervisor.nouns.host_credential import CredentialState, HostCredential
-from llmkube.supervisor.nouns.join_record import read_record
+from llmkube.supervisor.values.host_credential import CredentialState, HostCredential
+from llmkube.supervisor.values.join_record import read_record
 
 log = structlog.get_logger(__name__)
 
@@ -30,35 +30,35 @@ class CredentialMonitor:
     token: Path | None = None
     value: Mailbox[HostCredential] = attrs.field(factory=lambda: Mailbox(HostCredential()))
 
-    def accept(self) -> None:
+    def mark_accepted(self) -> None:
         """The API server has let the host in."""
         if self.value.value.state is CredentialState.REFUSED:
             log.info("the API server accepts this host's credential again")
-            self._tell(CredentialState.ACCEPTED)
+            self._set_state(CredentialState.ACCEPTED)
 
-    def refuse(self) -> None:
+    def mark_refused(self) -> None:
         """The API server has answered 401: who that is, it does not know."""
         if self.value.value.state is not CredentialState.REFUSED:
-            self._tell(CredentialState.REFUSED, _REFUSED)
+            self._set_state(CredentialState.REFUSED, _REFUSED)
             log.error("the API server refuses this host's credential; engines go on", command=self.value.value.command)
 
-    def expect(self, expires_at: float) -> None:
+    def set_expiry(self, expires_at: float) -> None:
         """There is a token that is not due, or a new one."""
         now = self.value.value
         if now.state is CredentialState.NOT_RENEWED:
-            self._tell(CredentialState.ACCEPTED)
+            self._set_state(CredentialState.ACCEPTED)
         if self.value.value.expires_at != expires_at:
             self.value.put_nowait(attrs.evolve(self.value.value, expires_at=expires_at))
 
-    def miss(self, problem: str) -> None:
+    def mark_not_renewed(self, problem: str) -> None:
         """The next token was not to be had; the one that there is may still count."""
-        said = f"this host's token was not renewed: {problem}"
+        message = f"this host's token was not renewed: {problem}"
         now = self.value.value
-        if now.state is not CredentialState.REFUSED and said != now.problem:
-            self._tell(CredentialState.NOT_RENEWED, said)
+        if now.state is not CredentialState.REFUSED and message != now.problem:
+            self._set_state(CredentialState.NOT_RENEWED, message)
             log.warning("this host's token was not renewed; will be repeated", error=problem)
 
-    def _tell(self, state: CredentialState, problem: str = "") -> None:
+    def _set_state(self, state: CredentialState, problem: str = "") -> None:
         command = self._command() if problem else ""
         self.value.put_nowait(HostCredential(state, problem, command, self.value.value.expires_at))
 
@@ -71,29 +71,29 @@ class CredentialMonitor:
         return record.command(folder) if record else f"llmkube agent join --network CIDR --state-dir {folder}"
 
 
-async def run_credential_note(value: Mailbox[HostCredential], path: Path) -> Never:
+async def run_problem_file(value: Mailbox[HostCredential], path: Path) -> Never:
     """Never return: keep a file that says what is wrong with the credential; there is none while nothing is.
 
     It is removed at the end: what an agent that has stopped thinks of its credential helps no reader.
     """
-    told: str | None = None  # what an earlier agent has left, if it was killed
+    written: str | None = None  # what an earlier agent has left, if it was killed
     try:
         while True:
             version, advice = value.version, value.value.advice
-            if advice != told:
+            if advice != written:
                 try:
-                    await trio.to_thread.run_sync(_leave, path, advice)
+                    await trio.to_thread.run_sync(_write_or_remove, path, advice)
                 except OSError as error:
                     log.warning("what is wrong with the host's credential cannot be noted", error=str(error))
-                told = advice
+                written = advice
             await value.wait_newer(version)
     finally:
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
 
 
-def _leave(path: Path, advice: str) -> None:
+def _write_or_remove(path: Path, advice: str) -> None:
     if advice:
-        write_private(path, f"{advice}\n", lasting=False)
+        write_private(path, f"{advice}\n", durable=False)
     else:
         path.unlink(missing_ok=True)

@@ -18,17 +18,17 @@ from typing import Final
 import attrs
 import trio
 
-from llmkube.base.errors import UserError, WorldError
+from llmkube.base.errors import ExternalError, UserError
 from llmkube.k8s.builtins import Secret
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import ApiError, ForbiddenError, NotFoundError
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.reasons import Reason
-from llmkube.supervisor.nouns.api_keys import parse_keys
+from llmkube.supervisor.values.api_keys import parse_keys
 from llmkube.weights.download.buckets import VARIABLES, BucketAccess
 from llmkube.weights.download.registry import CONFIG_KEY, RegistryAccess
-from llmkube.weights.source import Given, ImageSource
+from llmkube.weights.source import EngineSource, ImageSource
 
 KEY: Final = "HF_TOKEN"
 """The key of the Secret."""
@@ -43,7 +43,7 @@ _FIELD: Final = "spec.sourceSecretRef"
 ReadSecret = Callable[[Key], Awaitable[Secret]]
 
 
-FIELD = "spec.apiKeySecretRef"
+API_KEYS_FIELD = "spec.apiKeySecretRef"
 
 
 class TokenError(UserError):
@@ -73,7 +73,7 @@ class SourceCredentials:
 
         Raises:
             TokenError: Its Secret, the key in it, or the operator's file is missing or useless.
-            WorldError: The API server does not say.
+            ExternalError: The API server does not say.
         """
         key = _secret_of(model)
         if key is not None:
@@ -89,7 +89,7 @@ class SourceCredentials:
         Raises:
             TokenError: Its Secret is missing.
             SourceError: What the Secret or the environment says cannot be used.
-            WorldError: The API server does not say.
+            ExternalError: The API server does not say.
         """
         key = _secret_of(model)
         if key is None:
@@ -99,22 +99,22 @@ class SourceCredentials:
         try:
             values = {name: base64.b64decode(text).decode() for name, text in secret.data.items() if name in VARIABLES}
         except ValueError as exc:
-            raise TokenError(f"{_place(key)} holds no text", field=_FIELD) from exc
-        return BucketAccess.read(values, where=_place(key))
+            raise TokenError(f"{_describe(key)} holds no text", field=_FIELD) from exc
+        return BucketAccess.read(values, where=_describe(key))
 
-    async def find_registry(self, model: Model, source: Given) -> RegistryAccess:
+    async def find_registry(self, model: Model, source: EngineSource) -> RegistryAccess:
         """Return who asks for a Model's source in a registry; no user, where the Model names no Secret.
 
         Raises:
             TokenError: Its Secret is missing, or is none for registries.
             SourceError: What is in it cannot be used.
-            WorldError: The API server does not say.
+            ExternalError: The API server does not say.
         """
         key = _secret_of(model)
         if key is None or not isinstance(source, ImageSource):
             await trio.lowlevel.checkpoint()
             return RegistryAccess()
-        where = _place(key)
+        where = _describe(key)
         secret = await read_named_secret(self.read_secret, key, CONFIG_KEY, _FIELD, TokenError)
         try:
             text = base64.b64decode(secret.data[CONFIG_KEY], validate=True).decode()
@@ -133,7 +133,7 @@ class SourceCredentials:
         except ValueError:
             text = ""
         if not _TOKEN.fullmatch(text):
-            raise TokenError(f"{KEY} in {_place(key)} is no token (one word of ASCII)", field=_FIELD)
+            raise TokenError(f"{KEY} in {_describe(key)} is no token (one word of ASCII)", field=_FIELD)
         return text
 
 
@@ -142,15 +142,15 @@ def _secret_of(model: Model) -> Key | None:
     return Key(model.key.namespace, reference.name) if reference is not None and reference.name else None
 
 
-def _place(key: Key) -> str:
+def _describe(key: Key) -> str:
     return f"Secret {key.name} in namespace {key.namespace}"
 
 
 def _value_in(secret: Secret, wanted: str, field: str, error: type[UserError]) -> bytes:
     """Return what a Secret has under one of its keys; ValueError for what is no base64, an `error` without the key."""
     if wanted not in secret.data:
-        there = ", ".join(sorted(secret.data)) or "nothing"
-        raise error(f"{_place(secret.key)} has no key {wanted} (it has {there}); add that key", field=field)
+        present = ", ".join(sorted(secret.data)) or "nothing"
+        raise error(f"{_describe(secret.key)} has no key {wanted} (it has {present}); add that key", field=field)
     return base64.b64decode(secret.data[wanted], validate=True)
 
 
@@ -159,9 +159,9 @@ async def read_named_secret(read: ReadSecret, key: Key, wanted: str, field: str,
 
     Raises:
         UserError: There is none, or the agent may not read it: an `error`.
-        WorldError: The API server does not say in `READ_SECONDS`.
+        ExternalError: The API server does not say in `READ_SECONDS`.
     """
-    where = _place(key)
+    where = _describe(key)
     try:
         with trio.fail_after(READ_SECONDS):
             return await read(key)
@@ -169,12 +169,12 @@ async def read_named_secret(read: ReadSecret, key: Key, wanted: str, field: str,
         command = f"kubectl -n {key.namespace} create secret generic {key.name} --from-literal={wanted}=…"
         raise error(f"there is no {where} to take {wanted} from; make it with: {command}", field=field) from exc
     except ForbiddenError as exc:
-        ways = f"llmkube agent join … --secret {key.name}, or llmkube rbac agent --secret {key.name}"
-        raise error(f"the agent may not read {where}; an administrator grants it: {ways}", field=field) from exc
+        commands = f"llmkube agent join … --secret {key.name}, or llmkube rbac agent --secret {key.name}"
+        raise error(f"the agent may not read {where}; an administrator grants it: {commands}", field=field) from exc
     except ApiError as exc:
-        raise WorldError(f"{field}: Secret {key} cannot be read now: {exc}") from exc
+        raise ExternalError(f"{field}: Secret {key} cannot be read now: {exc}") from exc
     except trio.TooSlowError as exc:
-        raise WorldError(f"{field}: no answer in {READ_SECONDS:g} s for Secret {key}") from exc
+        raise ExternalError(f"{field}: no answer in {READ_SECONDS:g} s for Secret {key}") from exc
 
 
 def read_token_file(path: Path) -> str:
@@ -208,9 +208,9 @@ def keys_in(secret: Secret, wanted: str) -> tuple[str, ...]:
         APIKeysError: It has none there, or something else.
     """
     try:
-        return parse_keys(_value_in(secret, wanted, FIELD, APIKeysError))
+        return parse_keys(_value_in(secret, wanted, API_KEYS_FIELD, APIKeysError))
     except ValueError as error:
-        raise APIKeysError(f"{wanted} in {_place(secret.key)} {error}", field=FIELD) from None
+        raise APIKeysError(f"{wanted} in {_describe(secret.key)} {error}", field=API_KEYS_FIELD) from None
 
 
 async def client_keys_of(read: ReadSecret, service: InferenceService) -> tuple[str, ...]:
@@ -218,11 +218,11 @@ async def client_keys_of(read: ReadSecret, service: InferenceService) -> tuple[s
 
     Raises:
         APIKeysError: The service names none, or its Secret is missing, or holds something else.
-        WorldError: The API server does not say.
+        ExternalError: The API server does not say.
     """
     reference = service.spec.api_key_secret_ref
     if reference is None:
-        raise APIKeysError("names no Secret", field=FIELD)
+        raise APIKeysError("names no Secret", field=API_KEYS_FIELD)
     key, wanted = Key(service.key.namespace, reference.name), reference.key
-    secret = await read_named_secret(read, key, wanted, FIELD, APIKeysError)
+    secret = await read_named_secret(read, key, wanted, API_KEYS_FIELD, APIKeysError)
     return keys_in(secret, wanted)

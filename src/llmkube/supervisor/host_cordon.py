@@ -14,11 +14,11 @@ import attrs
 import structlog
 
 from llmkube.base.waiting import wait_tick
-from llmkube.supervisor.nouns.cordon import Cordon, parse_cordon
+from llmkube.supervisor.values.cordon import Cordon, parse_cordon
 
 log = structlog.get_logger(__name__)
 
-LOOK_SECONDS: Final = 5.0
+POLL_SECONDS: Final = 5.0
 """How often to look; with the Lease's renewals and the looks at engines, so that an idle host wakes no more often."""
 
 
@@ -27,7 +27,7 @@ class CordonFile:
     """What the owner's file says; it is read again only when it is another one."""
 
     path: Path
-    _mark: tuple[int, ...] = ()
+    _fingerprint: tuple[int, ...] = ()
     _known: Cordon | None = None
 
     def __call__(self) -> Cordon | None:
@@ -40,11 +40,11 @@ class CordonFile:
         try:
             found = self.path.stat()
         except FileNotFoundError:
-            self._mark, self._known = (), None
+            self._fingerprint, self._known = (), None
             return None
-        mark = (found.st_ino, found.st_mtime_ns, found.st_size)
-        if mark != self._mark:
-            self._known, self._mark = parse_cordon(self.path.read_bytes()), mark
+        fingerprint = (found.st_ino, found.st_mtime_ns, found.st_size)
+        if fingerprint != self._fingerprint:
+            self._known, self._fingerprint = parse_cordon(self.path.read_bytes()), fingerprint
         return self._known
 
 
@@ -56,17 +56,17 @@ class HostCordon:
         read: Returns what the owner has said.
         utcnow: The wall clock: the owner means the one on the wall, also after a sleep.
         accelerators: What the host serves while it is not cordoned.
-        busy: Whether a service is still here.
+        has_services: Whether a service is still here.
         changed: Called when it is cordoned or serves again, and as long as a service has not heard of it.
     """
 
     read: Callable[[], Cordon | None]
     utcnow: Callable[[], datetime.datetime]
     accelerators: frozenset[str]
-    busy: Callable[[], bool]
+    has_services: Callable[[], bool]
     changed: Callable[[], None]
     current: Cordon | None = None
-    _said: Cordon | None = None
+    _order: Cordon | None = None
     _problem: str = ""
 
     @property
@@ -82,13 +82,13 @@ class HostCordon:
     def look(self) -> bool:
         """Take in what the owner has said by now; return whether the host is cordoned otherwise than before."""
         try:
-            self._said, self._problem = self.read(), ""
+            self._order, self._problem = self.read(), ""
         except (OSError, ValueError) as error:  # what was known stays
             if str(error) != self._problem:
                 self._problem = str(error)
                 log.warning("the cordon of this host cannot be read", error=str(error), next="llmkube agent uncordon")
         before = self.current
-        self.current = self._said if self._said is not None and self._said.holds(self.utcnow()) else None
+        self.current = self._order if self._order is not None and self._order.is_active(self.utcnow()) else None
         if self.current == before:
             return False
         if self.current is not None:
@@ -99,9 +99,9 @@ class HostCordon:
 
     async def run(self) -> Never:
         """Never return: look, and tell."""
-        told = False
+        notified = False
         while True:
-            if self.look() or not told or (self.current is not None and self.busy()):
+            if self.look() or not notified or (self.current is not None and self.has_services()):
                 self.changed()
-            told = True
-            await wait_tick(LOOK_SECONDS)
+            notified = True
+            await wait_tick(POLL_SECONDS)

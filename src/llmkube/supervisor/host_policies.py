@@ -18,16 +18,16 @@ from typing import Any, Final
 
 import yaml
 
-from llmkube.base.tables import read_text
+from llmkube.base.package_data import read_text
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.wire import names
-from llmkube.supervisor.cluster.status import FIELDS_OF_MODEL, FIELDS_OF_SERVICE, OF_MODEL, OF_SERVICE
+from llmkube.supervisor.cluster.status import MODEL_CONDITIONS, MODEL_FIELDS, SERVICE_CONDITIONS, SERVICE_FIELDS
 
 MAX_TOKEN_SECONDS: Final = 30 * 24 * 3600
 """How long a token may live that a host asks for."""
 
-_THEIRS: Final = (
+_IS_PREDECESSORS: Final = (
     f"oldObject != null && oldObject.metadata.?labels[?'{names.PREDECESSOR_LABEL}'].orValue('') == "
     f"'{names.PREDECESSOR}' && oldObject.metadata.?ownerReferences.orValue([]).size() == 0"
 )
@@ -36,17 +36,17 @@ _VALUES: Final = {
     "GROUP": InferenceService.RESOURCE.group,
     "KIND": InferenceService.RESOURCE.kind,
     "MAX_TOKEN_SECONDS": MAX_TOKEN_SECONDS,
-    "THEIRS": _THEIRS,
+    "THEIRS": _IS_PREDECESSORS,
 }
-_STATUSES: Final = ((InferenceService, FIELDS_OF_SERVICE, OF_SERVICE), (Model, FIELDS_OF_MODEL, OF_MODEL))
+_STATUSES: Final = ((InferenceService, SERVICE_FIELDS, SERVICE_CONDITIONS), (Model, MODEL_FIELDS, MODEL_CONDITIONS))
 
 
 def host_policies(system_namespace: str) -> list[dict[str, Any]]:
     """Return the policies and their bindings for the hosts whose accounts are in one namespace."""
     text = read_text(__package__, "host_policies.yaml")
-    of_objects, of_status = yaml.safe_load_all(text)
+    object_templates, status_template = yaml.safe_load_all(text)
     values = _VALUES | {"SYSTEM_NAMESPACE": system_namespace}
-    policies: list[dict[str, Any]] = _filled(of_objects, values)
+    policies: list[dict[str, Any]] = _substitute(object_templates, values)
     for kind, fields, conditions in _STATUSES:
         values |= {
             "PLURAL": kind.RESOURCE.plural,
@@ -55,23 +55,23 @@ def host_policies(system_namespace: str) -> list[dict[str, Any]]:
             "FIELDS_SAID": ", ".join(fields),
             "TYPES_SAID": ", ".join(conditions),
         }
-        policies += _filled(of_status, values)
-    return [each for policy in policies for each in _rendered(policy, system_namespace)]
+        policies += _substitute(status_template, values)
+    return [each for policy in policies for each in _render(policy, system_namespace)]
 
 
-def _filled(template: Any, values: Mapping[str, object]) -> Any:
+def _substitute(template: Any, values: Mapping[str, object]) -> Any:
     """Return a part of a template with the values in its texts: no value can change what the YAML around it means."""
     match template:
         case str():
             return Template(template).substitute(values)
         case dict():
-            return {_filled(name, values): _filled(value, values) for name, value in template.items()}
+            return {_substitute(name, values): _substitute(value, values) for name, value in template.items()}
         case list():
-            return [_filled(each, values) for each in template]
+            return [_substitute(each, values) for each in template]
     return template
 
 
-def _rendered(policy: Mapping[str, Any], system_namespace: str) -> list[dict[str, Any]]:
+def _render(policy: Mapping[str, Any], system_namespace: str) -> list[dict[str, Any]]:
     """Return a policy and its binding."""
     metadata = {
         "name": f"llmkube-host-{policy['name']}.{system_namespace}",

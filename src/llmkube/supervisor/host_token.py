@@ -31,10 +31,10 @@ TOKEN_SECONDS: Final = 7 * 24 * 3600
 RENEW_AFTER: Final = 0.5
 """The share of its life after which a token is replaced: a host may sleep for the other half."""
 
-LOOK_SECONDS: Final = 15.0
+CHECK_SECONDS: Final = 15.0
 """How often to compare the wall clock with it: a clock of pauses stands still while a host sleeps."""
 
-_END_OF_TIME: Final = 253402300800
+_MAX_TIMESTAMP: Final = 253402300800
 """The first second after the year 9999, in seconds since 1970: no date can be told of later ones."""
 
 RETRY_SECONDS: Final = 60.0
@@ -66,13 +66,13 @@ def read_token(text: str) -> HostToken | None:
     """Return what a ServiceAccount's bound token says, or None for anything else."""
     try:
         body = text.split(".")[1]
-        said = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
-        system, kind, namespace, account = said["sub"].split(":")
-        token = HostToken(namespace, account, float(said["iat"]), float(said["exp"]))
+        claims = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
+        system, kind, namespace, account = claims["sub"].split(":")
+        token = HostToken(namespace, account, float(claims["iat"]), float(claims["exp"]))
     except (ValueError, TypeError, KeyError, IndexError, AttributeError):
         return None
-    told = all(0 <= moment < _END_OF_TIME for moment in (token.issued_at, token.expires_at))
-    return token if told and (system, kind) == ("system", "serviceaccount") else None
+    in_range = all(0 <= moment < _MAX_TIMESTAMP for moment in (token.issued_at, token.expires_at))
+    return token if in_range and (system, kind) == ("system", "serviceaccount") else None
 
 
 async def request_token(client: Client, namespace: str, account: str, seconds: int = TOKEN_SECONDS) -> str:
@@ -103,11 +103,11 @@ async def run_token_renewal(
         try:
             await _renew_if_due(client, path, monitor, utcnow().timestamp())
         except UnauthorizedError:
-            monitor.refuse()
+            monitor.mark_refused()
         except (LLMKubeError, OSError, ValueError, trio.TooSlowError) as error:
-            monitor.miss(str(error) or "no answer")
+            monitor.mark_not_renewed(str(error) or "no answer")
         else:
-            pause = LOOK_SECONDS
+            pause = CHECK_SECONDS
         await trio.sleep(pause)
 
 
@@ -116,13 +116,13 @@ async def _renew_if_due(client: Client, path: Path, monitor: CredentialMonitor, 
     if token is None:
         return
     if not token.is_due(now):
-        monitor.expect(token.expires_at)
+        monitor.set_expiry(token.expires_at)
         return
     with trio.fail_after(ANSWER_SECONDS):
         fresh = await request_token(client, token.namespace, token.account)
     await trio.to_thread.run_sync(write_private, path, fresh)
     log.info("this host's token is renewed", account=token.account)
-    monitor.accept()
+    monitor.mark_accepted()
     renewed = read_token(fresh)
     assert renewed is not None, "request_token() has read it"
-    monitor.expect(renewed.expires_at)
+    monitor.set_expiry(renewed.expires_at)

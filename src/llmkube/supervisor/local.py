@@ -27,19 +27,19 @@ from llmkube.supervisor.engine.key_file import key_path, read_keys, remove_key_f
 from llmkube.supervisor.engine.launcher import LocalEngines
 from llmkube.supervisor.engine.orphans import STUCK_FOLDER, StuckEngines, match_processes, stuck_engine_of
 from llmkube.supervisor.engine.proxy import remove_config_files
-from llmkube.supervisor.host.processes import OWNER_VARIABLE, end_all, marked
+from llmkube.supervisor.host.processes import OWNER_VARIABLE, end_all, find_marked
 from llmkube.supervisor.host.this_machine import open_host_memory
 from llmkube.supervisor.host_cordon import CordonFile
 from llmkube.supervisor.memory.budget import host_budget
-from llmkube.supervisor.memory.learned import Learned
+from llmkube.supervisor.memory.learned import LearnedFigures
 from llmkube.supervisor.network import LocalNetwork, host_facts, machine_of
-from llmkube.supervisor.nouns.admitted_networks import AdmittedNetworks, networks_path
-from llmkube.supervisor.nouns.cordon import cordon_path
-from llmkube.supervisor.nouns.journal import Entry, FileJournal
-from llmkube.supervisor.nouns.ports import Ports
-from llmkube.supervisor.nouns.settings import AgentSettings
+from llmkube.supervisor.values.admitted_networks import AdmittedNetworks, networks_path
+from llmkube.supervisor.values.cordon import cordon_path
+from llmkube.supervisor.values.journal import Entry, FileJournal
+from llmkube.supervisor.values.ports import Ports
+from llmkube.supervisor.values.settings import AgentSettings
 from llmkube.weights.address_policy import AddressPolicy
-from llmkube.weights.download.buckets import PLACE_VARIABLES
+from llmkube.weights.download.buckets import LOCATION_VARIABLES
 from llmkube.weights.download.downloader import Downloader, open_downloader
 from llmkube.weights.download.fetch import ModelLibrary, fetch
 from llmkube.weights.download.progress import Progress
@@ -53,13 +53,13 @@ from llmkube.weights.ollama_model import SCHEME as OLLAMA
 from llmkube.weights.source import (
     BucketFile,
     Builtin,
-    Given,
+    EngineSource,
     HubFolder,
     LocalFile,
     LocalFolder,
     Remote,
     RemoteFile,
-    given_to_engine,
+    engine_source,
     parse_source,
 )
 from llmkube.weights.store.blobs import Store, WeightsFile, open_store
@@ -75,10 +75,10 @@ MAX_FILE_THREADS = 4
 MAX_STATE_THREADS = 2
 """Worker threads for the state directory's small files: a dead network disk may hold all of those for models."""
 
-MAX_TOLD: Final = 256
+MAX_LOGGED: Final = 256
 """Paths of which the log's last words are kept, so that retries do not repeat them."""
 
-PREVIEW_KEPT_SECONDS: Final = 600.0
+PREVIEW_TTL_SECONDS: Final = 600.0
 """How long the header of a file that is elsewhere is believed: its owner may put a smaller one in its place."""
 
 
@@ -95,7 +95,7 @@ class LocalWeights:
     endpoint: str
     local: LocalSources = LocalSources()
     library: ModelLibrary | None = None
-    _told: dict[str, str] = attrs.field(factory=dict)  # what the log has said of each path
+    _logged: dict[str, str] = attrs.field(factory=dict)  # what the log has said of each path
     _verified: dict[str, str] = attrs.field(factory=dict)  # identity of a file -> the digest that it was found to have
     _refused: dict[tuple[str, str], DigestMismatchError] = attrs.field(factory=dict)  # and the one that it has not
     _previews: dict[tuple[str, str, RemoteFile], tuple[float, GGUFFacts]] = attrs.field(factory=dict)  # and since when
@@ -107,7 +107,7 @@ class LocalWeights:
         if isinstance(source, OllamaModel):
             return await self._from_library(source, model, progress)
         sha256 = model.spec.sha256.lower() if model.spec.sha256 else None
-        bound = partial(
+        fetch_source = partial(
             fetch,
             source,
             self.store,
@@ -125,15 +125,15 @@ class LocalWeights:
         )
         try:
             if isinstance(source, LocalFile) and sha256 is not None:
-                weights = await self._verified_in_place(bound, sha256)
+                weights = await self._verified_in_place(fetch_source, sha256)
             else:
-                weights = await bound(sha256=sha256)
+                weights = await fetch_source(sha256=sha256)
             facts = self._headers.get(weights.identity)
             if facts is None:
                 facts = await self.read(partial(self._read_header, source, weights.path))
                 facts = self._headers.setdefault(weights.identity, facts)
         except WeightsNotFoundError as error:
-            self._tell(model.spec.source, error.detail)
+            self._log_once(model.spec.source, error.detail)
             raise
         return weights, facts
 
@@ -146,21 +146,23 @@ class LocalWeights:
             raise WeightsError("Ollama pulls without credentials of ours: leave it out", field="spec.sourceSecretRef")
         weights, facts = await self.library.fetch(source, progress)
         if model.spec.sha256 and model.spec.sha256.lower() != weights.sha256:
-            told = f"the file of {source.redacted} does not have the digest that spec.sha256 asks for: name another tag"
-            raise DigestMismatchError(f"{told}, or correct the digest", final=True)
+            cause = (
+                f"the file of {source.redacted} does not have the digest that spec.sha256 asks for: name another tag"
+            )
+            raise DigestMismatchError(f"{cause}, or correct the digest", final=True)
         return weights, facts
 
-    def _read_header(self, source: Given, path: Path) -> ModelHeader:
+    def _read_header(self, source: EngineSource, path: Path) -> ModelHeader:
         if isinstance(source, LocalFolder | HubFolder):
             return FolderFacts(read_folder(path))
         return read_header(path, self.local.open if isinstance(source, LocalFile) else open_file)
 
-    def _tell(self, source: str, detail: str) -> None:
+    def _log_once(self, source: str, detail: str) -> None:
         """Say once in this host's own log why a path leads to no weights; who writes Models does not read it."""
-        if self._told.get(source) != detail:
-            if len(self._told) >= MAX_TOLD:
-                self._told.clear()
-            self._told[source] = detail
+        if self._logged.get(source) != detail:
+            if len(self._logged) >= MAX_LOGGED:
+                self._logged.clear()
+            self._logged[source] = detail
             log.warning("a local file cannot be served", path=source, why=detail)
 
     async def preview(self, model: Model) -> GGUFFacts | None:
@@ -169,10 +171,10 @@ class LocalWeights:
         if not isinstance(source, RemoteFile) or await self.has(model):
             return None
         now = trio.current_time()
-        self._previews = {name: one for name, one in self._previews.items() if now - one[0] < PREVIEW_KEPT_SECONDS}
+        self._previews = {name: one for name, one in self._previews.items() if now - one[0] < PREVIEW_TTL_SECONDS}
         secret = model.spec.source_secret_ref
-        asked = (model.key.namespace, secret.name if secret is not None else "", source)  # for whom it was read
-        if asked not in self._previews:
+        preview_key = (model.key.namespace, secret.name if secret is not None else "", source)  # for whom it was read
+        if preview_key not in self._previews:
             facts = await read_remote_header(
                 source,
                 policy=self.policy,
@@ -180,8 +182,8 @@ class LocalWeights:
                 **await self._secrets(source, model),
                 endpoint=self.endpoint,
             )
-            self._previews[asked] = (now, facts)
-        return self._previews[asked][1]
+            self._previews[preview_key] = (now, facts)
+        return self._previews[preview_key][1]
 
     async def _secrets(self, source: RemoteFile, model: Model) -> dict[str, Any]:
         if isinstance(source, BucketFile):
@@ -212,20 +214,20 @@ class LocalWeights:
         """Whether it has not been removed meanwhile, and may still be served."""
         if file.identity.startswith(f"{OLLAMA}://"):
             return self.library is not None and await self.library.keeps(file.identity)
-        kept = self._admits if file.identity.startswith("/") else _is_there  # a blob is known by its digest
-        return await trio.to_thread.run_sync(kept, file.path, abandon_on_cancel=True)
+        is_servable = self._admits if file.identity.startswith("/") else _exists  # a blob is known by its digest
+        return await trio.to_thread.run_sync(is_servable, file.path, abandon_on_cancel=True)
 
     def _admits(self, path: Path) -> bool:
         return self.local.admits(path, folder=path.is_dir())
 
-    async def _verified_in_place(self, bound: Callable[..., Awaitable[WeightsFile]], sha256: str) -> WeightsFile:
+    async def _verified_in_place(self, fetch_source: Callable[..., Awaitable[WeightsFile]], sha256: str) -> WeightsFile:
         """Hash a local file once: every edit of a service and every retry comes through here."""
-        weights = await bound(sha256=None)
+        weights = await fetch_source(sha256=None)
         if self._verified.get(weights.identity) != sha256:
             if (weights.identity, sha256) in self._refused:
                 raise self._refused[weights.identity, sha256]
             try:
-                weights = await bound(sha256=sha256)
+                weights = await fetch_source(sha256=sha256)
             except DigestMismatchError as error:
                 self._refused[weights.identity, sha256] = error
                 raise
@@ -233,7 +235,7 @@ class LocalWeights:
         return attrs.evolve(weights, sha256=sha256)
 
 
-def _room_bytes(settings: AgentSettings) -> int | None:
+def _budget_bytes(settings: AgentSettings) -> int | None:
     """Return what models may take of this host's memory; None where the host does not tell how much it has."""
     total = host_facts().total_bytes
     return host_budget(total, settings.memory_fraction).limit_bytes if total else None
@@ -256,18 +258,18 @@ async def open_local_ports(
     state_limiter = trio.CapacityLimiter(MAX_STATE_THREADS)
     rng = random.Random()  # noqa: S311 - jitter, not a secret
     journal = FileJournal(settings.state_dir / "journal", state_limiter)
-    left = await trio.to_thread.run_sync(_clear_up, journal, settings, limiter=limiter)
-    learned = Learned(settings.state_dir / "learned.json", state_limiter)
+    earlier = await trio.to_thread.run_sync(_clean_up, journal, settings, limiter=limiter)
+    learned = LearnedFigures(settings.state_dir / "learned.json", state_limiter)
     await trio.to_thread.run_sync(learned.read, limiter=state_limiter)
     store = await trio.to_thread.run_sync(open_store, settings.store_dir, limiter=limiter)
     endpoint, policy = settings.hub_endpoint, AddressPolicy(allowed=settings.private_sources)
-    environ = os.environ if settings.s3_env_auth else {name: os.environ.get(name, "") for name in PLACE_VARIABLES}
+    environ = os.environ if settings.s3_env_auth else {name: os.environ.get(name, "") for name in LOCATION_VARIABLES}
     tokens = SourceCredentials(partial(client.get, Secret), settings.hub_token_file, limiter, environ)
     async with (
         open_http_client() as http,
         open_host_memory(settings.memory_policy.thresholds) as memory,
         open_downloader(
-            store, limiter=limiter, utcnow=_utcnow, rng=rng, endpoint=endpoint, room_bytes=_room_bytes(settings)
+            store, limiter=limiter, utcnow=_utcnow, rng=rng, endpoint=endpoint, memory_bytes=_budget_bytes(settings)
         ) as downloader,
     ):
         yield Ports(
@@ -287,7 +289,7 @@ async def open_local_ports(
             http=http,
             utcnow=_utcnow,
             rng=rng,
-            left=left,
+            earlier=earlier,
             downloads=downloader.active,
             facts=host_facts,
             machine=await trio.to_thread.run_sync(machine_of, settings.state_dir, limiter=limiter),
@@ -300,39 +302,39 @@ async def open_local_ports(
         )
 
 
-def _clear_up(journal: FileJournal, settings: AgentSettings) -> dict[Key, Entry]:
+def _clean_up(journal: FileJournal, settings: AgentSettings) -> dict[Key, Entry]:
     """End engines that no service wants, and return what an earlier agent left; blocks for up to two graces."""
     notes = StuckEngines(settings.state_dir / STUCK_FOLDER)
     for folder in (settings.state_dir, notes.root, *journal.root.glob("*/")):
         remove_temporary_files(folder)
     entries = journal.read_all()
-    left, orphans = match_processes(entries, settings, marked(OWNER_VARIABLE, str(settings.state_dir)))
-    for key, entry in left.items():
+    earlier, orphans = match_processes(entries, settings, find_marked(OWNER_VARIABLE, str(settings.state_dir)))
+    for key, entry in earlier.items():
         if (record := entries[key].engine) is not None:
-            left[key] = with_client_keys(entry, read_keys(key_path(settings.state_dir, record.cookie)))
-    journal.clear(entries.keys() - left.keys())
-    cookies = frozenset(entry.engine.cookie for entry in left.values() if entry.engine)
+            earlier[key] = with_client_keys(entry, read_keys(key_path(settings.state_dir, record.cookie)))
+    journal.clear(entries.keys() - earlier.keys())
+    cookies = frozenset(entry.engine.cookie for entry in earlier.values() if entry.engine)
     remove_key_files(settings.state_dir, cookies)
     remove_config_files(settings.state_dir, cookies)
     for process in end_all(orphans, grace_seconds=settings.longest_grace_seconds):
         if (stuck := stuck_engine_of(process)) is not None:
-            notes.note(stuck)
-    return left
+            notes.record(stuck)
+    return earlier
 
 
 async def _write_networks(path: Path, admitted: AdmittedNetworks) -> None:
-    await trio.to_thread.run_sync(partial(write_private, path, admitted.dump(), lasting=False))
+    await trio.to_thread.run_sync(partial(write_private, path, admitted.dump(), durable=False))
 
 
 def _utcnow() -> datetime.datetime:
     return datetime.datetime.now(datetime.UTC)
 
 
-def _source_of(model: Model) -> Given:
-    return given_to_engine(parse_source(model.spec.source), model.spec.files, model.spec.format)
+def _source_of(model: Model) -> EngineSource:
+    return engine_source(parse_source(model.spec.source), model.spec.files, model.spec.format)
 
 
-def _is_there(path: Path) -> bool:
+def _exists(path: Path) -> bool:
     try:
         return path.is_file() or path.is_dir()
     except OSError:

@@ -15,10 +15,10 @@ from llmkube.supervisor.host.sample import Level
 from llmkube.supervisor.memory.capacity import MemoryView
 from llmkube.supervisor.memory.eviction import Cause, Skip
 from llmkube.supervisor.memory.reservation import Reservation, Role
-from llmkube.supervisor.nouns.cordon import Cordon
-from llmkube.supervisor.nouns.host_credential import CredentialState, HostCredential
-from llmkube.supervisor.nouns.lifecycle import ServiceView
 from llmkube.supervisor.power.meter import PowerView
+from llmkube.supervisor.values.cordon import Cordon
+from llmkube.supervisor.values.host_credential import CredentialState, HostCredential
+from llmkube.supervisor.values.lifecycle import ServiceView
 from llmkube.weights.download.progress import Progress
 
 PREFIX = "llmkube_metal_agent"
@@ -86,7 +86,7 @@ def service_families(services: Services) -> Iterable[Metric]:
 
 def download_families(downloads: Callable[[], Mapping[str, Progress]]) -> Iterable[Metric]:
     """Yield figures of the downloads that are under way, one series per source; what is not known has none."""
-    here, total, rate, left = (
+    done, total, rate, remaining = (
         GaugeMetricFamily(f"{DOWNLOAD_PREFIX}_{name}", text, labels=("source",))
         for name, text in (
             ("bytes", "Bytes of the file that are here."),
@@ -96,14 +96,14 @@ def download_families(downloads: Callable[[], Mapping[str, Progress]]) -> Iterab
         )
     )
     for source, progress in downloads().items():
-        here.add_metric((source,), progress.done_bytes)
+        done.add_metric((source,), progress.done_bytes)
         if progress.total_bytes:
             total.add_metric((source,), progress.total_bytes)
         if progress.rate is not None:
             rate.add_metric((source,), progress.rate)
         if progress.seconds_left is not None:
-            left.add_metric((source,), progress.seconds_left)
-    yield from (here, total, rate, left)
+            remaining.add_metric((source,), progress.seconds_left)
+    yield from (done, total, rate, remaining)
 
 
 def credential_families(credential: Callable[[], HostCredential]) -> Iterable[Metric]:
@@ -128,36 +128,36 @@ def memory_families(memory: Callable[[], MemoryView | None]) -> Iterable[Metric]
 
     A cause or reason that has not happened yet is at 0.
     """
-    seen = memory()
-    if seen is None:
+    view = memory()
+    if view is None:
         return
     for name, text, value in (
-        ("memory_budget_bytes", "What all engines of this host may take together.", seen.budget.limit_bytes),
-        ("memory_free_bytes", "What one more model could get now.", seen.free_bytes),
-        ("system_memory_bytes", "The host's memory.", seen.sample.total_bytes),
-        ("system_memory_available_bytes", "What programs could still take.", seen.sample.available_bytes),
-        ("memory_unreturned_bytes", "What stays wired of engines that have ended.", seen.unreturned_bytes),
-        ("memory_pressure_level", "0 normal, 1 warning, 2 critical, -1 unknown.", PRESSURE[seen.level]),
+        ("memory_budget_bytes", "What all engines of this host may take together.", view.budget.limit_bytes),
+        ("memory_free_bytes", "What one more model could get now.", view.free_bytes),
+        ("system_memory_bytes", "The host's memory.", view.sample.total_bytes),
+        ("system_memory_available_bytes", "What programs could still take.", view.sample.available_bytes),
+        ("memory_unreturned_bytes", "What stays wired of engines that have ended.", view.unreturned_bytes),
+        ("memory_pressure_level", "0 normal, 1 warning, 2 critical, -1 unknown.", PRESSURE[view.level]),
     ):
         yield _value(name, text, value)
-    yield from _memory_of_services(seen)
+    yield from _memory_of_services(view)
     evictions = _counter("evictions", "Engines that had to give their memory back.", ("cause",))
     for cause in Cause:
-        evictions.add_metric((str(cause),), seen.evictions.get(cause, 0))
+        evictions.add_metric((str(cause),), view.evictions.get(cause, 0))
     skips = _counter("evictions_skipped", "Times when memory was short and no service was evicted.", ("reason",))
     for reason in Skip:
-        skips.add_metric((str(reason),), seen.skips.get(reason, 0))
+        skips.add_metric((str(reason),), view.skips.get(reason, 0))
     yield from (evictions, skips)
 
 
-def _memory_of_services(seen: MemoryView) -> Iterable[Metric]:
+def _memory_of_services(view: MemoryView) -> Iterable[Metric]:
     estimated = _gauge("memory_estimated_bytes", "What the service was expected to take.")
     reserved = _gauge("memory_reserved_bytes", "What it has been promised, or takes if that is more.")
     measured = _gauge("memory_measured_bytes", "What its processes hold.")
     error = _gauge("memory_estimate_error_ratio", "By how much the most that it has held differs from the estimate.")
-    waiting = {each.key: each.need for each in seen.requests}
+    waiting = {each.key: each.need for each in view.requests}
     engines: dict[Key, list[Reservation]] = {key: [] for key in waiting}
-    for each in seen.reservations:
+    for each in view.reservations:
         engines.setdefault(each.key, []).append(each)
     for key, held in sorted(engines.items()):
         held.sort(key=lambda each: each.role is not Role.SERVING)
@@ -177,36 +177,36 @@ def power_families(power: Callable[[], PowerView]) -> Iterable[Metric]:
 
     Energy is a counter, whose rate is right however seldom one asks. The guide's dashboards ask for `apple_power`.
     """
-    seen = power()
-    apple = seen.source == "apple"
+    view = power()
+    apple = view.source == "apple"
     if apple:
-        for domain, watts in seen.watts.items():
+        for domain, watts in view.watts.items():
             yield _value(f"apple_power_{domain}_watts", "What it draws, estimated by macOS.", watts)
     else:
         drawn = _gauge("power_watts", "What the host's processors draw.", ("domain",))
-        for domain, watts in seen.watts.items():
+        for domain, watts in view.watts.items():
             drawn.add_metric((domain,), watts)
         yield drawn
     name = "apple_energy_joules" if apple else "energy_joules"
     energy = _counter(name, "What it has drawn since the agent began.", ("domain",))
-    for domain, joules in seen.joules.items():
+    for domain, joules in view.joules.items():
         energy.add_metric((domain,), joules)
     yield energy
     why = "1 for the reason why no power is measured now, or a part of it is not."
     problem = _gauge("power_problem", why, ("reason",))
-    if seen.problem is not None:
-        problem.add_metric((str(seen.problem),), 1)
-    of_service = _gauge("service_power_watts", "What the chip draws for the service, by its share of the work.")
+    if view.problem is not None:
+        problem.add_metric((str(view.problem),), 1)
+    service_power = _gauge("service_power_watts", "What the chip draws for the service, by its share of the work.")
     per_token = _gauge("service_joules_per_token", "What a token has taken of the engine that runs now.")
     total = _counter("service_energy_joules", "What the chip has drawn for the service.")
-    for key, service in seen.services.items():
+    for key, service in view.services.items():
         labels = (key.namespace, key.name)
         total.add_metric(labels, service.joules)
         if service.watts is not None:
-            of_service.add_metric(labels, service.watts)
+            service_power.add_metric(labels, service.watts)
         if service.joules_per_token is not None:
             per_token.add_metric(labels, service.joules_per_token)
-    yield from (problem, of_service, total, per_token)
+    yield from (problem, service_power, total, per_token)
 
 
 def agent_registry(

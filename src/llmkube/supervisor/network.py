@@ -15,13 +15,13 @@ import trio
 from llmkube.base.private_files import write_private
 from llmkube.supervisor.host.processes import interface_addresses
 from llmkube.supervisor.host.this_machine import sample_here
-from llmkube.supervisor.nouns.host_addresses import NAMES_FOR_NODES, Reach, Surroundings, choose, usable
-from llmkube.supervisor.nouns.ports import HostFacts
+from llmkube.supervisor.values.host_addresses import NAMES_FOR_NODES, HostAddress, NetworkView, choose, usable
+from llmkube.supervisor.values.ports import HostFacts
 
 RESOLVE_SECONDS = 2.0
 """How long a name may take; a resolver that does not answer knows nothing."""
 
-ELSEWHERE = ("192.0.2.1", "2001:db8::1")
+DOCUMENTATION_ADDRESSES = ("192.0.2.1", "2001:db8::1")
 """Addresses for documentation (RFC 5737, RFC 3849): the route to them is the route to the rest of the world."""
 
 STABLE_SOURCE: Final = {"linux": (72, 2), "darwin": (63, 0)}
@@ -31,13 +31,13 @@ Linux: IPV6_ADDR_PREFERENCES, IPV6_PREFER_SRC_PUBLIC (RFC 5014; linux/in6.h). ma
 (netinet6/in6.h).
 """
 
-KNOWN_SECONDS = 60.0
+CACHE_SECONDS = 60.0
 """How long a name's addresses are believed, while this machine's own stay the same: a look every few seconds must not
 be a question to a name server every few seconds."""
 
 
 @attrs.frozen
-class _Answer:
+class _Resolved:
     own: frozenset[str]
     until: float
     targets: list[tuple[str, int]]
@@ -54,37 +54,37 @@ class LocalNetwork:
 
     api_server: str
     given: str | None = None
-    _answers: dict[str, _Answer] = attrs.field(factory=dict)
+    _cache: dict[str, _Resolved] = attrs.field(factory=dict)
 
-    async def look(self) -> Reach | None:
+    async def look(self) -> HostAddress | None:
         """Say how this host is reached now; None when it cannot look: no descriptor is left for the question."""
         try:
             own = own_addresses()
         except OSError:
             await trio.lowlevel.checkpoint()
             return None
-        return choose(self.given, await self._surroundings(own))
+        return choose(self.given, await self._view(own))
 
-    async def _surroundings(self, own: frozenset[str]) -> Surroundings:
+    async def _view(self, own: frozenset[str]) -> NetworkView:
         """Look at routes and names."""
         if self.given is not None:
             await trio.lowlevel.checkpoint()
-            return Surroundings(own)
+            return NetworkView(own)
         url = urlsplit(self.api_server)
         targets = await self._addresses(url.hostname or "", url.port or 443, own)
-        towards = _source_towards(targets)
-        same_machine = bool(towards) and ipaddress.ip_address(towards).is_loopback
+        source = _route_source(targets)
+        same_machine = bool(source) and ipaddress.ip_address(source).is_loopback
         if not same_machine:
-            return Surroundings(own, towards)
+            return NetworkView(own, source)
         named = tuple([(name, host) for name in NAMES_FOR_NODES for host, _ in await self._addresses(name, 443, own)])
-        lan = next(filter(None, (_source_towards([(address, 9)]) for address in ELSEWHERE)), "")
-        return Surroundings(own, towards, same_machine, named, lan)
+        lan = next(filter(None, (_route_source([(address, 9)]) for address in DOCUMENTATION_ADDRESSES)), "")
+        return NetworkView(own, source, same_machine, named, lan)
 
     async def _addresses(self, name: str, port: int, own: frozenset[str]) -> list[tuple[str, int]]:
-        known = self._answers.get(name)
+        known = self._cache.get(name)
         if known is None or known.own != own or known.until <= trio.current_time():
             targets = await _resolve(name, port)
-            known = self._answers[name] = _Answer(own, trio.current_time() + KNOWN_SECONDS, targets)
+            known = self._cache[name] = _Resolved(own, trio.current_time() + CACHE_SECONDS, targets)
         return known.targets
 
 
@@ -136,7 +136,7 @@ async def _resolve(host: str, port: int) -> list[tuple[str, int]]:
     return []
 
 
-def _source_towards(targets: list[tuple[str, int]]) -> str:
+def _route_source(targets: list[tuple[str, int]]) -> str:
     """Return the address from which this machine would talk to the first target that it has a route to.
 
     Of its IPv6 addresses one that stays: a temporary one (RFC 8981) is gone within days, and the engines on it end.

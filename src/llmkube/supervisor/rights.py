@@ -10,13 +10,13 @@ from llmkube.k8s.builtins import Endpoints, EndpointSlice, Lease, Node, Secret, 
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.leases import host_monitor
-from llmkube.k8s.rbac import APPLY, FOLLOW, Permission, Program
+from llmkube.k8s.rbac import APPLY, LIST_AND_WATCH, Permission, Program
 from llmkube.k8s.wire.names import ADDRESSES_ANNOTATION, HOST_ACCOUNT_PREFIX
 
 PROGRAM: Final = Program(
     "llmkube-agent",
     (
-        *(Permission(kind, FOLLOW) for kind in (Model, InferenceService)),
+        *(Permission(kind, LIST_AND_WATCH) for kind in (Model, InferenceService)),
         *(Permission(kind, frozenset({"patch"}), subresource="status") for kind in (Model, InferenceService)),
         # Whether a service is gone of which only the claim of a dead host is left.
         Permission(InferenceService, frozenset({"get"})),
@@ -28,7 +28,7 @@ PROGRAM: Final = Program(
         # What an earlier agent on this host has left, and every ten minutes what another client has removed or changed.
         *(Permission(kind, frozenset({"list"})) for kind in (Service, EndpointSlice, Endpoints)),
         # Their networks need no key; an agent of one namespace has what `agent join` wrote instead.
-        Permission(Node, FOLLOW),
+        Permission(Node, LIST_AND_WATCH),
         # Its own Lease, and the claims: created, taken over, given up; those of all hosts are followed.
         Permission(Lease, APPLY | {"delete"}, place="system"),
         *host_monitor.PERMISSIONS,

@@ -32,33 +32,33 @@ from llmkube.supervisor.cluster.status import Slot
 from llmkube.supervisor.host.sample import Level
 from llmkube.supervisor.host_cordon import HostCordon
 from llmkube.supervisor.memory.book import Book
-from llmkube.supervisor.memory.eviction import Decision, Evict, Skip
+from llmkube.supervisor.memory.eviction import Decision, Eviction, Skip
 from llmkube.supervisor.memory.ledger import Ledger
-from llmkube.supervisor.memory.refusal import not_returned
+from llmkube.supervisor.memory.refusal import unreturned_message
 from llmkube.supervisor.memory.reservation import MemorySpec
-from llmkube.supervisor.nouns.desired import Desired, Idle, Target, desired_here, draft_key, model_key
-from llmkube.supervisor.nouns.host_addresses import Reach
-from llmkube.supervisor.nouns.journal import Entry
-from llmkube.supervisor.nouns.need import need_of
-from llmkube.supervisor.nouns.ports import Ports, Shutdown
-from llmkube.supervisor.nouns.settings import AgentSettings
 from llmkube.supervisor.service.context import ServiceContext
-from llmkube.supervisor.service.events import Event, displacing
+from llmkube.supervisor.service.events import Event, displacing_event
 from llmkube.supervisor.service.facts import Facts
 from llmkube.supervisor.service.runner import Runner, run_service
 from llmkube.supervisor.service.status_manager import StatusManager
+from llmkube.supervisor.values.desired import Desired, Idle, Target, desired_here, draft_key, model_key
+from llmkube.supervisor.values.host_addresses import HostAddress
+from llmkube.supervisor.values.journal import Entry
+from llmkube.supervisor.values.need import need_of
+from llmkube.supervisor.values.ports import Ports, Shutdown
+from llmkube.supervisor.values.settings import AgentSettings
 
 log = structlog.get_logger(__name__)
 
 
-WORTH_TELLING = frozenset(
+REPORTED_SKIPS = frozenset(
     {Skip.DISABLED, Skip.DRY_RUN, Skip.ALL_PROTECTED, Skip.LAST_SERVICE, Skip.TOO_SMALL, Skip.CANNOT_HELP}
 )
 """Why nothing is evicted, if a person could do something about that."""
 
 
 @attrs.define(eq=False)
-class Running:
+class RunningService:
     """One service's task.
 
     Attributes:
@@ -74,13 +74,13 @@ class Running:
     runner: Runner
 
     @property
-    def wish(self) -> Desired:
+    def desired(self) -> Desired:
         """What it serves, or plans to."""
-        return self.status_manager.facts.wish
+        return self.status_manager.facts.desired
 
-    def follow(self, wish: Desired) -> None:
+    def follow(self, desired: Desired) -> None:
         """Serve a newer wish."""
-        self.status_manager.follow(wish)
+        self.status_manager.follow(desired)
         self.replan.put_nowait(None)
 
 
@@ -93,61 +93,61 @@ class RunningServices:
     """
 
     book: Book
-    by_key: dict[Key, Running] = attrs.field(factory=dict)
-    _told_unreturned: int = 0
+    by_key: dict[Key, RunningService] = attrs.field(factory=dict)
+    _reported_unreturned: int = 0
 
-    def tell_address(self) -> None:
+    def notify_address_changed(self) -> None:
         """This host is reached in another way."""
         for running in self.by_key.values():
             running.runner.address_changed()
 
-    def tell_engine(self) -> None:
+    def notify_engine_upgraded(self) -> None:
         """The engine program is another one; its flags may be others, so every service is planned again."""
         for running in self.by_key.values():
             running.replan.put_nowait(None)
 
-    def tell_memory(self, decision: Decision, before: Decision | None) -> None:
+    def notify_memory(self, decision: Decision, before: Decision | None) -> None:
         """How short of memory the host is, and why nothing is evicted."""
         for key in self.by_key:
-            self._tell_memory(key, decision)
+            self._update_memory(key, decision)
         known = before is not None and Level.UNKNOWN not in {decision.level, before.level}
         if before is not None and known and before.level is not decision.level:
             kind: Literal["Normal", "Warning"] = "Normal" if decision.level is Level.NORMAL else "Warning"
-            self._emit(Event("MemoryPressureLevelChanged", f"memory is {_word(decision)}", kind))
-        if decision.skip in WORTH_TELLING and (before is None or before.skip is not decision.skip):
+            self._emit(Event("MemoryPressureLevelChanged", f"memory is {_pressure_text(decision)}", kind))
+        if decision.skip in REPORTED_SKIPS and (before is None or before.skip is not decision.skip):
             self._emit(Event("EvictionSkipped", decision.note))
-        self._tell_unreturned()
+        self._report_unreturned()
 
-    def tell_memory_to(self, key: Key) -> None:
+    def update_memory_of(self, key: Key) -> None:
         """The same for one service, if the memory was looked at."""
         if self.book.decision is not None:
-            self._tell_memory(key, self.book.decision)
+            self._update_memory(key, self.book.decision)
 
-    def tell_evicted(self, evict: Evict) -> None:
+    def notify_evicted(self, evict: Eviction) -> None:
         """A service has to go, and why; the service that it goes for hears of it, too."""
         winner, evicted = self.by_key.get(evict.winner) if evict.winner else None, self.by_key.get(evict.key)
         if winner is not None:
-            winner.status_manager.emit(displacing(winner.status_manager.key, evict))
+            winner.status_manager.emit(displacing_event(winner.status_manager.key, evict))
         if evicted is not None:
             evicted.status_manager.update(Facts.with_eviction, evict)
-            self.tell_memory_to(evict.key)
+            self.update_memory_of(evict.key)
 
-    def tell_refused(self, key: Key, slot: Slot, error: UserError | None) -> None:
+    def notify_refused(self, key: Key, slot: Slot, error: UserError | None) -> None:
         """The API server refuses an object of a service, or with None accepts it now."""
         if key in self.by_key:
             self.by_key[key].status_manager.update(Facts.with_refusal, slot, error)
 
-    def _tell_memory(self, key: Key, decision: Decision) -> None:
-        evicted, why = self.book.evicted(key), _word(decision)
+    def _update_memory(self, key: Key, decision: Decision) -> None:
+        evicted, why = self.book.evicted(key), _pressure_text(decision)
         self.by_key[key].status_manager.update(Facts.with_memory, decision.level, evicted, why)
 
-    def _tell_unreturned(self) -> None:
-        size, told = self.book.unreturned.size_bytes, self._told_unreturned
-        self._told_unreturned = size
-        if size > told:
+    def _report_unreturned(self) -> None:
+        size, notified = self.book.unreturned.size_bytes, self._reported_unreturned
+        self._reported_unreturned = size
+        if size > notified:
             log.warning("wired memory not returned", bytes=size)
-            self._emit(Event("MemoryNotReturned", not_returned(size), "Warning"))
-        elif told and not size:
+            self._emit(Event("MemoryNotReturned", unreturned_message(size), "Warning"))
+        elif notified and not size:
             log.info("wired memory returned")
 
     def _emit(self, event: Event) -> None:
@@ -155,7 +155,7 @@ class RunningServices:
             running.status_manager.emit(event)
 
 
-def _word(decision: Decision) -> str:
+def _pressure_text(decision: Decision) -> str:
     if decision.level is Level.UNKNOWN:
         return f"not known: {decision.note}"
     word = {Level.NORMAL: "normal", Level.WARNING: "short", Level.CRITICAL: "critically short"}[decision.level]
@@ -192,7 +192,7 @@ class ServiceQueue:
 SETTLE_SECONDS = 15.0
 """After hosts have come or gone, what stands is said again: one that was away may have said something old last."""
 
-DOUBTED = (
+DELETION_DOUBTED = (
     f"the service was deleted together with most others; its engine ends in {CONFIRM_SECONDS:g} s "
     "if the next list confirms that"
 )
@@ -209,7 +209,7 @@ class Services:
         shutdown: Whether engines stay when their tasks are cancelled.
         changed: Its version grows whenever what is known of a service may have changed.
         running: The services whose tasks run here.
-        reach: How this host is reached.
+        host_address: How this host is reached.
         cordon: Whether this host serves at all.
         hosts: Which hosts are alive.
         claims: Which services this host may run.
@@ -228,7 +228,7 @@ class Services:
     shutdown: Shutdown = attrs.field(factory=Shutdown)
     changed: Mailbox[None] = attrs.field(factory=lambda: Mailbox(None))
     running: RunningServices = attrs.field(init=False)
-    reach: Mailbox[Reach] = attrs.field(init=False)
+    host_address: Mailbox[HostAddress] = attrs.field(init=False)
     cordon: HostCordon = attrs.field(init=False)
     hosts: HostMonitor = attrs.field(init=False)
     claims: ClaimManager = attrs.field(init=False)
@@ -236,17 +236,19 @@ class Services:
     recorder: EventRecorder = attrs.field(init=False)
     applier: Applier = attrs.field(init=False)
     drift_repair: DriftRepair = attrs.field(init=False)
-    _left: dict[Key, Entry] = attrs.field(init=False)  # by an earlier agent, of services that were not started yet
+    _earlier: dict[Key, Entry] = attrs.field(init=False)  # by an earlier agent, of services that were not started yet
 
     def __attrs_post_init__(self) -> None:
         settings, ports = self.settings, self.ports
-        self.services.expect(ports.left)
+        self.services.expect(ports.earlier)
         self.running = RunningServices(Book(settings.memory_rules))
-        self.reach = Mailbox(Reach(settings.advertise_address, settings.bind_address, seen=ports.look is None))
-        busy, look_again = lambda: bool(self.running.by_key), self.queue.add_all
-        self.cordon = HostCordon(ports.cordon, ports.utcnow, settings.accelerators, busy, look_again)
+        self.host_address = Mailbox(
+            HostAddress(settings.advertise_address, settings.bind_address, seen=ports.look is None)
+        )
+        has_services, reconcile_all = lambda: bool(self.running.by_key), self.queue.add_all
+        self.cordon = HostCordon(ports.cordon, ports.utcnow, settings.accelerators, has_services, reconcile_all)
         self.cordon.look()  # before anything is started
-        self.hosts = HostMonitor(self.client, settings.lease_namespace, look_again)
+        self.hosts = HostMonitor(self.client, settings.lease_namespace, reconcile_all)
         self.claims = ClaimManager(
             self.client,
             settings,
@@ -254,21 +256,21 @@ class Services:
             ports.utcnow,
             ports.rng,
             has_file=ports.weights.has,
-            desired=self.wish_of,
+            desired=self.desired_state,
             enqueue=self.queue.add,
         )
-        self.ledger = Ledger(self.running.book, watched=ports.memory is not None, told=self.running.tell_evicted)
+        self.ledger = Ledger(self.running.book, watched=ports.memory is not None, notified=self.running.notify_evicted)
         self.recorder = EventRecorder("llmkube-agent", settings.host_name, ports.utcnow, ports.rng)
-        self.applier = Applier(ports.rng, self.running.tell_refused)
+        self.applier = Applier(ports.rng, self.running.notify_refused)
         self.drift_repair = DriftRepair(self.applier, self.conditions_of, ports.rng)
-        self._left = dict(ports.left)
+        self._earlier = dict(ports.earlier)
 
     def synced(self) -> bool:
         """Whether everything that decides what runs here has been seen once."""
         return self.models.synced.is_set() and self.services.synced.is_set() and self.claims.synced
 
     @property
-    def waits_for(self) -> str:
+    def not_ready_reason(self) -> str:
         """What keeps this host from taking up services, or empty; what an earlier agent has left runs meanwhile."""
         claims = self.claims
         kinds = (
@@ -306,30 +308,30 @@ class Services:
         found = self.services.get(slot.key) if slot.kind is InferenceService else self.models.get(slot.key)
         return found.status.conditions if found is not None and found.status is not None else None
 
-    def wish_of(self, key: Key) -> Desired | None:
+    def desired_state(self, key: Key) -> Desired | None:
         """Return what this host should do for a service as last seen; None when the service is not its business."""
         listed, runs = self.services.get(key), self.running.by_key.get(key)
         service = listed.on_hosts if listed is not None else None
         model = self.models.get(model_key(service)) if service else None
         named = draft_key(service) if service else None
         draft = self.models.get(named) if named else None
-        return desired_here(service, model, runs.wish if runs else None, self.cordon.serves, draft=draft)
+        return desired_here(service, model, runs.desired if runs else None, self.cordon.serves, draft=draft)
 
     async def run_address(self) -> Never:
         """Never return: have every service look to it when this host is reached in another way."""
-        version = self.reach.version
+        version = self.host_address.version
         while True:
-            await self.reach.wait_newer(version)
-            version = self.reach.version
-            self.running.tell_address()
+            await self.host_address.wait_newer(version)
+            version = self.host_address.version
+            self.running.notify_address_changed()
 
     async def run(self) -> None:
         """Never return: start, tell and end service tasks as the queue says."""
         async with trio.open_nursery() as nursery:
-            for key, entry in self.ports.left.items():
+            for key, entry in self.ports.earlier.items():
                 if entry.engine is not None:
-                    self._start(key, entry.wish, nursery, entry)
-            nursery.start_soon(self._go_on_alone, nursery)
+                    self._start(key, entry.desired, nursery, entry)
+            nursery.start_soon(self._start_offline, nursery)
             nursery.start_soon(self._reconcile_all_once_synced)
             while True:
                 keys, every = await self.queue.take()
@@ -344,26 +346,26 @@ class Services:
         await self.wait_synced()
         self.queue.add_all()
 
-    async def _go_on_alone(self, nursery: trio.Nursery) -> None:
+    async def _start_offline(self, nursery: trio.Nursery) -> None:
         """Start what ran last, when the API server does not come in time to say what is wanted now."""
         with trio.move_on_after(self.settings.offline_seconds):
             await self.wait_synced()
-            for key in self.ports.left:
+            for key in self.ports.earlier:
                 if key not in self.running.by_key and key not in self.services:
                     await self.ports.journal.remove(key)
         if self.synced():
             await trio.sleep(SETTLE_SECONDS)
-            for key in self.ports.left:
+            for key in self.ports.earlier:
                 if key not in self.running.by_key:  # another host has it by now: the next start must not bring it back
                     await self.ports.journal.remove(key)
             return
         if not self.cordon.serves:
             log.warning("the API server does not answer; this host is cordoned and serves nothing", end=self.cordon.end)
             return
-        log.warning("the API server does not answer; serving the last known services", services=len(self.ports.left))
-        for key, entry in self.ports.left.items():
+        log.warning("the API server does not answer; serving the last known services", services=len(self.ports.earlier))
+        for key, entry in self.ports.earlier.items():
             if key not in self.running.by_key and key not in self.services:
-                self._start(key, entry.wish, nursery, entry)
+                self._start(key, entry.desired, nursery, entry)
 
     def _reconcile(self, key: Key, nursery: trio.Nursery) -> None:
         running, service = self.running.by_key.get(key), self.services.get(key)
@@ -372,26 +374,26 @@ class Services:
             if running is not None and running.status_manager.view.pid is not None and not self.cordon.serves:
                 running.scope.cancel(reason="the host is cordoned")
             return
-        wish = self.wish_of(key)
-        ours = wish is not None and self.claims.may_run(wish, running=running is not None)
-        if running is not None and wish is not None:
-            running.status_manager.speak(ours and self.claims.reports(wish))
-        if running is not None and key in self.services.doubted:
-            running.status_manager.emit(Event("DeletionDoubted", DOUBTED))
-        if wish is None or not ours:
-            if wish is None and running is None and self.synced():
+        desired = self.desired_state(key)
+        is_ours = desired is not None and self.claims.may_run(desired, running=running is not None)
+        if running is not None and desired is not None:
+            running.status_manager.set_reporting(is_ours and self.claims.reports(desired))
+        if running is not None and key in self.services.unconfirmed:
+            running.status_manager.emit(Event("DeletionDoubted", DELETION_DOUBTED))
+        if desired is None or not is_ours:
+            if desired is None and running is None and self.synced():
                 self.claims.release(key, unlisted=service is None)
             if running is not None:
                 running.scope.cancel(reason="deleted, another host's, or the host is cordoned")
         elif running is None:
-            self._start(key, wish, nursery)
-        elif not running.scope.cancel_called and not wish.same_wish(running.wish):
-            running.follow(wish)
-            self.ledger.follow(key, _memory_spec(wish))
+            self._start(key, desired, nursery)
+        elif not running.scope.cancel_called and not desired.has_same_spec(running.desired):
+            running.follow(desired)
+            self.ledger.follow(key, _memory_spec(desired))
         # A service that comes back while its task ends is added again by the end of that task.
 
-    def _start(self, key: Key, wish: Desired, nursery: trio.Nursery, left: Entry | None = None) -> None:
-        facts = Facts(wish, self.settings.host_name, Reach(None))
+    def _start(self, key: Key, desired: Desired, nursery: trio.Nursery, earlier: Entry | None = None) -> None:
+        facts = Facts(desired, self.settings.host_name, HostAddress(None))
         status_manager = StatusManager(
             facts,
             self.settings,
@@ -399,26 +401,28 @@ class Services:
             self.recorder,
             self.ports.utcnow,
             self.changed,
-            self.reach,
-            speaks=self.claims.reports(wish),
+            self.host_address,
+            reports_status=self.claims.reports(desired),
         )
-        found, before = left.engine if left else None, self._left.pop(key, None)
-        kept = before.kept if before and before.wish.service.metadata.uid == wish.service.metadata.uid else None
+        found, before = earlier.engine if earlier else None, self._earlier.pop(key, None)
+        fallback = (
+            before.fallback if before and before.desired.service.metadata.uid == desired.service.metadata.uid else None
+        )
         runner = Runner(
-            ServiceContext(status_manager, self.ports, self.settings, self.shutdown, self.ledger), found, kept
+            ServiceContext(status_manager, self.ports, self.settings, self.shutdown, self.ledger), found, fallback
         )
         # Listed before its task runs for the first time: it may be reconciled again in between.
-        self.running.by_key[key] = running = Running(Mailbox(None), trio.CancelScope(), status_manager, runner)
-        self.ledger.follow(key, _memory_spec(wish))
-        if left is not None and left.engine is not None:
-            self.ledger.adopt(key, need_of(left.launch, None))
-        self.running.tell_memory_to(key)
-        nursery.start_soon(self._look_after, key, running, left)
+        self.running.by_key[key] = running = RunningService(Mailbox(None), trio.CancelScope(), status_manager, runner)
+        self.ledger.follow(key, _memory_spec(desired))
+        if earlier is not None and earlier.engine is not None:
+            self.ledger.adopt(key, need_of(earlier.launch, None))
+        self.running.update_memory_of(key)
+        nursery.start_soon(self._supervise, key, running, earlier)
 
-    async def _look_after(self, key: Key, running: Running, left: Entry | None) -> None:
-        running.status_manager.start(adopting=left is not None and left.engine is not None)
-        first: Target = left.launch if left else Idle(Reason.PENDING)
-        with self._listed(key), running.scope:
+    async def _supervise(self, key: Key, running: RunningService, earlier: Entry | None) -> None:
+        running.status_manager.start(adopting=earlier is not None and earlier.engine is not None)
+        first: Target = earlier.launch if earlier else Idle(Reason.PENDING)
+        with self._registered(key), running.scope:
             await run_service(running.replan, running.runner, first)
         if running.scope.cancelled_caught:
             log.info("inference service ended", name=key.name, namespace=key.namespace)
@@ -429,7 +433,7 @@ class Services:
                 log.exception("journal entry not removed", name=key.name, namespace=key.namespace)
 
     @contextmanager
-    def _listed(self, key: Key) -> Iterator[None]:
+    def _registered(self, key: Key) -> Iterator[None]:
         try:
             yield
         finally:
@@ -439,7 +443,7 @@ class Services:
             self.queue.add(key)
 
 
-def _memory_spec(wish: Desired) -> MemorySpec:
+def _memory_spec(desired: Desired) -> MemorySpec:
     """What the objects say about a service's place in the memory."""
-    spec = wish.service.spec
-    return MemorySpec(spec.priority, spec.eviction_protection, wish.model.spec.hardware)
+    spec = desired.service.spec
+    return MemorySpec(spec.priority, spec.eviction_protection, desired.model.spec.hardware)

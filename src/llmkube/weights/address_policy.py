@@ -12,7 +12,7 @@ from typing import Final
 import attrs
 
 from llmkube.base.errors import UserError
-from llmkube.base.tables import read_table
+from llmkube.base.package_data import read_table
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -28,10 +28,10 @@ class Rule:
 
 
 _ROWS: Final = read_table(__package__, "address_rules")
-_IPV4: Final = tuple(Rule(ipaddress.ip_network(network), *said) for network, *said in _ROWS["ipv4"])
-_IPV6: Final = tuple(Rule(ipaddress.ip_network(network), *said) for network, *said in _ROWS["ipv6"])
+_IPV4: Final = tuple(Rule(ipaddress.ip_network(network), *rest) for network, *rest in _ROWS["ipv4"])
+_IPV6: Final = tuple(Rule(ipaddress.ip_network(network), *rest) for network, *rest in _ROWS["ipv6"])
 _GLOBAL_UNICAST: Final = ipaddress.IPv6Network("2000::/3")  # all that IANA has handed out so far
-_ELSEWHERE: Final = Rule(ipaddress.IPv6Network("::/0"), "not global unicast")
+_NOT_GLOBAL: Final = Rule(ipaddress.IPv6Network("::/0"), "not global unicast")
 _MAPPED: Final = ipaddress.IPv6Network("::ffff:0:0/96")
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")  # networks without IPv4 reach every public IPv4 host through it
 
@@ -46,7 +46,7 @@ def matching_rule(address: Address) -> Rule | None:
     if isinstance(plain, ipaddress.IPv4Address):
         return next((rule for rule in _IPV4 if plain in rule.network), None)
     found = next((rule for rule in _IPV6 if plain in rule.network), None)
-    return found or (None if plain in _GLOBAL_UNICAST else _ELSEWHERE)
+    return found or (None if plain in _GLOBAL_UNICAST else _NOT_GLOBAL)
 
 
 def embedded_ipv4(address: Address) -> Address:

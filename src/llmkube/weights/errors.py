@@ -7,7 +7,7 @@ themselves.
 from pathlib import Path
 from typing import ClassVar, Self
 
-from llmkube.base.errors import UserError, WorldError
+from llmkube.base.errors import ExternalError, UserError
 from llmkube.base.units import format_bytes
 
 
@@ -168,7 +168,7 @@ class DigestMismatchError(WeightsError):
         self.final = final
 
 
-class FetchError(WorldError):
+class FetchError(ExternalError):
     """The disk or the network got in the way; the same fetch may succeed later."""
 
     reason: ClassVar[str] = "FetchFailed"

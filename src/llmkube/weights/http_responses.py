@@ -45,7 +45,7 @@ _CONTENT_RANGE: Final = re.compile(r"bytes (?:(\d{1,18})-(\d{1,18})|\*)/(\d{1,18
 _RATE_LIMIT: Final = re.compile(r"(?:^|;)\s*t=(\d{1,9})(?:;|,|$)", re.ASCII)
 _DIGEST: Final = re.compile(r'"?([0-9a-f]{64})"?', re.ASCII)
 _MAX_VALIDATOR: Final = 1024  # characters; longer ones are not worth keeping
-_LATER: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
+_RETRYABLE: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
 @attrs.frozen
@@ -105,7 +105,7 @@ class ReadBody:
 class Restart:
     """The prefix is of no use: drop it, and ask for the whole file."""
 
-    why: str
+    reason: str
 
 
 @attrs.frozen
@@ -164,40 +164,40 @@ def refusal(
     asked: RangeRequest, status: int, headers: Headers, *, redirected: bool, now: datetime.datetime
 ) -> SourceNotFoundError | AccessDeniedError | SourceRefusedError | FetchError:
     """Return the error for a status that carries no file."""
-    said = _hub_words(headers) if asked.server == "hub" else ""
-    answer = f"{asked.shown}: the server answered {status}{said}"
+    hub_message = _hub_message(headers) if asked.server == "hub" else ""
+    message = f"{asked.shown}: the server answered {status}{hub_message}"
     if asked.server == "bucket" and status == 400 and (region := other_region(headers)):
-        return SourceRefusedError(f"{answer}: the bucket is in {region}; set AWS_REGION to that")
-    if status in _LATER:
+        return SourceRefusedError(f"{message}: the bucket is in {region}; set AWS_REGION to that")
+    if status in _RETRYABLE:
         wait = wait_seconds(headers, now)
         when = "" if wait is None else f"; it asks to wait {wait:.0f} s"
         if status in (429, 503) or wait is not None:
-            return ThrottledError(f"{answer}{when}", wait_seconds=wait)
-        return FetchError(answer)
+            return ThrottledError(f"{message}{when}", wait_seconds=wait)
+        return FetchError(message)
     if redirected:
         # A signed link has expired, or a mirror is broken: the source itself may hand out a better one.
-        return FetchError(f"{answer} after a redirect")
+        return FetchError(f"{message} after a redirect")
     if status in (401, 403):
-        return _denied(asked, answer, status)
+        return _denied(asked, message, status)
     if status in (404, 410):
-        return SourceNotFoundError(f"{answer}: there is no such file; check the name and the revision")
-    return SourceRefusedError(f"{answer}, which is no file; open the URL in a browser to see what it says")
+        return SourceNotFoundError(f"{message}: there is no such file; check the name and the revision")
+    return SourceRefusedError(f"{message}, which is no file; open the URL in a browser to see what it says")
 
 
-def _denied(asked: RangeRequest, answer: str, status: int) -> AccessDeniedError | FetchError:
+def _denied(asked: RangeRequest, message: str, status: int) -> AccessDeniedError | FetchError:
     if asked.server == "hub":
         cause = "the token that was sent has no right to read it" if asked.credential else "it needs a token"
-        return AccessDeniedError(f"{answer}: {cause}; {ACCESS_ADVICE}")
+        return AccessDeniedError(f"{message}: {cause}; {ACCESS_ADVICE}")
     if asked.server == "bucket":
         # Without the right to list, a bucket answers the same for an object that is not there.
         cause = "the key has no right to read it, or there is no such object" if asked.credential else "it needs a key"
-        return AccessDeniedError(f"{answer}: {cause}; {BUCKET_ADVICE}")
+        return AccessDeniedError(f"{message}: {cause}; {BUCKET_ADVICE}")
     if asked.server == "registry":
         if asked.credential and status == 401:
-            return FetchError(f"{answer}: what the registry gave as a token is not, or no longer, taken")
-        return AccessDeniedError(f"{answer}: access is denied; {REGISTRY_ADVICE}")
+            return FetchError(f"{message}: what the registry gave as a token is not, or no longer, taken")
+        return AccessDeniedError(f"{message}: access is denied; {REGISTRY_ADVICE}")
     return AccessDeniedError(
-        f"{answer}: access is denied; check the user and password, or the signature, in the URL, "
+        f"{message}: access is denied; check the user and password, or the signature, in the URL, "
         "or download the file yourself and name it by its path"
     )
 
@@ -264,8 +264,8 @@ def interpret_part(asked: RangeRequest, headers: Headers) -> ReadBody | Restart:
     validator = Validator.of(headers)
     if not asked.validator.agrees(validator) or asked.total_bytes not in (None, total):
         return Restart("the file on the server has changed since the download began")
-    kept = Validator(validator.etag or asked.validator.etag, validator.last_modified or asked.validator.last_modified)
-    return ReadBody(asked.offset, total, kept)
+    merged = Validator(validator.etag or asked.validator.etag, validator.last_modified or asked.validator.last_modified)
+    return ReadBody(asked.offset, total, merged)
 
 
 def _refuse_encoding(asked: RangeRequest, headers: Headers) -> None:
@@ -277,10 +277,10 @@ def _refuse_encoding(asked: RangeRequest, headers: Headers) -> None:
         )
 
 
-def _hub_words(headers: Headers) -> str:
+def _hub_message(headers: Headers) -> str:
     code, message = headers.get("x-error-code", ""), headers.get("x-error-message", "")
-    words = " ".join(word for word in (code, message) if word)[:200]
-    return f" ({words})" if words and words.isprintable() else ""
+    text = " ".join(word for word in (code, message) if word)[:200]
+    return f" ({text})" if text and text.isprintable() else ""
 
 
 def content_length(headers: Headers) -> int | None:

@@ -62,23 +62,23 @@ class AllowedModels:
         Raises:
             ValueError: One of them can match no name; says how they are written.
         """
-        for pattern in (kept := tuple(patterns)):
+        for pattern in (allowed := tuple(patterns)):
             if not _PATTERN.fullmatch(pattern):
                 raise ValueError(f"{pattern!r} is no name of a model: write it as Ollama does, such as llama3.2, or *")
-        return cls(kept)
+        return cls(allowed)
 
     def admits(self, model: OllamaModel) -> bool:
         """Whether one of the patterns is that of a model; Ollama tells no case."""
-        name = _usual(model.name)
-        return any(re.fullmatch(_expression(each), name) for each in self.patterns)
+        name = _normalized(model.name)
+        return any(re.fullmatch(_pattern_regex(each), name) for each in self.patterns)
 
 
-def _usual(name: str) -> str:
+def _normalized(name: str) -> str:
     return name.lower().removeprefix(_DEFAULT_NAMESPACE)
 
 
-def _expression(pattern: str) -> str:
-    name, _, tag = _usual(pattern).partition(":")
+def _pattern_regex(pattern: str) -> str:
+    name, _, tag = _normalized(pattern).partition(":")
     return ":".join(re.escape(each).replace(r"\*", "[^/:]*") for each in (name, tag or "*"))
 
 

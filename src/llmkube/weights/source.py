@@ -18,10 +18,10 @@ QUANTIZATION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
 """What stands behind the colon of `ORG/REPO:Q4_K_M`."""
 
 _HOST: Final = re.compile(r"(?:https://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<path>.+)", re.IGNORECASE)
-_NO_MODELS: Final = frozenset({"api", "collections", "datasets", "docs", "models", "papers", "spaces"})
+_NON_MODEL_PATHS: Final = frozenset({"api", "collections", "datasets", "docs", "models", "papers", "spaces"})
 
 
-def hub_text(source: str) -> str:
+def normalize_hub_source(source: str) -> str:
     """Return a page of a repository, or its name with the hub's, as `hf://…`; any other source as it is.
 
     `https://huggingface.co/ORG/REPO/blob/main/FILE.gguf` is the page that a browser shows of a file. The address that
@@ -30,9 +30,9 @@ def hub_text(source: str) -> str:
     found = _HOST.fullmatch(source)
     if found is None:
         return source
-    steps = [urllib.parse.unquote(step) for step in re.split(r"[?#]", found["path"])[0].strip("/").split("/")]
-    match steps:
-        case [owner, _, *_] if owner.lower() in _NO_MODELS:
+    segments = [urllib.parse.unquote(segment) for segment in re.split(r"[?#]", found["path"])[0].strip("/").split("/")]
+    match segments:
+        case [owner, _, *_] if owner.lower() in _NON_MODEL_PATHS:
             return source
         case [owner, name]:
             return f"hf://{owner}/{name}"
@@ -55,9 +55,9 @@ _SECRETS: Final = re.compile(r"(?<=://)[^/]*@|[?#].*", re.DOTALL)  # credentials
 _BUILTIN_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]*")
 _REPOSITORY: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _BUCKET: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,254}", re.ASCII)
-_STEP: Final = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
+_COMPONENT: Final = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
 _IMAGE: Final = re.compile(  # the grammar of references, github.com/distribution/reference
-    rf"(?P<registry>[A-Za-z0-9][A-Za-z0-9.-]*(?::\d{{1,5}})?)/(?P<repository>{_STEP}(?:/{_STEP})*)"
+    rf"(?P<registry>[A-Za-z0-9][A-Za-z0-9.-]*(?::\d{{1,5}})?)/(?P<repository>{_COMPONENT}(?:/{_COMPONENT})*)"
     r"(?::(?P<tag>\w[\w.-]{0,127}))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?",
     re.ASCII,
 )
@@ -287,7 +287,7 @@ class ImageSource:
         Raises:
             SourceError: No file can have that name.
         """
-        if not path or path.startswith("/") or any(step in ("", ".", "..") for step in path.split("/")):
+        if not path or path.startswith("/") or any(segment in ("", ".", "..") for segment in path.split("/")):
             raise SourceError(f"{path!r} is no path of a file in an image")
         return attrs.evolve(self, file=path)
 
@@ -295,7 +295,7 @@ class ImageSource:
 RemoteFile = WebFile | HubFile | HubRepository | BucketFile
 Remote = RemoteFile | ImageSource | HubFolder
 Source = Builtin | LocalFile | RemoteFile | ImageSource | VolumeSource | OllamaModel
-Given = Source | LocalFolder | HubFolder
+EngineSource = Source | LocalFolder | HubFolder
 """What an engine is given of a source: the format of the weights makes a folder of some."""
 
 
@@ -316,39 +316,39 @@ def parse_source(text: str) -> Source:
         raise SourceError(f"{shown} is not valid text")
     if text.startswith("/"):
         return LocalFile(text)
-    text = hub_text(text)
+    text = normalize_hub_source(text)
     scheme, separator, rest = text.partition("://")
     if not separator:
         if _REPOSITORY.fullmatch(re.split("[:@]", text, maxsplit=1)[0]):
-            return _hub(shown, text)
+            return _parse_hub(shown, text)
         raise SourceError(f"{shown} is neither an absolute path nor a URL; use {_FORMS}")
-    return _with_scheme(shown, text, scheme, rest)
+    return _parse_with_scheme(shown, text, scheme, rest)
 
 
-def _with_scheme(shown: str, text: str, scheme: str, rest: str) -> Source:
+def _parse_with_scheme(shown: str, text: str, scheme: str, rest: str) -> Source:
     if scheme == "builtin":
         if not _BUILTIN_NAME.fullmatch(rest):
             raise SourceError(f"{shown} names no built-in weights; builtin://demo does")
         return Builtin(rest)
     if scheme == "file":
-        return _local_file(shown, rest)
+        return _parse_local_file(shown, rest)
     if scheme == OLLAMA:
         return read_name(shown, rest)
     if scheme == "oci":
-        return _image(shown, rest)
+        return _parse_image(shown, rest)
     if scheme not in ("http", "https", "hf", "pvc", "s3"):
         raise SourceError(f"{shown} has the unknown scheme {scheme!r}; use {_FORMS}")
     if not rest.strip("/"):
         raise SourceError(f"{shown} names nothing after {scheme}://")
     if scheme == "hf":
-        return _hub(shown, rest)
+        return _parse_hub(shown, rest)
     if scheme == "s3":
         bucket, _, path = rest.partition("/")
         return _bucket_file(shown, bucket, path)
-    return VolumeSource(scheme, text) if scheme == "pvc" else _web(shown, text)
+    return VolumeSource(scheme, text) if scheme == "pvc" else _parse_web(shown, text)
 
 
-def _image(shown: str, rest: str) -> ImageSource:
+def _parse_image(shown: str, rest: str) -> ImageSource:
     found = _IMAGE.fullmatch(rest)
     if found is None:
         raise SourceError(
@@ -361,7 +361,7 @@ def _redact(text: str) -> str:
     return _SECRETS.sub("", text)
 
 
-def _web(shown: str, text: str) -> WebFile:
+def _parse_web(shown: str, text: str) -> WebFile:
     try:
         url, user_info = parse_url(text)
     except BadUrlError as exc:
@@ -369,15 +369,15 @@ def _web(shown: str, text: str) -> WebFile:
     return WebFile(url.with_path(part_names(url.path)[0]), user_info)
 
 
-def _hub(shown: str, rest: str) -> HubFile | HubRepository:
-    whole, _, _ = rest.rpartition("@") if "@" in rest else (rest, "", "")
-    organisation, _, tail = whole.partition("/")
+def _parse_hub(shown: str, rest: str) -> HubFile | HubRepository:
+    location, _, _ = rest.rpartition("@") if "@" in rest else (rest, "", "")
+    organisation, _, tail = location.partition("/")
     name, _, path = tail.partition("/")
     name, colon, quantization = name.partition(":")
     repository = f"{organisation}/{name}"
     if not _REPOSITORY.fullmatch(repository):
         raise SourceError(f"{shown} names no repository; write hf://ORG/REPO or hf://ORG/REPO/FILE.gguf")
-    revision = _revision(shown, rest)
+    revision = _parse_revision(shown, rest)
     if colon and (path or not QUANTIZATION.fullmatch(quantization)):
         raise SourceError(f"{shown} has a malformed quantization; write ORG/REPO:Q4_K_M, or hf://ORG/REPO/FILE.gguf")
     if path:
@@ -396,13 +396,13 @@ def _hub_file(shown: str, repository: str, path: str, revision: str) -> HubFile:
 
 def _bucket_file(shown: str, bucket: str, path: str) -> BucketFile:
     odd = not path.isprintable() or set(path) & set("?#\\")
-    steps = path.rstrip("/").split("/") if path else []
-    if not _BUCKET.fullmatch(bucket) or odd or any(step in ("", ".", "..") for step in steps):
+    segments = path.rstrip("/").split("/") if path else []
+    if not _BUCKET.fullmatch(bucket) or odd or any(segment in ("", ".", "..") for segment in segments):
         raise SourceError(f"{shown} names no object in a bucket; write s3://BUCKET/KEY")
     return BucketFile(bucket, part_names(path)[0])
 
 
-def _revision(shown: str, text: str) -> str:
+def _parse_revision(shown: str, text: str) -> str:
     _, at, revision = text.rpartition("@")
     if not at:
         return DEFAULT_REVISION
@@ -415,7 +415,7 @@ def _revision(shown: str, text: str) -> str:
     return revision
 
 
-def _local_file(shown: str, rest: str) -> LocalFile:
+def _parse_local_file(shown: str, rest: str) -> LocalFile:
     # RFC 8089: file:///path and file://localhost/path name this host, percent escapes included
     host, slash, path = rest.partition("/")
     if host not in ("", "localhost") or not path:
@@ -430,7 +430,7 @@ FOLDER_FORMATS: Final = frozenset({"mlx", "safetensors"})
 """The values of `spec.format` whose engines are given a folder, and not a file."""
 
 
-def given_to_engine(source: Source, files: Sequence[str], weights_format: str) -> Given:
+def engine_source(source: Source, files: Sequence[str], weights_format: str) -> EngineSource:
     """Return what an engine of a host is given of a source: a file, or for formats that are folders a folder.
 
     Args:
@@ -469,17 +469,17 @@ def pick(source: Source, files: Sequence[str]) -> Source:
     if not files:
         return source
     if isinstance(source, ImageSource):
-        return _picked_from_image(source, files)
+        return _pick_from_image(source, files)
     if not isinstance(source, HubRepository | BucketFile):
         raise FileSetError(
             "picks files from a Hugging Face repository, a folder of a bucket or an image, but spec.source names none; "
             "write spec.source as ORG/REPO, s3://BUCKET/FOLDER or oci://REGISTRY/REPOSITORY, or leave spec.files out"
         )
     chosen = _file_of(source, files[0])
-    strange = [file for file in files[1:] if _file_of(source, file) != chosen]  # any part is named by the first
-    if strange:
+    unrelated = [file for file in files[1:] if _file_of(source, file) != chosen]  # any part is named by the first
+    if unrelated:
         raise FileSetError(
-            f"a host fetches the parts of one model, and {strange[0]!r} is no part of {files[0]!r}; leave it out"
+            f"a host fetches the parts of one model, and {unrelated[0]!r} is no part of {files[0]!r}; leave it out"
         )
     return chosen
 
@@ -491,7 +491,7 @@ def _file_of(source: HubRepository | BucketFile, file: str) -> HubFile | BucketF
         raise FileSetError(f"{file!r} names no .gguf file in a repository; patterns do not work") from exc
 
 
-def _picked_from_image(source: ImageSource, files: Sequence[str]) -> ImageSource:
+def _pick_from_image(source: ImageSource, files: Sequence[str]) -> ImageSource:
     try:
         return source.pick(files[0])
     except SourceError as exc:

@@ -19,7 +19,7 @@ _LABEL: Final = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)")
 _NUMBER: Final = re.compile(r"[0-9]+|0x[0-9a-f]*")  # what resolvers take for a number when it ends a name
 _FORBIDDEN: Final = re.compile(r"[\x00-\x20\x7f-\xa0\\]")
 _SAFE: Final = "!$&'()*+,;=:@/~-._%"  # RFC 3986's pchar, and the percent sign of what is escaped already
-_LONGEST: Final = 8192
+_MAX_LENGTH: Final = 8192
 
 
 class BadUrlError(ValueError):
@@ -94,8 +94,8 @@ def parse_url(text: str) -> tuple[WebUrl, UserInfo | None]:
     Raises:
         BadUrlError: It is not one, or its host is written in a way that resolvers and checks may read differently.
     """
-    if len(text) > _LONGEST:
-        raise BadUrlError(f"it is longer than {_LONGEST} characters")
+    if len(text) > _MAX_LENGTH:
+        raise BadUrlError(f"it is longer than {_MAX_LENGTH} characters")
     if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
         raise BadUrlError("it is not valid text")
     if _FORBIDDEN.search(text):
@@ -115,7 +115,7 @@ def parse_url(text: str) -> tuple[WebUrl, UserInfo | None]:
     return WebUrl(scheme, host, port, escaped), secret
 
 
-def follow(url: WebUrl, location: str) -> WebUrl:
+def resolve_location(url: WebUrl, location: str) -> WebUrl:
     """Return where a `Location` header leads from a URL; a user and password in it are ignored.
 
     Raises:

@@ -13,8 +13,8 @@ from llmkube.apiserver.fields.merge import MergeError
 from llmkube.apiserver.fields.ownership import (
     ApplyConflictError,
     ApplyRefusedError,
+    equal_except_times,
     record_write,
-    same_but_for_times,
     server_side_apply,
 )
 from llmkube.apiserver.kinds.kind_info import BUILTIN_KINDS, KindInfo
@@ -332,7 +332,7 @@ def test_times_alone_are_no_change():
     one = apply(None, widget(spec={"colour": "red"}), "me", now=T0)
     two = apply(None, widget(spec={"colour": "red"}), "me", now=T1)
     assert one != two
-    assert same_but_for_times(one, two)
+    assert equal_except_times(one, two)
 
 
 SPECS = st.fixed_dictionaries(
@@ -363,7 +363,7 @@ def test_a_forced_apply_always_gets_what_it_asked_for(steps: list[tuple[str, str
                 else:
                     assert live["spec"][name] == value
             again = apply(live, widget(spec=spec), manager, now=T2)
-            assert same_but_for_times(live, again)
+            assert equal_except_times(live, again)
         else:
             live = update(live, {**live, "spec": spec}, manager)
             assert live["spec"] == spec

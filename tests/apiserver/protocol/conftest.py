@@ -9,5 +9,5 @@ from llmkube.apiserver.kinds.catalog import Catalog
 @pytest.fixture
 def catalog():
     catalog = Catalog()
-    catalog.learn(widget_crd())
+    catalog.add_crd(widget_crd())
     return catalog

@@ -28,7 +28,7 @@ def test_versions_are_ranked_as_kubernetes_does():
 )
 def test_the_client_chooses_the_form_of_discovery(accept, version):
     """The aggregated form is for those who ask for a version of it that is known."""
-    assert discovery.wanted_aggregation(accept) == version
+    assert discovery.preferred_aggregation(accept) == version
 
 
 def test_both_forms_say_the_same(catalog):
@@ -59,10 +59,10 @@ def test_discovery_lists_verbs_as_kube_apiserver_does(catalog):
 def test_a_forgotten_kind_is_nowhere(catalog):
     """After its CRD is gone a kind is in no document, and the documents' address changes when a schema does."""
     before = openapi.root(catalog)["paths"]
-    catalog.forget("widgets.check.llmkube.dev")
+    catalog.remove_crd("widgets.check.llmkube.dev")
     assert catalog.find("check.llmkube.dev", "v1", "widgets") is None
     assert before.keys() - openapi.root(catalog)["paths"].keys() == {"apis/check.llmkube.dev/v1"}
     changed = widget_crd()
     changed["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["description"] = "new"
-    catalog.learn(changed)
+    catalog.add_crd(changed)
     assert openapi.root(catalog)["paths"]["apis/check.llmkube.dev/v1"] != before["apis/check.llmkube.dev/v1"]

@@ -58,7 +58,7 @@ def test_a_second_server_on_the_same_file_is_refused(tmp_path):
     """Two servers on one database would hand out the same resourceVersions."""
     with open_write_ahead_log(tmp_path / "db") as journal:
         journal.load()
-        with pytest.raises(StorageError, match="locked"), open_write_ahead_log(tmp_path / "db", patience_seconds=0):
+        with pytest.raises(StorageError, match="locked"), open_write_ahead_log(tmp_path / "db", timeout_seconds=0):
             pass
 
 

@@ -13,7 +13,7 @@ import trio
 
 from llmkube.apiserver.server import open_memory_api_server
 from llmkube.apiserver.storage.revisions import Object, Ref, Store
-from llmkube.apiserver.writes.garbage_collector import BATCH, MOST_EVENTS, last_written, overdue, seconds_to_next
+from llmkube.apiserver.writes.garbage_collector import BATCH, MAX_EVENTS, last_written, overdue, seconds_to_next
 from llmkube.k8s.resource import Key
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -53,8 +53,8 @@ def test_an_event_has_an_hour_from_its_last_write():
 def test_of_too_many_events_the_oldest_go_early():
     """More than the limit are cut down to it, from the old end."""
     events = [(Key("a", str(minute)), stamped(minute)) for minute in range(5)]
-    assert overdue(events, START, most=3) == [Key("a", "0"), Key("a", "1")]
-    assert overdue(events, START, most=5) == []
+    assert overdue(events, START, limit=3) == [Key("a", "0"), Key("a", "1")]
+    assert overdue(events, START, limit=5) == []
 
 
 def test_nobody_looks_before_there_is_something_to_do():
@@ -62,12 +62,16 @@ def test_nobody_looks_before_there_is_something_to_do():
     events = [(Key("a", "new"), stamped(30)), (Key("a", "old"), stamped(2))]
     assert seconds_to_next(events, START + timedelta(minutes=32)) == 30 * 60
     assert seconds_to_next(events, START + timedelta(minutes=62)) == 0
-    assert seconds_to_next(events, START, most=1) == 0
+    assert seconds_to_next(events, START, limit=1) == 0
     assert seconds_to_next([], START) == math.inf
 
 
 def event(name: str) -> dict[str, Any]:
-    return {"metadata": {"name": name}, "involvedObject": {"namespace": "default", "name": "x"}, "reason": "Tried"}
+    return {
+        "metadata": {"name": name},
+        "involvedObject": {"namespace": "default", "name": "x"},
+        "reason": "Tried",
+    }
 
 
 async def test_a_watch_sees_events_expire_and_a_write_puts_it_off(autojump_clock):
@@ -98,7 +102,7 @@ async def test_a_watch_sees_events_expire_and_a_write_puts_it_off(autojump_clock
 
 async def test_a_flood_of_events_is_cut_down_in_batches(autojump_clock):
     """What a restart finds beyond the limit is gone a minute later, although one transaction takes a batch only."""
-    many = MOST_EVENTS + 2 * BATCH + 1
+    many = MAX_EVENTS + 2 * BATCH + 1
     stored = []
     for number in range(many):
         metadata = {"name": f"e{number:05}", "namespace": "default", "uid": str(number), "resourceVersion": str(number)}
@@ -108,5 +112,5 @@ async def test_a_flood_of_events_is_cut_down_in_batches(autojump_clock):
     async with open_memory_api_server(utcnow=virtual_utcnow(), rng=random.Random(0), store=store):
         await trio.sleep(61)
         left = store.list("events")
-        assert len(left) == MOST_EVENTS
+        assert len(left) == MAX_EVENTS
         assert left[0][0].name == f"e{2 * BATCH + 1:05}"

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from http_lab import cut
-from llmkube.base.http.bodies import ChunkedBody, ChunkedEnd, EofBody, LengthBody
+from llmkube.base.http.bodies import ChunkedBody, ChunkedEndFinder, EofBody, LengthBody
 from llmkube.base.http.errors import MalformedError
 
 BAD_CHUNKS = {
@@ -68,7 +68,7 @@ def test_the_end_of_the_stream_is_clean_only_at_the_end_of_the_body(decoder, dat
 
 def find_end(pieces):
     """Where a body in these pieces ends, counted from its beginning; None if it does not, or "refused"."""
-    finder, before = ChunkedEnd(), 0
+    finder, before = ChunkedEndFinder(), 0
     try:
         for piece in pieces:
             if (end := finder.feed(piece)) >= 0:

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from http_lab import GONE, MemoryListener, Peer, always, answers, cut, echo, receive_until, serve_connection
-from llmkube.base.errors import WorldError
+from llmkube.base.errors import ExternalError
 from llmkube.base.http.client import HttpClient, open_http_client
-from llmkube.base.http.errors import BodyTooLargeError, BrokenOffError, ConnectError, HttpError, ProtocolError
+from llmkube.base.http.errors import BodyTooLargeError, ConnectError, ConnectionLostError, HttpError, ProtocolError
 from llmkube.base.http.message import Headers
 from llmkube.base.http.server import run_server
 
@@ -101,12 +101,12 @@ async def test_head_has_no_body():
 @pytest.mark.parametrize(
     ("wire", "error"),
     [
-        (b"", BrokenOffError),
-        (b"HTTP/1.1 200 OK\r\nContent-Le", BrokenOffError),
-        (b"HTTP/1.1 100 Continue\r\n\r\n", BrokenOffError),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nok", BrokenOffError),
-        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n", BrokenOffError),
-        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n", BrokenOffError),
+        (b"", ConnectionLostError),
+        (b"HTTP/1.1 200 OK\r\nContent-Le", ConnectionLostError),
+        (b"HTTP/1.1 100 Continue\r\n\r\n", ConnectionLostError),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nok", ConnectionLostError),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n", ConnectionLostError),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n", ConnectionLostError),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", ProtocolError),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\n", ProtocolError),
         (b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n", ProtocolError),
@@ -121,9 +121,9 @@ async def test_head_has_no_body():
 async def test_bad_answers_are_errors_that_name_the_peer(wire, error):
     """An answer that is broken off, malformed or too large is an error of the world that names the peer."""
     caught = await failure(answers(wire), max_body_bytes=20)
-    assert type(caught) is error or (error is BrokenOffError and isinstance(caught, BrokenOffError))
+    assert type(caught) is error or (error is ConnectionLostError and isinstance(caught, ConnectionLostError))
     assert "engine:8080" in str(caught)
-    assert isinstance(caught, WorldError)
+    assert isinstance(caught, ExternalError)
 
 
 async def test_no_connection_is_an_error_of_its_own():
@@ -153,7 +153,7 @@ async def test_a_stale_connection_is_not_replaced_for_ever():
         await nursery.start(peer.run)
         await peer.client.request("GET", URL)
         await trio.testing.wait_all_tasks_blocked()
-        with pytest.raises(BrokenOffError, match="without an answer"):
+        with pytest.raises(ConnectionLostError, match="without an answer"):
             await peer.client.request("GET", URL)
         assert peer.connections == 2
         nursery.cancel_scope.cancel()
@@ -165,7 +165,7 @@ async def test_an_answer_that_has_begun_is_never_asked_for_again():
     async with trio.open_nursery() as nursery:
         await nursery.start(peer.run)
         await peer.client.request("POST", URL)
-        with pytest.raises(BrokenOffError, match="1 bytes early"):
+        with pytest.raises(ConnectionLostError, match="1 bytes early"):
             await peer.client.request("POST", URL)
         assert peer.connections == 1
         nursery.cancel_scope.cancel()
@@ -345,7 +345,7 @@ async def outcome(pieces):
         nursery.start_soon(send)
         try:
             result = await client.request("GET", URL)
-        except BrokenOffError as exc:
+        except ConnectionLostError as exc:
             result = str(exc)
         kept = len(list(client.pool))
         nursery.cancel_scope.cancel()
@@ -431,10 +431,10 @@ async def test_no_body_goes_into_a_buffer():
 @pytest.mark.parametrize(
     ("answer", "error", "says"),
     [
-        (b"", BrokenOffError, "closed the connection without an answer"),
-        (b"HTTP/1.1 200 OK\r\nContent-", BrokenOffError, "closed the connection in the head"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n0123", BrokenOffError, "ends 6 bytes early"),
-        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\n01", BrokenOffError, "before its last chunk"),
+        (b"", ConnectionLostError, "closed the connection without an answer"),
+        (b"HTTP/1.1 200 OK\r\nContent-", ConnectionLostError, "closed the connection in the head"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n0123", ConnectionLostError, "ends 6 bytes early"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\n01", ConnectionLostError, "before its last chunk"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n01", ProtocolError, "malformed chunk"),
         (b"SSH-2.0-OpenSSH_9.2\r\n", ProtocolError, "malformed head"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n1", ProtocolError, "malformed head"),

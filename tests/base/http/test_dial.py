@@ -11,7 +11,7 @@ import trio.testing
 
 import llmkube
 from http_lab import always, receive_until
-from llmkube.base.http.dial import ProxyDialer, ProxyError, dial, why_not_connected
+from llmkube.base.http.dial import ProxyDialer, ProxyError, connect_failure, dial
 
 SOURCES = Path(llmkube.__file__).parent
 ASKED = b"CONNECT api.example:6443 HTTP/1.1\r\nHost: api.example:6443\r\n"
@@ -96,7 +96,7 @@ def test_each_address_says_why_it_did_not_answer(number, said):
     tried = [OSError(number, f"Error connecting to ('{address}', 1): x") for address in ("192.0.2.1", "192.0.2.2")]
     error = OSError("all attempts to connect failed")
     error.__cause__ = ExceptionGroup("tried", tried)
-    assert why_not_connected(error) == f"192.0.2.1: {said}; 192.0.2.2: {said}"
+    assert connect_failure(error) == f"192.0.2.1: {said}; 192.0.2.2: {said}"
 
 
 async def test_a_port_where_nothing_listens_is_named():
@@ -108,4 +108,4 @@ async def test_a_port_where_nothing_listens_is_named():
 
 def test_an_error_without_addresses_stays_as_it_is():
     """A name that does not resolve has no address to speak of."""
-    assert why_not_connected(OSError("no such name")) == "no such name"
+    assert connect_failure(OSError("no such name")) == "no such name"

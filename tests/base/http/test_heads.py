@@ -10,7 +10,7 @@ from llmkube.base.http.bodies import ChunkedBody, EofBody, LengthBody, request_b
 from llmkube.base.http.errors import MalformedError
 from llmkube.base.http.heads import (
     FinalHeadReader,
-    HeadMemory,
+    HeadCache,
     HeadReader,
     RequestHead,
     read_final_response,
@@ -246,7 +246,7 @@ def heads(draw):
 
 def read_head(data):
     """What a reader makes of a head."""
-    reader = HeadReader.of_requests(SMALL)
+    reader = HeadReader.for_requests(SMALL)
     try:
         rest = reader.feed(data)
         return "incomplete" if rest is None else (seen(reader.request()), rest)
@@ -265,7 +265,7 @@ def seen(head):
 @given(st.lists(heads(), min_size=1, max_size=8))
 def test_a_head_from_memory_is_what_a_reader_makes_of_it(data):
     """Whatever came before, and whatever only its length has in common with it: the same head, or none for a reader."""
-    memory = HeadMemory(SMALL, read_request)
+    memory = HeadCache(SMALL, read_request)
 
     def remember(one):
         try:
@@ -279,7 +279,7 @@ def test_a_head_from_memory_is_what_a_reader_makes_of_it(data):
 
 def test_heads_that_differ_in_their_length_share_what_was_made_of_them():
     """Chats of one client differ in nothing else; the lines that a proxy passes on are encoded once."""
-    memory = HeadMemory(Limits(), read_request)
+    memory = HeadCache(Limits(), read_request)
     chat = b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nA: b\r\nContent-Length: %d\r\n\r\n"
     first, _ = memory.find(chat % 5)
     assert first.end_to_end == b"A: b\r\n"
@@ -291,7 +291,7 @@ def test_heads_that_differ_in_their_length_share_what_was_made_of_them():
 
 def test_an_answer_from_memory_is_a_final_one():
     """An interim answer is for a reader, which looks for the next head."""
-    memory = HeadMemory(Limits(), read_final_response)
+    memory = HeadCache(Limits(), read_final_response)
     assert memory.find(b"HTTP/1.1 100 Continue\r\n\r\n") is None
     for length in (3, 4):
         head, rest = memory.find(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\nabc" % length)

@@ -17,7 +17,7 @@ class Waiting:
 
     ended_at: float | None = None
 
-    def make_room(self):
+    def close_waiting(self):
         assert self.ended_at is None
         self.ended_at = trio.current_time()
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from http_lab import GONE, converse, cut, echo, receive_all, serve_connection
-from llmkube.base.errors import WorldError
-from llmkube.base.http.connection import Connection, Service
+from llmkube.base.errors import ExternalError
+from llmkube.base.http.connection import Connection, ServerContext
 from llmkube.base.http.errors import ClientGoneError
 from llmkube.base.http.limits import Limits
 from llmkube.base.http.message import Headers, Response
@@ -268,7 +268,7 @@ async def test_an_expected_failure_is_logged_without_a_traceback():
 
     async def handler(exchange):
         await trio.lowlevel.checkpoint()
-        raise WorldError("the disk is full")
+        raise ExternalError("the disk is full")
 
     with structlog.testing.capture_logs() as logs:
         assert (await converse(handler, LAST)).startswith(b"HTTP/1.1 500 ")
@@ -341,7 +341,7 @@ async def test_slow_clients_lose_their_connection(autojump_clock, steps, ends_at
     assert ended[0] - started_at == pytest.approx(ends_at, abs=0.001)
 
 
-@pytest.mark.parametrize("end", [Connection.make_room, Connection.stop_nowait])
+@pytest.mark.parametrize("end", [Connection.close_waiting, Connection.stop_nowait])
 async def test_a_request_that_comes_while_its_connection_is_ended_is_not_begun(end):
     """No handler is started only to be interrupted: the client sees a connection that was closed while idle."""
     asked = []
@@ -351,7 +351,7 @@ async def test_a_request_that_comes_while_its_connection_is_ended_is_not_begun(e
         await trio.sleep_forever()
 
     client, server = trio.testing.memory_stream_pair()
-    connection = Connection(Service(handler, Limits()), server)
+    connection = Connection(ServerContext(handler, Limits()), server)
     pump = client.send_stream.send_all_hook
 
     async def pump_and_end():

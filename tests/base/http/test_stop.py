@@ -18,7 +18,7 @@ from llmkube.base.http import listen
 from llmkube.base.http.limits import Limits
 from llmkube.base.http.listen import ListenError, PortTakenError, open_listeners
 from llmkube.base.http.message import Headers, Response
-from llmkube.base.http.server import ROOM_SHARE, run_server
+from llmkube.base.http.server import CLOSE_ONE_IN, run_server
 
 GET = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n"
 ANSWER_END = b"\r\n\r\nGET /a "
@@ -160,8 +160,8 @@ async def test_room_is_made_for_several_at_once(autojump_clock):
     """Two of 128 places become free at a time, those of clients that have waited longest; the others keep theirs."""
     listener = MemoryListener()
     async with trio.open_nursery() as nursery:
-        await nursery.start(partial(run_server, echo, [listener], limits=Limits(max_connections=2 * ROOM_SHARE)))
-        crowd = [await listener.connect("h", 1) for _ in range(2 * ROOM_SHARE)]
+        await nursery.start(partial(run_server, echo, [listener], limits=Limits(max_connections=2 * CLOSE_ONE_IN)))
+        crowd = [await listener.connect("h", 1) for _ in range(2 * CLOSE_ONE_IN)]
         await trio.testing.wait_all_tasks_blocked()
         client = await listener.connect("h", 1)  # for whom there was a place already; the one behind has the other
         await client.send_all(GET)

@@ -15,9 +15,9 @@ from websockets.protocol import Protocol, Side
 from base.http.certificates import make_contexts
 from http_lab import GONE, always, receive_until, serving_websockets
 from llmkube.base.http import websocket as websocket_module
-from llmkube.base.http.client import HttpClient, Upgraded
+from llmkube.base.http.client import HttpClient, UpgradedConnection
 from llmkube.base.http.dial import TlsDialer, dial
-from llmkube.base.http.errors import BrokenOffError, ConnectError, HttpError, PeerClosedError, ProtocolError
+from llmkube.base.http.errors import ConnectError, ConnectionLostError, HttpError, PeerClosedError, ProtocolError
 from llmkube.base.http.message import Headers, encode_request_head, netloc
 from llmkube.base.http.websocket import Offer, connect_websocket
 
@@ -29,7 +29,7 @@ async def upgrade(client, origin, headers):
     head = encode_request_head("GET", "/chat", Headers((("Host", netloc(origin)), *headers)))
     answer = await client.start(origin, "GET", head, b"", switching=True)
     assert answer.status == 101
-    return Upgraded(answer.headers, answer.stream, answer.early, netloc(origin))
+    return UpgradedConnection(answer.headers, answer.stream, answer.early, netloc(origin))
 
 
 serving = partial(serving_websockets, subprotocols=["chat"])
@@ -112,7 +112,7 @@ async def test_a_close_of_the_server_ends_or_fails(code, clean):
             if not clean:
                 assert (caught.value.code, caught.value.reason) == (code, "because")
                 assert str(caught.value) == f"127.0.0.1:{port} closed the WebSocket with code {code}: because"
-            with pytest.raises(BrokenOffError):
+            with pytest.raises(ConnectionLostError):
                 await websocket.send(b"too late")
 
 
@@ -249,7 +249,7 @@ async def test_an_end_without_a_goodbye_is_an_error(said):
     websocket = await peer.open()
     await peer.stream.send_all(said)
     await peer.stream.send_eof()
-    with pytest.raises(BrokenOffError, match="pod:80 broke off"):
+    with pytest.raises(ConnectionLostError, match="pod:80 broke off"):
         await websocket.receive()
     await websocket.aclose()
 
@@ -259,9 +259,9 @@ async def test_a_reset_is_an_error_for_both_directions():
     peer = Peer()
     websocket = await peer.open()
     await trio.aclose_forcefully(peer.stream)
-    with pytest.raises(BrokenOffError, match="pod:80 broke off"):
+    with pytest.raises(ConnectionLostError, match="pod:80 broke off"):
         await websocket.send(b"x")
-    with pytest.raises(BrokenOffError, match="pod:80 broke off"):
+    with pytest.raises(ConnectionLostError, match="pod:80 broke off"):
         await websocket.receive()
     await websocket.aclose()
 
@@ -497,7 +497,7 @@ def test_the_offer_is_the_one_of_the_rfc():
         ("Sec-WebSocket-Key", "dGhlIHNhbXBsZSBub25jZQ=="),
         ("Sec-WebSocket-Protocol", "v4.channel.k8s.io"),
     ]
-    OFFER.judge(Headers((*SWITCH, ACCEPT, CHOICE)), "pod")
+    OFFER.check_response(Headers((*SWITCH, ACCEPT, CHOICE)), "pod")
 
 
 @pytest.mark.parametrize(
@@ -518,4 +518,4 @@ def test_the_offer_is_the_one_of_the_rfc():
 def test_an_answer_that_does_not_fit_the_offer_is_refused(lines, why):
     """Whatever differs from what was asked for is an error that says what differs."""
     with pytest.raises(ProtocolError, match=f"^pod .*{why}"):
-        OFFER.judge(Headers(lines), "pod")
+        OFFER.check_response(Headers(lines), "pod")

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from llmkube.cli.catalog.entries import CHECKED, entries, find, similar
+from llmkube.cli.catalog.entries import CHECKS, entries, find, similar
 from llmkube.weights.source import parse_source
 
 SEEDS = ("llama-3.1-8b", "llama-3.2-3b", "phi-4-mini", "qwen3-8b", "qwen3-32b", "qwen3-30b", "qwen3-30b-a3b",
@@ -25,7 +25,7 @@ def test_an_entry_can_be_deployed(entry):
     assert entry.source.partition("@")[0].endswith(".gguf")
     assert entry.sha256 == "" or re.fullmatch(r"[0-9a-f]{64}", entry.sha256)
     assert (entry.checked == "none") == (entry.sha256 == "")
-    assert entry.checked in CHECKED
+    assert entry.checked in CHECKS
     assert re.fullmatch(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", entry.name)
     revision = entry.source.partition("@")[2]
     assert revision == "" or re.fullmatch(r"[0-9a-f]{40}", revision)

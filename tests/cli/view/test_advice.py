@@ -9,7 +9,7 @@ from llmkube.k8s.wire.service_health import Health, State
 from llmkube.runtimes.process.host_runtimes import HOST_RUNTIMES
 from llmkube.supervisor.engine import launcher
 from llmkube.supervisor.engine.launcher import EngineNotFoundError, find_program
-from llmkube.supervisor.nouns.settings import AgentSettings
+from llmkube.supervisor.values.settings import AgentSettings
 
 KEY = Key("prod", "chat")
 
@@ -27,10 +27,10 @@ def test_advice_is_for_reasons_that_there_are():
     assert set(_ADVICE) <= set(Reason)
 
 
-def test_a_failure_is_told_with_its_advice():
+def test_a_failure_is_reported_with_its_advice():
     """The words of the program that knows it come first, then what to do; control characters are not passed on."""
-    told = explain(KEY, Health(State.FAILING, 1, "CrashLoopBackOff", "exit code 1\x1b[2J\nerror: no memory"))
-    assert told.splitlines() == [
+    text = explain(KEY, Health(State.FAILING, 1, "CrashLoopBackOff", "exit code 1\x1b[2J\nerror: no memory"))
+    assert text.splitlines() == [
         "InferenceService prod/chat cannot be served: CrashLoopBackOff: exit code 1\N{REPLACEMENT CHARACTER}[2J",
         "error: no memory",
         "What to do: `llmkube logs chat` has all that the engine wrote",
@@ -38,17 +38,17 @@ def test_a_failure_is_told_with_its_advice():
 
 
 @pytest.mark.parametrize("runtime", ["ollama", "omlx", "mlx-lm", "vllm-metal"])
-def test_a_missing_engine_is_told_with_its_own_remedy(runtime, monkeypatch):
+def test_a_missing_engine_is_reported_with_its_own_remedy(runtime, monkeypatch):
     """Who lacks an Ollama is told how to get one, and nothing of a llama-server."""
     monkeypatch.setattr(launcher, "HOMEBREW", ())
     monkeypatch.setenv("PATH", "/nowhere")
     engine = HOST_RUNTIMES[runtime]
     with pytest.raises(EngineNotFoundError) as missing:
         find_program(AgentSettings("h", Path("/s"), Path("/s"), "/llama-server"), engine)
-    told = explain(KEY, Health(State.FAILING, 1, missing.value.reason, str(missing.value)))
-    assert engine.program.remedy in told
-    assert "What to do: install the program that is named above" in told
-    assert "llama-server" not in told
+    text = explain(KEY, Health(State.FAILING, 1, missing.value.reason, str(missing.value)))
+    assert engine.program.remedy in text
+    assert "What to do: install the program that is named above" in text
+    assert "llama-server" not in text
 
 
 @pytest.mark.parametrize("reason", [Reason.TOKEN_UNAVAILABLE, Reason.ACCESS_DENIED])

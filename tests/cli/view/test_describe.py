@@ -5,7 +5,7 @@ import pytest
 
 from cli.cli_objects import condition, model, service
 from llmkube.cli.view.describe import (
-    Scene,
+    StatusView,
     describe_model,
     describe_service,
     host_lines,
@@ -37,31 +37,31 @@ def spec(found, **changes):
 @pytest.mark.parametrize(
     ("scene", "words"),
     [
-        (Scene(service(), None), "a Model called chat"),
-        (Scene(service(), model()), "the controller to look at it"),
+        (StatusView(service(), None), "a Model called chat"),
+        (StatusView(service(), model()), "the controller to look at it"),
         (
-            Scene(service("chat", condition("Loaded", False, "Released", "let go")), model()),
+            StatusView(service("chat", condition("Loaded", False, "Released", "let go")), model()),
             "the controller to look at it",
         ),
-        (Scene(service(), model("chat", FETCHING)), "the Model's file"),
-        (Scene(spec(service(), replicas=0), model()), "nothing: spec.replicas is 0; `llmkube scale` starts it"),
-        (Scene(spec(service(), suspend=True), model()), "nothing: spec.suspend is true"),
+        (StatusView(service(), model("chat", FETCHING)), "the Model's file"),
+        (StatusView(spec(service(), replicas=0), model()), "nothing: spec.replicas is 0; `llmkube scale` starts it"),
+        (StatusView(spec(service(), suspend=True), model()), "nothing: spec.suspend is true"),
         (
-            Scene(
+            StatusView(
                 service("chat", condition("Loaded", False, "Loading", "the engine is loading")), model("chat", FETCHED)
             ),
             "the engine is loading",
         ),
         (
-            Scene(
+            StatusView(
                 service("chat", condition("Available", False, "NoHost")),
                 model(accelerator="metal"),
                 hosts=(Host("a", frozenset({"cpu"})),),
             ),
             "a host that serves metal; live hosts serve cpu",
         ),
-        (Scene(service("chat", CRASH), model("chat", FETCHED)), None),
-        (Scene(service("chat", condition("Available", True, "InferenceReady"), phase="Ready"), model()), None),
+        (StatusView(service("chat", CRASH), model("chat", FETCHED)), None),
+        (StatusView(service("chat", condition("Available", True, "InferenceReady"), phase="Ready"), model()), None),
     ],
 )
 def test_what_it_waits_for(scene, words):
@@ -69,35 +69,35 @@ def test_what_it_waits_for(scene, words):
     assert waits_for(scene) == ([] if words is None else [words])
 
 
-def test_a_crash_is_told_apart_from_its_retry():
+def test_a_crash_differs_from_its_retry():
     """The agent's one message is shown as error, time of the next try, and the engine's own lines."""
     crashing = service("chat", CRASH, phase="Failed")
     assert last_error(crashing, model()) == ["CrashLoopBackOff: exit code 1"]
     assert next_retry(crashing, model(), NOW)[0].startswith("in 12.0 s (")
     assert next_retry(crashing, model(), NOW + datetime.timedelta(minutes=1))[0].startswith("now (")
     assert next_retry(service("chat", condition("Loaded", True, "Loaded")), model(), NOW) == []
-    shown = describe_service(Scene(crashing, model("chat", FETCHED)), NOW)
+    shown = describe_service(StatusView(crashing, model("chat", FETCHED)), NOW)
     assert "\n\nThe engine's last lines:\n  error: no memory\n\n" in shown
     assert summary(crashing, model("chat", FETCHED)) == "Failed: CrashLoopBackOff: exit code 1"
 
 
-def test_what_serves_and_is_not_the_newest_is_told_with_the_reason():
+def test_what_serves_and_is_not_the_newest_is_reported_with_the_reason():
     """A replacement that fails is shown beside a service that is Ready, with the words of the engine that failed."""
     words = "the engine of the older spec serves on; exit code 1\nerror: no memory"
     failing = condition("UpToDate", False, "CrashLoopBackOff", words)
     found = service("chat", condition("Loaded", True, "Loaded"), failing, phase="Ready")
-    shown = describe_service(Scene(found, model("chat", FETCHED)), NOW)
+    shown = describe_service(StatusView(found, model("chat", FETCHED)), NOW)
     assert "CrashLoopBackOff: the engine of the older spec serves on; exit code 1" in shown
     assert "  error: no memory" in shown
 
 
-def test_what_serves_is_told_beside_what_is_asked_for():
+def test_what_serves_is_reported_beside_what_is_asked_for():
     """The engine has a line of its own while it serves, and none before."""
     engine = {"runtime": "mlx-lm", "build": "0.30.1", "weightsFormat": "mlx"}
-    shown = describe_service(Scene(service("chat", phase="Ready", engine=engine), model()), NOW)
+    shown = describe_service(StatusView(service("chat", phase="Ready", engine=engine), model()), NOW)
     assert "\n  runtime      llamacpp" in shown
     assert "\n  engine       mlx-lm 0.30.1 (mlx) serves\n" in shown
-    assert "engine       " not in describe_service(Scene(service("chat", phase="Pending"), model()), NOW)
+    assert "engine       " not in describe_service(StatusView(service("chat", phase="Pending"), model()), NOW)
 
 
 def test_an_older_generations_verdict_is_not_believed():
@@ -125,21 +125,24 @@ def test_a_context_beyond_the_trained_one_is_shown_as_what_it_is():
     facts = {"architecture": "llama", "contextLength": 512}
     ignored = condition("SpecHonoured", False, "FieldsIgnored", "accepted, but without effect on a host: spec.x")
     asked, of = spec(service("chat", ignored), context_size=8192), model("chat", FETCHED, gguf=facts)
-    text = describe_service(Scene(asked, of), NOW)
+    text = describe_service(StatusView(asked, of), NOW)
     assert "runtime      llamacpp, 512 tokens of context (8192 asked for)" in text
     assert "no effect    accepted, but without effect on a host: spec.x" in text
     assert service_wide_cells(asked, of)[2] == "512"
-    assert "llamacpp, 8192 tokens of context\n" in describe_service(Scene(asked, model("chat", FETCHED)), NOW)
+    assert "llamacpp, 8192 tokens of context\n" in describe_service(StatusView(asked, model("chat", FETCHED)), NOW)
 
 
 def test_hosts_are_those_in_slices_else_those_that_report():
     """An address beats a report; a host without a living Lease is doubted; what is stopped runs nowhere."""
     engines = (Engine("mac", "10.0.0.5", 51234, True), Engine("", "fd00::5", 1, False))
-    assert host_lines(Scene(service(), None, engines)) == ["mac, 10.0.0.5:51234", "unknown, [fd00::5]:1 (not ready)"]
-    reported = Scene(service(), None, (), ("mac", "mini"), (Host("mac", frozenset()),))
+    assert host_lines(StatusView(service(), None, engines)) == [
+        "mac, 10.0.0.5:51234",
+        "unknown, [fd00::5]:1 (not ready)",
+    ]
+    reported = StatusView(service(), None, (), ("mac", "mini"), (Host("mac", frozenset()),))
     assert host_lines(reported) == ["mac", "mini (its Lease was not renewed)"]
     assert host_lines(attrs.evolve(reported, hosts=None)) == ["mac", "mini"]
-    assert host_lines(Scene(service(phase="Stopped"), None, (), ("mac",))) == []
+    assert host_lines(StatusView(service(phase="Stopped"), None, (), ("mac",))) == []
 
 
 def test_a_source_never_shows_its_password():
@@ -153,42 +156,42 @@ def test_a_source_never_shows_its_password():
     assert shown_source("nonsense://x?y") == "nonsense://x"
 
 
-def test_conditions_have_one_order_and_say_each_sentence_once():
+def test_conditions_have_one_order_and_print_each_sentence_once():
     """From what happens first to what follows, whatever order they were written in; a sentence is not repeated."""
-    said = "1 of 1 replicas ready"
+    message = "1 of 1 replicas ready"
     written = [
-        condition("Degraded", False, "InferenceReady", said),
-        condition("Available", True, "InferenceReady", said),
+        condition("Degraded", False, "InferenceReady", message),
+        condition("Available", True, "InferenceReady", message),
         condition("Published", False, "NotStated", "") | {"status": "Unknown"},
         condition("Loaded", True, "Loaded", "loaded in 0.5 s"),
         condition("Accepted", True, "Accepted", "the spec can be served on this host"),
     ]
     shown = [
-        describe_service(Scene(service("chat", *order, phase="Ready"), model("chat", FETCHED)), NOW)
+        describe_service(StatusView(service("chat", *order, phase="Ready"), model("chat", FETCHED)), NOW)
         for order in (written, list(reversed(written)))
     ]
     assert shown[0] == shown[1]
     table = shown[0].partition("CONDITION")[2].splitlines()[1:]
     assert [line.split()[0] for line in table] == ["Accepted", "Loaded", "Available", "Degraded"]
-    assert shown[0].count(said) == 1
+    assert shown[0].count(message) == 1
 
 
 def test_a_quantization_that_only_the_spec_has_is_shown():
     """Where no header tells, the Model's own word stands, and it is said whose word that is."""
-    told = model("chat", FETCHED)
-    told = spec(told, quantization="Q4_K_M")
-    assert "quantization Q4_K_M, as the spec says\n" in describe_model(told, NOW)
-    assert "model        chat (Q4_K_M)\n" in describe_service(Scene(service(), told), NOW)
-    known = attrs.evolve(told, status=model("chat", gguf={"quantization": "Q8_0", "architecture": "llama"}).status)
+    described = model("chat", FETCHED)
+    described = spec(described, quantization="Q4_K_M")
+    assert "quantization Q4_K_M, as the spec says\n" in describe_model(described, NOW)
+    assert "model        chat (Q4_K_M)\n" in describe_service(StatusView(service(), described), NOW)
+    known = attrs.evolve(described, status=model("chat", gguf={"quantization": "Q8_0", "architecture": "llama"}).status)
     assert "as the spec says" not in describe_model(known, NOW)
 
 
-def test_a_choice_among_quantizations_is_told_after_the_download():
+def test_a_choice_among_quantizations_is_reported_after_the_download():
     """`status` and the step of `deploy` say which of several came; where there was nothing to choose, nothing."""
     fetched = condition("Fetched", True, "Fetched", "the file is on host mac: Q4_K_M, one of 4 in o/r")
     found = model("chat", fetched, size="4.4 GiB")
-    assert "\n  chosen       Q4_K_M, one of 4 in o/r\n" in describe_service(Scene(service(), found), NOW)
+    assert "\n  chosen       Q4_K_M, one of 4 in o/r\n" in describe_service(StatusView(service(), found), NOW)
     assert detail_of("fetch", service(), found) == "4.4 GiB, Q4_K_M, one of 4 in o/r"
     plain = model("chat", condition("Fetched", True, "Fetched", "the file is on host mac"), size="4.4 GiB")
-    assert "chosen" not in describe_service(Scene(service(), plain), NOW)
+    assert "chosen" not in describe_service(StatusView(service(), plain), NOW)
     assert detail_of("fetch", service(), plain) == "4.4 GiB"

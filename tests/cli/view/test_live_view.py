@@ -7,16 +7,16 @@ import trio
 
 from llmkube.base.mailbox import Mailbox
 from llmkube.cli.view import live_view
-from llmkube.cli.view.live_view import RowLog, append_lines, watch_quietly
+from llmkube.cli.view.live_view import RowLog, append_lines, summarize_outages
 
 
 def test_rows_keep_their_columns():
     """Later rows stand under the first ones, and a wider one moves the columns for good."""
     log = RowLog(("NAME", "PHASE", "AGE"))
-    assert log.news({"a": ("a", "New", "1s")}) == ["NAME  PHASE  AGE", "a     New    1s"]
-    assert log.news({"a": ("a", "New", "9s")}) == []
-    assert log.news({"a": ("a", "Progressing", "9s")}) == ["a     Progressing  9s"]
-    assert log.news({"b": ("b", "", "")}) == ["b     <none>       <none>", "a     Deleted      9s"]
+    assert log.updates({"a": ("a", "New", "1s")}) == ["NAME  PHASE  AGE", "a     New    1s"]
+    assert log.updates({"a": ("a", "New", "9s")}) == []
+    assert log.updates({"a": ("a", "Progressing", "9s")}) == ["a     Progressing  9s"]
+    assert log.updates({"b": ("b", "", "")}) == ["b     <none>       <none>", "a     Deleted      9s"]
     assert log.heading() == "NAME  PHASE        AGE"
 
 
@@ -25,7 +25,7 @@ def test_a_screen_is_never_overfull(monkeypatch, rows, shown):
     """Text that stands in place is cut to the terminal, and says how much is hidden."""
     size = live_view.shutil.os.terminal_size((20, 10))
     monkeypatch.setattr(live_view.shutil, "get_terminal_size", lambda *_, **__: size)
-    text = live_view._fitting("\n".join(["x" * 30] * rows)).plain.splitlines()
+    text = live_view._cropped("\n".join(["x" * 30] * rows)).plain.splitlines()
     assert len(text) == shown
     assert max(map(len, text[:-1])) == 20
     assert ("more lines" in text[-1]) == (rows > 10)
@@ -34,15 +34,15 @@ def test_a_screen_is_never_overfull(monkeypatch, rows, shown):
 async def test_lines_are_appended_after_each_change(autojump_clock, capsys):
     """Nothing is printed twice, and a change that comes while printing is not lost."""
     changed = Mailbox(None)
-    told = []
+    versions = []
 
-    async def news():  # noqa: ASYNC124 - stands in for one that asks
-        told.append(changed.version)
+    async def updates():  # noqa: ASYNC124 - stands in for one that asks
+        versions.append(changed.version)
         return [f"at {changed.version}"]
 
     with trio.move_on_after(1):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(append_lines, changed, news)
+            nursery.start_soon(append_lines, changed, updates)
             await trio.sleep(0.2)
             changed.put_nowait(None)
             changed.put_nowait(None)
@@ -54,7 +54,7 @@ def test_an_outage_is_one_sentence(monkeypatch):
     stderr = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stderr)
     try:
-        watch_quietly()
+        summarize_outages()
         log = structlog.get_logger()
         for kind in ("Model", "InferenceService"):
             log.warning("watch interrupted", kind=kind, failures=1)

@@ -124,13 +124,13 @@ def test_a_reader_that_has_gone_is_no_error(monkeypatch):
         raise BrokenPipeError
 
     monkeypatch.setattr("llmkube.cli.view.output.click.echo", gone)
-    output.say("hello")
+    output.echo("hello")
 
 
 def test_prose_breaks_between_words_on_a_terminal_alone(monkeypatch):
     """A long line is folded to the terminal's width, and stays whole in a pipe, where somebody may look for it."""
     monkeypatch.setenv("COLUMNS", "12")
-    assert output.flowing("one two three four\nx") == "one two three four\nx"
+    assert output.wrapped("one two three four\nx") == "one two three four\nx"
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    assert output.flowing("one two three four\nx") == "one two\nthree four\nx"
-    assert output.flowing("   int x;\x1b") == "   int x;�"
+    assert output.wrapped("one two three four\nx") == "one two\nthree four\nx"
+    assert output.wrapped("   int x;\x1b") == "   int x;�"

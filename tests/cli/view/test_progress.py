@@ -5,11 +5,11 @@ from llmkube.cli.view.progress import Stopwatch, changes, detail_of, phases_of
 def test_the_stopwatch_measures_from_the_last_step():
     """Each step's time begins where the one before ended, and the times add up to the whole."""
     watch = Stopwatch(100.0)
-    assert watch.see(0, 101.0) == []
-    assert watch.see(1, 102.0) == ["fetch"]
-    assert watch.see(3, 105.0) == ["load", "ready"]
-    assert watch.see(2, 106.0) == []
-    assert watch.see(3, 107.0) == []
+    assert watch.mark_done(0, 101.0) == []
+    assert watch.mark_done(1, 102.0) == ["fetch"]
+    assert watch.mark_done(3, 105.0) == ["load", "ready"]
+    assert watch.mark_done(2, 106.0) == []
+    assert watch.mark_done(3, 107.0) == []
     watch.lap("answer", 107.5)
     assert watch.laps == {"fetch": 2.0, "load": 3.0, "ready": 0.0, "answer": 2.5}
 
@@ -22,7 +22,7 @@ def test_a_done_step_has_its_fact():
     assert facts == ["933.8 KiB", "llama, Q8_0", "http://x", ""]
 
 
-def test_changes_are_told_once():
+def test_changes_are_reported_once():
     """New, changed and vanished services get a line; one that stays as it is gets none, whatever its agent reports."""
     before = phases_of([service("a", phase="Ready"), service("b", phase="Ready"), service("c", phase="Creating")])
     after = phases_of(
@@ -40,7 +40,7 @@ def test_changes_are_told_once():
     assert changes(after, after) == []
 
 
-def test_a_wait_is_told_with_its_reason_and_its_beginning():
+def test_a_wait_is_reported_with_its_reason_and_its_beginning():
     """What waits for a server says for what and since when, once; figures that move are no change."""
 
     def fetching(words):
@@ -51,8 +51,8 @@ def test_a_wait_is_told_with_its_reason_and_its_beginning():
     later = fetching("waiting since 2026-01-01T00:00:00Z: h: refused; next attempt at 2026-01-01T00:00:09Z")
     assert changes({}, half) == ["default/a: Pending (Fetching): downloading: 1 B of 2 B (50 %), 1 B/s"]
     assert changes(half, more) == changes(waits, later) == []
-    (told,) = changes(more, waits)
-    assert told.startswith(
+    (line,) = changes(more, waits)
+    assert line.startswith(
         "default/a: Pending (Fetching): waiting since 2026-01-01T00:00:00Z: h: refused; next attempt"
     )
     assert changes(waits, more) == ["default/a: Pending (Fetching): downloading: 2 B of 2 B (100 %), 1 B/s"]

@@ -12,9 +12,9 @@ from llmkube.cli.view.progress_line import LiveDisplay, PlainDisplay, open_conso
 
 def show(console):
     with open_display(console) as display:
-        display.going_on("load", "the engine \x1b[2J is loading")
-        display.going_on("load", "the engine \x1b[2J is loading")
-        display.going_on("load", "")
+        display.show_step("load", "the engine \x1b[2J is loading")
+        display.show_step("load", "the engine \x1b[2J is loading")
+        display.show_step("load", "")
         display.done("load", "llama", 1.234)
         kind = type(display)
     return kind, console.file.getvalue()
@@ -31,7 +31,7 @@ def test_long_lines_are_not_broken_in_a_pipe():
     """What a script reads is one line per event, however long."""
     console = Console(file=io.StringIO(), width=20)
     with open_display(console) as display:
-        display.going_on("load", "word " * 30)
+        display.show_step("load", "word " * 30)
     assert len(console.file.getvalue().splitlines()) == 1
 
 
@@ -56,7 +56,7 @@ def test_log_lines_appear_above_the_moving_line(monkeypatch):
     monkeypatch.setattr(sys, "stderr", raw)
     configure_logging("info", style="console")
     with open_display(Console(stderr=True, force_terminal=True, width=80)) as display:
-        display.going_on("load", "loading")
+        display.show_step("load", "loading")
         assert sys.stderr is not raw
         structlog.get_logger().info("engine exited", name="chat")
     assert "engine exited  name=chat\n" in raw.getvalue()

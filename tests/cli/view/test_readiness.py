@@ -15,48 +15,48 @@ class Steps:
     """A display that remembers."""
 
     def __init__(self):
-        self.said = []
+        self.printed = []
 
-    def going_on(self, step, detail):
-        self.said.append(f"{step}: {detail}")
+    def show_step(self, step, detail):
+        self.printed.append(f"{step}: {detail}")
 
     def done(self, step, detail, seconds):
-        self.said.append(f"{step} done")
+        self.printed.append(f"{step} done")
 
 
 class World:
-    def __init__(self, client, followed):
+    def __init__(self, client, caches):
         self.client = client
-        self.followed = followed
+        self.caches = caches
         self.steps = Steps()
 
     async def wait(self, *, changed=False, fresh=("Model", "InferenceService")):
         readiness = Readiness(
-            followed=self.followed,
+            caches=self.caches,
             key=DEMO,
-            judge=service_health,
+            assess=service_health,
             display=self.steps,
             detail=lambda _service, _model, health: health.headline,
-            doubted=lambda health: health.about not in fresh,
+            may_be_stale=lambda health: health.faulty_kind not in fresh,
             changed=changed,
             applied=bool(fresh),
         )
         with trio.fail_after(60):
             return await readiness.wait()
 
-    async def say(self, *what, **status):
+    async def report(self, *what, **status):
         await write_status(self.client, *what, **status)
 
     async def become_ready(self):
-        await self.say(Model, ("Fetched", "True", "Fetched", ""))
-        told = (("Accepted", "True", "Accepted", ""), ("Loaded", "True", "Loaded", ""))
-        await self.say(InferenceService, *told, phase="Ready")
+        await self.report(Model, ("Fetched", "True", "Fetched", ""))
+        lines = (("Accepted", "True", "Accepted", ""), ("Loaded", "True", "Loaded", ""))
+        await self.report(InferenceService, *lines, phase="Ready")
 
 
 @pytest.fixture
 async def world():
-    async with open_demo() as (client, followed):
-        yield World(client, followed)
+    async with open_demo() as (client, caches):
+        yield World(client, caches)
 
 
 async def test_every_step_is_shown(autojump_clock, world):
@@ -68,26 +68,26 @@ async def test_every_step_is_shown(autojump_clock, world):
 
         nursery.start_soon(wait)
         await trio.sleep(1)
-        await world.say(Model, ("Fetched", "False", "Fetching", "downloading: 42 %"))
+        await world.report(Model, ("Fetched", "False", "Fetching", "downloading: 42 %"))
         await trio.sleep(1)
         await world.become_ready()
-    told = list(dict.fromkeys(world.steps.said))
-    assert told == ["fetch: waiting for the controller to look at it", "fetch: downloading: 42 %", *told[2:]]
-    assert [each for each in told if each.endswith("done")] == ["fetch done", "load done", "ready done"]
+    lines = list(dict.fromkeys(world.steps.printed))
+    assert lines == ["fetch: waiting for the controller to look at it", "fetch: downloading: 42 %", *lines[2:]]
+    assert [each for each in lines if each.endswith("done")] == ["fetch done", "load done", "ready done"]
 
 
 async def test_a_new_services_failure_ends_at_once(autojump_clock, world):
     """What is wrong with something that was just created is told without delay, in the agent's words."""
-    await world.say(Model, ("Fetched", "False", "DigestMismatch", "it has abc"))
+    await world.report(Model, ("Fetched", "False", "DigestMismatch", "it has abc"))
     began = trio.current_time()
     health = await world.wait()
-    assert (health.reason, health.message, health.about) == ("DigestMismatch", "it has abc", "Model")
+    assert (health.reason, health.message, health.faulty_kind) == ("DigestMismatch", "it has abc", "Model")
     assert trio.current_time() == began
 
 
 async def test_a_failure_of_what_was_left_alone_has_to_stand(autojump_clock, world):
     """When only the service was changed, what the Model's file failed with before is given time to go away."""
-    await world.say(Model, ("Fetched", "False", "DigestMismatch", "it has abc"))
+    await world.report(Model, ("Fetched", "False", "DigestMismatch", "it has abc"))
     began = trio.current_time()
     assert (await world.wait(fresh=("InferenceService",))).reason == "DigestMismatch"
     assert trio.current_time() - began >= STALE_SECONDS
@@ -95,7 +95,7 @@ async def test_a_failure_of_what_was_left_alone_has_to_stand(autojump_clock, wor
 
 async def test_an_old_failure_has_to_stand(autojump_clock, world):
     """A failure that was there before the change is given time to go away, and believed if it does not."""
-    await world.say(Model, ("Fetched", "False", "DigestMismatch", "it has abc"))
+    await world.report(Model, ("Fetched", "False", "DigestMismatch", "it has abc"))
     began = trio.current_time()
     assert (await world.wait(changed=True, fresh=())).reason == "DigestMismatch"
     assert STALE_SECONDS <= trio.current_time() - began <= 2 * STALE_SECONDS
@@ -103,17 +103,17 @@ async def test_an_old_failure_has_to_stand(autojump_clock, world):
 
 async def test_a_change_does_not_begin_with_the_words_of_the_failure_before_it(autojump_clock, world):
     """What the engine before failed with is not shown as the change's own; believed in the end, it is."""
-    await world.say(Model, ("Fetched", "True", "Fetched", ""))
-    await world.say(InferenceService, ("Accepted", "True", "Accepted", ""), ("Loaded", "False", "Hung", "old words"))
+    await world.report(Model, ("Fetched", "True", "Fetched", ""))
+    await world.report(InferenceService, ("Accepted", "True", "Accepted", ""), ("Loaded", "False", "Hung", "old words"))
     await trio.testing.wait_all_tasks_blocked()
     health = await world.wait(changed=True, fresh=("InferenceService",))
     assert (health.reason, health.message) == ("Hung", "old words")
-    assert set(world.steps.said) == {"fetch done", "load: waiting for the change to be looked at"}
+    assert set(world.steps.printed) == {"fetch done", "load: waiting for the change to be looked at"}
 
 
 async def test_an_old_failure_can_go_away(autojump_clock, world):
     """What failed before the change and works after it is Ready, and not failed."""
-    await world.say(Model, ("Fetched", "False", "DigestMismatch", "it has abc"))
+    await world.report(Model, ("Fetched", "False", "DigestMismatch", "it has abc"))
     async with trio.open_nursery() as nursery:
 
         async def wait():
@@ -126,11 +126,11 @@ async def test_an_old_failure_can_go_away(autojump_clock, world):
 
 async def test_a_missing_host_is_given_time(autojump_clock, world):
     """No host for a new service may mean that its agent is just starting; after some seconds it is the failure."""
-    await world.say(InferenceService, ("Available", "False", "NoHost", "no live host serves accelerator cpu"))
+    await world.report(InferenceService, ("Available", "False", "NoHost", "no live host serves accelerator cpu"))
     began = trio.current_time()
     assert (await world.wait()).reason == "NoHost"
     assert trio.current_time() - began >= STALE_SECONDS
-    assert "fetch: no live host serves accelerator cpu" in world.steps.said
+    assert "fetch: no live host serves accelerator cpu" in world.steps.printed
 
 
 async def test_after_a_change_ready_has_to_hold(autojump_clock, world):
@@ -146,8 +146,8 @@ async def test_after_a_change_ready_has_to_hold(autojump_clock, world):
         began = trio.current_time()
         nursery.start_soon(wait)
         await trio.sleep(SETTLE_SECONDS / 2)
-        told = (("Accepted", "True", "Accepted", ""), ("Loaded", "False", "Stopping", "the endpoint is withdrawn"))
-        await world.say(InferenceService, *told, phase="Ready")
+        lines = (("Accepted", "True", "Accepted", ""), ("Loaded", "False", "Stopping", "the endpoint is withdrawn"))
+        await world.report(InferenceService, *lines, phase="Ready")
         await trio.sleep(5)
         assert not ended
         await world.become_ready()
@@ -160,7 +160,7 @@ async def test_what_was_ready_all_along_takes_no_steps(autojump_clock, world):
     await trio.sleep(1)  # what was acknowledged is on its way
     began = trio.current_time()
     assert (await world.wait(fresh=())).state is State.READY
-    assert (trio.current_time(), world.steps.said) == (began, [])
+    assert (trio.current_time(), world.steps.printed) == (began, [])
 
 
 async def test_a_deleted_service_ends_the_wait(autojump_clock, world):

@@ -4,13 +4,13 @@ import random
 
 import pytest
 
-from llmkube.controller.reconcile.context import Computed, GpuQueue, ServiceRecord, Waiting, line
+from llmkube.controller.reconcile.context import GpuQueue, Memo, QueuedService, ServiceRecord, number_waiting
 from llmkube.k8s.resource import Key
 
 
 def test_a_value_is_made_again_only_from_something_else():
     """Equal things do not make the value anew, whether they are the same objects or not; others do."""
-    value, made = Computed(), []
+    value, made = Memo(), []
 
     def make():
         made.append(len(made))
@@ -23,7 +23,7 @@ def test_a_value_is_made_again_only_from_something_else():
 
 def test_an_error_is_not_kept():
     """Making is tried again after it failed, and what was kept before stands until then."""
-    value = Computed()
+    value = Memo()
 
     def fail():
         raise ValueError("not now")
@@ -38,18 +38,18 @@ def test_an_error_is_not_kept():
 def test_what_waits_no_more_begins_to_wait_anew():
     """A replacement of pods that is called off leaves neither a beginning nor a reason behind."""
     record = ServiceRecord()
-    record.deferred_since, record.deferred_for = 0.0, "an edit"
-    record.stop_waiting()
-    assert (record.deferred_since, record.deferred_for) == (None, "")
+    record.deferred_since, record.deferral_reason = 0.0, "an edit"
+    record.clear_deferral()
+    assert (record.deferred_since, record.deferral_reason) == (None, "")
 
 
 def waiting(name, weight=10_000, since="2025-06-01T11:00:00Z", namespace="ml"):
-    return Waiting(Key(namespace, name), weight, since, "nvidia.com/gpu: 1")
+    return QueuedService(Key(namespace, name), weight, since, "nvidia.com/gpu: 1")
 
 
 def order(*those):
     shuffled = random.Random(3).sample(those, len(those))
-    numbered = sorted((position, key.name) for key, (_, position) in line(shuffled).items())
+    numbered = sorted((position, key.name) for key, (_, position) in number_waiting(shuffled).items())
     assert [position for position, _ in numbered] == list(range(1, len(those) + 1))
     return [name for _, name in numbered]
 

@@ -5,7 +5,7 @@ import trio
 
 from controller.podcluster import open_pods
 from controller.podobjects import plan, pod
-from llmkube.controller.reconcile import pod_answers
+from llmkube.controller.reconcile import pod_polling
 from llmkube.k8s.workloads import Deployment
 
 NAMES = ("llamacpp:requests_processing", "llamacpp:requests_deferred")
@@ -24,7 +24,7 @@ async def context(hands) -> bool:
 )
 def test_a_pod_is_asked_at_its_address_of_either_family(address, url):
     """An address of IPv6 stands in brackets, or its last part would be the port."""
-    assert pod_answers.pod_url(pod(podIP=address), 8080, "/metrics") == url
+    assert pod_polling.pod_url(pod(podIP=address), 8080, "/metrics") == url
 
 
 async def test_slow_pods_hold_no_edit_for_ever(autojump_clock, monkeypatch):
@@ -32,10 +32,10 @@ async def test_slow_pods_hold_no_edit_for_ever(autojump_clock, monkeypatch):
     policy = {"waitForIdle": True, "idleTimeoutSeconds": 3600}
 
     async def read_slowly(_url):
-        await trio.sleep(pod_answers.ASK_SECONDS - 1)
+        await trio.sleep(pod_polling.QUERY_SECONDS - 1)
         return IDLE
 
-    monkeypatch.setattr(pod_answers, "read_text", read_slowly)
+    monkeypatch.setattr(pod_polling, "read_text", read_slowly)
     async with open_pods() as hands:
         await hands.bring_up(rolloutPolicy=policy, replicas=9)
         for number in range(1, 10):
@@ -56,10 +56,10 @@ async def test_one_busy_pod_keeps_all(busy, autojump_clock, monkeypatch):
         await trio.lowlevel.checkpoint()
         return texts.get(url, IDLE)
 
-    monkeypatch.setattr(pod_answers, "read_text", read)
+    monkeypatch.setattr(pod_polling, "read_text", read)
     pods = [pod(name=f"chat-{number}", phase="Running", podIP=f"10.0.0.{number}") for number in range(3)]
     going = pod(name="chat-9", phase="Running", deleted=True)
-    assert await pod_answers.are_idle(plan(busy_metrics=NAMES), [*pods, going]) is (busy is None)
+    assert await pod_polling.are_idle(plan(busy_metrics=NAMES), [*pods, going]) is (busy is None)
 
 
 async def test_a_pod_is_asked_at_its_own_port_and_not_at_that_of_the_plan_to_come(monkeypatch):
@@ -71,9 +71,9 @@ async def test_a_pod_is_asked_at_its_own_port_and_not_at_that_of_the_plan_to_com
         asked.append(url)
         return IDLE if url == "http://10.0.0.1:8080/metrics" else ""
 
-    monkeypatch.setattr(pod_answers, "read_text", read)
+    monkeypatch.setattr(pod_polling, "read_text", read)
     old = pod(phase="Running", podIP="10.0.0.1", port=8080)
-    assert await pod_answers.are_idle(plan(port=9000, busy_metrics=NAMES), [old])
+    assert await pod_polling.are_idle(plan(port=9000, busy_metrics=NAMES), [old])
     assert asked == ["http://10.0.0.1:8080/metrics"]
 
 
@@ -84,6 +84,6 @@ async def test_a_pod_without_a_port_of_that_name_may_be_busy(monkeypatch):
         await trio.lowlevel.checkpoint()
         return IDLE
 
-    monkeypatch.setattr(pod_answers, "read_text", read)
+    monkeypatch.setattr(pod_polling, "read_text", read)
     old = pod(phase="Running", podIP="10.0.0.1")
-    assert not await pod_answers.are_idle(plan(metrics_port_name="metrics", busy_metrics=NAMES), [old])
+    assert not await pod_polling.are_idle(plan(metrics_port_name="metrics", busy_metrics=NAMES), [old])

@@ -8,8 +8,8 @@ import trio
 
 from controller.cluster import SETTLED
 from controller.podcluster import open_pods
-from llmkube.controller.reconcile import pod_answers
-from llmkube.controller.reconcile.pod_answers import ASK_EVERY_SECONDS, read_percent
+from llmkube.controller.reconcile import pod_polling
+from llmkube.controller.reconcile.pod_polling import QUERY_INTERVAL_SECONDS, read_percent
 from llmkube.k8s.workloads import Job
 
 
@@ -54,7 +54,7 @@ def engine(monkeypatch):
         told["asked"].append(url)
         return told["text"]
 
-    monkeypatch.setattr(pod_answers, "read_text", read)
+    monkeypatch.setattr(pod_polling, "read_text", read)
     return told
 
 
@@ -75,10 +75,10 @@ async def test_the_model_says_how_far_it_is(autojump_clock, engine):
     """Ten seconds after a step the message has it; between two steps nothing is written, and at the end it is gone."""
     async with open_pods() as hands:
         job = await start(hands)
-        await trio.sleep(ASK_EVERY_SECONDS)
+        await trio.sleep(QUERY_INTERVAL_SECONDS)
         assert (await message(hands)).endswith("fetches it: 0 %")
         engine["text"] = words(430)
-        await trio.sleep(ASK_EVERY_SECONDS + SETTLED)
+        await trio.sleep(QUERY_INTERVAL_SECONDS + SETTLED)
         assert (await message(hands)).endswith("fetches it: 40 %")
         assert set(engine["asked"]) == {"http://10.1.2.3:8082/progress"}
         assert await hands.model_where() == "Downloading/DownloadStarted"

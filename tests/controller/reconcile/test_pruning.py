@@ -9,7 +9,7 @@ from controller.cluster import SETTLED
 from controller.podcluster import KUBE, open_pods
 from controller.podobjects import FETCHED, SETTINGS
 from k8s.api_calls import undeclared
-from llmkube.controller.reconcile.pruning import PATIENCE_SECONDS
+from llmkube.controller.reconcile.pruning import RETENTION_SECONDS
 from llmkube.controller.render.jobs import PRUNE_JOB
 from llmkube.controller.render.model_sources import cache_key
 from llmkube.controller.rights import PROGRAM
@@ -22,7 +22,7 @@ from llmkube.k8s.workloads import Deployment, Job, PersistentVolumeClaim, Pod
 
 PRUNING = attrs.evolve(SETTINGS, prune_cache=True)
 OTHER = "hf://org/repo/other.gguf"
-LONG = PATIENCE_SECONDS + 30
+LONG = RETENTION_SECONDS + 30
 
 
 async def args(hands):
@@ -71,7 +71,7 @@ async def test_the_folder_of_a_deleted_model_goes_after_its_time(autojump_clock)
         key = await key_of(hands)
         await trio.sleep(60)
         await delete_all(hands)
-        await trio.sleep(PATIENCE_SECONDS - 60)
+        await trio.sleep(RETENTION_SECONDS - 60)
         assert not await hands.exists(Job, PRUNE_JOB)
         await trio.sleep(90)
         assert await args(hands) == ["fetch", "--to", "/models", "--model-store", "/models/.store", "--prune", key]
@@ -98,7 +98,7 @@ async def test_nothing_is_removed_unasked(autojump_clock):
 async def test_a_model_that_comes_back_keeps_its_weights(autojump_clock):
     """Deleted and made again within the time, or named by another Model: the folder stays."""
     async with open_deleted() as hands:
-        await trio.sleep(PATIENCE_SECONDS / 2)
+        await trio.sleep(RETENTION_SECONDS / 2)
         await hands.create_model("again")
         await trio.sleep(3 * LONG)
         assert not await hands.exists(Job, PRUNE_JOB)

@@ -10,12 +10,12 @@ from controller.cluster import SETTLED
 from controller.objects import NOW
 from controller.podcluster import open_pods
 from controller.podobjects import SETTINGS, deployment_of, pod, pod_service
-from llmkube.controller.reconcile import pod_answers
+from llmkube.controller.reconcile import pod_polling
 from llmkube.controller.reconcile.rollout_gate import (
     IDLE_POLL_SECONDS,
-    aged_in_seconds,
-    edit_patience_seconds,
+    edit_idle_timeout_seconds,
     is_loading,
+    seconds_until_max_age,
 )
 from llmkube.controller.render.labels import RESTARTED
 from llmkube.controller.settings import ControllerSettings
@@ -40,7 +40,7 @@ def engine(monkeypatch):
         said["asked"].append(url)
         return said["text"]
 
-    monkeypatch.setattr(pod_answers, "read_text", read)
+    monkeypatch.setattr(pod_polling, "read_text", read)
     return said
 
 
@@ -245,7 +245,7 @@ def test_what_is_stuck_is_not_protected_for_ever(ready, progressing, loading):
 def test_an_edit_waits_as_long_as_its_policy_says(policy, seconds):
     """Without a policy, and with force, an edit waits for nobody."""
     spec = {} if policy is None else {"rolloutPolicy": policy}
-    assert edit_patience_seconds(pod_service(**spec)) == seconds
+    assert edit_idle_timeout_seconds(pod_service(**spec)) == seconds
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,7 @@ def test_an_edit_waits_as_long_as_its_policy_says(policy, seconds):
 )
 def test_age_counts_while_all_pods_answer(live, pods, seconds):
     """An hour-old pod that may get two hours old has one more; while pods change, nobody's age counts."""
-    assert aged_in_seconds(pod_service(maxPodLifetimeSeconds=7200), live, pods, NOW) == seconds
-    assert aged_in_seconds(pod_service(), live, pods, NOW) is None
+    assert seconds_until_max_age(pod_service(maxPodLifetimeSeconds=7200), live, pods, NOW) == seconds
+    assert seconds_until_max_age(pod_service(), live, pods, NOW) is None
     if seconds:
-        assert aged_in_seconds(pod_service(maxPodLifetimeSeconds=60), live, pods, NOW) == 0
+        assert seconds_until_max_age(pod_service(maxPodLifetimeSeconds=60), live, pods, NOW) == 0

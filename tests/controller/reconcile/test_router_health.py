@@ -2,7 +2,7 @@
 
 import pytest
 
-from llmkube.controller.reconcile.pod_answers import merge, read_health
+from llmkube.controller.reconcile.pod_polling import merge, read_health
 from llmkube.controller.status.router_status import BackendHealth
 
 

@@ -7,8 +7,8 @@ import trio
 
 from controller.cluster import SETTLED, open_cluster
 from controller.podcluster import open_pods
-from llmkube.controller.reconcile import pod_answers
-from llmkube.controller.reconcile.pod_answers import ASK_EVERY_SECONDS
+from llmkube.controller.reconcile import pod_polling
+from llmkube.controller.reconcile.pod_polling import QUERY_INTERVAL_SECONDS
 from llmkube.controller.writes.owned_kinds import INSTALL_POLL_SECONDS
 from llmkube.k8s.builtins import ConfigMap, EndpointSlice, Service
 from llmkube.k8s.codec import encode
@@ -17,7 +17,7 @@ from llmkube.k8s.crd.modelrouter import ModelRouter
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.conditions import find_condition
 from llmkube.k8s.workloads import Deployment, NetworkPolicy, PodDisruptionBudget, PodMonitor
-from llmkube.router.config.written_form import decode_config
+from llmkube.router.config.config_json import decode_config
 
 KEY = Key("ml", "front")
 NAME = "front-router-proxy"
@@ -69,7 +69,7 @@ async def run_pods(hands, answer):
     await hands.make_pod(f"{NAME}-1", template["metadata"]["labels"], status)
     await hands.roll_out(NAME)
     answer.append(json.dumps({"backends": [{"name": "chat", "healthy": True, "message": ""}]}))
-    await trio.sleep(ASK_EVERY_SECONDS + SETTLED)
+    await trio.sleep(QUERY_INTERVAL_SECONDS + SETTLED)
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def answer(monkeypatch):
         await trio.lowlevel.checkpoint()
         return said[-1] if said else ""
 
-    monkeypatch.setattr(pod_answers, "read_text", read_text)
+    monkeypatch.setattr(pod_polling, "read_text", read_text)
     return said
 
 
@@ -158,7 +158,7 @@ async def test_a_backend_that_is_down_degrades_itself_alone(autojump_clock, answ
         await apply_router(hands.client)
         await run_pods(hands, answer)
         answer.append(json.dumps({"backends": [{"name": "chat", "healthy": False, "message": "no connection"}]}))
-        await trio.sleep(ASK_EVERY_SECONDS + SETTLED)
+        await trio.sleep(QUERY_INTERVAL_SECONDS + SETTLED)
         assert await phase(hands.client) == "Degraded"
         degraded = await condition(hands.client, "Degraded")
         assert (degraded.status, degraded.message) == ("True", "chat: no connection")

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from controller.pod_security import against_restricted
 from controller.podobjects import IMAGE, SETTINGS, cluster_model, plan, pod_service
 from llmkube.controller.reconcile.workload_plans import RENDERED
-from llmkube.controller.render.drain import END_SECONDS, Kept, drain_port, drain_seconds
+from llmkube.controller.render.drain import END_SECONDS, RetainedSettings, drain_port, drain_seconds
 from llmkube.controller.render.labels import TEMPLATE
 from llmkube.controller.render.manifests import WantedPods, deployment
 from llmkube.controller.render.storage import Storage, Weights, serving_storage
@@ -164,7 +164,7 @@ def test_what_a_pod_keeps_is_its_whole_difference():
     older = attrs.evolve(SETTINGS, image="example.org/llmkube:older")
     before = deployment(pod_service(), plan(busy_metrics=("x",)), older, WantedPods())
     service = pod_service(rolloutPolicy={"waitForIdle": True})
-    same = deployment(service, plan(busy_metrics=("x",)), SETTINGS, WantedPods(), Kept(older.image, 60))
+    same = deployment(service, plan(busy_metrics=("x",)), SETTINGS, WantedPods(), RetainedSettings(older.image, 60))
     other = deployment(service, plan(busy_metrics=("x",)), SETTINGS, WantedPods())
     digests = [one["metadata"]["annotations"][TEMPLATE] for one in (before, same, other)]
     assert digests[0] == digests[1] != digests[2]

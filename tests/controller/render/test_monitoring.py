@@ -11,7 +11,7 @@ from controller.podcluster import open_pods
 from controller.podobjects import SETTINGS, plan, pod_service
 from llmkube.controller.render.manifests import objective, objective_obstacle, pod_monitor
 from llmkube.controller.settings import ControllerSettings
-from llmkube.controller.status.pod_service_status import ServiceFacts, derive_pod_status, judge_pods
+from llmkube.controller.status.pod_service_status import ServiceFacts, assess_pods, derive_pod_status
 from llmkube.controller.writes.owned_kinds import INSTALL_POLL_SECONDS
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.model import Model
@@ -92,7 +92,7 @@ def test_an_objective_that_nothing_can_be_held_to_is_named(container, slo, says)
     assert objective(service, container) is None
     obstacle = objective_obstacle(service, container)
     scene = ServiceFacts(model=Verdict("Ready", "ModelReady", ""), plan=container, unmet=(obstacle,))
-    status = derive_pod_status(service, scene, ControllerSettings(), verdict=judge_pods(service, scene), now=NOW)
+    status = derive_pod_status(service, scene, ControllerSettings(), verdict=assess_pods(service, scene), now=NOW)
     [found] = [one for one in status["conditions"] if one["type"] == "SpecHonoured"]
     assert found["status"] == "False"
     assert obstacle in found["message"]

@@ -14,7 +14,7 @@ from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.modelrouter import ModelRouter, ModelRouterSpec
 from llmkube.k8s.fields import wire_fields
 from llmkube.router.config.compile_router import ResolvedService, compile_router
-from llmkube.router.config.written_form import encode_config
+from llmkube.router.config.config_json import encode_config
 
 FULL: Final = """
 dataPlane: Proxy

@@ -9,10 +9,10 @@ from llmkube.controller.settings import ControllerSettings
 from llmkube.controller.status.service_status import (
     HostPart,
     Replicas,
-    both,
+    assess_host_part,
+    combined_verdict,
     derive_service_status,
-    judge_both,
-    judge_host_part,
+    total_replicas,
     unknown_host_part,
 )
 from llmkube.k8s.leases.live_hosts import LiveHosts
@@ -46,8 +46,8 @@ def test_the_table_of_both(pods, hosts, phase, reason, where):
     """Each row of the module's table; nothing that answers is ever called Failed, Creating or Stopped."""
     (wanted, ready), (further, answering) = count(pods), count(hosts)
     part = HostPart(Replicas(further, answering, answering), hosts)
-    counted = both(Replicas(wanted, wanted, ready), part)
-    verdict = judge_both(pods, counted, part)
+    counted = total_replicas(Replicas(wanted, wanted, ready), part)
+    verdict = combined_verdict(pods, counted, part)
     assert (verdict.phase, verdict.reason) == (phase, reason)
     assert where in verdict.message
     assert counted.ready == ready + answering
@@ -55,7 +55,7 @@ def test_the_table_of_both(pods, hosts, phase, reason, where):
 
 def test_a_service_without_hosts_is_judged_by_its_pods():
     """Nothing changes for it, not even a word."""
-    assert judge_both(BROKEN, both(Replicas(1, 1, 0), None), None) == BROKEN
+    assert combined_verdict(BROKEN, total_replicas(Replicas(1, 1, 0), None), None) == BROKEN
 
 
 def test_what_hosts_said_of_the_service_before_counts_for_nothing():
@@ -63,7 +63,7 @@ def test_what_hosts_said_of_the_service_before_counts_for_nothing():
     loaded = {"type": "Loaded", "status": "True", "reason": "Loaded", "lastTransitionTime": "2025-06-01T00:00:00Z"}
     service = pod_service(hosts={"modelRef": "mac"})
     service = attrs.evolve(service, status=attrs.evolve(service.status, conditions=(loaded,))).on_hosts
-    part = judge_host_part(service, None, [], LiveHosts({}), holders=(), settings=ControllerSettings())
+    part = assess_host_part(service, None, [], LiveHosts({}), holders=(), settings=ControllerSettings())
     assert (part.replicas.ready, part.verdict.reason) == (0, "ModelNotFound")
     assert '"mac"' in part.verdict.message
 
@@ -71,7 +71,7 @@ def test_what_hosts_said_of_the_service_before_counts_for_nothing():
 def test_a_model_for_pods_is_refused_by_name():
     """The sentence has the field, the Model, what it asks for, and what to write."""
     service = pod_service(hosts={"modelRef": "phi"}).on_hosts
-    part = judge_host_part(service, cluster_model(), [], LiveHosts({}), holders=(), settings=ControllerSettings())
+    part = assess_host_part(service, cluster_model(), [], LiveHosts({}), holders=(), settings=ControllerSettings())
     assert (part.verdict.phase, part.verdict.reason) == ("Failed", "Invalid")
     for word in ("spec.hosts.modelRef", '"phi"', "cuda", "metal"):
         assert word in part.verdict.message
@@ -89,13 +89,13 @@ def test_what_hosts_refuse_is_named(runtime, mac, words, hosts):
     """Field, value and the way out, with and without a host that is alive; nothing is said where none is wanted."""
     service = pod_service(runtime=runtime, hosts={"modelRef": "mac"}).on_hosts
     model = cluster_model("builtin://demo", name="mac", **{"hardware": {"accelerator": "metal"}, **mac})
-    part = judge_host_part(service, model, [], hosts, holders=(), settings=ControllerSettings())
+    part = assess_host_part(service, model, [], hosts, holders=(), settings=ControllerSettings())
     assert (part.verdict.phase, part.verdict.reason) == ("Failed", "Invalid")
     assert words in part.verdict.message
     alone = derive_service_status(service, model, [], STUDIO, ControllerSettings(), now=NOW)
     assert words in alone["conditions"][0]["message"]
     none = pod_service(runtime=runtime, hosts={"modelRef": "mac", "replicas": 0}).on_hosts
-    part = judge_host_part(none, model, [], hosts, holders=(), settings=ControllerSettings())
+    part = assess_host_part(none, model, [], hosts, holders=(), settings=ControllerSettings())
     assert part.verdict.phase == "Stopped"
 
 

@@ -10,7 +10,7 @@ from controller.objects import NOW
 from controller.podcluster import KUBE, open_pods
 from controller.podobjects import cluster_model, fetch_pod, job_of, unscheduled
 from llmkube.controller.render.model_sources import cache_key, job_name
-from llmkube.controller.status.job_result import Seen
+from llmkube.controller.status.job_result import JobFacts
 from llmkube.controller.status.model_status import derive_supplied_status
 from llmkube.controller.status.supply import Supply
 from llmkube.k8s.codec import decode
@@ -47,7 +47,7 @@ def said(status, kind="Inspected"):
 def test_what_the_job_tells_is_in_the_status():
     """Facts, size and volume are there, and a label that does not fit is a condition."""
     model = cluster_model(SOURCE, quantization="Q8_0")
-    status = status_of(model, Seen(job_of("Complete"), (fetch_pod(message=TOLD),), claim()))
+    status = status_of(model, JobFacts(job_of("Complete"), (fetch_pod(message=TOLD),), claim()))
     assert (status["phase"], status["gguf"]["architecture"], status["size"]) == ("Ready", "llama", "4.5 GiB")
     assert (status["cacheKey"], status["cacheVolume"]) == (cache_key(model.spec), "c-1")
     assert status["path"] == "/model-source/a/b.gguf"
@@ -59,8 +59,8 @@ def test_what_the_job_tells_is_in_the_status():
 def test_what_was_read_holds_for_its_volume(volume, kept):
     """The facts stay when the Job is gone, and go when the claim is another one."""
     model = cluster_model(SOURCE)
-    before = status_of(model, Seen(job_of("Complete"), (fetch_pod(message=TOLD),), claim()))
-    later = status_of(cluster_model(SOURCE, status=before), Seen(claim=claim(volume)))
+    before = status_of(model, JobFacts(job_of("Complete"), (fetch_pod(message=TOLD),), claim()))
+    later = status_of(cluster_model(SOURCE, status=before), JobFacts(claim=claim(volume)))
     assert ("gguf" in later, "size" in later) == (kept, kept)
     assert later["phase"] == "Ready"
 
@@ -68,16 +68,16 @@ def test_what_was_read_holds_for_its_volume(volume, kept):
 @pytest.mark.parametrize(
     ("seen", "reason", "word"),
     [
-        (Seen(claim=claim()), "NotInUse", "once a pod that serves it runs"),
-        (Seen(job_of(), (), claim()), "Inspecting", "phi-0"),
-        (Seen(job_of(), (unscheduled("volume is in use"),), claim()), "Unschedulable", "volume is in use"),
+        (JobFacts(claim=claim()), "NotInUse", "once a pod that serves it runs"),
+        (JobFacts(job_of(), (), claim()), "Inspecting", "phi-0"),
+        (JobFacts(job_of(), (unscheduled("volume is in use"),), claim()), "Unschedulable", "volume is in use"),
         (
-            Seen(job_of("Failed"), (fetch_pod(2, '{"reason":"NotGGUF","message":"no magic"}'),), claim()),
+            JobFacts(job_of("Failed"), (fetch_pod(2, '{"reason":"NotGGUF","message":"no magic"}'),), claim()),
             "NotGGUF",
             "no magic; delete Job phi-0",
         ),
-        (Seen(job_of("Failed"), (), claim()), "InspectionFailed", "left no message"),
-        (Seen(claim=claim(), obstacle="quota"), "JobRefused", "quota"),
+        (JobFacts(job_of("Failed"), (), claim()), "InspectionFailed", "left no message"),
+        (JobFacts(claim=claim(), obstacle="quota"), "JobRefused", "quota"),
     ],
 )
 def test_a_header_that_is_not_read_holds_nothing_up(seen, reason, word):
@@ -93,7 +93,7 @@ def test_a_header_that_is_not_read_holds_nothing_up(seen, reason, word):
 def test_only_gguf_files_that_are_mounted_are_read(by, spec):
     """What is downloaded tells by its own Job, and other formats have no such header: the condition is not there."""
     source = SOURCE if by == "claim" else "org/repo"
-    status = status_of(cluster_model(source, **spec), Seen(claim=claim()), by)
+    status = status_of(cluster_model(source, **spec), JobFacts(claim=claim()), by)
     assert "Inspected" not in {one["type"] for one in status["conditions"]}
 
 

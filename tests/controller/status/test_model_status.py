@@ -4,7 +4,7 @@ import attrs
 import pytest
 
 from controller.objects import EARLIER, NOBODY, NOW, STUDIO, condition, fetched_model, model
-from llmkube.controller.status.model_status import derive_model_status, judge_model
+from llmkube.controller.status.model_status import assess_model, derive_model_status
 from llmkube.k8s.crd.model import GGUFStatus
 
 FETCHING = condition("Fetched", False, "Fetching", "12 of 90 MiB")
@@ -38,7 +38,7 @@ FETCHING = condition("Fetched", False, "Fetching", "12 of 90 MiB")
 )
 def test_phase_table(given, hosts, phase, reason):
     """Each row of the table in `controller.model` gives its phase and reason."""
-    verdict = judge_model(given, hosts)
+    verdict = assess_model(given, hosts)
     assert (verdict.phase, verdict.reason) == (phase, reason)
 
 
@@ -84,7 +84,7 @@ def test_the_label_of_a_file_on_a_host_is_held_against_its_header(said, found, r
 
 def test_no_host_says_what_to_do():
     """The message names the accelerator and the command that would serve it."""
-    message = judge_model(model(), NOBODY).message
+    message = assess_model(model(), NOBODY).message
     assert message == "no live host serves accelerator metal; start `llmkube agent --accelerator metal` on one"
 
 

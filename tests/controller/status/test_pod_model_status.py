@@ -19,7 +19,7 @@ from controller.podobjects import (
 from llmkube.controller.render.model_sources import cache_key
 from llmkube.controller.settings import WorkloadSettings
 from llmkube.controller.status.job_result import read_failure, read_fetched
-from llmkube.controller.status.model_status import Seen, derive_supplied_status, judge_supply
+from llmkube.controller.status.model_status import JobFacts, assess_supply, derive_supplied_status
 from llmkube.controller.status.supply import Supply, User, choose_supply, is_remembered, weights_path, without_effect
 
 FETCHER, BRINGER, EPHEMERAL = User(), User(brings_weights=True), User(fetches_itself=True)
@@ -71,48 +71,48 @@ def remembered(**more):
 @pytest.mark.parametrize(
     ("seen", "phase", "reason", "words"),
     [
-        (Seen(), "Pending", "Pending", "waiting for the Job"),
-        (Seen(job=job_of()), "Pending", "Pending", "waits for its pod to start; `kubectl describe job"),
-        (Seen(job=job_of(), pods=(fetch_pod(None),)), "Downloading", "DownloadStarted", "fetches it"),
-        (Seen(job=job_of("Complete"), pods=(fetch_pod(),)), "Ready", "ModelReady", "4.5 GiB"),
-        (Seen(job=job_of(), pods=(fetch_pod(),)), "Downloading", "DownloadStarted", "fetches it"),
-        (Seen(job=job_of("Complete"), pods=(fetch_pod(None),)), "Downloading", "DownloadStarted", "fetches it"),
-        (Seen(job=job_of("Complete")), "Pending", "NoResult", "left no result"),
-        (Seen(job=job_of("Complete"), pods=(fetch_pod(0, "no json"),)), "Pending", "NoResult", "left no result"),
-        (Seen(job=job_of("Complete"), pods=(fetch_pod(0, '["odd"]'),)), "Pending", "NoResult", "left no result"),
-        (Seen(job=job_of("Failed")), "Failed", "BackoffLimitExceeded", "tried 5 times"),
+        (JobFacts(), "Pending", "Pending", "waiting for the Job"),
+        (JobFacts(job=job_of()), "Pending", "Pending", "waits for its pod to start; `kubectl describe job"),
+        (JobFacts(job=job_of(), pods=(fetch_pod(None),)), "Downloading", "DownloadStarted", "fetches it"),
+        (JobFacts(job=job_of("Complete"), pods=(fetch_pod(),)), "Ready", "ModelReady", "4.5 GiB"),
+        (JobFacts(job=job_of(), pods=(fetch_pod(),)), "Downloading", "DownloadStarted", "fetches it"),
+        (JobFacts(job=job_of("Complete"), pods=(fetch_pod(None),)), "Downloading", "DownloadStarted", "fetches it"),
+        (JobFacts(job=job_of("Complete")), "Pending", "NoResult", "left no result"),
+        (JobFacts(job=job_of("Complete"), pods=(fetch_pod(0, "no json"),)), "Pending", "NoResult", "left no result"),
+        (JobFacts(job=job_of("Complete"), pods=(fetch_pod(0, '["odd"]'),)), "Pending", "NoResult", "left no result"),
+        (JobFacts(job=job_of("Failed")), "Failed", "BackoffLimitExceeded", "tried 5 times"),
         (
-            Seen(job=job_of("Failed"), pods=(fetch_pod(2, '{"reason":"NotGGUF","message":"it is HTML"}'),)),
+            JobFacts(job=job_of("Failed"), pods=(fetch_pod(2, '{"reason":"NotGGUF","message":"it is HTML"}'),)),
             "Failed", "NotGGUF", "it is HTML",
         ),
-        (Seen(job=job_of("Failed"), pods=(fetch_pod(1, "Traceback\nValueError: x"),)), "Failed", "FetchFailed", "x"),
-        (Seen(job=job_of("Failed"), pods=(fetch_pod(137, "", reason="OOMKilled"),)), "Failed", "OOMKilled", "memory"),
-        (Seen(job=job_of(), pods=(waiting("ErrImagePull", "no image"),)), "Pending", "ErrImagePull", "no image"),
-        (Seen(job=job_of(), pods=(unscheduled("no node"),)), "Pending", "Unschedulable", "no node"),
+        (JobFacts(job=job_of("Failed"), pods=(fetch_pod(1, "Trace\nValueError: x"),)), "Failed", "FetchFailed", "x"),
+        (JobFacts(job=job_of("Failed"), pods=(fetch_pod(137, "", reason="OOMKilled"),)), "Failed", "OOMKilled", "mem"),
+        (JobFacts(job=job_of(), pods=(waiting("ErrImagePull", "no image"),)), "Pending", "ErrImagePull", "no image"),
+        (JobFacts(job=job_of(), pods=(unscheduled("no node"),)), "Pending", "Unschedulable", "no node"),
         (
-            Seen(job=job_of(), pods=(fetch_pod(1, '{"reason":"Stalled","message":"too slow"}'),)),
+            JobFacts(job=job_of(), pods=(fetch_pod(1, '{"reason":"Stalled","message":"too slow"}'),)),
             "Downloading", "Stalled", "too slow; the Job tries again",
         ),
         (
-            Seen(job_of(), (fetch_pod(1, '{"reason":"Stalled","message":"slow"}'), fetch_pod(None)), percent=5),
+            JobFacts(job_of(), (fetch_pod(1, '{"reason":"Stalled","message":"slow"}'), fetch_pod(None)), percent=5),
             "Downloading", "Stalled", "slow; the Job tries again: 5 %",
         ),
         (
-            Seen(job=job_of(), pods=(fetch_pod(1, '{"reason":"Stalled","message":"too slow"}'), fetch_pod())),
+            JobFacts(job=job_of(), pods=(fetch_pod(1, '{"reason":"Stalled","message":"too slow"}'), fetch_pod())),
             "Downloading", "DownloadStarted", "fetches it",
         ),
     ],
 )  # fmt: skip
 def test_the_phase_follows_the_job(seen, phase, reason, words):
     """What the Job, its pods and their last words say is the phase, in their own words."""
-    verdict = judge_supply(cluster_model(), JOB, seen)
+    verdict = assess_supply(cluster_model(), JOB, seen)
     assert (verdict.phase, verdict.reason) == (phase, reason)
     assert words in verdict.message
 
 
 def test_what_was_fetched_is_told():
     """Size, digest, path, key and header come from the last words of the fetch."""
-    seen = Seen(job=job_of("Complete"), pods=(fetch_pod(),))
+    seen = JobFacts(job=job_of("Complete"), pods=(fetch_pod(),))
     status = derive_supplied_status(cluster_model(), JOB, seen, now=NOW)
     key = cache_key(cluster_model().spec)
     assert status["path"] == f"/models/{key}/model.gguf"
@@ -124,17 +124,19 @@ def test_what_was_fetched_is_told():
 def test_several_files_are_told_by_name_and_one_alone_is_not(files):
     """The path names one alone already; what is remembered of several is told again without the Job."""
     message = json.dumps({**json.loads(FETCHED), "files": files})
-    status = derive_supplied_status(cluster_model(), JOB, Seen(job_of("Complete"), (fetch_pod(0, message),)), now=NOW)
+    status = derive_supplied_status(
+        cluster_model(), JOB, JobFacts(job_of("Complete"), (fetch_pod(0, message),)), now=NOW
+    )
     told = files if len(files) > 1 else None
     assert status.get("stagedFiles") == told
-    again = derive_supplied_status(cluster_model(status=status), JOB, Seen(), now=NOW)
+    again = derive_supplied_status(cluster_model(status=status), JOB, JobFacts(), now=NOW)
     assert again.get("stagedFiles") == told
 
 
 def test_what_is_remembered_is_told_again():
     """Without Job and pods the status stays what it was, word for word."""
     model = remembered(sha256=SHA, gguf={"architecture": "llama"})
-    status = derive_supplied_status(model, JOB, Seen(), now=NOW)
+    status = derive_supplied_status(model, JOB, JobFacts(), now=NOW)
     assert (status["phase"], status["path"], status["sha256"]) == ("Ready", model.status.path, SHA)
     assert status["gguf"] == {"architecture": "llama"}
 
@@ -144,7 +146,7 @@ def test_the_memory_of_another_source_counts_for_nothing():
     old = remembered().status
     model = cluster_model("hf://org/repo/new.gguf", status={"cacheKey": old.cache_key, "path": old.path})
     assert not is_remembered(model)
-    status = derive_supplied_status(model, JOB, Seen(), now=NOW)
+    status = derive_supplied_status(model, JOB, JobFacts(), now=NOW)
     assert status["phase"] == "Pending"
     assert not {"path", "cacheKey", "size", "gguf"} & status.keys()
     assert weights_path(model, JOB) == ""
@@ -165,7 +167,7 @@ def test_a_promise_about_quantization_is_held_against_the_header(said, found, st
     spec = {"quantization": said} if said else {}
     model = cluster_model(status={"cacheKey": model.status.cache_key, "path": "/models/x/model.gguf",
                                   "gguf": {"quantization": found}}, **spec)  # fmt: skip
-    conditions = derive_supplied_status(model, JOB, Seen(), now=NOW)["conditions"]
+    conditions = derive_supplied_status(model, JOB, JobFacts(), now=NOW)["conditions"]
     [matches] = [one for one in conditions if one["type"] == "QuantizationMatches"]
     assert (matches["status"], matches["reason"]) == (status, reason)
     assert not said or said in matches["message"] or reason == "Matches"
@@ -174,7 +176,7 @@ def test_a_promise_about_quantization_is_held_against_the_header(said, found, st
 def test_conditions_are_all_there_and_keep_their_time():
     """Available, Progressing, Degraded and QuantizationMatches, each once; what did not flip keeps its time."""
     before = {"type": "Available", "status": "True", "reason": "x", "message": "", "lastTransitionTime": EARLIER}
-    status = derive_supplied_status(remembered(conditions=[before]), JOB, Seen(), now=NOW)
+    status = derive_supplied_status(remembered(conditions=[before]), JOB, JobFacts(), now=NOW)
     kinds = [one["type"] for one in status["conditions"]]
     assert kinds == ["Available", "Progressing", "Degraded", "QuantizationMatches"]
     assert status["conditions"][0]["lastTransitionTime"] == EARLIER == status["lastUpdated"]

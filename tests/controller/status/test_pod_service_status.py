@@ -7,7 +7,7 @@ from controller.objects import NOW
 from controller.podcluster import open_pods
 from controller.podobjects import deployment_of, gpu_plan, plan, pod_service, unscheduled, waiting
 from llmkube.controller.settings import ControllerSettings
-from llmkube.controller.status.pod_service_status import ServiceFacts, derive_pod_status, desired_replicas, judge_pods
+from llmkube.controller.status.pod_service_status import ServiceFacts, assess_pods, derive_pod_status, desired_replicas
 from llmkube.k8s.crd.definitions import crd_manifest
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.label_selectors import parse_selector
@@ -29,7 +29,7 @@ CLOSED = [{"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate",
 
 
 def derived(service, facts, settings=ControllerSettings(), **more):  # noqa: B008 (a frozen value)
-    return derive_pod_status(service, facts, settings, verdict=judge_pods(service, facts), now=NOW, **more)
+    return derive_pod_status(service, facts, settings, verdict=assess_pods(service, facts), now=NOW, **more)
 
 
 def scene(base=STARTING, **facts):
@@ -88,7 +88,7 @@ def scene(base=STARTING, **facts):
 )
 def test_the_first_row_that_fits_decides(spec, given, where):
     """Each row of the table gives its phase and reason."""
-    verdict = judge_pods(pod_service(**spec), given)
+    verdict = assess_pods(pod_service(**spec), given)
     assert f"{verdict.phase}/{verdict.reason}" == where
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from controller.podobjects import fetch_pod, pod, unscheduled, waiting
-from llmkube.controller.status.pods import ended, lacks, trouble_of
+from llmkube.controller.status.pods import shortage_message, terminated_state, trouble_of
 
 OOM = {"exitCode": 137, "reason": "OOMKilled"}
 
@@ -95,14 +95,14 @@ def test_messages_hold_no_secrets_and_stay_short():
 
 def test_a_missing_gpu_is_told_from_missing_memory():
     """Only the resource that the service asks for counts, whatever else a node lacks."""
-    assert lacks([unscheduled()], "nvidia.com/gpu").startswith("0/3")
-    assert lacks([unscheduled("3 Insufficient memory")], "nvidia.com/gpu") == ""
-    assert lacks([unscheduled()], "amd.com/gpu") == ""
-    assert lacks([unscheduled()], "") == ""
+    assert shortage_message([unscheduled()], "nvidia.com/gpu").startswith("0/3")
+    assert shortage_message([unscheduled("3 Insufficient memory")], "nvidia.com/gpu") == ""
+    assert shortage_message([unscheduled()], "amd.com/gpu") == ""
+    assert shortage_message([unscheduled()], "") == ""
 
 
 def test_the_end_of_a_container_is_found_by_its_name():
     """A container that runs, or is not there, has not ended."""
-    assert ended(fetch_pod(2), "fetch").exit_code == 2
-    assert ended(fetch_pod(None), "fetch") is None
-    assert ended(fetch_pod(2), "other") is None
+    assert terminated_state(fetch_pod(2), "fetch").exit_code == 2
+    assert terminated_state(fetch_pod(None), "fetch") is None
+    assert terminated_state(fetch_pod(2), "other") is None

@@ -10,7 +10,7 @@ from controller.objects import NOW
 from controller.podcluster import open_pods
 from controller.podobjects import FETCHED, SETTINGS, SHA, cluster_model, fetch_pod
 from llmkube.controller.render.model_sources import cache_key
-from llmkube.controller.status.model_status import Seen, derive_supplied_status, revalidate_in_seconds
+from llmkube.controller.status.model_status import JobFacts, derive_supplied_status, revalidate_in_seconds
 from llmkube.controller.status.supply import Supply
 from llmkube.k8s.codec import decode
 from llmkube.k8s.workloads import Deployment, Job
@@ -64,22 +64,22 @@ def test_what_is_not_followed_is_never_looked_at():
 def test_news_replace_what_the_status_says():
     """A look that brought another version changes path and digest, and the Model is Ready before and after."""
     model = followed(lastRevalidated="2025-06-01T10:00:00Z")
-    seen = Seen(job(), (fetch_pod(message=told("v2", sha256=OTHER)),))
+    seen = JobFacts(job(), (fetch_pod(message=told("v2", sha256=OTHER)),))
     status = derive_supplied_status(model, JOB, seen, now=NOW)
     assert (status["phase"], status["sha256"], status["sourceETag"]) == ("Ready", OTHER, '"v2"')
     assert status["path"].endswith("/v2/model.gguf")
     assert status["lastRevalidated"] == "2025-06-01T11:00:00Z"
     del status["conditions"]
-    later = derive_supplied_status(followed(**status), JOB, Seen(), now=NOW)
+    later = derive_supplied_status(followed(**status), JOB, JobFacts(), now=NOW)
     assert (later["path"], later["lastRevalidated"]) == (status["path"], status["lastRevalidated"])
 
 
 @pytest.mark.parametrize(
     ("seen", "held", "reason"),
     [
-        (Seen(), "False", "NotFetched"),
-        (Seen(job(), (fetch_pod(message=told()),)), "True", "InSync"),
-        (Seen(job(), (fetch_pod(message=told(kept="no answer in 60 s")),)), "False", "LookFailed"),
+        (JobFacts(), "False", "NotFetched"),
+        (JobFacts(job(), (fetch_pod(message=told()),)), "True", "InSync"),
+        (JobFacts(job(), (fetch_pod(message=told(kept="no answer in 60 s")),)), "False", "LookFailed"),
     ],
 )
 def test_the_condition_says_how_the_last_look_went(seen, held, reason):

@@ -8,9 +8,9 @@ from controller.render.test_router_objects import model_router
 from llmkube.controller.status.router_status import (
     BackendHealth,
     RouterFacts,
+    deployment_facts,
     derive_router_status,
-    not_routed,
-    seen_of,
+    unsupported_status,
 )
 from llmkube.k8s.codec import decode, encode
 from llmkube.k8s.crd.modelrouter import ModelRouter
@@ -38,7 +38,7 @@ def broken_pod():
 
 
 def status_of(router=None, **facts):
-    seen = seen_of(facts.pop("deployment", live()))
+    seen = deployment_facts(facts.pop("deployment", live()))
     given = {"config": CONFIG, "endpoint": "http://front"} | facts
     return derive_router_status(router or model_router(), RouterFacts(**given, **seen), now=NOW)
 
@@ -105,9 +105,9 @@ def test_a_look_that_finds_the_same_changes_nothing():
     """The time is that of the finding, so that the status is not written at every look."""
     first = status_of(health={"chat": UP})
     router = decode(ModelRouter, {**encode(model_router()), "status": first})
-    facts = RouterFacts(config=CONFIG, **seen_of(live()), health={"chat": UP}, endpoint="http://front")
+    facts = RouterFacts(config=CONFIG, **deployment_facts(live()), health={"chat": UP}, endpoint="http://front")
     assert derive_router_status(router, facts, now=LATER) == first
-    facts = RouterFacts(config=CONFIG, **seen_of(live()), health={"chat": DOWN}, endpoint="http://front")
+    facts = RouterFacts(config=CONFIG, **deployment_facts(live()), health={"chat": DOWN}, endpoint="http://front")
     assert derive_router_status(router, facts, now=LATER)["backends"][0]["lastProbeTime"] == "2026-01-01T00:05:00Z"
 
 
@@ -120,6 +120,6 @@ def test_the_tier_of_a_provider_without_a_url_is_cloud():
 
 def test_a_router_without_a_place_says_so():
     """In both conditions that a client would wait for."""
-    status = not_routed(model_router(), "nowhere", now=NOW)
+    status = unsupported_status(model_router(), "nowhere", now=NOW)
     assert {one["type"]: one["status"] for one in status["conditions"]} == {"Accepted": "False", "Available": "False"}
     assert status["phase"] == "Failed"

@@ -10,9 +10,9 @@ from llmkube.controller.settings import ControllerSettings
 from llmkube.controller.status.service_status import (
     PRIORITY_WEIGHTS,
     Replicas,
+    assess_service,
     count_replicas,
     derive_service_status,
-    judge_service,
     resolve_mode,
 )
 from llmkube.k8s.crd.inferenceservice import PRIORITIES, SERVICE_PHASES, InferenceServiceStatus
@@ -135,7 +135,7 @@ ROWS = [
 def test_a_service_is_as_its_claims_are(conditions, holders, expected):
     """What a host that is gone has said of a service is not believed; a live host's claim is enough to wait for it."""
     isvc = service(*conditions)
-    verdict = judge_service(isvc, fetched_model(), Replicas(1, 0, 0), STUDIO, holders)
+    verdict = assess_service(isvc, fetched_model(), Replicas(1, 0, 0), STUDIO, holders)
     assert f"{verdict.phase}/{verdict.reason}" == expected
     assert ("mini" in verdict.message) == (holders == ("mini",))
 
@@ -143,7 +143,7 @@ def test_a_service_is_as_its_claims_are(conditions, holders, expected):
 @pytest.mark.parametrize(("isvc", "its_model", "slices", "hosts", "expected"), [(*row[:4], row[4:]) for row in ROWS])
 def test_phase_table(isvc, its_model, slices, hosts, expected):
     """Each row of the table in `controller.inferenceservice` gives its phase and reason, in the schema's words."""
-    verdict = judge_service(isvc, its_model, count_replicas(isvc, its_model, slices, hosts), hosts)
+    verdict = assess_service(isvc, its_model, count_replicas(isvc, its_model, slices, hosts), hosts)
     assert (verdict.phase, verdict.reason) == expected
     assert verdict.phase in SERVICE_PHASES
     assert verdict.message
@@ -295,12 +295,12 @@ def test_every_priority_has_a_weight():
 def test_messages_say_what_is_missing():
     """A replica beyond the number of hosts, a Model that is not there and an engine's last words are named."""
     two = wanting(2)
-    assert judge_service(
+    assert assess_service(
         two, fetched_model(), count_replicas(two, fetched_model(), [READY], STUDIO), STUDIO
     ).message == ("1 of 2 replicas ready: a host runs one process per service, and 1 can serve this one")
     none = Replicas(1, 0, 0)
-    assert judge_service(EXITED, None, none, STUDIO).message == 'there is no Model "phi" in this namespace'
-    assert judge_service(EXITED, fetched_model(), none, STUDIO).message == "exit code 1\nerror: out of memory"
+    assert assess_service(EXITED, None, none, STUDIO).message == 'there is no Model "phi" in this namespace'
+    assert assess_service(EXITED, fetched_model(), none, STUDIO).message == "exit code 1\nerror: out of memory"
 
 
 GOLDEN = """

@@ -6,7 +6,7 @@ import trio
 from controller.cluster import SETTLED, open_cluster
 from controller.podcluster import open_pods
 from controller.podobjects import SETTINGS, cluster_model, plan, pod_service
-from lengths import some
+from lengths import sample_rows
 from llmkube.controller.informer import Informer
 from llmkube.controller.informers import PERMISSIONS
 from llmkube.controller.render.jobs import fetch_job
@@ -16,7 +16,7 @@ from llmkube.controller.writes.owned_kinds import INSTALL_POLL_SECONDS
 from llmkube.controller.writes.owned_objects import (
     REFUSED_RETRY_SECONDS,
     OwnedObjects,
-    differs_in_state_alone,
+    differs_in_status_only,
     is_subset,
 )
 from llmkube.k8s.builtins import ConfigMap, Service
@@ -96,7 +96,7 @@ def test_a_change_of_state_alone_needs_no_comparison(part, change, alone):
     """Status and version may differ; whatever a manifest can ask for, or what forbids a write, may not."""
     other = {**LIVE, "metadata": {**LIVE["metadata"], "resourceVersion": "6"}}
     other[part] = {**other[part], **change}
-    assert differs_in_state_alone(decode(Deployment, LIVE), decode(Deployment, other)) is alone
+    assert differs_in_status_only(decode(Deployment, LIVE), decode(Deployment, other)) is alone
 
 
 class Recording:
@@ -357,7 +357,7 @@ async def bring_up_with_latecomer(hands, kind):
     return key, before, await hands.client.get_json(kind.RESOURCE.path("ml", key.name))
 
 
-@pytest.mark.parametrize("kind", some(MADE), ids=lambda kind: kind.RESOURCE.kind)
+@pytest.mark.parametrize("kind", sample_rows(MADE), ids=lambda kind: kind.RESOURCE.kind)
 async def test_a_latecomer_keeps_his_object(kind, autojump_clock):
     """His object stays as he made it and the name is told to be taken; once it is gone, ours takes its place."""
     async with open_pods() as hands:
@@ -385,7 +385,7 @@ async def test_what_a_predecessor_has_left_is_waited_for(autojump_clock):
         assert await hands.where() == "Creating/Creating"
 
 
-@pytest.mark.parametrize("kind", some(MADE), ids=lambda kind: kind.RESOURCE.kind)
+@pytest.mark.parametrize("kind", sample_rows(MADE), ids=lambda kind: kind.RESOURCE.kind)
 async def test_without_a_version_the_latecomer_loses(kind, autojump_clock, monkeypatch):
     """A controller that makes objects by a plain apply takes his over: the race is one, and the test above notices."""
     monkeypatch.setattr(owned_objects, "NO_VERSION", "")

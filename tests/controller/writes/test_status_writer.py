@@ -54,7 +54,7 @@ def bench(server):
 
     async def reconcile(cached):
         status = derive_model_status(writer.newest(cached), STUDIO, now=clock())
-        return await writer.write(cached, status, along={"cacheKey": str(clock())})
+        return await writer.write(cached, status, extra={"cacheKey": str(clock())})
 
     return writer, reconcile
 

@@ -18,8 +18,8 @@ def test_hosts_tell_who_serves_what():
     assert hosts.serving("metal") == {"studio"}
     assert hosts.serving("cpu") == {"studio", "mini"}
     assert hosts.serving("cuda") == frozenset()
-    assert hosts.alive("mini")
-    assert not hosts.alive("pro")
+    assert hosts.is_alive("mini")
+    assert not hosts.is_alive("pro")
 
 
 def test_a_lease_is_overdue_when_it_has_not_changed_for_its_duration():
@@ -41,10 +41,10 @@ def test_nothing_dies_by_itself():
     """An overdue host stays alive until somebody has looked and buries it."""
     tracker = LeaseTracker()
     tracker.observe(lease(), 0.0)
-    assert tracker.hosts.alive("studio")
+    assert tracker.hosts.is_alive("studio")
     assert tracker.overdue(1e6) == (STUDIO,)
     tracker.mark_gone(STUDIO)
-    assert not tracker.hosts.alive("studio")
+    assert not tracker.hosts.is_alive("studio")
     assert tracker.overdue(1e6) == ()
     assert tracker.next_deadline == math.inf
 
@@ -55,9 +55,9 @@ def test_a_buried_host_comes_back_with_its_next_renewal_only():
     tracker.observe(lease(version="1"), 0.0)
     tracker.mark_gone(STUDIO)
     tracker.observe(lease(version="1"), 50.0)
-    assert not tracker.hosts.alive("studio")
+    assert not tracker.hosts.is_alive("studio")
     tracker.observe(lease(version="2"), 60.0)
-    assert tracker.hosts.alive("studio")
+    assert tracker.hosts.is_alive("studio")
     assert tracker.next_deadline == 100.0
 
 

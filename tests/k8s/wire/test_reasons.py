@@ -5,10 +5,10 @@ import datetime
 import pytest
 
 from cli.cli_objects import condition, model, service
-from llmkube.cli.view.describe import Scene, last_error, summary, waits_for, what_to_do
+from llmkube.cli.view.describe import StatusView, last_error, remedies, summary, waits_for
 from llmkube.cli.view.output import reason_of
 from llmkube.controller.settings import ControllerSettings
-from llmkube.controller.status.service_status import count_replicas, derive_service_status, judge_service
+from llmkube.controller.status.service_status import assess_service, count_replicas, derive_service_status
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.leases.live_hosts import LiveHosts
@@ -16,7 +16,7 @@ from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.reasons import Meaning, Reason, is_failing
 from llmkube.k8s.wire.service_health import State, service_health
 from llmkube.programs.one_machine import AgentDirectory
-from llmkube.supervisor.nouns.lifecycle import ServiceView
+from llmkube.supervisor.values.lifecycle import ServiceView
 
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 HOSTS = LiveHosts({"mac": frozenset({"cpu"})})
@@ -79,15 +79,15 @@ def told_by_the_controller(found, its_model):
 def readings(found, its_model):
     """What each reader makes of it: whether the service fails."""
     seen = told_by_the_controller(found, its_model)
-    verdict = judge_service(found, its_model, count_replicas(found, its_model, (), HOSTS), HOSTS, ("mac",))
+    verdict = assess_service(found, its_model, count_replicas(found, its_model, (), HOSTS), HOSTS, ("mac",))
     degraded = next(each for each in seen.status.conditions if each.type == "Degraded")
     health = service_health(seen, its_model)
-    scene = Scene(seen, its_model)
+    scene = StatusView(seen, its_model)
     return {
         "controller, phase": verdict.phase == "Failed",
         "controller, Degraded": degraded.status == "True",
         "deploy and up --ask": health.failing,
-        "status, advice": bool(what_to_do(seen, its_model)),
+        "status, advice": bool(remedies(seen, its_model)),
         "status, no wait": not waits_for(scene) and bool(last_error(seen, its_model)) and health.failing,
         "list": seen.status.phase == "Failed" and bool(reason_of(seen)),
     }

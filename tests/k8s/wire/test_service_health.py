@@ -2,7 +2,7 @@ import attrs
 import pytest
 
 from cli.cli_objects import condition, model, service
-from llmkube.k8s.wire.service_health import State, model_health, pods_of, service_health, unready
+from llmkube.k8s.wire.service_health import State, model_health, pods_of, service_health, unready_condition
 
 ACCEPTED = condition("Accepted", True, "Accepted")
 LOADED = condition("Loaded", True, "Loaded")
@@ -189,14 +189,14 @@ def test_a_refused_spec_beats_a_running_engine():
     """A spec that is refused is a failure although the last good one still runs: the question is about the new one."""
     refused = condition("Accepted", False, "Invalid", "no")
     health = service_health(service("chat", LOADED, refused, phase="Ready"), HERE)
-    assert (health.failing, health.about) == (True, "InferenceService")
+    assert (health.failing, health.faulty_kind) == (True, "InferenceService")
 
 
 def test_a_failure_says_since_when_and_what_is_at_fault():
     """The time is that of the condition; the kind at fault is the one whose spec is wrong."""
     health = service_health(service(), fetched("DigestMismatch", "it has abc\nmore"))
-    assert (health.since, health.about, health.headline) == ("x", "Model", "it has abc")
-    assert not service_health(service("chat", ACCEPTED, loaded("Hung")), HERE).about
+    assert (health.since, health.faulty_kind, health.headline) == ("x", "Model", "it has abc")
+    assert not service_health(service("chat", ACCEPTED, loaded("Hung")), HERE).faulty_kind
 
 
 def test_a_host_that_let_a_service_go_says_nothing_about_it_any_more():
@@ -231,10 +231,10 @@ def test_a_model_is_judged_by_who_brings_its_file(found, state, done):
 def test_why_a_service_is_not_ready_is_the_controllers_most_telling_condition():
     """`NoReadyReplicas` only says that nothing answers; `Progressing` says why."""
     plain = not_available("Unschedulable", "0/3 nodes", progressing=True, word="NoReadyReplicas")
-    assert unready(service("chat", *plain)).reason == "Unschedulable"
-    assert unready(service("chat", condition("Available", False, "NoHost"))).reason == "NoHost"
-    assert unready(service("chat", condition("Available", True, "InferenceReady"))) is None
-    assert unready(service()) is None
+    assert unready_condition(service("chat", *plain)).reason == "Unschedulable"
+    assert unready_condition(service("chat", condition("Available", False, "NoHost"))).reason == "NoHost"
+    assert unready_condition(service("chat", condition("Available", True, "InferenceReady"))) is None
+    assert unready_condition(service()) is None
 
 
 def test_pods_are_known_by_their_selector():

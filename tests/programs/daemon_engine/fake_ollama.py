@@ -17,13 +17,13 @@ from llmkube.base.http.client import HttpClient
 from llmkube.base.http.limits import Limits
 from llmkube.base.http.message import NO_HEADERS, Headers, Response
 from llmkube.base.http.server import run_server
-from llmkube.programs.daemon_engine.ollama_api import DaemonApi
+from llmkube.programs.daemon_engine.ollama_api import OllamaApi
 from llmkube.programs.daemon_engine.ollama_program import OllamaModel
 from llmkube.programs.daemon_engine.ollama_weights import LibraryModel
 from llmkube.programs.daemon_engine.processes import Process
 from llmkube.programs.daemon_engine.server import Server
 from llmkube.weights.formats.gguf import read_header
-from programs.daemon_engine.stage import keeping
+from programs.daemon_engine.stage import keep_loaded
 
 URL = "http://127.0.0.1:11434"
 NAME = "llmkube/default_chat"
@@ -210,8 +210,8 @@ class FakeDaemon:
     def _listed(self):
         return [{"name": full(name), "model": full(name), "size": 1} for name in self.loaded]
 
-    async def _show(self, exchange, said):
-        name = said["model"]
+    async def _show(self, exchange, body):
+        name = body["model"]
         blob = self.store.get(name) or (
             self.library[name] if name in self.library and self.library[name] in self.blobs else None
         )
@@ -219,7 +219,7 @@ class FakeDaemon:
             await exchange.respond(Response.json(404, {"error": f"model '{name}' not found"}))
         else:
             modelfile = f"# Modelfile\nFROM /home/me/blobs/{blob}\n"
-            more = self.shows.get(blob, {}) if said.get("verbose") else {}
+            more = self.shows.get(blob, {}) if body.get("verbose") else {}
             await exchange.respond(Response.json(200, {"modelfile": modelfile, **more}))
 
     async def _blob(self, exchange, request, digest):
@@ -232,18 +232,18 @@ class FakeDaemon:
             self.blobs.add(blob)
             await exchange.respond(Response(201))
 
-    async def _create(self, exchange, said):
-        files = [value.replace(":", "-") for value in said.get("files", {}).values()]
-        blob = files[0] if files else self.library.get(said["from"])
+    async def _create(self, exchange, body):
+        files = [value.replace(":", "-") for value in body.get("files", {}).values()]
+        blob = files[0] if files else self.library.get(body["from"])
         if blob not in self.blobs:
             await exchange.respond(Response.json(400, {"error": "no such file"}))
             return
-        self.store[said["model"]] = blob
-        self.parameters[said["model"]] = said.get("parameters", {})
+        self.store[body["model"]] = blob
+        self.parameters[body["model"]] = body.get("parameters", {})
         await lines(exchange, {"status": "parsing GGUF"}, {"status": "success"})
 
-    async def _pull(self, exchange, said):
-        name = said["model"]
+    async def _pull(self, exchange, body):
+        name = body["model"]
         if name not in self.library:
             await lines(exchange, {"status": "pulling manifest"}, {"error": "pull model manifest: file does not exist"})
             return
@@ -262,12 +262,12 @@ class FakeDaemon:
         await trio.lowlevel.checkpoint()
         return self.free_bytes
 
-    async def _generate(self, exchange, said):
-        name, keep = said["model"], said["keep_alive"]
+    async def _generate(self, exchange, body):
+        name, keep = body["model"], body["keep_alive"]
         if name not in self.store:
             await exchange.respond(Response.json(404, {"error": f"model '{name}' not found"}))
             return
-        if keep != 0 and self.embeds is ("input" not in said):
+        if keep != 0 and self.embeds is ("input" not in body):
             await exchange.respond(Response.json(400, {"error": f'"{name}" does not support generate'}))
             return
         if keep == 0:
@@ -296,9 +296,9 @@ class FakeDaemon:
         if shared in self.loaded:
             self.expires[shared] = trio.current_time() + KEEP_SECONDS
 
-    async def _chat(self, exchange, said):
-        answer = {"model": said["model"], "choices": [{"message": {"content": '"model":"llmkube/default_chat"'}}]}
-        if said.get("stream"):
+    async def _chat(self, exchange, body):
+        answer = {"model": body["model"], "choices": [{"message": {"content": '"model":"llmkube/default_chat"'}}]}
+        if body.get("stream"):
             async with exchange.stream(200, Headers.of({"Content-Type": "text/event-stream"})) as send:
                 text = b"data: " + json.dumps(answer, separators=(",", ":")).encode() + b"\n\n"
                 for at in range(0, len(text), 7):
@@ -326,12 +326,12 @@ def full(name):
     return name if ":" in name else f"{name}:latest"
 
 
-def line(said):
-    return json.dumps(said).encode() + b"\n"
+def line(body):
+    return json.dumps(body).encode() + b"\n"
 
 
-async def lines(exchange, *said):
-    await exchange.respond(Response(200, NO_HEADERS, b"".join(map(line, said))))
+async def lines(exchange, *body):
+    await exchange.respond(Response(200, NO_HEADERS, b"".join(map(line, body))))
 
 
 def answers(status, body):
@@ -343,7 +343,7 @@ def answers(status, body):
     return answer
 
 
-async def breaks_off(exchange):
+async def break_off(exchange):
     """A fault: half of an answer."""
     async with exchange.stream(200, NO_HEADERS) as send:
         await send(line({"status": "pulling", "completed": 1, "total": 100}))
@@ -377,6 +377,6 @@ def staged(fake):
     server = SERVER_PID if fake.owned else None
 
     def make(client):
-        return OllamaModel(DaemonApi(client, URL), 11434, NAME, fake, weights, fake.embeds, server=server)
+        return OllamaModel(OllamaApi(client, URL), 11434, NAME, fake, weights, fake.embeds, server=server)
 
-    return keeping(reached(fake), make)
+    return keep_loaded(reached(fake), make)

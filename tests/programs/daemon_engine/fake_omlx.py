@@ -15,11 +15,11 @@ from llmkube.base.http.client import HttpClient
 from llmkube.base.http.limits import Limits
 from llmkube.base.http.message import Headers, Response
 from llmkube.base.http.server import run_server
-from llmkube.programs.daemon_engine.omlx_api import DaemonApi
+from llmkube.programs.daemon_engine.omlx_api import OmlxApi
 from llmkube.programs.daemon_engine.omlx_model import OmlxModel
 from llmkube.programs.daemon_engine.processes import Process
 from llmkube.programs.daemon_engine.server import Server
-from programs.daemon_engine.stage import keeping
+from programs.daemon_engine.stage import keep_loaded
 
 URL = "http://127.0.0.1:8000"
 FOLDER = "/Users/me/models/tiny-4bit"
@@ -214,8 +214,8 @@ class FakeOmlx:
             self.drop(name)
             await exchange.respond(Response.json(200, {"status": "ok", "model_id": name}))
 
-    async def _answer(self, exchange, said):
-        asked = said["model"]
+    async def _answer(self, exchange, body):
+        asked = body["model"]
         name = asked if asked in self.folders else self.default
         if name not in self.folders:
             await exchange.respond(refusal(404, f"Model '{asked}' not found. Available models: other"))
@@ -230,7 +230,7 @@ class FakeOmlx:
         content = f'"model":"{NAME}" of {name}'
         answer = {"model": asked, "choices": [{"message": {"content": content}}]}
         usage = {"prompt_tokens": 7, "completion_tokens": 3}
-        if said.get("stream"):
+        if body.get("stream"):
             text = b"data: " + json.dumps(answer | {"usage": usage}).encode() + b"\n\n"  # with a space after colons
             async with exchange.stream(200, Headers.of({"Content-Type": "text/event-stream"})) as send:
                 await send(b": keep-alive\n\n")
@@ -273,7 +273,7 @@ def staged(fake):
     server = fake.pid if fake.owned else None
 
     def make(client):
-        api = DaemonApi(client, URL, fake.key)
-        return OmlxModel(api, 8000, FOLDER, fake, fake.embeds, follow=as_written, server=server)
+        api = OmlxApi(client, URL, fake.key)
+        return OmlxModel(api, 8000, FOLDER, fake, fake.embeds, resolve=as_written, server=server)
 
-    return keeping(reached(fake), make)
+    return keep_loaded(reached(fake), make)

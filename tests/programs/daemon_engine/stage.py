@@ -35,10 +35,10 @@ class Stage:
 
 
 @asynccontextmanager
-async def keeping(way, make):
-    """Keep a model loaded during the block: `make` returns its adapter for a client, which the context `way` has."""
+async def keep_loaded(connected, make):
+    """Keep a model loaded during the block: `make` returns its adapter for the client of `connected`."""
     failed = None
-    async with way as client, trio.open_nursery() as nursery:
+    async with connected as client, trio.open_nursery() as nursery:
         stage = Stage(Keeper(make(client), Counters()), client, trio.CancelScope())
 
         async def run():

@@ -15,8 +15,8 @@ from http_lab import MemoryListener
 from llmkube.base.http.client import HttpClient
 from llmkube.base.http.message import NO_HEADERS, Headers
 from llmkube.base.http.server import run_server
-from llmkube.programs.daemon_engine.front import AnswerNames, RequestBodyError, handler_of, judge_of, with_model
-from llmkube.programs.daemon_engine.keeping import UNKNOWN_RELEASE
+from llmkube.programs.daemon_engine.decisions import UNKNOWN_RELEASE
+from llmkube.programs.daemon_engine.front import ModelNameRewriter, RequestBodyError, handler_of, judge_of, with_model
 from llmkube.programs.daemon_engine.serving import read_keys
 from llmkube.runtimes.plan import LaunchPlan
 from llmkube.supervisor.engine.health import Engine, bearer
@@ -89,9 +89,9 @@ async def test_a_chat_is_answered_under_the_clients_name(autojump_clock, client,
     """Whole or as a stream; what the model says is left as it is."""
     await trio.sleep(10)
     answer = await client.request("POST", f"{URL}/v1/chat/completions", headers=bearer(KEY), body=ASK)
-    said = json.loads(answer.body)
-    assert said["model"] == "chat"
-    assert said["choices"][0]["message"]["content"] == f'"model":"{NAME}"'
+    content = json.loads(answer.body)
+    assert content["model"] == "chat"
+    assert content["choices"][0]["message"]["content"] == f'"model":"{NAME}"'
     asked = json.dumps(json.loads(ASK) | {"stream": True}).encode()
     answer = await client.request("POST", f"{URL}/v1/chat/completions", headers=bearer(KEY), body=asked)
     assert answer.headers.get("content-type") == "text/event-stream"
@@ -218,18 +218,18 @@ def test_what_is_no_object_is_refused(body):
 @given(cuts=st.lists(st.integers(0, 200), max_size=12), text=st.text(max_size=30))
 def test_an_answer_has_the_clients_name_however_it_is_cut(cuts, text):
     """What the model says is left as it is, also where it says a name."""
-    said = {"model": OLLAMAS, "content": f'"model":"{OLLAMAS}" {text}'}
-    data = b"data: " + json.dumps(said, separators=(",", ":")).encode() + b"\n\n"
+    content = {"model": OLLAMAS, "content": f'"model":"{OLLAMAS}" {text}'}
+    data = b"data: " + json.dumps(content, separators=(",", ":")).encode() + b"\n\n"
     edges = sorted({0, len(data), *(cut % len(data) for cut in cuts)})
-    names = AnswerNames.between(OLLAMAS, OURS)
+    names = ModelNameRewriter.between(OLLAMAS, OURS)
     passed = b"".join(names.feed(data[start:end]) for start, end in pairwise(edges))
     assert passed.endswith(b"\n\n")  # an event is never held back
-    assert json.loads((passed + names.end()).removeprefix(b"data: ")) == said | {"model": OURS}
+    assert json.loads((passed + names.end()).removeprefix(b"data: ")) == content | {"model": OURS}
 
 
 def test_what_looks_like_the_beginning_of_a_name_at_the_end_is_not_lost():
     """An answer may stop anywhere."""
-    names = AnswerNames.between(OLLAMAS, OURS)
+    names = ModelNameRewriter.between(OLLAMAS, OURS)
     assert names.feed(b'{"mod') + names.end() == b'{"mod'
 
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 import trio
 
-from programs.daemon_engine.fake_ollama import NAME, FakeDaemon, answers, breaks_off, staged
+from programs.daemon_engine.fake_ollama import NAME, FakeDaemon, answers, break_off, staged
 from programs.daemon_engine.stage import given
 
 
@@ -66,7 +66,7 @@ async def test_a_pull_that_would_fill_the_disk_is_given_up_at_once(autojump_cloc
     assert fake.fetched_bytes <= (1 << 30) // 10
 
 
-@given(faults={"/api/pull": [breaks_off, answers(200, b'{"status": "pul')]})
+@given(faults={"/api/pull": [break_off, answers(200, b'{"status": "pul')]})
 async def test_a_pull_that_stops_is_begun_again(autojump_clock, fake, stage):
     """An answer that ends before its success, or is no JSON, is a failure, and the next try may succeed."""
     await trio.sleep(20)

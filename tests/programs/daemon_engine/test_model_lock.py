@@ -11,15 +11,15 @@ import pytest
 import trio
 
 from llmkube.programs.daemon_engine import model_lock
-from llmkube.programs.daemon_engine.model_lock import ModelLockError, locks_in
+from llmkube.programs.daemon_engine.model_lock import ModelLockError, lock_opener
 
 MODEL = "http://127.0.0.1:8000 /Users/me/models/tiny"
 
 HOLD = """
 import sys, trio
-from llmkube.programs.daemon_engine.model_lock import locks_in
+from llmkube.programs.daemon_engine.model_lock import lock_opener
 async def hold():
-    async with locks_in(sys.argv[1])(sys.argv[2]) as lock:
+    async with lock_opener(sys.argv[1])(sys.argv[2]) as lock:
         await lock.share()
         print("shared", flush=True)
         await trio.sleep_forever()
@@ -29,49 +29,49 @@ trio.run(hold)
 
 async def test_the_last_one_is_alone(tmp_path):
     """As long as two use a model, neither unloads it; and one of two that ends leaves the other alone with it."""
-    opened = locks_in(str(tmp_path))
-    async with opened(MODEL) as first:
+    open_lock = lock_opener(str(tmp_path))
+    async with open_lock(MODEL) as first:
         await first.share()
-        async with opened(MODEL) as second, opened("another") as other:
+        async with open_lock(MODEL) as second, open_lock("another") as other:
             await second.share()
             await other.share()
-            assert not await first.alone()
-            assert await second.alone()
+            assert not await first.exclusive()
+            assert await second.exclusive()
             await second.clear()
-        assert await first.alone()
-        assert not await first.is_left()
+        assert await first.exclusive()
+        assert not await first.has_leftover()
 
 
 async def test_who_comes_while_it_is_unloaded_waits(tmp_path):
     """Until the other one has done."""
-    opened = locks_in(str(tmp_path))
-    async with opened(MODEL) as late, trio.open_nursery() as nursery:
-        async with opened(MODEL) as ends:
-            assert await ends.alone()
+    open_lock = lock_opener(str(tmp_path))
+    async with open_lock(MODEL) as late, trio.open_nursery() as nursery:
+        async with open_lock(MODEL) as ends:
+            assert await ends.exclusive()
             nursery.start_soon(late.share)
             await trio.sleep(0.5)
             assert len(nursery.child_tasks) == 1
         with trio.fail_after(60):
             while nursery.child_tasks:  # noqa: ASYNC110
                 await trio.sleep(0.02)
-        async with opened(MODEL) as another:
-            assert not await another.alone()
+        async with open_lock(MODEL) as another:
+            assert not await another.exclusive()
 
 
 async def test_what_a_killed_process_has_used_is_left(tmp_path):
     """Not as long as it lives, and not any more once it is unloaded."""
     argv = [sys.executable, "-c", HOLD, str(tmp_path), MODEL]
     process = await trio.to_thread.run_sync(lambda: subprocess.Popen(argv, stdout=subprocess.PIPE))
-    opened = locks_in(str(tmp_path))
+    open_lock = lock_opener(str(tmp_path))
     try:
         assert await trio.to_thread.run_sync(process.stdout.readline) == b"shared\n"
-        async with opened(MODEL) as lock:
-            assert not await lock.is_left()
+        async with open_lock(MODEL) as lock:
+            assert not await lock.has_leftover()
             process.send_signal(signal.SIGKILL)
             await trio.to_thread.run_sync(process.wait)
-            assert await lock.is_left()
+            assert await lock.has_leftover()
             await lock.clear()
-            assert not await lock.is_left()
+            assert not await lock.has_leftover()
     finally:
         process.kill()
         process.stdout.close()
@@ -80,7 +80,7 @@ async def test_what_a_killed_process_has_used_is_left(tmp_path):
 
 async def test_its_file_is_for_this_user_alone(tmp_path):
     """Its name does not tell the model."""
-    async with locks_in(str(tmp_path))(MODEL) as lock:
+    async with lock_opener(str(tmp_path))(MODEL) as lock:
         await lock.share()
     (path,) = (tmp_path / "daemon-models").iterdir()
     assert "models" not in path.name
@@ -90,10 +90,10 @@ async def test_its_file_is_for_this_user_alone(tmp_path):
 @pytest.mark.parametrize(("state_dir", "model"), [("", MODEL), ("/nowhere", "")])
 async def test_what_only_one_can_use_has_no_file(state_dir, model):
     """A front that no agent has started, or a server that ends with its front."""
-    async with locks_in(state_dir)(model) as lock:
+    async with lock_opener(state_dir)(model) as lock:
         await lock.share()
-        assert await lock.alone()
-        assert not await lock.is_left()
+        assert await lock.exclusive()
+        assert not await lock.has_leftover()
         await lock.clear()
 
 
@@ -101,7 +101,7 @@ async def test_a_folder_that_cannot_be_used_is_named(tmp_path):
     """With what helps."""
     (tmp_path / "daemon-models").symlink_to("/nowhere/at/all")
     with pytest.raises(ModelLockError, match=r"daemon-models/.* put the state directory on a local disk"):
-        async with locks_in(str(tmp_path))(MODEL):
+        async with lock_opener(str(tmp_path))(MODEL):
             raise AssertionError("it was opened")
 
 
@@ -109,17 +109,17 @@ async def test_a_step_that_its_task_has_left_touches_no_other_file(tmp_path, mon
     """The descriptor's number is that of no other file while a thread is at it, and a thread that comes later fails."""
     at_it, go_on, done, seen = threading.Event(), threading.Event(), threading.Event(), []
 
-    def slow(fd, how):
+    def slow(fd, operation):
         at_it.set()
         go_on.wait(60)
         seen.append((fd, os.fstat(fd).st_ino))
         done.set()
         return True
 
-    monkeypatch.setattr(model_lock, "_locked", slow)
+    monkeypatch.setattr(model_lock, "_try_lock", slow)
     other = tmp_path / "other"
-    async with locks_in(str(tmp_path))(MODEL) as lock, trio.open_nursery() as nursery:
-        nursery.start_soon(lock.alone)
+    async with lock_opener(str(tmp_path))(MODEL) as lock, trio.open_nursery() as nursery:
+        nursery.start_soon(lock.exclusive)
         await trio.to_thread.run_sync(at_it.wait, 60)
         nursery.cancel_scope.cancel(reason="the front ends")
     with other.open("w") as file:

@@ -8,15 +8,15 @@ import pytest
 import trio
 
 from llmkube.base.http.client import open_http_client
-from llmkube.programs.daemon_engine.model_lock import locks_in
-from llmkube.programs.daemon_engine.ollama_api import DaemonApi
+from llmkube.programs.daemon_engine.model_lock import lock_opener
+from llmkube.programs.daemon_engine.ollama_api import OllamaApi
 from llmkube.programs.daemon_engine.ollama_program import (
     DaemonAddressError,
-    Outside,
+    Dependencies,
     daemon_url,
     own_server,
     parse,
-    refuse_elsewhere,
+    require_local,
     serve,
     store_name,
 )
@@ -44,8 +44,8 @@ async def test_a_file_is_served_and_given_back(tmp_path, runs):
     async with reached(fake) as client, open_http_client() as http, trio.open_nursery() as nursery:
 
         async def run(*, task_status):
-            outside = Outside(client, fake, starter)
-            ended.append(await serve(options, frozenset(), outside, stop, task_status=task_status))
+            deps = Dependencies(client, fake, starter)
+            ended.append(await serve(options, frozenset(), deps, stop, task_status=task_status))
 
         port = await nursery.start(run)
 
@@ -70,16 +70,16 @@ async def test_a_file_is_served_and_given_back(tmp_path, runs):
 @pytest.mark.parametrize("used", [False, True], ids=["left", "used"])
 async def test_what_a_killed_one_has_left_is_unloaded_alone(tmp_path, used):
     """By its name, with its process, once; not while another one uses it, nor what was not left; none is started."""
-    fake, locks = FakeDaemon(load_seconds=0.01, lag_seconds=0.05), locks_in(str(tmp_path))
+    fake, locks = FakeDaemon(load_seconds=0.01, lag_seconds=0.05), lock_opener(str(tmp_path))
     options = parse([*LIBRARY, UNLOAD_LEFT], {})
     fake.store[options.store_name] = blob_of(WEIGHTS)
     await fake.load(options.store_name)
     starter = FakeStarter(fake)
     async with reached(fake) as client:
-        outside = Outside(client, fake, starter, open_lock=locks)
+        deps = Dependencies(client, fake, starter, open_lock=locks)
 
         async def unloads():
-            return await serve(options, frozenset(), outside, Stop())
+            return await serve(options, frozenset(), deps, Stop())
 
         assert await unloads()
         assert len(fake.holders()) == 1  # by somebody who has no lock: it was not left
@@ -107,14 +107,14 @@ async def test_a_server_that_hangs_has_no_second_one_beside_it():
     options = parse(LIBRARY, {})
     async with reached(fake) as client:
         with pytest.raises(NoDaemonError, match="no second one is started"):
-            await serve(options, frozenset(), Outside(client, fake, starter), Stop())
+            await serve(options, frozenset(), Dependencies(client, fake, starter), Stop())
     assert starter.starts == 0
 
 
 async def test_without_ollama_it_is_said_what_is_missing():
     """The agent shows the sentence."""
     async with open_http_client() as client:
-        program = own_server("/nowhere/ollama", DaemonApi(client, URL), 1, {})
+        program = own_server("/nowhere/ollama", OllamaApi(client, URL), 1, {})
         with pytest.raises(NoDaemonError, match="install it"):
             async with program:
                 raise AssertionError("it does not exist")
@@ -126,7 +126,7 @@ async def test_a_program_that_ends_at_once_is_no_server(tmp_path):
     path.write_text("#!/bin/sh\nexit 7\n")
     path.chmod(0o755)
     async with open_http_client() as client:
-        program = own_server(str(path), DaemonApi(client, URL), 1, {"PATH": os.environ["PATH"]})
+        program = own_server(str(path), OllamaApi(client, URL), 1, {"PATH": os.environ["PATH"]})
         with trio.fail_after(60), pytest.raises(NoDaemonError, match="has ended with 7"):
             async with program:
                 raise AssertionError("it has ended")
@@ -155,7 +155,7 @@ async def test_our_own_server_ends_with_all_of_its_group(tmp_path):
     port = listener.socket.getsockname()[1]
     await listener.aclose()
     async with open_http_client() as client:
-        program = own_server(str(path), DaemonApi(client, URL), port, {"PATH": os.environ["PATH"]})
+        program = own_server(str(path), OllamaApi(client, URL), port, {"PATH": os.environ["PATH"]})
         with trio.fail_after(60):
             async with program as server:
                 assert server.url == f"http://127.0.0.1:{port}"
@@ -216,13 +216,13 @@ def test_what_cannot_be_honoured_is_refused_by_name(capsys, changed, environ, sa
 def test_a_server_of_another_machine_is_refused(said):
     """Its memory is not this host's, and its processes are not seen here."""
     with pytest.raises(DaemonAddressError, match=r"127\.0\.0\.1:PORT"):
-        refuse_elsewhere(daemon_url({"OLLAMA_HOST": said}))
+        require_local(daemon_url({"OLLAMA_HOST": said}))
 
 
 @pytest.mark.parametrize("said", ["", "0.0.0.0:1", "[::1]:1", "localhost", "127.0.0.1:99"])
 def test_a_server_of_this_machine_is_not(said):
     """All of these are loopback, or what is asked there."""
-    refuse_elsewhere(daemon_url({"OLLAMA_HOST": said}))
+    require_local(daemon_url({"OLLAMA_HOST": said}))
 
 
 @pytest.mark.parametrize(

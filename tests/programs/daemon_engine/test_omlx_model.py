@@ -4,8 +4,15 @@ import pytest
 import trio
 
 from llmkube.base.http.message import NO_HEADERS, Response
-from llmkube.programs.daemon_engine.omlx_api import DaemonApi
-from llmkube.programs.daemon_engine.omlx_model import MEASURABLE_BYTES, Account, OmlxModel, Shot, noted, remains
+from llmkube.programs.daemon_engine.omlx_api import OmlxApi
+from llmkube.programs.daemon_engine.omlx_model import (
+    MEASURABLE_BYTES,
+    MemoryHistory,
+    MemorySample,
+    OmlxModel,
+    is_still_held,
+    record_sample,
+)
 from llmkube.programs.daemon_engine.processes import Process, omlx_servers_in
 from programs.daemon_engine.fake_omlx import FOLDER, GIB, NAME, PID, FakeOmlx, refusal, staged
 from programs.daemon_engine.stage import given
@@ -34,7 +41,7 @@ async def test_a_model_is_loaded_kept_and_given_back(autojump_clock, fake, stage
     assert (fake.loaded, fake.holding(), fake.calls) == ({NAME}, 4 * GIB, [CHAT])
     await trio.sleep(1200)
     assert stage.keeper.ready
-    assert stage.keeper.seen.holders == (PID,)
+    assert stage.keeper.sample.holders == (PID,)
     assert await stage.unload()
     assert (fake.loaded, fake.holding(), fake.ended) == (set(), 0, [])
 
@@ -59,7 +66,7 @@ async def test_a_key_that_is_changed_meanwhile_is_told(autojump_clock, fake, sta
     """Its words are in the sentence: the agent starts the engine again, which then looks whose oMLX it can use."""
     fake.key = "CanaryKeyOfTheOwner"
     await trio.sleep(150)
-    assert "has told nothing of the model" in stage.given_up
+    assert "gave no model for" in stage.given_up
     assert "oMLX answers 401: Invalid API key" in stage.given_up
 
 
@@ -67,7 +74,7 @@ async def test_a_key_that_is_changed_meanwhile_is_told(autojump_clock, fake, sta
 async def test_an_unload_that_is_said_and_not_done_is_told(autojump_clock, fake, stage):
     """A borrowed process is left alone: the engine ends, and says who holds the memory."""
     assert not await stage.unload()
-    assert stage.keeper.seen.holders == (PID,)
+    assert stage.keeper.sample.holders == (PID,)
     assert (fake.loaded, fake.holding(), fake.ended) == (set(), 4 * GIB, [])
 
 
@@ -154,7 +161,7 @@ async def test_a_server_that_restarts_by_itself_has_the_model_loaded_again(autoj
     fake.start()
     await trio.sleep(20)
     assert stage.keeper.ready
-    assert stage.keeper.seen.holders == (PID + 1,)
+    assert stage.keeper.sample.holders == (PID + 1,)
     assert fake.loaded == {NAME}
     assert await stage.unload()
 
@@ -168,7 +175,7 @@ async def test_an_upgrade_is_noticed_and_its_name_for_the_model_looked_up_anew(a
     fake.start("0.7.0")
     await trio.sleep(10)
     assert stage.keeper.ready
-    assert stage.keeper.seen.holders == (PID + 1,)
+    assert stage.keeper.sample.holders == (PID + 1,)
     assert (stage.keeper.adapter.name, fake.loaded) == ("tiny", {"tiny"})
 
 
@@ -254,7 +261,7 @@ async def test_a_load_of_another_client_is_waited_for(autojump_clock, fake, stag
 async def test_while_it_loads_the_process_is_seen_at_work(autojump_clock, stage):
     """The agent gives up a load of which nothing moves."""
     await trio.sleep(50)
-    assert stage.keeper.seen.holders == (PID,)
+    assert stage.keeper.sample.holders == (PID,)
     assert not stage.keeper.ready
 
 
@@ -294,7 +301,7 @@ def test_a_server_is_found_by_its_program_its_app_or_its_python():
 
 def test_a_key_is_in_no_text_of_it():
     """Not by accident either."""
-    api = DaemonApi(None, "http://x", "CanaryKey")
+    api = OmlxApi(None, "http://x", "CanaryKey")
     assert "CanaryKey" not in repr(api) + repr(OmlxModel(api, 1, "/m", None))
 
 
@@ -306,14 +313,14 @@ OURS, OTHER = 4 * G, 2 * G
 
 
 def shot(held, others=(), *, pid=1, size=OURS):
-    return Shot(pid=pid, held=held, size=size, others=dict.fromkeys(others, OTHER))
+    return MemorySample(pid=pid, held=held, size=size, others=dict.fromkeys(others, OTHER))
 
 
-def account(before, loaded):
-    return Account(before=before, loaded=loaded)
+def history(before, loaded):
+    return MemoryHistory(before=before, loaded=loaded)
 
 
-LOADED = account(shot(G), shot(5 * G))
+LOADED = history(shot(G), shot(5 * G))
 
 
 @pytest.mark.parametrize(
@@ -325,51 +332,51 @@ LOADED = account(shot(G), shot(5 * G))
         pytest.param(LOADED, shot(4 * G), True, id="three quarters are left"),
         pytest.param(LOADED, shot(3 * G, ["other"]), False, id="another one came, ours went"),
         pytest.param(LOADED, shot(7 * G, ["other"]), True, id="another one came, ours stayed"),
-        pytest.param(account(shot(3 * G, ["other"]), shot(7 * G, ["other"])), shot(5 * G), True, id="another one went"),
-        pytest.param(account(shot(3 * G, ["other"]), shot(7 * G, ["other"])), shot(G), False, id="both went"),
-        pytest.param(account(None, shot(5 * G)), shot(5 * G), True, id="it was there at the first look"),
-        pytest.param(account(None, shot(5 * G)), shot(G), False, id="it was there at the first look, and went"),
-        pytest.param(account(None, shot(5 * G, size=0)), shot(5 * G), False, id="nobody knows what it takes"),
-        pytest.param(account(shot(G), shot(2 * G)), shot(G), False, id="it took less than it was said to"),
-        pytest.param(account(shot(G), shot(2 * G)), shot(2 * G), True, id="it took less, and stayed"),
-        pytest.param(account(shot(G), shot(5 * G, size=0)), shot(5 * G), True, id="measured alone"),
+        pytest.param(history(shot(3 * G, ["other"]), shot(7 * G, ["other"])), shot(5 * G), True, id="another one went"),
+        pytest.param(history(shot(3 * G, ["other"]), shot(7 * G, ["other"])), shot(G), False, id="both went"),
+        pytest.param(history(None, shot(5 * G)), shot(5 * G), True, id="it was there at the first look"),
+        pytest.param(history(None, shot(5 * G)), shot(G), False, id="it was there at the first look, and went"),
+        pytest.param(history(None, shot(5 * G, size=0)), shot(5 * G), False, id="nobody knows what it takes"),
+        pytest.param(history(shot(G), shot(2 * G)), shot(G), False, id="it took less than it was said to"),
+        pytest.param(history(shot(G), shot(2 * G)), shot(2 * G), True, id="it took less, and stayed"),
+        pytest.param(history(shot(G), shot(5 * G, size=0)), shot(5 * G), True, id="measured alone"),
         pytest.param(LOADED, shot(5 * G, pid=2), False, id="another process"),
-        pytest.param(Account(before=shot(G)), shot(5 * G), False, id="it was never listed"),
+        pytest.param(MemoryHistory(before=shot(G)), shot(5 * G), False, id="it was never listed"),
     ],
 )
 def test_what_is_left_of_a_model(known, now, still):
     """Half of what it takes decides, after what others have brought and taken along."""
-    assert remains(known, now) is still
+    assert is_still_held(known, now) is still
 
 
 def test_a_model_that_is_too_small_to_be_seen_is_the_servers_word():
     """Buffers come and go by as much."""
     small = MEASURABLE_BYTES - 1
-    known = account(shot(G), shot(G + small, size=small))
-    assert not remains(known, shot(G + small))
+    known = history(shot(G), shot(G + small, size=small))
+    assert not is_still_held(known, shot(G + small))
 
 
 def test_looks_are_taken_into_account_in_their_order():
     """Listed, it is there; not listed, it is remembered until its memory is back; then the next load is measured."""
-    known = noted(Account(), shot(G), listed=False)
-    assert known == Account(before=shot(G))
-    known = noted(known, shot(5 * G), listed=True)
+    known = record_sample(MemoryHistory(), shot(G), listed=False)
+    assert known == MemoryHistory(before=shot(G))
+    known = record_sample(known, shot(5 * G), listed=True)
     assert known == LOADED
-    assert noted(known, shot(5 * G), listed=False) == LOADED
-    assert noted(known, shot(2 * G), listed=False) == Account(before=shot(2 * G))
+    assert record_sample(known, shot(5 * G), listed=False) == LOADED
+    assert record_sample(known, shot(2 * G), listed=False) == MemoryHistory(before=shot(2 * G))
 
 
 def test_of_another_process_nothing_is_known():
     """Nor of one that is not seen any more."""
-    assert noted(LOADED, shot(7 * G, pid=2), listed=True) == Account(loaded=shot(7 * G, pid=2))
-    assert noted(LOADED, shot(7 * G, pid=2), listed=False) == Account(before=shot(7 * G, pid=2))
-    assert noted(LOADED, Shot(pid=None), listed=True) == Account()
+    assert record_sample(LOADED, shot(7 * G, pid=2), listed=True) == MemoryHistory(loaded=shot(7 * G, pid=2))
+    assert record_sample(LOADED, shot(7 * G, pid=2), listed=False) == MemoryHistory(before=shot(7 * G, pid=2))
+    assert record_sample(LOADED, MemorySample(pid=None), listed=True) == MemoryHistory()
 
 
 def test_memory_of_another_model_that_is_not_back_yet_still_counts():
     """It is not listed at the last look before ours is unloaded; what then comes back was not ours."""
-    both = account(shot(3 * G, ["other"]), shot(7 * G, ["other"]))
-    known = noted(both, shot(7 * G), listed=True)
+    both = history(shot(3 * G, ["other"]), shot(7 * G, ["other"]))
+    known = record_sample(both, shot(7 * G), listed=True)
     assert known.loaded == shot(7 * G, ["other"])
-    assert remains(known, shot(5 * G))
-    assert noted(both, shot(5 * G), listed=True).loaded == shot(5 * G)
+    assert is_still_held(known, shot(5 * G))
+    assert record_sample(both, shot(5 * G), listed=True).loaded == shot(5 * G)

@@ -10,9 +10,23 @@ import trio
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.message import Response
 from llmkube.programs.daemon_engine import omlx_server
-from llmkube.programs.daemon_engine.omlx_api import DaemonApi
-from llmkube.programs.daemon_engine.omlx_program import Found, OmlxOutside, choose, look_for, parse, read_key, serve
-from llmkube.programs.daemon_engine.omlx_server import PREFIX, OmlxProgram, link_name, new_folder, remove_abandoned
+from llmkube.programs.daemon_engine.omlx_api import OmlxApi
+from llmkube.programs.daemon_engine.omlx_program import (
+    OmlxDependencies,
+    OwnerServer,
+    choose,
+    parse,
+    probe_owner,
+    read_key,
+    serve,
+)
+from llmkube.programs.daemon_engine.omlx_server import (
+    PREFIX,
+    OmlxProgram,
+    create_own_folder,
+    link_name,
+    remove_abandoned,
+)
 from llmkube.programs.daemon_engine.server import NoDaemonError
 from llmkube.programs.program import Stop
 from programs.daemon_engine.fake_omlx import NAME, URL, FakeOmlx, reached
@@ -39,8 +53,8 @@ async def test_a_folder_is_served_and_given_back(tmp_path, runs):
     async with reached(fake) as client, open_http_client() as http, trio.open_nursery() as nursery:
 
         async def run(*, task_status):
-            outside = OmlxOutside(client, fake, starter)
-            ended.append(await serve(options(folder), frozenset(), outside, stop, task_status=task_status))
+            deps = OmlxDependencies(client, fake, starter)
+            ended.append(await serve(options(folder), frozenset(), deps, stop, task_status=task_status))
 
         port = await nursery.start(run)
         front = f"http://127.0.0.1:{port}"
@@ -79,7 +93,7 @@ async def test_a_folder_is_served_and_given_back(tmp_path, runs):
 async def test_what_runs_is_asked_for_its_folders(fake, key, folders):
     """With the key that was given; without one it says that it wants one."""
     async with reached(fake) as client:
-        found = await look_for(DaemonApi(client, URL, key))
+        found = await probe_owner(OmlxApi(client, URL, key))
     assert (found.is_omlx, found.answers, found.folders) == (True, True, folders)
     assert found.status == (401 if fake.key != key else 0)
 
@@ -95,10 +109,10 @@ async def test_another_program_at_its_port_is_none():
     for answer in (Response(404), Response(200, body=b"<html>"), Response.json(200, {"status": "ok"}), Response(503)):
         fake.faults["/health"] = answer
         async with reached(fake) as client:
-            assert not (await look_for(DaemonApi(client, URL))).is_omlx
+            assert not (await probe_owner(OmlxApi(client, URL))).is_omlx
     fake.answers = False
     async with reached(fake) as client:
-        assert not (await look_for(DaemonApi(client, URL))).answers
+        assert not (await probe_owner(OmlxApi(client, URL))).answers
 
 
 @pytest.mark.ci
@@ -108,14 +122,14 @@ async def test_one_that_hangs_has_no_second_one_beside_it(tmp_path):
     starter = FakeStarter(fake)
     async with reached(fake) as client:
         with pytest.raises(NoDaemonError, match="no second one is started"):
-            await serve(options(tmp_path), frozenset(), OmlxOutside(client, fake, starter), Stop())
+            await serve(options(tmp_path), frozenset(), OmlxDependencies(client, fake, starter), Stop())
     assert starter.starts == 0
 
 
 async def test_without_omlx_it_is_said_what_is_missing(tmp_path):
     """The agent shows the sentence; nothing is left of what was made for it."""
     async with open_http_client() as client:
-        program = OmlxProgram("/nowhere/omlx", tmp_path, DaemonApi(client, URL), 1, environ={})
+        program = OmlxProgram("/nowhere/omlx", tmp_path, OmlxApi(client, URL), 1, environ={})
         with pytest.raises(NoDaemonError, match="no oMLX answers, and /nowhere/omlx cannot be started"):
             async with program.started():
                 raise AssertionError("it does not exist")
@@ -142,7 +156,7 @@ def test_one_of_our_own_writes_below_a_folder_of_its_own(tmp_path, monkeypatch):
     """Not into ~/.omlx; its settings have the service's context; it is for this user alone."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     program = OmlxProgram("omlx", tmp_path / "tiny", None, 9, context=512)
-    made = program.made_folder().path
+    made = program.create_folder().path
     assert (made.parent, made.stat().st_mode & 0o777) == (tmp_path, 0o700)
     assert (made / "models" / "tiny").readlink() == tmp_path / "tiny"
     settings = json.loads((made / "base" / "settings.json").read_text())
@@ -157,7 +171,7 @@ async def test_without_a_place_for_its_folder_it_is_said_why(tmp_path, monkeypat
     """The agent shows the sentence."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
     async with open_http_client() as client:
-        program = OmlxProgram("omlx", tmp_path, DaemonApi(client, URL), 1, environ={})
+        program = OmlxProgram("omlx", tmp_path, OmlxApi(client, URL), 1, environ={})
         with pytest.raises(NoDaemonError, match="no folder can be made for an oMLX of our own: No such file"):
             async with program.started():
                 raise AssertionError("it has no folder")
@@ -168,7 +182,7 @@ def test_a_key_is_the_first_line_of_its_file(tmp_path):
     path = tmp_path / "key"
     path.write_text("CanaryKey\n\nmore\n")
     assert read_key(path) == "CanaryKey"
-    assert "CanaryKey" not in repr(OmlxOutside(None, None, None, "CanaryKey"))
+    assert "CanaryKey" not in repr(OmlxDependencies(None, None, None, "CanaryKey"))
     for wrong in ("", " \n", "kéy", "a\x00b"):
         path.write_text(wrong)
         with pytest.raises(ValueError, match="holds no key"):
@@ -231,10 +245,10 @@ def test_one_that_runs_is_used_if_it_can_serve_the_model(found, is_used, said):
     """Else one of our own, and why; but none beside one that may have loaded what it does not tell."""
     if is_used is None:
         with pytest.raises(NoDaemonError, match=said):
-            choose(Found(url=URL, **found), FOLDER)
+            choose(OwnerServer(url=URL, **found), FOLDER)
     else:
-        chosen, why = choose(Found(url=URL, **found), FOLDER)
-        assert (chosen, said in why) == (is_used, True)
+        chosen, reason = choose(OwnerServer(url=URL, **found), FOLDER)
+        assert (chosen, said in reason) == (is_used, True)
 
 
 @pytest.fixture
@@ -247,7 +261,7 @@ def parent(tmp_path, monkeypatch):
 
 def left_by_a_killed_one():
     """The kernel closes what a killed process had open, and with it the lock."""
-    held = new_folder()
+    held = create_own_folder()
     (held.path / "base").mkdir()
     os.close(held._fd)
     return held.path
@@ -255,7 +269,7 @@ def left_by_a_killed_one():
 
 def test_that_of_a_live_front_stays_and_that_of_a_dead_one_goes(parent):
     """Both are this user's alone."""
-    alive, dead = new_folder(), left_by_a_killed_one()
+    alive, dead = create_own_folder(), left_by_a_killed_one()
     assert alive.path.stat().st_mode & 0o777 == 0o700
     assert remove_abandoned() == (dead,)
     assert list(parent.iterdir()) == [alive.path]
@@ -306,8 +320,8 @@ def test_a_folder_that_was_taken_for_an_abandoned_one_is_made_again(parent, monk
             path.rmdir()
         return real(path)
 
-    monkeypatch.setattr(omlx_server, "_held", held)
-    made = new_folder()
+    monkeypatch.setattr(omlx_server, "_lock_folder", held)
+    made = create_own_folder()
     assert len(calls) == 2
     assert made.path.is_dir()
     made.remove()
@@ -315,6 +329,6 @@ def test_a_folder_that_was_taken_for_an_abandoned_one_is_made_again(parent, monk
 
 def test_a_disk_without_locks_is_told(parent, monkeypatch):
     """It is not tried for ever."""
-    monkeypatch.setattr(omlx_server, "_held", lambda path: None)
+    monkeypatch.setattr(omlx_server, "_lock_folder", lambda path: None)
     with pytest.raises(OSError, match="set TMPDIR to another disk"):
-        new_folder()
+        create_own_folder()

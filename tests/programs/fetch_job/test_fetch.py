@@ -32,7 +32,7 @@ def run(tmp_path):
     return invoke
 
 
-def told(tmp_path):
+def read_result(tmp_path):
     return json.loads((tmp_path / "log").read_text())
 
 
@@ -72,17 +72,17 @@ def test_an_endpoint_of_a_bucket_is_judged_like_any_other_source(run, tmp_path):
     """What the environment names as a bucket's server may be no private address, and half a key is refused by name."""
     local = {"AWS_ENDPOINT_URL": "http://127.0.0.1:1", "AWS_ACCESS_KEY_ID": "A", "AWS_SECRET_ACCESS_KEY": "hush"}
     done = run("s3://bucket/model.gguf", env=local)
-    assert (done.exit_code, told(tmp_path)["reason"]) == (2, "AddressBlocked")
+    assert (done.exit_code, read_result(tmp_path)["reason"]) == (2, "AddressBlocked")
     done = run("s3://bucket/model.gguf", env={**local, "AWS_ACCESS_KEY_ID": ""})
-    assert (done.exit_code, told(tmp_path)["reason"]) == (2, "SourceInvalid")
-    assert "no AWS_ACCESS_KEY_ID" in told(tmp_path)["message"]
+    assert (done.exit_code, read_result(tmp_path)["reason"]) == (2, "SourceInvalid")
+    assert "no AWS_ACCESS_KEY_ID" in read_result(tmp_path)["message"]
     assert "hush" not in done.output
 
 
 def test_the_source_may_come_from_the_environment(run, tmp_path):
     """A source with a password in it need not be on the command line."""
     assert run(env={"LLMKUBE_SOURCE": "builtin://demo"}).exit_code == 0
-    assert told(tmp_path)["path"] == "model.gguf"
+    assert read_result(tmp_path)["path"] == "model.gguf"
 
 
 @pytest.mark.parametrize(
@@ -104,8 +104,8 @@ def test_what_another_try_would_not_mend_has_its_own_code(run, tmp_path, args, c
     """Exit code 2, a word for programs and a sentence for people; nothing is shown to engines."""
     done = run(*args)
     assert done.exit_code == code, done.output
-    assert told(tmp_path)["reason"] == reason
-    assert told(tmp_path)["message"]
+    assert read_result(tmp_path)["reason"] == reason
+    assert read_result(tmp_path)["message"]
     assert not (tmp_path / "models" / "k").exists()
 
 
@@ -129,7 +129,7 @@ def test_what_the_disk_does_is_worth_another_try(run, tmp_path):
     """A store that cannot be made is exit code 1."""
     (tmp_path / "models").write_text("in the way")
     assert run("builtin://demo").exit_code == 1
-    assert told(tmp_path)["reason"] == "FetchFailed"
+    assert read_result(tmp_path)["reason"] == "FetchFailed"
 
 
 def test_a_folder_with_something_else_in_it_is_replaced(tmp_path):
@@ -204,9 +204,9 @@ def test_each_version_has_a_folder_and_the_last_two_stay(run, tmp_path, shop):
         shop.version = version
         done = run(source, *MINE)
         assert done.exit_code == 0, done.output
-        assert told(tmp_path)["etag"] == f'"{version}"'
-        assert paths.setdefault(version, told(tmp_path)["path"]) == told(tmp_path)["path"]
-        assert (models / "k" / told(tmp_path)["path"]).read_bytes() == shop.files[version]
+        assert read_result(tmp_path)["etag"] == f'"{version}"'
+        assert paths.setdefault(version, read_result(tmp_path)["path"]) == read_result(tmp_path)["path"]
+        assert (models / "k" / read_result(tmp_path)["path"]).read_bytes() == shop.files[version]
     assert len(set(paths.values())) == 3
     left = {str(path.relative_to(models / "k")) for path in (models / "k").rglob("*.gguf")}
     assert left == {paths["v2"], paths["v3"]}
@@ -217,12 +217,12 @@ def test_what_cannot_be_compared_is_kept(run, tmp_path, shop):
     """A server that has lost the file does not take it from those who have it, but the last words say so."""
     source = f"{shop.url}/m.gguf"
     run(source, *MINE)
-    before = told(tmp_path)
+    before = read_result(tmp_path)
     shop.status = 404
     done = run(source, *MINE)
     assert done.exit_code == 0, done.output
-    assert told(tmp_path)["path"] == before["path"]
-    assert "404" in told(tmp_path)["kept"]
+    assert read_result(tmp_path)["path"] == before["path"]
+    assert "404" in read_result(tmp_path)["kept"]
     assert run(f"{shop.url}/other.gguf", *MINE).exit_code == 2
 
 
@@ -231,9 +231,9 @@ def test_an_object_is_fetched_with_the_key_of_the_environment(run, tmp_path, sho
     env = {"AWS_ENDPOINT_URL": shop.url, "AWS_ACCESS_KEY_ID": "AKID", "AWS_SECRET_ACCESS_KEY": "hush"}
     done = run("s3://bucket/chat", *MINE, "--file", "m.gguf", env=env)
     assert done.exit_code == 0, done.output
-    [(path, said)] = shop.asked
+    [(path, authorization)] = shop.asked
     assert path == "/bucket/chat/m.gguf"
-    assert said.startswith("AWS4-HMAC-SHA256 Credential=AKID/")
+    assert authorization.startswith("AWS4-HMAC-SHA256 Credential=AKID/")
     assert "hush" not in done.output + (tmp_path / "log").read_text()
 
 
@@ -247,4 +247,4 @@ def test_a_job_takes_the_usual_quantization_of_a_repository(run, tmp_path, shop)
     assert shop.asked[-1][0].endswith("/m-Q4_K_M.gguf")
     done = run("hf.co/org/repo:Q9_X", *flags)
     assert done.exit_code == 2
-    assert "has no Q9_X; it has m-Q2_K.gguf" in told(tmp_path)["message"]
+    assert "has no Q9_X; it has m-Q2_K.gguf" in read_result(tmp_path)["message"]

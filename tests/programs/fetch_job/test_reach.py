@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from llmkube.k8s.wire.termination_message import REACHED
 from llmkube.programs.fetch_job import reach as module
-from llmkube.programs.fetch_job.reach import OTHER, reach, tried
+from llmkube.programs.fetch_job.reach import OTHER_PROGRAM, reach, try_connect
 
 
 @asynccontextmanager
@@ -34,30 +34,30 @@ async def open_speaker(*pieces):
     [
         ((b"word\n",), REACHED),
         ((b"wo", b"rd\n"), REACHED),
-        ((b"SSH-2.0-OpenSSH_9.9\r\n",), OTHER),
-        ((), OTHER),
-        ((b"x" * 100_000,), OTHER),
-        ((b"\xff\xfe\n",), OTHER),
+        ((b"SSH-2.0-OpenSSH_9.9\r\n",), OTHER_PROGRAM),
+        ((), OTHER_PROGRAM),
+        ((b"x" * 100_000,), OTHER_PROGRAM),
+        ((b"\xff\xfe\n",), OTHER_PROGRAM),
     ],
 )
 async def test_only_the_word_is_this_host(pieces, result):
     """Another machine may have the same address, and a proxy answers for any."""
     async with open_speaker(*pieces) as port:
-        assert await tried("127.0.0.1", port, "word") == result
+        assert await try_connect("127.0.0.1", port, "word") == result
 
 
 async def test_an_address_that_refuses_is_named_by_its_errno():
     """Not by Trio's words for all addresses of a host."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        assert await tried("127.0.0.1", taken.getsockname()[1], "word") == "ECONNREFUSED"
+        assert await try_connect("127.0.0.1", taken.getsockname()[1], "word") == "ECONNREFUSED"
 
 
 async def test_one_that_says_nothing_is_waited_for_and_no_longer(monkeypatch):
     """It accepts, and stays silent."""
-    monkeypatch.setattr(module, "TRY_SECONDS", 0.1)
+    monkeypatch.setattr(module, "CONNECT_TIMEOUT_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        assert (await tried("127.0.0.1", silent.getsockname()[1], "word")).startswith("ETIMEDOUT")
+        assert (await try_connect("127.0.0.1", silent.getsockname()[1], "word")).startswith("ETIMEDOUT")
 
 
 def test_the_result_is_printed_and_left_where_the_kubelet_looks(tmp_path):

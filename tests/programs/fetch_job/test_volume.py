@@ -13,12 +13,12 @@ from free_ports import free_port
 from llmkube.base.errors import UserError
 from llmkube.base.http.client import open_http_client
 from llmkube.cli.main import cli
-from llmkube.controller.reconcile.pod_answers import read_percent
+from llmkube.controller.reconcile.pod_polling import read_percent
 from llmkube.controller.status.job_result import read_fetched
 from llmkube.k8s.codec import decode
 from llmkube.k8s.wire.termination_message import MAX_BYTES
 from llmkube.k8s.workloads import Pod
-from llmkube.programs.fetch_job.volume import Gauge, adopt, run_gauge, tell, told_failure, told_gguf
+from llmkube.programs.fetch_job.volume import Gauge, adopt, failure_message, gguf_status_of, run_gauge, write_result
 from llmkube.weights.download.progress import Progress
 from llmkube.weights.formats.shape import GGUFFacts
 from llmkube.weights.source import parse_source
@@ -47,7 +47,7 @@ def volume(run, tmp_path):
     return tmp_path / "v"
 
 
-def told(tmp_path):
+def read_result(tmp_path):
     return json.loads((tmp_path / "log").read_text())
 
 
@@ -72,7 +72,7 @@ def test_a_file_that_is_none_ends_the_job_with_a_reason(run, tmp_path, name, rea
     """No file, another file and a folder are the user's errors, which no other try would mend."""
     (tmp_path / "text.gguf").write_text("hello, I am not a model")
     done = run("--inspect", tmp_path / name)
-    assert (done.exit_code, told(tmp_path)["reason"]) == (2, reason), done.output
+    assert (done.exit_code, read_result(tmp_path)["reason"]) == (2, reason), done.output
 
 
 def test_a_part_that_is_missing_is_named(run, tmp_path, volume):
@@ -81,18 +81,18 @@ def test_a_part_that_is_missing_is_named(run, tmp_path, volume):
     first.write_bytes((volume / KEYS[0] / "model.gguf").read_bytes())
     done = run("--inspect", first)
     assert done.exit_code == 2
-    assert "m-00002-of-00002.gguf" in told(tmp_path)["message"]
+    assert "m-00002-of-00002.gguf" in read_result(tmp_path)["message"]
 
 
 def test_a_folder_goes_and_what_another_shows_stays(run, tmp_path, volume):
     """The first of two folders with the same file frees nothing; the second frees the store's copy too."""
     there = ("--to", volume, "--model-store", volume / ".store")
     assert run(*there, "--prune", KEYS[0]).exit_code == 0
-    assert told(tmp_path) == {"removed": [KEYS[0]], "freedBytes": 0}
+    assert read_result(tmp_path) == {"removed": [KEYS[0]], "freedBytes": 0}
     assert (volume / KEYS[1] / "model.gguf").stat().st_size == held_bytes(volume) == DEMO_BYTES
     assert run(*there, "--prune", KEYS[0], "--prune", KEYS[1]).exit_code == 0
-    assert told(tmp_path)["removed"] == [KEYS[1]]
-    assert told(tmp_path)["freedBytes"] >= DEMO_BYTES
+    assert read_result(tmp_path)["removed"] == [KEYS[1]]
+    assert read_result(tmp_path)["freedBytes"] >= DEMO_BYTES
     assert held_bytes(volume) == 0
     assert sorted(path.name for path in volume.iterdir()) == [".store"]
 
@@ -105,7 +105,7 @@ def test_what_the_store_has_and_nobody_has_shown_yet_stays(run, tmp_path, volume
     other.mkdir()
     (other / "model.gguf").write_text("of another store")
     assert run("--to", volume, "--model-store", volume / ".store", "--prune", other.name).exit_code == 0
-    assert told(tmp_path)["removed"] == [other.name]
+    assert read_result(tmp_path)["removed"] == [other.name]
     assert held_bytes(volume) == DEMO_BYTES
 
 
@@ -113,7 +113,7 @@ def test_what_the_store_has_and_nobody_has_shown_yet_stays(run, tmp_path, volume
 def test_only_keys_are_removed(run, tmp_path, volume, key):
     """A word that is no key removes nothing, not even what is named beside it."""
     done = run("--to", volume, "--model-store", volume / ".store", "--prune", KEYS[0], "--prune", key)
-    assert (done.exit_code, told(tmp_path)["reason"]) == (2, "InvalidFileSet")
+    assert (done.exit_code, read_result(tmp_path)["reason"]) == (2, "InvalidFileSet")
     assert (volume / KEYS[0] / "model.gguf").exists()
 
 
@@ -121,7 +121,7 @@ def test_a_link_is_not_followed(run, tmp_path, volume):
     """A folder of that name that is a link to another place is left alone, and so is the place."""
     (volume / ("d" * 16)).symlink_to(tmp_path / "v" / KEYS[0])
     run("--to", volume, "--model-store", volume / ".store", "--prune", "d" * 16)
-    assert told(tmp_path)["removed"] == []
+    assert read_result(tmp_path)["removed"] == []
     assert (volume / KEYS[0] / "model.gguf").exists()
 
 
@@ -232,25 +232,25 @@ async def test_the_digest_that_is_asked_for_is_enough(tmp_path):
     assert isinstance(await taken(tmp_path, WEB, ["x.gguf"], DIGEST), WeightsFile)
 
 
-def heard(path, words):
-    tell(path / "log", words)
-    said = (path / "log").read_bytes()
-    assert len(said) <= MAX_BYTES
-    return json.loads(said)
+def written(path, words):
+    write_result(path / "log", words)
+    content = (path / "log").read_bytes()
+    assert len(content) <= MAX_BYTES
+    return json.loads(content)
 
 
 @pytest.mark.parametrize("letter", ["a", '"', "\n", "\x01", "é", "模", "🦙", "\udc80"])
 def test_a_failure_of_any_language_can_be_read(tmp_path, letter):
     """However many bytes a character takes, the reason and the beginning of the sentence arrive whole."""
-    said = heard(tmp_path, told_failure(UserError(letter * 5000)))
-    assert said["reason"] == "SourceInvalid"
-    assert len(said["message"]) >= 499
-    assert set(said["message"]) == {"?" if letter == "\udc80" else letter}
+    content = written(tmp_path, failure_message(UserError(letter * 5000)))
+    assert content["reason"] == "SourceInvalid"
+    assert len(content["message"]) >= 499
+    assert set(content["message"]) == {"?" if letter == "\udc80" else letter}
 
 
 def test_a_short_sentence_is_told_as_it_is(tmp_path):
     """Nothing is cut from what fits."""
-    assert heard(tmp_path, told_failure(UserError("模型 not found")))["message"] == "模型 not found"
+    assert written(tmp_path, failure_message(UserError("模型 not found")))["message"] == "模型 not found"
 
 
 def test_a_result_fits_with_its_longest_texts_and_names(tmp_path):
@@ -262,15 +262,15 @@ def test_a_result_fits_with_its_longest_texts_and_names(tmp_path):
         "sizeBytes": 2**60,
         "sha256": "a" * 64,
         "files": [f"{number:03}-{'模' * 80}.gguf" for number in range(16)],
-        "gguf": told_gguf(facts),
+        "gguf": gguf_status_of(facts),
         "kept": "模" * 300,
     }
-    said = heard(tmp_path, result)
-    assert {**said, "files": []} == {**result, "files": []}
-    assert said["files"] == result["files"][: len(said["files"])]
-    assert said["files"]
+    content = written(tmp_path, result)
+    assert {**content, "files": []} == {**result, "files": []}
+    assert content["files"] == result["files"][: len(content["files"])]
+    assert content["files"]
 
 
 def test_a_machine_without_such_a_place_is_no_error(tmp_path):
     """Nobody listens, and nothing fails."""
-    tell(tmp_path / "nowhere" / "log", {"path": "x"})
+    write_result(tmp_path / "nowhere" / "log", {"path": "x"})

@@ -7,7 +7,7 @@ import attrs
 import pytest
 import trio
 
-from lengths import some
+from lengths import sample_rows
 from llmkube.base.http.server import run_server
 from llmkube.k8s.resource import Key
 from llmkube.programs.one_machine import AgentDirectory
@@ -34,7 +34,7 @@ class Agent:
     view: View | None
     version: int = 0
 
-    def say(self, view):
+    def publish(self, view):
         self.view, self.version = view, self.version + 1
 
     def services(self):
@@ -62,25 +62,25 @@ async def ask(host):
 
 
 @pytest.mark.parametrize("rules", [[], [CLOSED]])
-@pytest.mark.parametrize("reason", some([*STOPPED, *FAILED]))
+@pytest.mark.parametrize("reason", sample_rows([*STOPPED, *FAILED]))
 async def test_a_service_that_is_stopped_failed_or_refused_is_told_at_once(patient_clock, tmp_path, reason, rules):
     """503 with the reason, each time; the status follows, and one that then loads is waited for and healthy."""
     probed = {**CHAT, "healthCheck": {"path": "/health", "intervalSeconds": 1}}
     async with open_router(tmp_path, unready(reason), rules=rules, backends=[probed]) as (host, agent):
         for _ in range(6):
-            said, seconds = await ask(host)
-            error = json.loads(said.body)["error"]
-            assert said.status == 503
+            response, seconds = await ask(host)
+            error = json.loads(response.body)["error"]
+            assert response.status == 503
             assert seconds < 1
             assert f"chat: not_ready ({reason})" in error["message"]
             assert error["code"] == ("fail_closed_runtime" if rules else "no_backend_available")
-            assert (said.headers.get("x-should-retry") == "false") == (reason in STOPPED)
-            assert (said.headers.get("retry-after") is None) == (reason in STOPPED)
+            assert (response.headers.get("x-should-retry") == "false") == (reason in STOPPED)
+            assert (response.headers.get("retry-after") is None) == (reason in STOPPED)
             await trio.sleep(1)
         (backend,) = (await host.status()).backends
         assert (backend.healthy, backend.message) == (False, f"InferenceService ml/chat is not ready ({reason})")
         assert host.host.find(KEY).ready()[0] is False
-        agent.say(unready("Loading"))
+        agent.publish(unready("Loading"))
         async with trio.open_nursery() as nursery:
 
             async def answered():
@@ -89,21 +89,21 @@ async def test_a_service_that_is_stopped_failed_or_refused_is_told_at_once(patie
             nursery.start_soon(answered)
             await trio.sleep(SEEN)
             assert (await host.status()).backends[0].healthy is True
-            agent.say(READY)
+            agent.publish(READY)
 
 
-@pytest.mark.parametrize("reason", some(PATIENT))
+@pytest.mark.parametrize("reason", sample_rows(PATIENT))
 async def test_a_service_that_loads_is_waited_for(patient_clock, tmp_path, reason):
     """So is one whose engine has just ended by itself: the next one starts."""
     async with open_router(tmp_path, unready(reason)) as (host, agent), trio.open_nursery() as nursery:
 
         async def come_up():
             await trio.sleep(30)
-            agent.say(READY)
+            agent.publish(READY)
 
         nursery.start_soon(come_up)
-        said, seconds = await ask(host)
-        assert said.status == 200
+        response, seconds = await ask(host)
+        assert response.status == 200
         assert seconds >= 30
 
 
@@ -113,20 +113,20 @@ async def test_a_service_that_is_stopped_while_it_is_waited_for_is_told_within_a
 
         async def stop():
             await trio.sleep(10)
-            agent.say(unready("ScaledToZero"))
+            agent.publish(unready("ScaledToZero"))
 
         nursery.start_soon(stop)
-        said, seconds = await ask(host)
-        assert said.status == 503
+        response, seconds = await ask(host)
+        assert response.status == 503
         assert seconds <= 12
-        assert b"not_ready (ScaledToZero)" in said.body
+        assert b"not_ready (ScaledToZero)" in response.body
 
 
 async def test_a_service_that_this_host_does_not_serve_is_no_answer(patient_clock, tmp_path):
     """As while the host is cordoned: 503, and not the gateway's 404 with the names of other models."""
     async with open_router(tmp_path, None) as (host, _):
-        said, seconds = await ask(host)
-        assert (said.status, seconds < 1) == (503, True)
-        assert b"no model" not in said.body
+        response, seconds = await ask(host)
+        assert (response.status, seconds < 1) == (503, True)
+        assert b"no model" not in response.body
         (backend,) = (await host.status()).backends
         assert (backend.healthy, backend.message) == (False, "InferenceService ml/chat is not served here")

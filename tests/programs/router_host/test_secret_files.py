@@ -7,7 +7,7 @@ import trio
 
 from controller.cluster import open_cluster
 from llmkube.k8s.builtins import Secret
-from llmkube.programs.router_host.secret_files import put_files, read_secrets, remove_files
+from llmkube.programs.router_host.secret_files import read_secrets, remove_files, write_files
 from llmkube.router.config.compile_backend import KeyFile
 
 
@@ -41,11 +41,11 @@ async def test_named_entries_are_read_and_no_others(folder):
 
 async def test_files_are_the_user_s_alone_and_go_with_their_secret(folder):
     """Mode 0600 in folders of 0700; a key that is no more wanted does not stay behind."""
-    await put_files(folder, {folder / "backends/a": b"sk-1", folder / "backends/b": b"sk-2"}, [folder / "teams"])
+    await write_files(folder, {folder / "backends/a": b"sk-1", folder / "backends/b": b"sk-2"}, [folder / "teams"])
     assert stat.S_IMODE((folder / "backends/a").stat().st_mode) == 0o600
     assert stat.S_IMODE((folder / "backends").stat().st_mode) == 0o700
     assert (folder / "teams").is_dir()
-    await put_files(folder, {folder / "backends/a": b"sk-1"}, [])
+    await write_files(folder, {folder / "backends/a": b"sk-1"}, [])
     assert not (folder / "backends/b").exists()
     await remove_files(folder)
     assert not folder.exists()
@@ -53,10 +53,10 @@ async def test_files_are_the_user_s_alone_and_go_with_their_secret(folder):
 
 async def test_what_is_the_same_is_not_written_again(folder):
     """A router reads a file again when it changes: at rest none does."""
-    await put_files(folder, {folder / "a": b"1"}, [])
+    await write_files(folder, {folder / "a": b"1"}, [])
     before = (folder / "a").stat()
     await trio.sleep(0.02)
-    await put_files(folder, {folder / "a": b"1"}, [])
+    await write_files(folder, {folder / "a": b"1"}, [])
     assert (folder / "a").stat().st_mtime_ns == before.st_mtime_ns
-    await put_files(folder, {folder / "a": b"2"}, [])
+    await write_files(folder, {folder / "a": b"2"}, [])
     assert (folder / "a").read_bytes() == b"2"

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from http_lab import head_of
-from llmkube.router.auth.client_key import digest_of_key, key_refusal, only_reads, shows_key
+from llmkube.router.auth.client_key import digest_of_key, is_read_only, key_refusal, presents_key
 
 DIGESTS = frozenset(map(digest_of_key, ("first-key", "second-key")))
 
@@ -30,12 +30,12 @@ DIGESTS = frozenset(map(digest_of_key, ("first-key", "second-key")))
 )
 def test_each_key_counts_in_each_of_two_headers(lines, shown):
     """Nothing else is a key: no part of one, no other scheme, and not the second of two lines."""
-    assert shows_key(head_of("/v1/chat/completions?api_key=first-key", lines), DIGESTS) == shown
+    assert presents_key(head_of("/v1/chat/completions?api_key=first-key", lines), DIGESTS) == shown
 
 
 def test_no_key_is_never_a_key():
     """Who shows nothing is let in by no set of keys, also not by one that was read from an empty line."""
-    assert not shows_key(head_of("/"), frozenset({digest_of_key("")}))
+    assert not presents_key(head_of("/"), frozenset({digest_of_key("")}))
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_no_key_is_never_a_key():
 )
 def test_what_brings_a_body_does_not_only_read(lines, method, only):
     """A stranger's probe takes nothing of the room for bodies."""
-    assert only_reads(head_of("/health", lines, method)) == only
+    assert is_read_only(head_of("/health", lines, method)) == only
 
 
 def test_a_refusal_is_one_that_openais_clients_understand():

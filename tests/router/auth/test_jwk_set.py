@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmkube.router.auth.jwk_set import KeySetError, key_set_of
+from llmkube.router.auth.jwk_set import KeySetError, parse_key_set
 from router.auth.token_lab import integer, jwk, jwks, key_named
 
 RSA = ["PS256", "PS384", "PS512", "RS256", "RS384", "RS512"]
 
 
 def read(*keys):
-    return key_set_of(jwks(*keys))
+    return parse_key_set(jwks(*keys))
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def read(*keys):
         ("ed-1", {"alg": "EdDSA"}, ["EdDSA"]),
     ],
 )
-def test_a_key_is_good_for_what_it_says_and_can(name, more, algorithms):
+def test_a_key_has_the_algorithms_that_it_names_and_supports(name, more, algorithms):
     """And for nothing that a token says."""
     [key] = read(jwk(name, **more)).keys
     assert (key.key_id, sorted(key.checks)) == (name, algorithms)
@@ -63,7 +63,7 @@ def test_a_key_is_good_for_what_it_says_and_can(name, more, algorithms):
 )
 def test_a_key_that_cannot_be_used_is_left_out_alone(given, why):
     """The others count; the words have nothing of the key."""
-    found = key_set_of(json.dumps({"keys": [given, jwk("ed-1")]}).encode())
+    found = parse_key_set(json.dumps({"keys": [given, jwk("ed-1")]}).encode())
     assert [each.key_id for each in found.keys] == ["ed-1"]
     assert found.left_out[0].removeprefix("keys[0]: ") in why.split("|")
 
@@ -86,7 +86,7 @@ def test_a_key_that_cannot_be_used_is_left_out_alone(given, why):
 def test_what_is_no_set_is_none(data):
     """It is refused as a whole, and its words are in no error."""
     with pytest.raises(KeySetError) as caught:
-        key_set_of(data)
+        parse_key_set(data)
     assert "moved" not in str(caught.value)
 
 

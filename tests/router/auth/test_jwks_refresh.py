@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from http_lab import GONE, MemoryListener
 from llmkube.base.http.client import open_http_client
 from llmkube.router.auth import jwks_refresh
-from llmkube.router.auth.jwks_refresh import FETCH_SECONDS, JwksRefresh, UnreadError, fetch_jwks
+from llmkube.router.auth.jwks_refresh import FETCH_SECONDS, JwksRefresh, KeysUnreadableError, fetch_jwks
 from llmkube.router.auth.token_keys import TokenKeys
 from router.auth.token_lab import jwks
 
@@ -26,7 +26,7 @@ def no_threads(monkeypatch):
 
     async def parsed(data, limiter):
         await trio.lowlevel.checkpoint()
-        return jwks_refresh.key_set(data)
+        return jwks_refresh.load_key_set(data)
 
     monkeypatch.setattr(jwks_refresh, "parsed", parsed)
 
@@ -37,7 +37,7 @@ async def no_fetch(uri, most):
 
 
 def names(keys):
-    found = keys.set_at(trio.current_time())
+    found = keys.key_set_at(trio.current_time())
     return None if found is None else [each.key_id for each in found.keys]
 
 
@@ -118,7 +118,7 @@ async def test_one_fetch_at_a_time_and_none_too_often(autojump_clock, no_threads
         await nursery.start(JwksRefresh(lambda: keys, fetch).run)
         start = trio.current_time()
         for _ in range(1000):
-            keys.ask_again(trio.current_time())
+            keys.request_refetch(trio.current_time())
             await trio.sleep(0.1)
         assert 3 <= len(asked) <= 5
         await trio.sleep(900)
@@ -135,7 +135,7 @@ async def test_an_issuer_that_is_down_is_asked_less_and_less(autojump_clock, no_
         asked.append(trio.current_time())
         await trio.lowlevel.checkpoint()
         if down:
-            raise UnreadError("no connection to the issuer")
+            raise KeysUnreadableError("no connection to the issuer")
         return jwks("ed-1") if len(asked) < 2 else jwks("ed-2")
 
     with capture_logs() as logs:
@@ -177,7 +177,7 @@ async def test_keys_of_another_config_are_fetched_at_the_next_look(autojump_cloc
 SET = jwks("ed-1")
 
 
-def said(status=200, body=SET, lines=""):
+def response(status=200, body=SET, lines=""):
     return f"HTTP/1.1 {status} X\r\nContent-Length: {len(body)}\r\n{lines}\r\n".encode() + body
 
 
@@ -205,21 +205,21 @@ async def fetched(script, uri="http://issuer/keys?p=a", most=4096):
         nursery.start_soon(serve)
         try:
             found = await fetch_jwks(client, client, uri, most)
-        except UnreadError as exc:
+        except KeysUnreadableError as exc:
             found = exc
         nursery.cancel_scope.cancel()
     return found, heads, asked
 
 
-async def test_a_set_is_fetched_from_where_the_config_says(autojump_clock):
+async def test_a_set_is_fetched_from_the_configured_address(autojump_clock):
     """One GET without credentials, at the port of the scheme or the URL."""
-    found, [head], asked = await fetched(said())
+    found, [head], asked = await fetched(response())
     assert (found, asked) == (SET, [("issuer", 80)])
     assert head.startswith("GET /keys?p=a HTTP/1.1\r\n")
     assert "host: issuer\r\n" in head.lower()
     assert "authorization" not in head.lower()
-    assert (await fetched(said(), "https://issuer"))[2] == [("issuer", 443)]
-    assert (await fetched(said(), "http://[::1]:81/k"))[2] == [("::1", 81)]
+    assert (await fetched(response(), "https://issuer"))[2] == [("issuer", 443)]
+    assert (await fetched(response(), "http://[::1]:81/k"))[2] == [("::1", 81)]
 
 
 async def chatter(connection):
@@ -243,28 +243,28 @@ async def drip(connection):
 @pytest.mark.parametrize(
     ("script", "words"),
     [
-        (said(302, b"", "Location: http://evil/keys\r\n"), "the issuer answers 302; no redirect is followed"),
-        (said(404, json.dumps({"secret": 1}).encode()), "the issuer answers 404"),
-        (said(503, b""), "the issuer answers 503"),
-        (said(body=b" " * 5000), "the issuer's answer has more than 4096 bytes"),
+        (response(302, b"", "Location: http://evil/keys\r\n"), "the issuer answers 302; no redirect is followed"),
+        (response(404, json.dumps({"secret": 1}).encode()), "the issuer answers 404"),
+        (response(503, b""), "the issuer answers 503"),
+        (response(body=b" " * 5000), "the issuer's answer has more than 4096 bytes"),
         (chatter, "the issuer's answer has more than 4096 bytes"),
         (drip, "no whole answer of the issuer in 10 seconds"),
         (silent, "no whole answer of the issuer in 10 seconds"),
-        (said(lines="Content-Encoding: gzip\r\n"), "the issuer's answer is compressed, and was not asked to be"),
-        (said()[:-5], "the issuer broke off, or does not speak HTTP/1.1"),
+        (response(lines="Content-Encoding: gzip\r\n"), "the issuer's answer is compressed, and was not asked to be"),
+        (response()[:-5], "the issuer broke off, or does not speak HTTP/1.1"),
         (b"SSH-2.0-OpenSSH\r\n", "the issuer broke off, or does not speak HTTP/1.1"),
     ],
 )
-async def test_what_is_no_answer_is_told_without_an_address(script, words, autojump_clock):
+async def test_an_invalid_response_is_reported_without_an_address(script, words, autojump_clock):
     """In bounded time and room; nothing else is asked for it."""
     start = trio.current_time()
     found, heads, _ = await fetched(script)
-    assert isinstance(found, UnreadError)
+    assert isinstance(found, KeysUnreadableError)
     assert (str(found), len(heads)) == (words, 1)
     assert trio.current_time() - start <= FETCH_SECONDS
 
 
-async def test_no_way_to_the_issuer_is_told():
+async def test_an_unreachable_issuer_is_reported():
     """Also a name that no resolver takes."""
 
     async def nowhere(host, port):
@@ -277,5 +277,5 @@ async def test_no_way_to_the_issuer_is_told():
 
     for connect, words in ((nowhere, "no connection"), (no_name, "cannot be asked")):
         async with open_http_client(connect) as client:
-            with pytest.raises(UnreadError, match=words):
+            with pytest.raises(KeysUnreadableError, match=words):
                 await fetch_jwks(client, client, "http://issuer/keys", 4096)

@@ -33,7 +33,7 @@ def reading_loosely(patch):
         try:
             found = json.loads(data)
         except (ValueError, RecursionError) as exc:
-            raise token_form.TokenFormError("no JSON") from exc
+            raise token_form.MalformedTokenError("no JSON") from exc
         return found if isinstance(found, dict) else {}
 
     patch.setattr(token_checker, "object_of", object_of)
@@ -53,7 +53,7 @@ def any_key(patch):
 
 def trying_all_keys(patch):
     def has_signed(self, shown):
-        keys = jwk_set.key_set_of(json.dumps({"keys": [jwk(each) for each in KEYS]}).encode()).keys
+        keys = jwk_set.parse_key_set(json.dumps({"keys": [jwk(each) for each in KEYS]}).encode()).keys
         return any(check(shown.signed, shown.signature) for each in keys for check in each.checks.values())
 
     patch.setattr(token_keys.SigningKey, "has_signed", has_signed)
@@ -61,8 +61,8 @@ def trying_all_keys(patch):
 
 def taking_a_key_along(patch):
     def check(self, shown):
-        head = token_form.object_of(token_form._decoded(shown.split(".")[0]))
-        keys = jwk_set.key_set_of(json.dumps({"keys": [head["jwk"]]}).encode()) if "jwk" in head else None
+        head = token_form.object_of(token_form._decode(shown.split(".")[0]))
+        keys = jwk_set.parse_key_set(json.dumps({"keys": [head["jwk"]]}).encode()) if "jwk" in head else None
         self.keys._set = keys or self.keys._set
         return CHECK(self, shown)
 
@@ -123,7 +123,7 @@ def any_team(patch):
 
 
 def without_bounds(patch):
-    patch.setattr(token_form, "MOST_TOKEN_BYTES", 1 << 30)
+    patch.setattr(token_form, "MAX_TOKEN_BYTES", 1 << 30)
 
 
 MUTANTS = {

@@ -50,7 +50,7 @@ async def test_a_key_names_a_team_and_no_key_names_nobody(tmp_path):
     assert lab.metric("llmkube_router_requests_total", **refused) == 8
 
 
-async def test_a_team_may_use_what_its_list_says(tmp_path):
+async def test_a_team_may_use_the_models_of_its_list(tmp_path):
     """403 for the rest, and it is not listed."""
     (tmp_path / "red").write_text("red-key\n")
     config = keyed(tmp_path, models_of_team={"red": ("small-*",)})
@@ -113,7 +113,7 @@ async def test_a_token_names_a_team_and_goes_nowhere(tmp_path, capfd):
     assert len({line["tenant"] for line in lab.audit}) == 1
 
 
-async def test_what_a_client_without_a_token_that_counts_is_told(tmp_path):
+async def test_a_client_without_a_valid_token_is_refused(tmp_path):
     """That it has expired; of all else no more than that it is not accepted, on each road in its dialect."""
     async with open_lab(token_config(tmp_path), mac=answer()) as lab:
         for shown, code, challenge in (
@@ -149,15 +149,15 @@ async def test_keys_and_tokens_stand_beside_each_other(tmp_path):
         assert {line["team"] for line in lab.audit} == {"red", "green"}
 
 
-async def test_rules_find_the_team_of_the_token_and_not_what_a_client_says(tmp_path):
+async def test_rules_use_the_team_of_the_token_and_not_of_a_client_header(tmp_path):
     """A rule for the header of a team cannot be reached by naming it."""
     config = token_config(tmp_path)
     rule = Rule(name="red", match=Match(headers={"x-llmkube-team": "red"}), backends=("mac",))
     config = attrs.evolve(config, rules=(rule,))
     async with open_lab(config, mac=answer()) as lab:
-        says = {"X-LLMKube-Team": "red"}
+        claimed_team = {"X-LLMKube-Team": "red"}
         assert (await lab.ask(headers=bearer(token(exp=LAB_NOW + 60)))).status == 200
-        assert (await lab.ask(headers=bearer(token(exp=LAB_NOW + 60, team="blue")) | says)).status == 404
+        assert (await lab.ask(headers=bearer(token(exp=LAB_NOW + 60, team="blue")) | claimed_team)).status == 404
 
 
 async def test_keys_that_are_rotated_count_while_the_router_runs(tmp_path):
@@ -215,7 +215,7 @@ async def test_keys_are_fetched_from_the_issuer(autojump_clock, monkeypatch):
 
     async def parsed(data, limiter):  # a clock that jumps waits for no thread
         await trio.lowlevel.checkpoint()
-        return jwks_refresh.key_set(data)
+        return jwks_refresh.load_key_set(data)
 
     monkeypatch.setattr(jwks_refresh, "parsed", parsed)
     tokens = attrs.evolve(TOKENS, jwks_file="", jwks_uri="http://issuer.svc/keys")

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmkube.router.auth import token_checker
-from llmkube.router.auth.jwk_set import key_set_of
-from llmkube.router.auth.token_checker import Unaccepted
+from llmkube.router.auth.jwk_set import parse_key_set
+from llmkube.router.auth.token_checker import Rejection
 from llmkube.router.auth.token_keys import SigningKey
 from llmkube.router.policy.request_facts import Principal
 from router.auth.token_lab import (
@@ -29,7 +29,7 @@ from router.auth.token_lab import (
 )
 
 KEYS = ("ed-1", "rsa-1", "p256-1", "p384-1")
-NOT_ACCEPTED, EXPIRED = Unaccepted.NOT_ACCEPTED, Unaccepted.EXPIRED
+NOT_ACCEPTED, EXPIRED = Rejection.NOT_ACCEPTED, Rejection.EXPIRED
 GOOD = [("ed-1", "EdDSA"), ("p256-1", "ES256"), ("p384-1", "ES384")]
 GOOD += [("rsa-1", f"{kind}{bits}") for kind in ("RS", "PS") for bits in (256, 384, 512)]
 
@@ -201,7 +201,7 @@ def test_types_of_access_tokens_are_taken(kind):
     assert isinstance(checker.check(token(header={"alg": "EdDSA", "kid": "ed-1"})), Principal)
 
 
-def test_a_token_is_told_that_its_time_is_over_and_nothing_else_is():
+def test_only_expiry_is_reported_to_the_client():
     """Only where all the rest is right: what nobody signed hears nothing of its age."""
     checker = checker_of(*KEYS)
     assert checker.check(token(exp=NOW - 31)) is EXPIRED
@@ -221,7 +221,7 @@ def test_a_token_that_was_let_in_counts_until_its_time_is_over():
     wall, shown = Clock(), token(nbf=NOW)
     checker = checker_of(*KEYS, wall=wall)
     first = checker.check(shown)
-    known = checker.keys.set_at(0.0)
+    known = checker.keys.key_set_at(0.0)
     checker.keys._set = attrs.evolve(known, keys=tuple(SigningKey(each.key_id, {}) for each in known.keys))
     assert checker.check(shown) == first
     wall.now = NOW + 629.9
@@ -239,7 +239,7 @@ def test_a_key_that_is_taken_back_takes_its_tokens_along():
     checker, old, new = checker_of("ed-1", "ed-2"), token("ed-1"), token("ed-2")
     assert isinstance(checker.check(old), Principal)
     assert isinstance(checker.check(new), Principal)
-    checker.keys.read(key_set_of(jwks("ed-2", "ed-3")), 1.0)
+    checker.keys.read(parse_key_set(jwks("ed-2", "ed-3")), 1.0)
     assert checker.check(old) is NOT_ACCEPTED
     assert isinstance(checker.check(new), Principal)
     assert isinstance(checker.check(token("ed-3")), Principal)
@@ -248,16 +248,16 @@ def test_a_key_that_is_taken_back_takes_its_tokens_along():
 def test_without_keys_no_token_counts():
     """Before they were read, when they are too old, and when the issuer has none: whatever was let in before."""
     clock, shown = Clock(0.0), token()
-    assert checker_of().check(shown) is Unaccepted.NO_KEYS
+    assert checker_of().check(shown) is Rejection.NO_KEYS
     checker = checker_of(*KEYS, clock=clock)
     assert isinstance(checker.check(shown), Principal)
     clock.now = 3600.0
-    assert checker.check(shown) is Unaccepted.NO_KEYS
+    assert checker.check(shown) is Rejection.NO_KEYS
     assert not checker.has_keys()
     clock.now = 3599.0
     assert checker.has_keys()
-    checker.keys.read(key_set_of(b'{"keys": []}'), 1.0)
-    assert checker.check(shown) is Unaccepted.NO_KEYS
+    checker.keys.read(parse_key_set(b'{"keys": []}'), 1.0)
+    assert checker.check(shown) is Rejection.NO_KEYS
 
 
 def test_a_new_key_is_asked_for_once_in_a_while():
@@ -268,9 +268,9 @@ def test_a_new_key_is_asked_for_once_in_a_while():
     assert checker.check(fresh) is NOT_ACCEPTED  # read a moment ago
     assert not checker.keys.is_due(clock.now)
     clock.now += 30
-    assert checker.check(fresh) is Unaccepted.KEYS_COMING
+    assert checker.check(fresh) is Rejection.KEYS_PENDING
     assert checker.keys.is_due(clock.now)
-    checker.keys.read(key_set_of(jwks("ed-1", "ed-2")), clock.now)
+    checker.keys.read(parse_key_set(jwks("ed-1", "ed-2")), clock.now)
     assert isinstance(checker.check(fresh), Principal)
     assert checker.check(token("ed-3")) is NOT_ACCEPTED
     clock.now += 30
@@ -289,13 +289,13 @@ def test_a_token_without_a_name_of_its_key_needs_one_key():
 
 def test_no_more_tokens_are_kept_than_there_is_room_for(monkeypatch):
     """The oldest goes, by its digest; none is kept as it was shown, and no other is kept at all."""
-    monkeypatch.setattr(token_checker, "MOST_KEPT", 3)
+    monkeypatch.setattr(token_checker, "MAX_CACHED_TOKENS", 3)
     checker = checker_of("ed-1")
     shown = [token(sub=str(each)) for each in range(5)]
     for each in (*shown, *shown[-1:], token(aud="chat"), "a.b.c"):
         checker.check(each)
-    assert len(checker._kept) == 3
-    assert all(len(each) == 32 for each in checker._kept)
+    assert len(checker._cache) == 3
+    assert all(len(each) == 32 for each in checker._cache)
     assert not any(each in repr(checker) for each in shown)
 
 

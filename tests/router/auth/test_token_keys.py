@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from llmkube.router.auth.jwk_set import key_set_of
-from llmkube.router.auth.token_keys import ASKED_SECONDS, FRESH_SECONDS, KEPT_SECONDS, TokenKeys
+from llmkube.router.auth.jwk_set import parse_key_set
+from llmkube.router.auth.token_keys import EXPIRY_SECONDS, REFETCH_SECONDS, REFRESH_SECONDS, TokenKeys
 from router.auth.token_lab import jwks
 
 
@@ -18,19 +18,19 @@ def test_keys_are_fetched_at_once_and_then_every_five_minutes(keys):
     """And not in between, without a reason."""
     assert keys.is_due(0.0)
     assert keys.problem
-    keys.read(key_set_of(jwks("ed-1")), 10.0)
+    keys.read(parse_key_set(jwks("ed-1")), 10.0)
     assert not keys.problem
-    assert not keys.is_due(10.0 + FRESH_SECONDS - 1)
-    assert keys.is_due(10.0 + FRESH_SECONDS)
+    assert not keys.is_due(10.0 + REFRESH_SECONDS - 1)
+    assert keys.is_due(10.0 + REFRESH_SECONDS)
 
 
 def test_keys_that_cannot_be_fetched_count_for_an_hour(keys):
     """From when they were read; failures do not make it longer."""
-    keys.read(key_set_of(jwks("ed-1")), 0.0)
+    keys.read(parse_key_set(jwks("ed-1")), 0.0)
     for at in range(300, 3600, 60):
         keys.failed("no connection to the issuer", float(at))
-    assert keys.set_at(KEPT_SECONDS - 1) is not None
-    assert keys.set_at(KEPT_SECONDS) is None
+    assert keys.key_set_at(EXPIRY_SECONDS - 1) is not None
+    assert keys.key_set_at(EXPIRY_SECONDS) is None
 
 
 def test_pauses_between_failures_grow_to_a_minute(keys):
@@ -44,7 +44,7 @@ def test_pauses_between_failures_grow_to_a_minute(keys):
         pauses.append(now - start)
     assert pauses[0] < 1.2
     assert 47 < pauses[-1] < 60.2
-    keys.read(key_set_of(jwks("ed-1")), now)
+    keys.read(parse_key_set(jwks("ed-1")), now)
     keys.failed("no", now)
     assert keys.is_due(now + 1)
 
@@ -52,15 +52,15 @@ def test_pauses_between_failures_grow_to_a_minute(keys):
 def test_a_failure_is_no_leave_for_unknown_names_to_ask(keys):
     """They wait as long as after a success, however often they come."""
     keys.failed("no", 0.0)
-    assert not keys.ask_again(ASKED_SECONDS - 1)
-    assert keys.ask_again(ASKED_SECONDS)
+    assert not keys.request_refetch(REFETCH_SECONDS - 1)
+    assert keys.request_refetch(REFETCH_SECONDS)
 
 
 def test_the_same_set_read_again_changes_nothing(keys):
     """Its version is that of before; another set has another one."""
-    keys.read(key_set_of(jwks("ed-1")), 0.0)
-    keys.read(key_set_of(jwks("ed-1")), 1.0)
+    keys.read(parse_key_set(jwks("ed-1")), 0.0)
+    keys.read(parse_key_set(jwks("ed-1")), 1.0)
     assert keys.version == 1
-    keys.read(key_set_of(jwks()), 2.0)
+    keys.read(parse_key_set(jwks()), 2.0)
     assert keys.version == 2
     assert "no key" in keys.problem

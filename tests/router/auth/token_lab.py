@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 
-from llmkube.router.auth.jwk_set import key_set_of
+from llmkube.router.auth.jwk_set import parse_key_set
 from llmkube.router.auth.token_checker import TokenChecker
 from llmkube.router.auth.token_keys import TokenKeys
 from llmkube.router.config.routing_config import Tokens
@@ -125,5 +125,5 @@ def checker_of(*keys, tokens=TOKENS, wall=None, clock=None, uri=""):
     known = TokenKeys(uri, "" if uri else "keys", random.Random(1))
     clock = clock or Clock(0.0)
     if keys:
-        known.read(key_set_of(jwks(*keys)), clock())
+        known.read(parse_key_set(jwks(*keys)), clock())
     return TokenChecker(tokens, known, wall or Clock(), clock)

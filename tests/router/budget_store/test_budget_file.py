@@ -12,7 +12,7 @@ import pytest
 from llmkube.base.errors import UserError
 from llmkube.router.budget_store.budget_file import SCHEMA_VERSION, BudgetFile, budget_file_of
 from llmkube.router.budgets.ledger import Amount
-from llmkube.router.budgets.meter import Charge, Held
+from llmkube.router.budgets.meter import Charge, Hold
 
 KEY = ("month", "red")
 MOST = Amount(2**63, 2**70)
@@ -20,7 +20,7 @@ CHARGE = Charge(key=KEY, ends=60.0, window_seconds=3600.0, amount=Amount(5, 7))
 
 
 def held(amount=MOST, team="red"):
-    return Held(key=("month", team), window_seconds=3600.0, amount=amount)
+    return Hold(key=("month", team), window_seconds=3600.0, amount=amount)
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_what_was_written_is_there_again(file):
     file.write([held(), held(Amount(), "blue")], [CHARGE], {}, 10.0)
     saved = read(file)
     assert saved.held == (held(),)
-    assert (saved.charges, saved.seen) == ((CHARGE,), 10.0)
+    assert (saved.charges, saved.last_written_at) == ((CHARGE,), 10.0)
     assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
 
 
@@ -97,8 +97,8 @@ def test_a_kill_leaves_each_write_that_was_answered(tmp_path):
         for _ in range(50):
             last = int(child.stdout.readline())
         child.send_signal(signal.SIGKILL)
-        told = child.stdout.read().split(b"\n")[:-1]
-    last = int(told[-1]) if told else last
+        acknowledged = child.stdout.read().split(b"\n")[:-1]
+    last = int(acknowledged[-1]) if acknowledged else last
     one = budget_file_of(tmp_path, "ml/r")
     assert one.open().held[0].amount.tokens >= last >= 50
     one.close()

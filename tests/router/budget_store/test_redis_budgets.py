@@ -123,7 +123,7 @@ def frozen(server, monkeypatch):
     """
     server.signal(signal.SIGSTOP)
     with monkeypatch.context() as patch:
-        patch.setattr(redis_budgets, "ANSWER_SECONDS", 0.3)
+        patch.setattr(redis_budgets, "TIMEOUT_SECONDS", 0.3)
         yield
     server.signal(signal.SIGCONT)
 
@@ -138,7 +138,7 @@ async def test_a_server_that_hangs_refuses_within_its_time(server, tmp_path, mon
         assert (await held.ask(ASKED | SMALL)).status == 200
 
 
-async def test_a_wrong_password_is_told_without_it(server, tmp_path, capsys):
+async def test_a_wrong_password_is_reported_without_its_text(server, tmp_path, capsys):
     """The log and `/readyz` have the server's words and not the password."""
     async with lab(server, tmp_path, password="opensesame") as held:
         assert (await held.ask(ASKED | SMALL)).status == 503
@@ -198,21 +198,21 @@ async def test_a_stream_is_settled_by_its_usage(server, tmp_path):
 @pytest.mark.ci
 async def test_a_settlement_whose_answer_is_lost_counts_once(server, tmp_path, monkeypatch):
     """It is told again under its name, and gives nothing back twice."""
-    real, told = redis_budgets._run, []
+    real, call_ids = redis_budgets._run, []
 
     async def run(client, script, call):
         answered = await real(client, script, call)
         if script == redis_budgets.SETTLE:
-            told.append(call.keys[0])
-            if len(told) == 1:
+            call_ids.append(call.keys[0])
+            if len(call_ids) == 1:
                 raise OSError("the answer is lost")
         return answered
 
     monkeypatch.setattr(redis_budgets, "_run", run)
     async with lab(server, tmp_path) as held:
         assert (await held.ask(ASKED | SMALL)).status == 200
-        await until(lambda: len(told) >= 2 and not held.router.ready()[1])
-    assert told[0] == told[1]
+        await until(lambda: len(call_ids) >= 2 and not held.router.ready()[1])
+    assert call_ids[0] == call_ids[1]
     async with lab(server, tmp_path) as other:
         assert (await other.ask(ASKED | SMALL)).status == 200
         await until(lambda: looked(other, 16))

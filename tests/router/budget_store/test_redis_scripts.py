@@ -1,11 +1,11 @@
 """What the server is asked for budgets, and what its answers say."""
 
 from llmkube.router.budget_store.redis_scripts import (
-    NoRoom,
+    FullAccount,
     Settlement,
-    hash_of,
+    hash_key,
+    parse_reserved,
     reserve_call,
-    reserved,
     settle_call,
     used,
     used_call,
@@ -28,15 +28,15 @@ def test_a_reservation_names_amount_windows_steps_and_limits():
 
 def test_an_answer_has_the_steps_or_the_account_without_room():
     """In the order of the accounts; -1 is never."""
-    assert reserved([0, 100, 200], [ONE, TEAM]) == {ONE: 100, TEAM: 200}
-    assert reserved([2, 1500], [ONE, TEAM]) == NoRoom(key=TEAM, wait_seconds=1.5)
-    assert reserved([1, -1], [ONE, TEAM]) == NoRoom(key=ONE, wait_seconds=None)
+    assert parse_reserved([0, 100, 200], [ONE, TEAM]) == {ONE: 100, TEAM: 200}
+    assert parse_reserved([2, 1500], [ONE, TEAM]) == FullAccount(key=TEAM, wait_seconds=1.5)
+    assert parse_reserved([1, -1], [ONE, TEAM]) == FullAccount(key=ONE, wait_seconds=None)
 
 
 def test_a_settlement_changes_the_step_that_was_reserved_in():
     """By what was taken less what was reserved."""
     call = settle_call("ns/r", "a1", [Settlement(key=ONE, ends=100, change=Amount(-3, 4))])
-    assert (call.keys, call.args) == (["llmkube:{ns/r}:settled:a1", hash_of("ns/r", ONE)], [100, -3, 4])
+    assert (call.keys, call.args) == (["llmkube:{ns/r}:settled:a1", hash_key("ns/r", ONE)], [100, -3, 4])
 
 
 def test_what_is_used_comes_in_pairs():

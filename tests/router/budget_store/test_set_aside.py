@@ -5,7 +5,7 @@ import random
 import pytest
 
 from llmkube.router.budget_store import set_aside
-from llmkube.router.budget_store.set_aside import SetAside
+from llmkube.router.budget_store.set_aside import Holds
 from llmkube.router.budgets.ledger import Amount
 from llmkube.router.budgets.meter import Charge
 
@@ -29,7 +29,7 @@ def write(aside, **changes):
 
 def test_a_request_alone_is_written_as_it_is():
     """It waits for the write, which sets aside what it may take and no more."""
-    aside = SetAside()
+    aside = Holds()
     assert not aside.reserve(ONE, seconds)
     assert write(aside) == (ONE, {})
     assert aside.is_written
@@ -37,7 +37,7 @@ def test_a_request_alone_is_written_as_it_is():
 
 def test_under_load_requests_wait_for_no_write():
     """Room is left for twice what the last ones took; without requests none is left."""
-    aside = SetAside()
+    aside = Holds()
     aside.reserve(ONE, seconds)
     write(aside)
     aside.settle(ONE, Amount(4, 1), [charge(Amount(4, 1))])
@@ -57,7 +57,7 @@ def test_under_load_requests_wait_for_no_write():
 
 def test_the_last_write_leaves_no_room():
     """The next process is charged with what was taken, and with requests that never ended."""
-    aside = SetAside()
+    aside = Holds()
     aside.reserve(ONE, seconds)
     aside.reserve(ONE, seconds)
     aside.settle(ONE, None, [charge(Amount(10, 1))])
@@ -66,7 +66,7 @@ def test_the_last_write_leaves_no_room():
 
 def test_after_a_failed_write_both_files_count():
     """Of the old one and the new one the smaller is held, and the next write says all of it."""
-    aside = SetAside()
+    aside = Holds()
     aside.reserve(ONE, seconds)
     aside.failed(aside.plan())
     assert not aside.is_written
@@ -92,7 +92,7 @@ class Play:
 
     def __init__(self, seed):
         self.rng = random.Random(seed)
-        self.aside, self.file, self.taken = SetAside(), File(), dict.fromkeys(KEYS, Amount())
+        self.aside, self.file, self.taken = Holds(), File(), dict.fromkeys(KEYS, Amount())
         self.sent, self.waiting = [], []
         self.under_way = None  # of a write: its plan, and who waits for it
 
@@ -154,13 +154,13 @@ def test_a_kill_at_any_moment_charges_at_least_what_was_taken(seed):
 
 
 def _sends_all(monkeypatch):
-    real = SetAside.reserve
+    real = Holds.reserve
 
     def reserve(self, accounts, window_seconds):
         real(self, accounts, window_seconds)
         return True
 
-    monkeypatch.setattr(SetAside, "reserve", reserve)
+    monkeypatch.setattr(Holds, "reserve", reserve)
 
 
 def _holds_what_is_not_written_yet(monkeypatch):
@@ -168,11 +168,11 @@ def _holds_what_is_not_written_yet(monkeypatch):
 
 
 def _forgets_that_a_write_failed(monkeypatch):
-    monkeypatch.setattr(SetAside, "failed", SetAside.written)
+    monkeypatch.setattr(Holds, "failed", Holds.written)
 
 
 def _counts_reservations_alone(monkeypatch):
-    real = SetAside.settle
+    real = Holds.settle
 
     def settle(self, accounts, took, charges):
         real(self, accounts, took, charges)
@@ -181,17 +181,17 @@ def _counts_reservations_alone(monkeypatch):
             share.in_use -= share.unwritten
             share.unwritten = Amount()
 
-    monkeypatch.setattr(SetAside, "settle", settle)
+    monkeypatch.setattr(Holds, "settle", settle)
 
 
 def _drops_charges_that_came_meanwhile(monkeypatch):
-    real = SetAside.written
+    real = Holds.written
 
     def written(self, plan):
         self._charges = {(one.key, one.ends): one for one in plan.charges}
         real(self, plan)
 
-    monkeypatch.setattr(set_aside.SetAside, "written", written)
+    monkeypatch.setattr(set_aside.Holds, "written", written)
 
 
 @pytest.mark.soak

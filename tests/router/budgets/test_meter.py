@@ -7,16 +7,16 @@ import pytest
 
 from llmkube.router.budgets.ledger import Amount
 from llmkube.router.budgets.meter import (
-    MOST_TOKENS,
-    NOTHING,
-    Demand,
-    Exhausted,
-    Held,
+    DEFAULT_TOKENS,
+    NO_RESERVATION,
+    Consumption,
+    ExhaustedBudget,
+    Hold,
     Meter,
-    Took,
-    claim_of,
+    TokenDemand,
     nano_usd,
-    with_limit,
+    usage_bound,
+    with_max_tokens,
 )
 from llmkube.router.config.routing_config import Backend, Budget, Match, Prices, RoutingConfig, Rule
 from llmkube.router.policy.decision import decide
@@ -43,9 +43,9 @@ def budget(name="b", **changes):
 def reserve(meter, config, *, body=None, body_bytes=100, team="", headers=None, writes=True, now=0.0):
     facts = RequestFacts(model="m", principal=Principal(team=team), headers=headers or {})
     decision = decide(config, facts, permits_for(config, facts), first_byte_seconds={}, pick=0.0, load={})
-    demand = Demand(body={"max_tokens": 100} if body is None else body, body_bytes=body_bytes, writes=writes)
-    claim = claim_of(config, decision, demand)
-    return NOTHING if claim is None else meter.reserve(claim, facts, now=now)
+    demand = TokenDemand(body={"max_tokens": 100} if body is None else body, body_bytes=body_bytes, writes=writes)
+    bound = usage_bound(config, decision, demand)
+    return NO_RESERVATION if bound is None else meter.reserve(bound, facts, now=now)
 
 
 def used(meter, config, now=0.0):
@@ -67,7 +67,7 @@ def test_a_price_is_exact_and_rounded_up(seed):
 
 def test_without_a_budget_nothing_is_reserved_or_capped():
     """A router without budgets does no arithmetic, and changes no request."""
-    assert reserve(Meter(), config_of()) is NOTHING
+    assert reserve(Meter(), config_of()) is NO_RESERVATION
 
 
 def test_prompt_and_answer_are_reserved_and_settled():
@@ -75,32 +75,32 @@ def test_prompt_and_answer_are_reserved_and_settled():
     meter, config = Meter(), config_of(budget())
     found = reserve(meter, config)
     assert used(meter, config) == {"b": 200}
-    meter.settle(found, Took(prompt=20, answer=30), now=1.0)
+    meter.settle(found, Consumption(prompt=20, answer=30), now=1.0)
     assert used(meter, config) == {"b": 50}
 
 
 def test_a_request_that_asks_for_no_limit_gets_one():
     """Else nothing could be reserved for it: the backend is told as well."""
-    config = config_of(budget(max_tokens=MOST_TOKENS + 100))
+    config = config_of(budget(max_tokens=DEFAULT_TOKENS + 100))
     found = reserve(Meter(), config, body={})
-    assert found.cap == MOST_TOKENS
+    assert found.cap == DEFAULT_TOKENS
     assert reserve(Meter(), config, body={"max_completion_tokens": 5}).cap == 5
 
 
 @pytest.mark.parametrize(
     ("asked", "cap"),
     [
-        ({"max_tokens": 3, "n_predict": -1}, MOST_TOKENS),
-        ({"max_tokens": 3, "max_completion_tokens": -1}, MOST_TOKENS),
+        ({"max_tokens": 3, "n_predict": -1}, DEFAULT_TOKENS),
+        ({"max_tokens": 3, "max_completion_tokens": -1}, DEFAULT_TOKENS),
         ({"max_tokens": 3, "n_predict": 40.5}, 41),
         ({"max_tokens": 0}, 1),
         ({"max_tokens": None, "n_predict": 7}, 7),
-        ({"max_tokens": True, "n_predict": "9"}, MOST_TOKENS),
+        ({"max_tokens": True, "n_predict": "9"}, DEFAULT_TOKENS),
     ],
 )
 def test_no_limit_hides_behind_a_smaller_one(asked, cap):
     """llama.cpp's server reads `n_predict` first, and -1 as no end: it would write more than was reserved."""
-    meter, config = Meter(), config_of(budget(max_tokens=10 * MOST_TOKENS))
+    meter, config = Meter(), config_of(budget(max_tokens=10 * DEFAULT_TOKENS))
     assert reserve(meter, config, body=asked).cap == cap
     assert used(meter, config) == {"b": 100 + cap}
 
@@ -117,9 +117,9 @@ def test_no_limit_hides_behind_a_smaller_one(asked, cap):
         ({}, {"max_tokens": 9}),
     ],
 )
-def test_a_backend_is_told_one_limit(asked, told):
+def test_a_backend_gets_one_limit(asked, told):
     """In a field that it reads: what a provider's list leaves out, or an engine does not know, would limit nothing."""
-    assert with_limit(asked, told.get("max_tokens") or told["max_completion_tokens"]) == told
+    assert with_max_tokens(asked, told.get("max_tokens") or told["max_completion_tokens"]) == told
 
 
 @pytest.mark.parametrize("name", ["n", "n_cmpl", "best_of"])
@@ -152,18 +152,18 @@ def test_what_its_backend_does_not_count_is_charged_as_reserved():
     assert used(meter, config, 1.0) == {"b": 200}
 
 
-def test_no_room_is_told_with_a_time_that_is_true():
+def test_an_exhausted_budget_reports_a_correct_wait():
     """429 comes with when to ask again; then there is room."""
     meter, config = Meter(), config_of(budget())
     for _ in range(5):
         meter.settle(reserve(meter, config), None, now=0.0)
     found = reserve(meter, config, now=10.0)
-    assert isinstance(found, Exhausted)
+    assert isinstance(found, ExhaustedBudget)
     assert "budget b" in found.message
-    assert not isinstance(reserve(meter, config, now=10.0 + found.wait_seconds), Exhausted)
+    assert not isinstance(reserve(meter, config, now=10.0 + found.wait_seconds), ExhaustedBudget)
 
 
-def test_what_never_fits_says_so():
+def test_a_request_that_never_fits_is_reported_as_such():
     """No time, but what would help."""
     found = reserve(Meter(), config_of(budget(max_tokens=50)))
     assert found.wait_seconds is None
@@ -175,7 +175,7 @@ def test_dollars_are_those_of_the_dearest_backend_until_one_has_answered():
     meter, config = Meter(), config_of(budget(max_tokens=None, max_usd=Decimal("0.01")))
     found = reserve(meter, config)
     assert meter.used(config, 0.0)[0]["usdUsed"] == "0.001100"
-    meter.settle(found, Took(prompt=10, answer=10, prices=PRICES), now=1.0)
+    meter.settle(found, Consumption(prompt=10, answer=10, prices=PRICES), now=1.0)
     assert meter.used(config, 1.0)[0]["usdUsed"] == "0.000110"
 
 
@@ -186,7 +186,7 @@ def test_a_rule_s_budget_is_about_its_requests_alone():
         Rule(name="y", match=Match(), backends=("a",)),
     )
     meter, config = Meter(), config_of(budget(scope="rule", rule="x"), rules=rules)
-    assert reserve(meter, config) is NOTHING
+    assert reserve(meter, config) is NO_RESERVATION
     reserve(meter, config, headers={"x": "1"})
     assert used(meter, config) == {"b": 200}
 
@@ -194,17 +194,17 @@ def test_a_rule_s_budget_is_about_its_requests_alone():
 def test_teams_have_a_budget_each():
     """By the key's team; without keys by the header; and one team cannot take another's."""
     meter, config = Meter(), config_of(budget(scope="team", max_tokens=200))
-    assert not isinstance(reserve(meter, config, team="red"), Exhausted)
-    assert isinstance(reserve(meter, config, team="red"), Exhausted)
-    assert not isinstance(reserve(meter, config, headers={"x-llmkube-team": "blue"}), Exhausted)
-    assert isinstance(reserve(meter, config, headers={"x-llmkube-team": "blue"}), Exhausted)
-    assert isinstance(reserve(meter, config, team="red", headers={"x-llmkube-team": "green"}), Exhausted)
+    assert not isinstance(reserve(meter, config, team="red"), ExhaustedBudget)
+    assert isinstance(reserve(meter, config, team="red"), ExhaustedBudget)
+    assert not isinstance(reserve(meter, config, headers={"x-llmkube-team": "blue"}), ExhaustedBudget)
+    assert isinstance(reserve(meter, config, headers={"x-llmkube-team": "blue"}), ExhaustedBudget)
+    assert isinstance(reserve(meter, config, team="red", headers={"x-llmkube-team": "green"}), ExhaustedBudget)
 
 
 def test_a_request_is_under_all_of_its_budgets_or_reserves_nothing():
     """The one that is full refuses, and the other keeps its room."""
     meter, config = Meter(), config_of(budget("wide"), budget("narrow", max_tokens=10))
-    assert isinstance(reserve(meter, config), Exhausted)
+    assert isinstance(reserve(meter, config), ExhaustedBudget)
     assert used(meter, config) == {"wide": 0, "narrow": 0}
 
 
@@ -213,17 +213,17 @@ def test_an_edited_budget_keeps_what_was_taken():
     meter = Meter()
     meter.settle(reserve(meter, config_of(budget())), None, now=0.0)
     lower = config_of(budget(max_tokens=300))
-    assert isinstance(reserve(meter, lower, now=1.0), Exhausted)
+    assert isinstance(reserve(meter, lower, now=1.0), ExhaustedBudget)
     assert used(meter, lower, 1.0) == {"b": 200}
 
 
 def test_teams_that_make_up_names_do_not_fill_memory(monkeypatch):
     """Those beyond the limit share one account, and idle ones are forgotten."""
-    monkeypatch.setattr("llmkube.router.budgets.meter.MOST_ACCOUNTS", 3)
+    monkeypatch.setattr("llmkube.router.budgets.meter.MAX_ACCOUNTS", 3)
     meter, config = Meter(), config_of(budget(scope="team", max_tokens=400))
     for number in range(5):
         reserve(meter, config, headers={"x-llmkube-team": f"t{number}"})
-    assert isinstance(reserve(meter, config, headers={"x-llmkube-team": "t9"}), Exhausted)
+    assert isinstance(reserve(meter, config, headers={"x-llmkube-team": "t9"}), ExhaustedBudget)
     meter = Meter()
     meter.settle(reserve(meter, config, team="red"), None, now=0.0)
     meter.forget_idle(3 * 3600.0)
@@ -233,12 +233,12 @@ def test_teams_that_make_up_names_do_not_fill_memory(monkeypatch):
 def test_what_an_earlier_process_left_counts():
     """What it took, until that has left; what it had reserved, as if taken now. The config says the limit."""
     config, before = config_of(budget(max_tokens=300)), Meter()
-    charges = before.settle(reserve(before, config, now=0.0), Took(prompt=20, answer=30), now=0.0)
-    held = Held(key=("b", ""), window_seconds=3600.0, amount=Amount(200))
+    charges = before.settle(reserve(before, config, now=0.0), Consumption(prompt=20, answer=30), now=0.0)
+    held = Hold(key=("b", ""), window_seconds=3600.0, amount=Amount(200))
     meter = Meter()
     charged = meter.restore(charges, [held], now=1800.0)
     assert used(meter, config, 1800.0) == {"b": 250}
-    assert isinstance(reserve(meter, config, now=1800.0), Exhausted)
+    assert isinstance(reserve(meter, config, now=1800.0), ExhaustedBudget)
     assert used(meter, config, 3700.0) == {"b": 200}
     assert [(one.ends, one.amount) for one in charged] == [(1860.0, Amount(200))]
 

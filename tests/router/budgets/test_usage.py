@@ -26,7 +26,7 @@ def test_a_usage_is_read(usage, read):
     assert usage_of({"usage": usage}) == read
 
 
-def test_what_was_known_stays_where_an_event_says_nothing():
+def test_known_usage_stays_where_an_event_has_none():
     """Events of a stream carry an empty usage."""
     known = Usage(3, 5)
     assert usage_of({"usage": {}}, known) is known

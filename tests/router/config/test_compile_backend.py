@@ -24,7 +24,7 @@ from llmkube.router.config.compile_backend import (
     slots_of,
     splits_cache,
 )
-from llmkube.router.config.routing_config import Prices, Probe, stays_here
+from llmkube.router.config.routing_config import Prices, Probe, is_local_url
 from router.written_routers import compiled, errors, running
 
 
@@ -166,7 +166,7 @@ def test_what_changes_an_answer_changes_the_digest(name):
 
 
 @pytest.mark.parametrize("name", NONE)
-def test_what_cannot_be_told_has_none(name):
+def test_an_unknown_model_has_no_digest(name):
     """It goes on with no other engine's answers."""
     assert of(**NONE[name]) == ""
 
@@ -264,7 +264,7 @@ def test_each_slot_has_a_part_of_the_cache_or_all_share_it(changes, splits):
 )
 def test_what_only_this_network_answers_for(url):
     """Private addresses, names of the cluster, and names that no server of the Internet has."""
-    assert stays_here(url)
+    assert is_local_url(url)
 
 
 @pytest.mark.parametrize(
@@ -290,4 +290,4 @@ def test_what_only_this_network_answers_for(url):
 )
 def test_what_may_be_anywhere(url):
     """A public address, a public name, a number that some resolvers read as an address."""
-    assert not stays_here(url)
+    assert not is_local_url(url)

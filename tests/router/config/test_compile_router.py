@@ -24,8 +24,8 @@ from llmkube.router.config.routing_config import (
     Rule,
     Tokens,
     covers,
-    fits_any,
-    problem_of,
+    matches_any,
+    pattern_problem,
 )
 from router.policy import oracle
 from router.written_routers import BACKENDS, compiled, errors, running
@@ -127,7 +127,7 @@ def test_tokens_are_checked_by_keys_of_a_url_or_of_a_secret():
     assert KeyFile(path="/keys/tokens/jwks.json", secret="idp", key="keys") in by_secret.key_files
 
 
-def test_all_that_is_wrong_with_tokens_is_told_at_once():
+def test_all_problems_of_tokens_are_reported_at_once():
     """Each by its field in the ModelRouter, with the way out."""
     assert [each.partition(": ")[0] for each in with_jwt('jwksURI: "http://i.example/k", headerKey: a b').errors] == [
         f"spec.policy.auth.jwt.{each}" for each in ("audiences", "jwksURI", "headerKey")
@@ -191,7 +191,7 @@ def test_what_is_not_given_has_its_default():
     assert config == RoutingConfig(name="ml/front", backends=config.backends, first_byte_extends=True)
 
 
-def test_all_that_is_wrong_is_told_at_once():
+def test_all_problems_are_reported_at_once():
     """Each problem once, by the ModelRouter's own field, with its value and the way out; then there is no config."""
     text = (
         BACKENDS.replace("name: cloud", "name: mac")
@@ -290,7 +290,7 @@ def test_patterns_fit_as_a_plain_reading_does():
         pattern = "".join(dice.choice("ab/*?") for _ in range(dice.randint(0, 6)))
         name = "".join(dice.choice("ab/") for _ in range(dice.randint(0, 7)))
         fits = oracle.fits(pattern, name)
-        assert fits_any((pattern,), name) == fits, (pattern, name)
+        assert matches_any((pattern,), name) == fits, (pattern, name)
         seen.add(fits)
     assert seen == {True, False}
 
@@ -298,30 +298,30 @@ def test_patterns_fit_as_a_plain_reading_does():
 @pytest.mark.parametrize("name", ["a.b", "a+b", "a(b", "a\nb", "ä"])
 def test_all_else_is_itself(name):
     """What means something to regular expressions means nothing here."""
-    assert fits_any((name,), name)
-    assert not fits_any((name,), "axb")
-    assert fits_any(("*",), name)
+    assert matches_any((name,), name)
+    assert not matches_any((name,), "axb")
+    assert matches_any(("*",), name)
 
 
 def test_no_pattern_fits_nothing():
     """An empty list admits no model, not even one without a name."""
-    assert not fits_any((), "")
-    assert not fits_any((), "gpt-5")
+    assert not matches_any((), "")
+    assert not matches_any((), "gpt-5")
 
 
 def test_a_hostile_name_costs_no_more_than_its_length():
     """Many stars against a long name without an end that fits: the search never goes back."""
     begin = time.process_time()
-    assert not fits_any(("*a" * 30 + "b",), "a" * 100_000)
+    assert not matches_any(("*a" * 30 + "b",), "a" * 100_000)
     assert time.process_time() - begin < 20  # going back would take years
 
 
 @pytest.mark.parametrize(
     ("pattern", "said"), [("", "it is empty"), ("gpt-[45]", "'['"), ("a{b", "'{'"), ("a b", "' '"), ("a\\*", "'\\\\'")]
 )
-def test_what_is_no_pattern_is_told(pattern, said):
+def test_an_invalid_pattern_is_reported(pattern, said):
     """Wildcards of other languages are refused: they would fit nothing in silence."""
-    assert said in problem_of(pattern)
+    assert said in pattern_problem(pattern)
 
 
 def test_a_pattern_covers_another():

@@ -8,7 +8,7 @@ from decimal import Decimal
 import attrs
 import pytest
 
-from llmkube.router.config.config_checks import problems_of
+from llmkube.router.config.config_checks import config_problems
 from llmkube.router.config.routing_config import (
     Audit,
     Auth,
@@ -66,7 +66,7 @@ def with_tokens(uri="https://idp.example/keys", **fields):
 
 def test_a_sound_config_is_not_complained_about():
     """None of the checks has anything to say."""
-    assert problems_of(SOUND) == []
+    assert config_problems(SOUND) == []
 
 
 @pytest.mark.parametrize(
@@ -183,9 +183,9 @@ def test_a_sound_config_is_not_complained_about():
         (with_budget(team_header="X-Team"), "budgets[b].teamHeader: 'X-Team' is no name that a header"),
     ],
 )
-def test_what_may_not_be_run_by_is_told(fields, said):
+def test_an_invalid_config_is_reported(fields, said):
     """One problem, one sentence, and no other."""
-    found = problems_of(attrs.evolve(SOUND, **fields))
+    found = config_problems(attrs.evolve(SOUND, **fields))
     assert any(said in each for each in found), found
     assert len(found) == 1
 
@@ -207,7 +207,7 @@ def test_what_may_not_be_run_by_is_told(fields, said):
 )
 def test_what_looks_alike_and_is_sound(fields):
     """A missing backend with its reason, a provider of this network, a default class that a rule catches."""
-    assert problems_of(attrs.evolve(SOUND, **fields)) == []
+    assert config_problems(attrs.evolve(SOUND, **fields)) == []
 
 
 PRIVATE = "- { name: private, match: { dataClassification: [pii] }, failClosed: true, route: { backends: [mac] } }\n"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from llmkube.router.config.data_classes import class_name, classes_in, listed_words
+from llmkube.router.config.data_classes import classes_in, header_values, normalized_class
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ from llmkube.router.config.data_classes import class_name, classes_in, listed_wo
 )
 def test_a_class_has_one_name(written, name):
     """In a spec and in a header, however it is typed."""
-    assert class_name(written) == name
+    assert normalized_class(written) == name
 
 
 @pytest.mark.parametrize("line", ["pii", "top secret", "h\u00f6chst", "data-class_1", "a.b"])
@@ -35,11 +35,11 @@ def test_no_header_names_a_class_with_a_comma_or_quotes(line):
     assert classes_in(line)
 
 
-def test_a_text_that_says_nothing_names_nothing():
+def test_an_empty_text_names_no_class():
     """So that the default counts."""
     assert classes_in("") == classes_in(" , ") == frozenset()
 
 
 def test_other_lists_are_words_alone():
     """Regions and tags have no second reading: one that is read too much could open something."""
-    assert listed_words(' EU, "us" ,, a b') == {"eu", "us", "a b"}
+    assert header_values(' EU, "us" ,, a b') == {"eu", "us", "a b"}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from llmkube.router.continuation.continuable import is_limit, why_not
+from llmkube.router.continuation.continuable import is_limit, obstacle
 from router.proxy.router_lab import STREAMED
 
 CHAT, COMPLETIONS = "/chat/completions", "/completions"
@@ -68,14 +68,14 @@ def request(path, changes):
 def test_what_text_makes_goes_on(name):
     """No reason against it."""
     path, changes = GOES_ON[name]
-    assert why_not(path, request(path, changes)) == ""
+    assert obstacle(path, request(path, changes)) == ""
 
 
 @pytest.mark.parametrize("name", DOES_NOT)
 def test_what_more_than_text_makes_does_not(name):
     """A reason is given."""
     path, changes = DOES_NOT[name]
-    assert why_not(path, request(path, changes))
+    assert obstacle(path, request(path, changes))
 
 
 def test_a_limit_is_a_whole_number_above_0():

@@ -22,8 +22,8 @@ def chat(**delta):
     ],
 )
 def test_text_is_what_an_event_adds(said, text):
-    choice, why_not = choice_of(said)
-    assert (text_of(choice), why_not) == (text, "")
+    choice, obstacle = choice_of(said)
+    assert (text_of(choice), obstacle) == (text, "")
 
 
 @pytest.mark.parametrize(

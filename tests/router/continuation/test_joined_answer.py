@@ -7,7 +7,7 @@ import pytest
 
 from llmkube.router.config.routing_config import Backend
 from llmkube.router.continuation import joined_answer, token_count
-from llmkube.router.continuation.joined_answer import MAX_KEPT_BYTES, MOST_CONTINUATIONS, JoinedAnswer, JoinError
+from llmkube.router.continuation.joined_answer import MAX_CONTINUATIONS, MAX_TEXT_BYTES, JoinedAnswer, JoinError
 from router.continuation.llama_script import CHAT, COMPLETIONS, PIECES, PROMPT, PROMPT_TOKENS, TEXT, TOKENS, answer
 
 DONE = b"data: [DONE]\n\n"
@@ -70,10 +70,10 @@ def interrupted(path, body, ends):
         found += read(joined, engine(name), events[:end], hides=hides_usage(body))
         if end is None or found.endswith(DONE):
             return joined, found
-        closing = joined.release() if joined.is_finished else joined.closing()
-        if closing:
-            return joined, found + closing + DONE
-        assert joined.broke_off() == ""
+        closing_events = joined.release() if joined.is_finished else joined.closing_events()
+        if closing_events:
+            return joined, found + closing_events + DONE
+        assert joined.mark_interrupted() == ""
         sent = {name: each for name, each in joined.next_body().items() if name != "stream"}
     raise AssertionError
 
@@ -120,7 +120,7 @@ def test_what_was_counted_is_known_also_of_an_answer_that_ends_in_the_middle():
     joined = new(CHAT, MESSAGES)
     read(joined, engine("a"), list(answer(CHAT, asked(CHAT, MESSAGES)))[:3])
     assert (joined.usage.prompt, joined.usage.completion) == (PROMPT_TOKENS, 2)
-    joined.broke_off()
+    joined.mark_interrupted()
     joined.next_body()
     assert (joined.usage.prompt, joined.usage.completion) == (PROMPT_TOKENS, 2)
     silent = new(CHAT, MESSAGES)
@@ -151,7 +151,7 @@ def test_what_is_no_text_is_not_joined(name):
     """It passes as it is, and the answer does not go on; from an engine that goes on it is refused."""
     joined = new(CHAT, MESSAGES)
     assert read(joined, engine("a"), [piece({"content": "a"}), NOT_TEXT[name]]).endswith(NOT_TEXT[name])
-    assert joined.broke_off()
+    assert joined.mark_interrupted()
     later = new(CHAT, MESSAGES)
     read(later, engine("a"), [piece({"content": "a"})])
     later.next_body()
@@ -163,7 +163,7 @@ def test_an_engine_that_is_not_known_is_not_gone_on_from():
     """Without digest and without llama.cpp's build."""
     joined = new(CHAT, MESSAGES)
     read(joined, engine("a", digest=""), [piece({"content": "a"}).replace(b"b1-x", b"fp_1")])
-    assert "not known to be" in joined.broke_off()
+    assert "not known to be" in joined.mark_interrupted()
 
 
 def test_the_same_backend_with_another_model_is_refused():
@@ -203,21 +203,21 @@ def test_a_limit_without_a_count_ends_it():
     """How many tokens are left is not guessed."""
     joined = new(CHAT, MESSAGES | {"max_tokens": 9})
     read(joined, engine("a"), list(answer(CHAT, MESSAGES))[:3])
-    assert "has not counted" in joined.broke_off()
+    assert "has not counted" in joined.mark_interrupted()
     unlimited = new(CHAT, MESSAGES)
     read(unlimited, engine("a"), list(answer(CHAT, MESSAGES))[:3])
-    assert unlimited.broke_off() == ""
+    assert unlimited.mark_interrupted() == ""
 
 
 def test_it_goes_on_three_times():
     """A request of which engines die does not end all of them."""
     joined = new(CHAT, MESSAGES)
-    for _ in range(MOST_CONTINUATIONS):
+    for _ in range(MAX_CONTINUATIONS):
         read(joined, engine("a"), list(answer(CHAT, MESSAGES))[:2])
-        assert joined.broke_off() == ""
+        assert joined.mark_interrupted() == ""
         joined.next_body()
-        joined = joined if joined.continuations == MOST_CONTINUATIONS else _restarted(joined)
-    assert f"{MOST_CONTINUATIONS} times" in joined.broke_off()
+        joined = joined if joined.continuations == MAX_CONTINUATIONS else _restarted(joined)
+    assert f"{MAX_CONTINUATIONS} times" in joined.mark_interrupted()
 
 
 def _restarted(joined):
@@ -235,9 +235,9 @@ def test_a_long_text_is_not_kept():
             joined.next_body()
         joined.begin(engine("a"))
         part = piece({"content": "x" * 1000})
-        passed = [joined.take(part[6:-2], part) for _ in range(MAX_KEPT_BYTES // 1000 + 2)]
+        passed = [joined.take(part[6:-2], part) for _ in range(MAX_TEXT_BYTES // 1000 + 2)]
         assert all(passed)
-        assert "longer than" in joined.broke_off()
+        assert "longer than" in joined.mark_interrupted()
 
 
 # -- deliberate bugs --------------------------------------------------------------------------------------------------
@@ -263,7 +263,7 @@ joined_answer_next = joined_answer.next_request
 MUTANTS = {
     "the limit is not lowered": (joined_answer, "next_request", _full_limit),
     "the text is not given": (joined_answer, "next_request", _no_text),
-    "the id is another": (joined_answer, "_NAMES", frozenset({"created", "model", "system_fingerprint"})),
+    "the id is another": (joined_answer, "_SHARED_FIELDS", frozenset({"created", "model", "system_fingerprint"})),
     "nothing of a piece is text": (joined_answer, "text_of", lambda _choice: ""),
     "a role is never seen": (joined_answer, "has_role", lambda _choice: False),
     "nothing is a limit": (joined_answer, "is_limit", lambda _value: False),

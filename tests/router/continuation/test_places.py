@@ -3,7 +3,7 @@
 import pytest
 
 from llmkube.router.config.routing_config import RoutingConfig
-from llmkube.router.continuation.joined_answer import goes_on, places
+from llmkube.router.continuation.joined_answer import can_continue, continuation_targets
 from llmkube.router.policy.permits import permits_for
 from llmkube.router.policy.request_facts import RequestFacts
 from router.proxy.router_lab import cloud, local
@@ -15,7 +15,7 @@ def permits(*backends):
 
 
 def names(order, broken):
-    return [each.backend.name for each in places(order, broken)]
+    return [each.backend.name for each in continuation_targets(order, broken)]
 
 
 def test_engines_of_the_same_model_come_first_and_the_dead_one_last():
@@ -40,7 +40,7 @@ def test_one_whose_model_is_not_known_goes_on_at_itself_alone():
 def test_what_is_not_permitted_is_no_place():
     """Only what it is given comes back, as it is."""
     allowed = permits(local("a", model_digest="x"), local("b", model_digest="x"))
-    assert set(places(allowed[:1], allowed[0])) <= {allowed[0]}
+    assert set(continuation_targets(allowed[:1], allowed[0])) <= {allowed[0]}
 
 
 @pytest.mark.parametrize(
@@ -58,4 +58,4 @@ def test_what_is_not_permitted_is_no_place():
 )
 def test_llama_cpps_server_goes_on_and_providers_do_not(backend, fingerprint, does):
     """By the config or by the build that it says it is."""
-    assert goes_on(backend, fingerprint) is does
+    assert can_continue(backend, fingerprint) is does

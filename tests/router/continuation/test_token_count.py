@@ -22,10 +22,10 @@ def test_the_whole_is_the_first_prompt_and_all_text():
     """The second engine has read the 4 tokens before its own as prompt, which are none of the request's."""
     count = TokenCount()
     write(count, 10, 4, cached=8)
-    assert count.next_engine(keeps_text=True) == 4
+    assert count.next_engine(has_text=True) == 4
     write(count, 14, 3, cached=14)
-    assert (count.whole, count.of_text, count.is_counted) == (Usage(10, 7, 8), 7, True)
-    assert count.told({"prompt_tokens_details": None}) == {
+    assert (count.total, count.text_tokens, count.is_counted) == (Usage(10, 7, 8), 7, True)
+    assert count.totals({"prompt_tokens_details": None}) == {
         "completion_tokens": 7,
         "prompt_tokens": 10,
         "total_tokens": 17,
@@ -36,9 +36,9 @@ def test_the_whole_is_the_first_prompt_and_all_text():
 def test_an_engine_that_died_before_any_text_counts_nothing():
     count = TokenCount()
     count.begin_engine()
-    assert count.next_engine(keeps_text=False) == 0
+    assert count.next_engine(has_text=False) == 0
     write(count, 10, 2)
-    assert count.whole == Usage(10, 2, 0)
+    assert count.total == Usage(10, 2, 0)
 
 
 def test_what_was_not_counted_is_not_guessed():
@@ -46,10 +46,10 @@ def test_what_was_not_counted_is_not_guessed():
     count = TokenCount()
     count.begin_engine()
     count.add_piece()
-    assert (count.is_counted, count.of_text, count.whole) == (False, 1, None)
-    count.next_engine(keeps_text=True)
+    assert (count.is_counted, count.text_tokens, count.total) == (False, 1, None)
+    count.next_engine(has_text=True)
     write(count, 12, 3)
-    assert (count.is_counted, count.whole) == (False, None)
+    assert (count.is_counted, count.total) == (False, None)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_what_was_not_counted_is_not_guessed():
 def test_a_later_engine_has_read_the_prompt_and_the_text(read, is_greedy, refused):
     count = TokenCount()
     write(count, 10, 4)
-    count.next_engine(keeps_text=True)
+    count.next_engine(has_text=True)
     write(count, read, 1)
     if refused:
         with pytest.raises(JoinError, match=f"read {read} tokens; prompt and text have 14"):
@@ -71,8 +71,8 @@ def test_a_later_engine_has_read_the_prompt_and_the_text(read, is_greedy, refuse
 def test_an_end_that_the_engine_did_not_say_is_closed_with_what_the_client_has():
     count = TokenCount()
     write(count, 10, 4)
-    whole = count.whole
-    assert whole is not None
+    total = count.total
+    assert total is not None
     count.take(timings(10, 9), at_end=True)  # what was held back is none of it
-    count.close(whole)
-    assert count.whole == Usage(10, 4, 0)
+    count.close(total)
+    assert count.total == Usage(10, 4, 0)

@@ -6,22 +6,22 @@ from llmkube.router.dialects.dialect import (
     DialectError,
     arguments_of,
     error_in_answer,
+    message_of,
     object_in,
     objects_in,
     text_of_block,
-    words_of,
 )
 
 
 def test_too_long_a_prompt_says_needed_and_available():
     """As llama.cpp's server counts them; other errors are their message."""
-    assert words_of({"message": "x", "n_prompt_tokens": 9, "n_ctx": 4}) == (
+    assert message_of({"message": "x", "n_prompt_tokens": 9, "n_ctx": 4}) == (
         "x (the prompt needs 9 tokens, 4 are available)"
     )
     said = "9 tokens exceed 4"
-    assert words_of({"message": said, "n_prompt_tokens": 9, "n_ctx": 4}) == said
-    assert words_of({"message": "x"}) == "x"
-    assert words_of({}) == "the request failed"
+    assert message_of({"message": said, "n_prompt_tokens": 9, "n_ctx": 4}) == said
+    assert message_of({"message": "x"}) == "x"
+    assert message_of({}) == "the request failed"
 
 
 def test_what_has_another_shape_is_named():

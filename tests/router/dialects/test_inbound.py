@@ -10,7 +10,7 @@ def test_what_is_no_dialect_passes_as_it_is():
     """The same body, and no translation of answers."""
     body = {"model": "m"}
     found = translated_request("/v1/embeddings", body)
-    assert (found.path, found.body, found.answers, found.dropped) == ("/embeddings", body, None, ())
+    assert (found.path, found.body, found.translator, found.dropped) == ("/embeddings", body, None, ())
     refused = Response.json(404, {"error": {"message": "no"}})
     assert refusal_at("/v1/embeddings", refused) is refused
 

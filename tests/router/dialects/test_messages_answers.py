@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmkube.router.dialects.dialect import DialectError
-from llmkube.router.dialects.messages_answers import CountAnswers, MessagesAnswers
+from llmkube.router.dialects.messages_answers import CountTranslator, MessagesTranslator
 from llmkube.router.dialects.messages_backend import MessageEvents, chat_of_message
 from router.dialects.drawn_chats import chat_answers, chunks_of, joined
 
@@ -26,7 +26,7 @@ def events_of(data):
 @given(chat_answers())
 def test_a_whole_answer_comes_back_as_it_was(answer):
     """Text, thoughts, calls, the reason, tokens and what of them was cached."""
-    message = MessagesAnswers(model="m").whole(200, answer)
+    message = MessagesTranslator(model="m").complete(200, answer)
     again = chat_of_message(json.loads(json.dumps(message)))
     assert again["usage"] == answer["usage"]
     assert again["choices"] == answer["choices"]
@@ -36,8 +36,8 @@ def test_a_whole_answer_comes_back_as_it_was(answer):
 @given(chat_answers(), st.integers(0, 30))
 def test_a_stream_comes_back_as_it_was(answer, at):
     """However its texts are cut; and its blocks follow each other as the documentation says."""
-    answers, backend = MessagesAnswers(model="m"), MessageEvents()
-    data = b"".join(answers.event(each) for each in chunks_of(answer, at)) + answers.end()
+    translator, backend = MessagesTranslator(model="m"), MessageEvents()
+    data = b"".join(translator.event(each) for each in chunks_of(answer, at)) + translator.end()
     events = events_of(data)
     again = joined([chunk for event in events for chunk in backend.take(event)])
     assert backend.done
@@ -58,22 +58,22 @@ def test_a_stream_comes_back_as_it_was(answer, at):
 
 def test_a_tool_call_that_goes_on_after_its_end_ends_in_an_error():
     """Its arguments would be those of another call, or half ones."""
-    answers = MessagesAnswers(model="m")
+    translator = MessagesTranslator(model="m")
     calls = [{"index": at, "id": f"c{at}", "function": {"name": "f", "arguments": "{"}} for at in (0, 1, 0)]
     for call in calls[:2]:
-        answers.event({"choices": [{"delta": {"tool_calls": [call]}}]})
+        translator.event({"choices": [{"delta": {"tool_calls": [call]}}]})
     with pytest.raises(DialectError, match="a tool call that had ended"):
-        answers.event({"choices": [{"delta": {"tool_calls": [calls[2]]}}]})
+        translator.event({"choices": [{"delta": {"tool_calls": [calls[2]]}}]})
 
 
 def test_a_client_that_waits_hears_a_ping():
     """And a stream that fails ends with an error event."""
-    answers = MessagesAnswers(model="m")
-    assert events_of(answers.waiting()) == [{"type": "ping"}]
-    assert events_of(answers.failed({"message": "gone"}))[0]["error"]["message"] == "gone"
+    translator = MessagesTranslator(model="m")
+    assert events_of(translator.waiting()) == [{"type": "ping"}]
+    assert events_of(translator.failed({"message": "gone"}))[0]["error"]["message"] == "gone"
 
 
 def test_a_count_is_only_a_count():
     """Without the tokens that it was charged."""
-    assert CountAnswers().whole(200, {"input_tokens": 7, "usage": {}}) == {"input_tokens": 7}
-    assert CountAnswers().whole(404, {"error": {"message": "no"}})["error"]["type"] == "not_found_error"
+    assert CountTranslator().complete(200, {"input_tokens": 7, "usage": {}}) == {"input_tokens": 7}
+    assert CountTranslator().complete(404, {"error": {"message": "no"}})["error"]["type"] == "not_found_error"

@@ -3,7 +3,7 @@
 import pytest
 
 from llmkube.router.dialects.dialect import DialectError
-from llmkube.router.dialects.messages_backend import MOST_TOKENS, MessageEvents, chat_of_message, messages_request
+from llmkube.router.dialects.messages_backend import DEFAULT_TOKENS, MessageEvents, chat_of_message, messages_request
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
@@ -16,7 +16,7 @@ def said(*messages, **more):
 @pytest.mark.parametrize(
     ("chat", "name", "expected"),
     [
-        (CHAT, "max_tokens", MOST_TOKENS),
+        (CHAT, "max_tokens", DEFAULT_TOKENS),
         (CHAT | {"max_tokens": 5}, "max_tokens", 5),
         (CHAT | {"max_completion_tokens": 6, "max_tokens": 5}, "max_tokens", 6),
         (CHAT | {"stop": "x"}, "stop_sequences", ["x"]),

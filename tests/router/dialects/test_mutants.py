@@ -60,17 +60,19 @@ def play():
     again, dropped = messages_backend.messages_request(messages_client.chat_request(REQUEST))
     assert (again, dropped) == (REQUEST, ())
     for answer in (ANSWER, LIMITED):
-        whole = messages_backend.chat_of_message(messages_answers.MessagesAnswers(model="m").whole(200, answer))
-        assert (whole["choices"], whole["usage"]) == (answer["choices"], answer["usage"])
-        answers, backend = messages_answers.MessagesAnswers(model="m"), messages_backend.MessageEvents()
-        data = b"".join(answers.event(each) for each in chunks_of(answer, 3)) + answers.end()
+        complete = messages_backend.chat_of_message(
+            messages_answers.MessagesTranslator(model="m").complete(200, answer)
+        )
+        assert (complete["choices"], complete["usage"]) == (answer["choices"], answer["usage"])
+        translator, backend = messages_answers.MessagesTranslator(model="m"), messages_backend.MessageEvents()
+        data = b"".join(translator.event(each) for each in chunks_of(answer, 3)) + translator.end()
         events = [json.loads(each.partition(b"data: ")[2]) for each in data.split(b"\n\n")[:-1]]
         stream = joined([chunk for event in events for chunk in backend.take(event)])
         assert (stream["choices"], stream["usage"], backend.done) == (answer["choices"], answer["usage"], True)
-        lines = ollama_client.OllamaAnswers(model="m")
+        lines = ollama_client.OllamaTranslator(model="m")
         data = b"".join(lines.event(each) for each in chunks_of(answer, 3)) + lines.end()
         last = json.loads(data.splitlines()[-1])
-        said = ollama_client.OllamaAnswers(model="m").whole(200, answer)
+        said = ollama_client.OllamaTranslator(model="m").complete(200, answer)
         assert (last["eval_count"], last["prompt_eval_count"]) == (4, 9)
         assert last["message"].get("tool_calls") == said["message"].get("tool_calls")
         calls = [call["function"] for call in said["message"].get("tool_calls", ())]
@@ -100,7 +102,7 @@ MUTANTS = {
     "results become the user's words": (messages_client, "_tool_result", returning(lambda one: one | {"role": "user"})),
     "an error looks like a result": (messages_client, "_tool_result", without("is_error")),
     "an image loses its kind": (messages_client, "_data_url", returning(lambda said: said.replace("jpeg", "png"))),
-    "a model's calls are forgotten": (messages_client, "_said_by_model", without("tool_calls")),
+    "a model's calls are forgotten": (messages_client, "_assistant_message", without("tool_calls")),
     "a backend is not asked for a choice": (messages_backend, "_tool_choice", returning(lambda said: None)),
     "a backend gets half of a turn": (messages_backend, "_blocks", returning(lambda said: said[:1])),
     "a tool loses its schema": (messages_backend, "_tool", without("input_schema")),
@@ -116,7 +118,7 @@ MUTANTS = {
     "Ollama's calls are lost": (ollama_client, "_calls_of", returning(lambda said: said[:1])),
     "Ollama's tokens are lost": (ollama_client, "count_in", returning(lambda said: 0)),
     "a cut answer looks finished to Ollama": (ollama_client, "_REASONS", lambda real: {}),
-    "a result belongs to another call": (ollama_client, "_answered", returning(lambda said: "call_9")),
+    "a result belongs to another call": (ollama_client, "_pop_call_id", returning(lambda said: "call_9")),
 }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from llmkube.router.dialects import responses_answers
 from llmkube.router.dialects.dialect import DialectError
-from llmkube.router.dialects.responses_answers import ResponsesAnswers
+from llmkube.router.dialects.responses_answers import ResponsesTranslator
 from llmkube.router.dialects.responses_client import read_responses
 from router.dialects.drawn_chats import chat_answers, chunks_of
 
@@ -34,11 +34,11 @@ def limited(reason="length", **message):
 
 def new(kept=None, **more):
     """Answers of a request; what they keep goes to a list."""
-    answers = read_responses({"model": "m", "input": "hi"} | more).answers
-    answers.response_id, answers.now = "resp_1", lambda: 7
+    translator = read_responses({"model": "m", "input": "hi"} | more).translator
+    translator.response_id, translator.now = "resp_1", lambda: 7
     if kept is not None:
-        answers.keep = lambda response, output: bool(kept.append((response, output))) or True
-    return answers
+        translator.save = lambda response, output: bool(kept.append((response, output))) or True
+    return translator
 
 
 def events_of(data):
@@ -50,12 +50,12 @@ def events_of(data):
     return found
 
 
-def streamed(answer, cut=3, answers=None):
+def streamed(answer, cut=3, translator=None):
     """The events of a stream that says an answer."""
-    answers, chunks = answers or new(), chunks_of(answer, cut)
+    translator, chunks = translator or new(), chunks_of(answer, cut)
     if refusal := answer["choices"][0]["message"].get("refusal"):
         chunks[1:1] = [{"choices": [{"index": 0, "delta": {"refusal": piece}}]} for piece in refusal]
-    return events_of(b"".join(map(answers.event, chunks)) + answers.end())
+    return events_of(b"".join(map(translator.event, chunks)) + translator.end())
 
 
 def rebuilt(events):
@@ -108,39 +108,39 @@ def rebuilt(events):
 def play():
     """Read answers whole and as streams: both say the same, and what a chat completion says."""
     for answer in (ANSWER, limited(), limited("content_filter"), limited("stop", content=None, refusal="no")):
-        whole, events = new().whole(200, answer), streamed(answer)
+        complete, events = new().complete(200, answer), streamed(answer)
         last = events[-1]
-        assert last["response"] == whole
-        assert last["type"] == f"response.{whole['status']}"
-        assert rebuilt(events) == whole["output"]
-    assert whole["output"][0]["content"] == [{"type": "refusal", "refusal": "no"}]
-    whole = new().whole(200, ANSWER)
-    assert [item["type"] for item in whole["output"]] == ["reasoning", "message", "function_call", "function_call"]
-    thought, message, *calls = whole["output"]
+        assert last["response"] == complete
+        assert last["type"] == f"response.{complete['status']}"
+        assert rebuilt(events) == complete["output"]
+    assert complete["output"][0]["content"] == [{"type": "refusal", "refusal": "no"}]
+    complete = new().complete(200, ANSWER)
+    assert [item["type"] for item in complete["output"]] == ["reasoning", "message", "function_call", "function_call"]
+    thought, message, *calls = complete["output"]
     assert thought["content"] == [{"type": "reasoning_text", "text": "hm"}]
     assert message["content"] == [{"type": "output_text", "text": "hello", "annotations": [], "logprobs": []}]
     assert [(each["call_id"], each["name"], each["arguments"]) for each in calls] == [
         ("c0", "f0", '{"a":0}'),
         ("c1", "f1", '{"a":1}'),
     ]
-    assert len({item["id"] for item in whole["output"]}) == 4
-    assert whole["usage"] == {
+    assert len({item["id"] for item in complete["output"]}) == 4
+    assert complete["usage"] == {
         "input_tokens": 9,
         "input_tokens_details": {"cached_tokens": 5, "cache_write_tokens": 0},
         "output_tokens": 4,
         "output_tokens_details": {"reasoning_tokens": 3},
         "total_tokens": 13,
     }
-    assert (whole["status"], whole["completed_at"], whole["incomplete_details"]) == ("completed", 7, None)
+    assert (complete["status"], complete["completed_at"], complete["incomplete_details"]) == ("completed", 7, None)
     for reason, said in (("length", "max_output_tokens"), ("content_filter", "content_filter")):
-        cut = new().whole(200, limited(reason))
+        cut = new().complete(200, limited(reason))
         assert (cut["status"], cut["incomplete_details"], cut["completed_at"]) == ("incomplete", {"reason": said}, None)
         assert cut["output"][-1]["status"] == "incomplete"
     kept = []
-    said = streamed(ANSWER, answers=new(kept))[-1]["response"]
+    said = streamed(ANSWER, translator=new(kept))[-1]["response"]
     assert kept == [(said, said["output"])]
     assert said["store"] is True
-    assert new(kept, store=False).whole(200, ANSWER)["store"] is False
+    assert new(kept, store=False).complete(200, ANSWER)["store"] is False
     assert len(kept) == 1
 
 
@@ -152,33 +152,33 @@ def test_a_stream_says_what_a_whole_answer_says():
 @given(chat_answers(), st.integers(0, 9))
 def test_whatever_is_answered_comes_whole_and_as_a_stream(answer, cut):
     """Wherever its pieces are cut."""
-    whole, events = new().whole(200, answer), streamed(answer, cut)
-    assert rebuilt(events) == whole["output"] == events[-1]["response"]["output"]
-    assert whole["usage"] == events[-1]["response"]["usage"]
+    complete, events = new().complete(200, answer), streamed(answer, cut)
+    assert rebuilt(events) == complete["output"] == events[-1]["response"]["output"]
+    assert complete["usage"] == events[-1]["response"]["usage"]
 
 
 def test_calls_go_on_side_by_side():
     """Pieces of two calls that alternate, and a text that comes after them, belong to items of their own."""
-    answers = new()
+    translator = new()
 
     def delta(**said):
-        return answers.event({"choices": [{"index": 0, "delta": said}]})
+        return translator.event({"choices": [{"index": 0, "delta": said}]})
 
     def called(index, arguments, **named):
         return delta(tool_calls=[{"index": index, "function": {"arguments": arguments} | named} | {"id": f"c{index}"}])
 
     data = called(0, "[", name="f") + called(1, "{", name="g") + called(0, "]") + delta(content="x") + called(1, "}")
-    items = rebuilt(events_of(data + answers.end()))
+    items = rebuilt(events_of(data + translator.end()))
     assert [item.get("arguments") for item in items] == ["[]", "{}", None]
 
 
 def test_a_call_without_arguments_has_an_empty_object():
     """Clients read JSON. A call without a name of its own gets one."""
     answer = limited("tool_calls", content=None, tool_calls=[{"function": {"name": "f", "arguments": ""}}])
-    whole = new().whole(200, answer)
-    assert whole["output"][0]["arguments"] == "{}"
-    assert whole["output"][0]["call_id"]
-    assert new().whole(200, limited(content=None, tool_calls=[{"function": {"name": "f", "arguments": {"a": 1}}}]))[
+    complete = new().complete(200, answer)
+    assert complete["output"][0]["arguments"] == "{}"
+    assert complete["output"][0]["call_id"]
+    assert new().complete(200, limited(content=None, tool_calls=[{"function": {"name": "f", "arguments": {"a": 1}}}]))[
         "output"
     ][0]["arguments"] == ('{"a":1}')
 
@@ -188,14 +188,14 @@ def test_an_error_has_openais_shape():
     said = {
         "error": {"message": "too long", "type": "exceed", "code": 400, "n_prompt_tokens": 9, "n_ctx": 4, "url": "x"}
     }
-    found = new().whole(400, said)["error"]
+    found = new().complete(400, said)["error"]
     assert found == {
         "message": "too long (the prompt needs 9 tokens, 4 are available)",
         "type": "exceed",
         "param": None,
         "code": "400",
     }
-    assert new().whole(500, {"error": "no"})["error"] == {
+    assert new().complete(500, {"error": "no"})["error"] == {
         "message": "no",
         "type": "server_error",
         "param": None,
@@ -207,9 +207,9 @@ def test_a_stream_that_fails_says_so_twice_and_is_not_kept():
     """`response.failed` with what had come, and an error event, at which clients raise; a beginning comes first."""
     kept = []
     for before in (b"", b"part"):
-        answers = new(kept)
-        data = answers.event({"choices": [{"index": 0, "delta": {"content": "half"}}]}) if before else b""
-        events = events_of(data + answers.failed({"message": "it broke", "code": "stream_broken_off"}))
+        translator = new(kept)
+        data = translator.event({"choices": [{"index": 0, "delta": {"content": "half"}}]}) if before else b""
+        events = events_of(data + translator.failed({"message": "it broke", "code": "stream_broken_off"}))
         assert [each["type"] for each in events[:2]] == ["response.created", "response.in_progress"]
         failed, error = events[-2:]
         assert failed["type"] == "response.failed"
@@ -246,14 +246,14 @@ def test_what_is_no_piece_of_an_answer_ends_it(delta):
 @pytest.mark.parametrize("of_calls", [False, True])
 def test_an_answer_without_an_end_is_not_held_for_ever(monkeypatch, of_calls):
     """Of texts and of calls, with or without arguments."""
-    monkeypatch.setattr(responses_answers, "MOST_CHARACTERS", 1000)
-    answers = new()
+    monkeypatch.setattr(responses_answers, "MAX_CHARACTERS", 1000)
+    translator = new()
 
     def go_on():
         for at in range(99):
             call = {"index": at, "function": {"name": "f"}}
             delta = {"tool_calls": [call]} if of_calls else {"content": "x" * 20}
-            answers.event({"choices": [{"delta": delta}]})
+            translator.event({"choices": [{"delta": delta}]})
 
     with pytest.raises(DialectError, match="longer than 1000"):
         go_on()
@@ -261,7 +261,7 @@ def test_an_answer_without_an_end_is_not_held_for_ever(monkeypatch, of_calls):
 
 def test_a_client_that_waits_hears_a_comment():
     """Which no client takes for an event."""
-    assert ResponsesAnswers(asked={}, items=()).waiting().startswith(b":")
+    assert ResponsesTranslator(echo={}, items=()).waiting().startswith(b":")
 
 
 def returning(change):
@@ -295,6 +295,6 @@ def test_a_mutant_is_caught(name, monkeypatch):
         patched, mutate = MUTANTS[name]
         monkeypatch.setattr(responses_answers, patched, mutate(getattr(responses_answers, patched)))
     else:
-        monkeypatch.setattr(ResponsesAnswers, *METHODS[name])
+        monkeypatch.setattr(ResponsesTranslator, *METHODS[name])
     with pytest.raises((AssertionError, KeyError, IndexError)):
         play()

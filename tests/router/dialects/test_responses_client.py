@@ -139,22 +139,22 @@ def test_a_history_stands_between_the_instructions_and_the_own_items():
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}]},
         {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
     ]
-    found = with_history(translated, history, translated.answers)
+    found = with_history(translated, history, translated.translator)
     assert [(turn["role"], turn["content"]) for turn in found.body["messages"]] == [
         ("system", "now\n\nonce"),
         ("user", "a"),
         ("assistant", None),
         ("user", "hi"),
     ]
-    assert (translated.answers.previous_id, translated.answers.store) == ("resp_1", True)
-    assert not read(store=False).answers.store
+    assert (translated.translator.previous_id, translated.translator.store) == ("resp_1", True)
+    assert not read(store=False).translator.store
 
 
 def test_a_response_says_what_was_asked():
     """And the API's defaults of what was not."""
     more = {"tools": [{"type": "function", "name": "f"}], "text": {"format": FORMAT}, "metadata": {"a": "b"}}
-    asked = read(**more, temperature=0, reasoning={"effort": "low"}).answers.asked
-    assert asked["tools"] == [{"type": "function", "name": "f", "description": None, "parameters": {}, "strict": False}]
-    assert (asked["text"], asked["metadata"]) == ({"format": FORMAT}, {"a": "b"})
-    assert (asked["temperature"], asked["top_p"], asked["reasoning"]["effort"]) == (0, 1.0, "low")
-    assert (asked["tool_choice"], asked["truncation"], asked["parallel_tool_calls"]) == ("auto", "disabled", True)
+    echo = read(**more, temperature=0, reasoning={"effort": "low"}).translator.echo
+    assert echo["tools"] == [{"type": "function", "name": "f", "description": None, "parameters": {}, "strict": False}]
+    assert (echo["text"], echo["metadata"]) == ({"format": FORMAT}, {"a": "b"})
+    assert (echo["temperature"], echo["top_p"], echo["reasoning"]["effort"]) == (0, 1.0, "low")
+    assert (echo["tool_choice"], echo["truncation"], echo["parallel_tool_calls"]) == ("auto", "disabled", True)

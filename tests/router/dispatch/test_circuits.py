@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmkube.base.backoff import Backoff
-from llmkube.router.dispatch.circuits import Circuit, State, Terms
+from llmkube.router.dispatch.circuits import Circuit, CircuitPolicy, State
 
-TERMS = Terms(failures=3, pauses=Backoff(base_seconds=15, cap_seconds=100, jitter=0))
+TERMS = CircuitPolicy(failures=3, backoff=Backoff(base_seconds=15, cap_seconds=100, jitter=0))
 RNG = random.Random(1)
 
 
@@ -48,13 +48,13 @@ def test_a_stream_that_begins_and_breaks_off_is_a_failure_like_others():
 
 def test_pauses_grow_to_a_bound():
     """15, 30, 60, and then 100 seconds."""
-    circuit, now, pauses = failed(Circuit(), 0, 0), 0.0, []
+    circuit, now, backoff = failed(Circuit(), 0, 0), 0.0, []
     for _ in range(5):
         circuit, _ = circuit.admit(now)
         circuit = circuit.failed(now, TERMS, RNG)
-        pauses.append(circuit.open_until - now)
+        backoff.append(circuit.open_until - now)
         now = circuit.open_until
-    assert pauses == [15, 30, 60, 100, 100]
+    assert backoff == [15, 30, 60, 100, 100]
 
 
 def test_what_was_under_way_when_it_opened_does_not_prolong_it():
@@ -65,9 +65,9 @@ def test_what_was_under_way_when_it_opened_does_not_prolong_it():
 
 def test_a_backend_that_says_when_is_left_alone_until_then():
     """Though it has not failed; what is longer counts."""
-    circuit = Circuit().told_to_wait(10, 40)
+    circuit = Circuit().rate_limited(10, 40)
     assert (circuit.state(49.9), circuit.state(50)) == (State.OPEN, State.HALF_OPEN)
-    assert circuit.told_to_wait(20, 1).open_until == 50
+    assert circuit.rate_limited(20, 1).open_until == 50
 
 
 @given(st.lists(st.tuples(st.sampled_from(["ask", "answer", "fail", "leave"]), st.floats(0, 40)), max_size=60))

@@ -10,7 +10,7 @@ import trio
 
 from llmkube.router.config.routing_config import Match, Rule
 from llmkube.router.dispatch.dispatcher import no_answer
-from llmkube.router.dispatch.record import Try
+from llmkube.router.dispatch.record import AttemptRecord
 from llmkube.router.dispatch.verdicts import Cause, Failure
 from router.proxy import router_lab as rl
 
@@ -274,9 +274,9 @@ CASES = {
 }
 
 
-def told(failures, closing_rule=""):
-    tries = [Try(f"b{at}", each.cause.value, "", 0.0, 0) for at, each in enumerate(failures)]
-    return no_answer(failures, tries, closing_rule=closing_rule, wait_seconds=2.1)
+def told(failures, closed_by=""):
+    attempts = [AttemptRecord(f"b{at}", each.cause.value, "", 0.0, 0) for at, each in enumerate(failures)]
+    return no_answer(failures, attempts, closed_by=closed_by, wait_seconds=2.1)
 
 
 def again_in(said):
@@ -290,28 +290,30 @@ def test_the_answer_follows_from_the_attempts(causes, status, code, headers):
     assert ("b0: " in said.error["message"]) == (code != "unsupported")
 
 
-@pytest.mark.parametrize(("is_own", "status", "code"), [(True, 429, "tenant_queue_full"), (False, 503, "queue_full")])
-def test_a_full_queue_is_the_tenants_own_or_everybodys(is_own, status, code):
+@pytest.mark.parametrize(
+    ("has_siblings", "status", "code"), [(True, 429, "tenant_queue_full"), (False, 503, "queue_full")]
+)
+def test_a_full_queue_is_the_tenants_own_or_everybodys(has_siblings, status, code):
     """It says when to come again."""
-    said = told([Failure(Cause.QUEUE, "full", retry_after_seconds=7.0, is_own=is_own)])
+    said = told([Failure(Cause.QUEUE, "full", retry_after_seconds=7.0, has_siblings=has_siblings)])
     assert (said.response.status, said.code, again_in(said)["Retry-After"]) == (status, code, "7")
 
 
 def test_a_rule_that_fails_closed_is_named():
     """Whatever the attempts came to: only what cannot be done at all is the client's to mend."""
-    said = told([Failure(Cause.TIMEOUT, "")], closing_rule="pii")
+    said = told([Failure(Cause.TIMEOUT, "")], closed_by="pii")
     assert (said.response.status, said.code) == (503, "fail_closed_runtime")
     assert "rule 'pii' fails closed" in said.error["message"]
-    assert told([Failure(Cause.UNSUPPORTED, "no tools")], closing_rule="pii").error["message"] == "no tools"
+    assert told([Failure(Cause.UNSUPPORTED, "no tools")], closed_by="pii").error["message"] == "no tools"
 
 
 def test_a_client_does_not_ask_again_for_what_a_person_has_stopped():
     """Unless another backend may answer by then."""
-    stopped, crashed = (Failure(Cause.NOT_READY, "", reason="Hung", stays=stays) for stays in (True, False))
-    assert again_in(told([stopped], closing_rule="pii")) == {"X-Should-Retry": "false"}
-    assert again_in(told([stopped, crashed], closing_rule="pii")) == AGAIN
+    stopped, crashed = (Failure(Cause.NOT_READY, "", reason="Hung", is_stuck=is_stuck) for is_stuck in (True, False))
+    assert again_in(told([stopped], closed_by="pii")) == {"X-Should-Retry": "false"}
+    assert again_in(told([stopped, crashed], closed_by="pii")) == AGAIN
 
 
 def test_a_client_is_never_told_to_come_again_at_once():
-    said = no_answer([Failure(Cause.CIRCUIT, "")], [], closing_rule="", wait_seconds=-4.0)
+    said = no_answer([Failure(Cause.CIRCUIT, "")], [], closed_by="", wait_seconds=-4.0)
     assert again_in(said) == {"Retry-After": "1"}

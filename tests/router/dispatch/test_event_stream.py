@@ -65,15 +65,15 @@ def test_what_one_event_is(event, kind):
 def test_an_answer_is_whole_when_every_choice_is_finished():
     """Or when it says that it is."""
     judge = AnswerJudge()
-    assert not judge.is_whole
+    assert not judge.is_complete
     judge.take(piece("x"))
     judge.take(b'data: {"choices":[{"index":1,"delta":{},"finish_reason":"stop"}]}\n\n')
-    assert not judge.is_whole
+    assert not judge.is_complete
     judge.take(piece("", "length"))
-    assert judge.is_whole
+    assert judge.is_complete
     judge = AnswerJudge()
     judge.take(DONE)
-    assert judge.is_whole
+    assert judge.is_complete
 
 
 def test_tokens_are_those_of_the_last_event_that_has_some():

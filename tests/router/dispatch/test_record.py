@@ -8,7 +8,7 @@ import trio
 
 from llmkube.router.budgets.usage import Usage
 from llmkube.router.dispatch import backend_call
-from llmkube.router.dispatch.record import Answered, Record, Request, Try, server_timing
+from llmkube.router.dispatch.record import AnswerRecord, AttemptRecord, Record, Request, server_timing
 from router.proxy import router_lab as rl
 
 TIMED = {"timings": {"cache_n": 40, "prompt_n": 3, "prompt_ms": 12.5, "predicted_n": 2, "predicted_ms": 70.25}}
@@ -30,7 +30,10 @@ def parts_of(timing):
         ({}, "total;dur=2000.0"),
         ({"queue_seconds": 0.0}, "total;dur=2000.0, queue;dur=0.0"),
         ({"load_seconds": 1.5}, "total;dur=2000.0, load;dur=1500.0"),
-        ({"tries": [Try("a", "answered", "", 0.25, 200)]}, 'total;dur=2000.0, backend;dur=250.0, attempts;desc="1"'),
+        (
+            {"tries": [AttemptRecord("a", "answered", "", 0.25, 200)]},
+            'total;dur=2000.0, backend;dur=250.0, attempts;desc="1"',
+        ),
         ({"usage": Usage(9, 5)}, "total;dur=2000.0"),
         ({"usage": Usage(9, 5, 4)}, 'total;dur=2000.0, cached;desc="4"'),
         (
@@ -43,8 +46,8 @@ async def test_what_is_known_is_said_and_nothing_else(changes, said, autojump_cl
     """A backend that reports no times and no cache has none, not 0."""
     await trio.lowlevel.checkpoint()
     request = Request(request_id="x", path="/", method="POST", peer="", started_at=trio.current_time() - 2, trace={})
-    answered = Answered(**{name: each for name, each in changes.items() if name != "tries"})
-    assert server_timing(Record(request, answered=answered, tries=changes.get("tries", []))) == said
+    answered = AnswerRecord(**{name: each for name, each in changes.items() if name != "tries"})
+    assert server_timing(Record(request, answered=answered, attempts=changes.get("tries", []))) == said
 
 
 async def test_a_whole_answer_says_all_of_it_in_its_head():

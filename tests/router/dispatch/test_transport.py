@@ -17,9 +17,9 @@ from llmkube.base.http.server import run_server
 from llmkube.router.auth.key_files import BackendKeys
 from llmkube.router.backends import Backend as Engine
 from llmkube.router.backends import UnavailableModel
-from llmkube.router.dispatch.attempt import Asked, Attempts
+from llmkube.router.dispatch.attempt import Attempts, ClientRequest
 from llmkube.router.dispatch.transport import Address, CertificateFileError, open_transport, trusted_context
-from llmkube.router.health.signs import Reply
+from llmkube.router.health.health_state import Reply
 from llmkube.router.policy.permits import Permit, permits_for
 from llmkube.router.policy.request_facts import RequestFacts
 from router.proxy.router_lab import answer, cloud, config_of, local, open_lab
@@ -155,7 +155,9 @@ async def test_the_engine_of_a_service_is_dialled_where_the_directory_says_with_
     """Not at the address of the backend, which is that of the gateway, for requests as for questions about health."""
     async with attempts_over(ENGINE) as (attempts, permit, asked):
         assert await attempts.ask(permit, "/slots") == Reply(200, "llama.cpp", body=b"[]")
-        request = Asked(path="/chat/completions", body={"model": "m", "messages": []}, size=9, request_id="r", trace={})
+        request = ClientRequest(
+            path="/chat/completions", body={"model": "m", "messages": []}, size=9, request_id="r", trace={}
+        )
         await attempts.make(permit, request, 60.0)
     (_, key, _), (path, own, body) = asked
     assert (key, path, own) == ("Bearer k", "/v1/chat/completions", "Bearer k")

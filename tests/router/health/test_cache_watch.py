@@ -5,11 +5,11 @@ import json
 import attrs
 import pytest
 import trio
+from router.health.test_signs import BUSY, IDLE
 
 from llmkube.router.health import cache_watch
 from llmkube.router.health.cache_watch import CacheWatch
-from llmkube.router.health.signs import CacheUse
-from router.health.test_signs import BUSY, IDLE
+from llmkube.router.health.health_state import CacheUse
 from router.proxy.router_lab import WHOLE_STREAM, Player, answer, cloud, config_of, local, open_lab, saying, stream
 
 LLAMA = [b"Server: llama.cpp"]
@@ -65,7 +65,7 @@ async def test_the_gauge_lives_and_dies_with_its_engine(autojump_clock):
     await _lives_and_dies()
 
 
-async def test_an_idle_engine_that_is_gone_is_not_told(autojump_clock):
+async def test_a_stopped_idle_engine_has_no_gauge(autojump_clock):
     """Nor is one that has come back as something else."""
     for health in (None, answer(200, b"{}"), answer(503, b"{}", LLAMA)):
         there = {"a": engine(slots(BUSY), stream(WHOLE_STREAM))}
@@ -80,7 +80,7 @@ async def test_an_idle_engine_that_is_gone_is_not_told(autojump_clock):
             assert figures(lab, "a") == ([None], None)
 
 
-async def test_engines_are_summed_for_the_picker_and_those_that_do_not_tell_are_left_out(autojump_clock):
+async def test_engines_are_summed_for_the_picker_and_unknown_ones_are_omitted(autojump_clock):
     """A shared cache counts once; others are absent, not 0."""
     backends = {
         "a": (mac("a"), slots(BUSY, IDLE)),
@@ -110,21 +110,21 @@ async def test_engines_are_summed_for_the_picker_and_those_that_do_not_tell_are_
 # -- deliberate bugs --------------------------------------------------------------------------------------------------
 
 
-def _keeps_what_was_told(patch):
+def _retains_stale_uses(patch):
     class Sticky(dict):
         def pop(self, *_):
             return None
 
     plain = CacheWatch.__init__
     patch.setattr(
-        CacheWatch, "__init__", lambda self, *given: (plain(self, *given), setattr(self, "_told", Sticky()))[0]
+        CacheWatch, "__init__", lambda self, *given: (plain(self, *given), setattr(self, "_uses", Sticky()))[0]
     )
 
 
 MUTANTS = {
     "an idle slot counts": (cache_watch, "cache_use", lambda body, splits: CacheUse(1024, 1024)),
     "an idle engine is asked for its slots": (cache_watch, "HEALTH_PATH", "/slots"),
-    "no engine is asked": (cache_watch, "_may_tell", lambda backend: False),
+    "no engine is asked": (cache_watch, "_has_single_engine", lambda backend: False),
     "what it calls itself is not read": (cache_watch, "LLAMA_SERVER", ""),
 }
 
@@ -140,6 +140,6 @@ async def test_each_deliberate_bug_is_seen(name, monkeypatch, autojump_clock):
 
 async def test_a_figure_that_outlives_its_engine_is_seen(monkeypatch, autojump_clock):
     """The frozen gauge."""
-    _keeps_what_was_told(monkeypatch)
+    _retains_stale_uses(monkeypatch)
     with pytest.raises(AssertionError):
         await _lives_and_dies()

@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from llmkube.router.health import engine_watch
-from llmkube.router.health.engine_watch import FROZEN, Waiting
+from llmkube.router.health.engine_watch import FROZEN, WaitingRequest
 from router.proxy import router_lab as rl
 
 LLAMA = [b"Server: llama.cpp"]
@@ -19,9 +19,9 @@ FIRST = rl.answer(lines=LLAMA)
 TWO = rl.config_of(rl.local("a"), rl.cloud("b"))
 
 
-def after(seconds, said):
+def after(seconds, response):
     """A script: silence for as long, then an answer."""
-    return rl.saying(b"", said, seconds=seconds)
+    return rl.saying(b"", response, seconds=seconds)
 
 
 def engine(*scripts, health=ALIVE):
@@ -30,8 +30,8 @@ def engine(*scripts, health=ALIVE):
 
 async def backend_of(lab, **asked):
     began = trio.current_time()
-    said = await lab.ask(**asked)
-    return said.headers.get("x-llmkube-backend"), trio.current_time() - began
+    response = await lab.ask(**asked)
+    return response.headers.get("x-llmkube-backend"), trio.current_time() - began
 
 
 async def test_a_frozen_engine_is_left_within_ten_seconds(autojump_clock):
@@ -153,10 +153,10 @@ async def test_a_decode_that_hangs_goes_on_when_its_agent_ends_it(autojump_clock
     assert (clean, b" two" in body, lab.audit[0]["continuations"]) == (True, True, 1)
 
 
-async def test_a_client_is_told_of_it_where_no_other_engine_goes_on(autojump_clock):
+async def test_the_client_gets_an_error_where_no_other_engine_continues(autojump_clock):
     """Tools are offered: an error event within ten seconds, and no clean end."""
-    said = rl.stream(rl.piece("one"), end=b"").replace(b"HTTP/1.1 200 OK", LLAMA_200)
-    there = {"a": engine(rl.saying(said, then=rl.until_gone), health=None)}
+    response = rl.stream(rl.piece("one"), end=b"").replace(b"HTTP/1.1 200 OK", LLAMA_200)
+    there = {"a": engine(rl.saying(response, then=rl.until_gone), health=None)}
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     async with rl.open_lab(rl.config_of(rl.local("a")), there) as lab:
         began = trio.current_time()
@@ -226,14 +226,14 @@ async def test_one_that_freezes_while_it_computes_is_left(autojump_clock):
         nursery.cancel_scope.cancel()
 
 
-async def test_without_another_backend_the_client_is_told(autojump_clock):
+async def test_without_another_backend_the_client_gets_an_error(autojump_clock):
     """504 within ten seconds, and not after the limit of the first byte."""
     there = {"a": engine(FIRST, rl.until_gone)}
     async with rl.open_lab(rl.config_of(rl.local("a")), there) as lab:
         await lab.ask()
         there["a"].health = None
-        said = await lab.ask()
-        assert (said.status, json.loads(said.body)["error"]["code"]) == (504, "backend_timeout")
+        response = await lab.ask()
+        assert (response.status, json.loads(response.body)["error"]["code"]) == (504, "backend_timeout")
 
 
 @pytest.mark.parametrize(
@@ -325,15 +325,15 @@ def frozen_by_time_alone(patch):
 
 
 def believes_every_server(patch):
-    plain = engine_watch.Silence.heard
-    patch.setattr(engine_watch.Silence, "heard", lambda self, server: plain(self, engine_watch.LLAMA_SERVER))
+    plain = engine_watch.Silence.responded
+    patch.setattr(engine_watch.Silence, "responded", lambda self, server: plain(self, engine_watch.LLAMA_SERVER))
 
 
 def forgets_what_it_is(patch):
-    patch.setattr(engine_watch.Silence, "heard", lambda self, server: engine_watch.Silence())
+    patch.setattr(engine_watch.Silence, "responded", lambda self, server: engine_watch.Silence())
 
 
-def tells_no_circuit(patch):
+def opens_no_circuit(patch):
     plain = engine_watch.EngineWatch.__attrs_post_init__
 
     def init(self):
@@ -344,16 +344,18 @@ def tells_no_circuit(patch):
 
 
 def leaves_no_stream(patch):
-    plain = engine_watch.Waiting.freeze
-    patch.setattr(engine_watch.Waiting, "freeze", lambda self: self.heard_at == -math.inf and plain(self))
+    plain = engine_watch.WaitingRequest.freeze
+    patch.setattr(
+        engine_watch.WaitingRequest, "freeze", lambda self: self.last_received_at == -math.inf and plain(self)
+    )
 
 
 def breaks_off_a_write(patch):
-    patch.setattr(engine_watch.Waiting, "freeze", lambda self: self.silence.cancel())
+    patch.setattr(engine_watch.WaitingRequest, "freeze", lambda self: self.silence.cancel())
 
 
 def asks_whatever_flows(patch):
-    patch.setattr(engine_watch._Engine, "is_quiet", lambda self, now: True)
+    patch.setattr(engine_watch._Engine, "is_silent", lambda self, now: True)
 
 
 SHOWN = {
@@ -363,7 +365,7 @@ SHOWN = {
     never_frozen: test_a_frozen_engine_is_left_within_ten_seconds,
     frozen_by_time_alone: test_a_long_prefill_is_never_left,
     forgets_what_it_is: test_a_frozen_engine_is_left_within_ten_seconds,
-    tells_no_circuit: test_a_frozen_engine_is_left_within_ten_seconds,
+    opens_no_circuit: test_a_frozen_engine_is_left_within_ten_seconds,
 }
 
 
@@ -388,7 +390,7 @@ async def test_a_watch_that_believes_every_server_is_seen(autojump_clock, monkey
 
 async def test_a_request_that_goes_out_to_a_frozen_engine_waits_for_nothing():
     """Found frozen before its wait had begun, and in the middle of it."""
-    early, late = Waiting(extends=False, began_at=0.0), Waiting(extends=False, began_at=0.0)
+    early, late = WaitingRequest(extends=False, began_at=0.0), WaitingRequest(extends=False, began_at=0.0)
     early.freeze()
     with trio.CancelScope() as first:
         early.begin(first)

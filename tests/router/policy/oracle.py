@@ -98,7 +98,7 @@ def arranged(router: dict[str, Any], request: dict[str, Any], rule: dict[str, An
     return names, []
 
 
-def told(router: dict[str, Any], rule: dict[str, Any] | None, order: list[str], shadows: list[str]) -> dict[str, Any]:
+def sent(router: dict[str, Any], rule: dict[str, Any] | None, order: list[str], shadows: list[str]) -> dict[str, Any]:
     waits = {}
     for name in (*order, *shadows):
         wait = router["backends"][name]["wait"]
@@ -120,7 +120,7 @@ def expected(router: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
         if matches(router, request, rule):
             order, shadows = arranged(router, request, rule)
             if order:
-                return told(router, rule, order, shadows)
+                return sent(router, rule, order, shadows)
             if rule["fail_closed"]:
                 return refused("FailClosed", rule["name"])
     return by_default(router, request)
@@ -134,5 +134,5 @@ def by_default(router: dict[str, Any], request: dict[str, Any]) -> dict[str, Any
         asked.append(router["default"])
     for name in asked:
         if not forbidden(router, request, name):
-            return told(router, None, [name], [])
+            return sent(router, None, [name], [])
     return refused("NotPermitted" if asked else "NoRoute")

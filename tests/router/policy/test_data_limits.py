@@ -13,7 +13,7 @@ from llmkube.router.responses.store import DataLimits, NoRegionLeftError
 from router.policy import oracle
 from router.policy.drawn_routers import config_of, draw_request, draw_router
 
-LIMITED, LIMITS_OF = store.limited, store.limits_of
+LIMITED, LIMITS_OF = store.apply_limits, store.limits_of
 
 
 def facts(classes=(), regions=()):
@@ -33,7 +33,7 @@ def facts(classes=(), regions=()):
 )
 def test_a_request_has_the_limits_of_its_history_as_well(asked, history, classes, regions):
     """All classes of both, and the regions that are in both; no region at all means everywhere."""
-    found = store.limited(asked, history)
+    found = store.apply_limits(asked, history)
     assert (found.classes, found.regions) == (classes, regions)
 
 
@@ -41,7 +41,7 @@ def test_a_request_has_the_limits_of_its_history_as_well(asked, history, classes
 def test_no_region_in_common_is_nowhere_and_not_everywhere(history):
     """An empty set of regions would admit every backend."""
     with pytest.raises(NoRegionLeftError, match="this request's to us"):
-        store.limited(facts(regions=["us"]), DataLimits(regions=history))
+        store.apply_limits(facts(regions=["us"]), DataLimits(regions=history))
 
 
 def test_limits_are_those_of_the_facts():
@@ -63,7 +63,7 @@ def reached(config, request, history):
     """What a request that continues a conversation may reach, and the limits of what is kept; None for nowhere."""
     asked = request_facts.facts_of(config, request["head"], request["body"], Principal(team=request["team"]))
     try:
-        both = store.limited(asked, history)
+        both = store.apply_limits(asked, history)
     except NoRegionLeftError:
         return None, history
     alone = permits.permits_for(config, asked).allowed
@@ -104,7 +104,7 @@ def test_no_conversation_leaks():
 
 
 def of_limited(change):
-    return "limited", lambda asked, history: change(LIMITED, asked, history)
+    return "apply_limits", lambda asked, history: change(LIMITED, asked, history)
 
 
 def of_regions(change):

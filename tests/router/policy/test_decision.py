@@ -8,7 +8,7 @@ import random
 import pytest
 
 from llmkube.router.config.routing_config import Backend, Match, RoutingConfig, Rule
-from llmkube.router.policy.decision import MOST_AHEAD, Warmth, decide, least_loaded
+from llmkube.router.policy.decision import MAX_AHEAD, Warmth, decide, least_loaded
 from llmkube.router.policy.permits import permits_for
 from llmkube.router.policy.request_facts import RequestFacts
 from router.policy.drawn_routers import config_of, draw_request, draw_router
@@ -142,7 +142,7 @@ def test_the_models_name_leads_to_its_backend_where_it_is_permitted():
     assert ask(alone, {}, {"model": "unheard"}).reason == "NoRoute"
 
 
-def test_a_team_without_the_model_is_told_so_before_any_rule():
+def test_a_team_without_the_model_is_refused_before_any_rule():
     """It may ask for another model: that is another answer than a refusal of the policy."""
     auth = "policy: { auth: { keysSecretRef: { name: k }, allowlists: [{ team: red, models: ['phi*'] }] } }\n"
     config = running(BACKENDS + auth + "defaultRoute: mac\n")
@@ -186,7 +186,7 @@ def test_the_warm_backend_is_first_unless_it_is_overloaded(load, warm, order):
     assert names(least_loaded(chosen, load, {name: Warmth(size) for name, size in warm.items()})) == order
 
 
-@pytest.mark.parametrize(("ahead", "order"), [(MOST_AHEAD - 1, "ba"), (MOST_AHEAD, "ab")])
+@pytest.mark.parametrize(("ahead", "order"), [(MAX_AHEAD - 1, "ba"), (MAX_AHEAD, "ab")])
 def test_without_known_slots_a_few_requests_more_are_an_overload(ahead, order):
     """No queue is known of such a backend, only how many requests it has more than the other."""
     assert names(least_loaded(permits(a=0, b=0), {"a": 1, "b": 1 + ahead}, {"b": Warmth(512)})) == order

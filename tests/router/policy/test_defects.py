@@ -73,8 +73,8 @@ defaultRoute: cloud
 def test_what_names_no_class_has_the_default():
     """A request without a label is what defaultClassification says, and the default route is checked against it."""
     policy = "policy: { classification: { defaultClassification: PII } }\n"
-    said = errors(BACKENDS + policy + "defaultRoute: cloud\n")
-    assert "spec.defaultRoute: 'cloud' is not local, and a request without a class is of class pii" in said
+    found = errors(BACKENDS + policy + "defaultRoute: cloud\n")
+    assert "spec.defaultRoute: 'cloud' is not local, and a request without a class is of class pii" in found
     config = running(BACKENDS + policy + "defaultRoute: mac\ndefaultRouteStrategy: BackendNameMatch\n")
     assert order(config, {}, {"model": "cloud"}) == ["mac"]
     assert order(config, {"x-llmkube-classification": "public"}, {"model": "cloud"}) == ["cloud"]
@@ -83,8 +83,8 @@ def test_what_names_no_class_has_the_default():
 @pytest.mark.parametrize("mode", ["detector", "hybrid"])
 def test_a_detector_that_is_not_built_is_refused(mode):
     """It would be taken to have looked."""
-    said = errors(BACKENDS + f"policy: {{ classification: {{ mode: {mode} }} }}\n")
-    assert said.startswith(f"spec.policy.classification.mode: '{mode}' is not built")
+    found = errors(BACKENDS + f"policy: {{ classification: {{ mode: {mode} }} }}\n")
+    assert found.startswith(f"spec.policy.classification.mode: '{mode}' is not built")
 
 
 def test_each_field_has_its_effect():
@@ -189,8 +189,8 @@ rules: [{ name: all, route: { backends: [eu-a, us, eu-b, somewhere] } }]
 
 def test_nothing_is_accepted_and_inert():
     """A field that nobody reads is refused, with its name and those that are known."""
-    said = errors(BACKENDS + "rules: [{ name: r, match: { dataClasification: [pii] }, route: { backends: [mac] } }]\n")
-    assert said.startswith('spec.rules[0].match.dataClasification: ["pii"] stands under a field that nothing reads')
+    found = errors(BACKENDS + "rules: [{ name: r, match: { dataClasification: [pii] }, route: { backends: [mac] } }]\n")
+    assert found.startswith('spec.rules[0].match.dataClasification: ["pii"] stands under a field that nothing reads')
     assert "spec.policy.budget:" in errors(BACKENDS + "policy: { budget: 5 }\n")
 
 

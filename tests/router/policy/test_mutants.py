@@ -9,7 +9,7 @@ from llmkube.router.policy import decision, permits, request_facts
 from router.policy.test_leaks import play
 
 FACTS, PERMITS, DECIDE = request_facts.facts_of, permits.permits_for, decision.decide
-FITS_ANY = routing_config.fits_any
+FITS_ANY = routing_config.matches_any
 
 
 def of_facts(change):
@@ -135,12 +135,12 @@ def without_permits(patch):
     patch.setattr(decision, "decide", decide)
 
 
-def of_patterns(fits_any):
-    """A mutant that takes patterns otherwise: `fits_any(patterns, model)`."""
+def of_patterns(matches_any):
+    """A mutant that takes patterns otherwise: `matches_any(patterns, model)`."""
 
     def mutate(patch):
         for module in (decision, permits):
-            patch.setattr(module, "fits_any", fits_any)
+            patch.setattr(module, "matches_any", matches_any)
 
     return mutate
 

@@ -205,7 +205,7 @@ def test_a_team_reaches_what_its_list_has(team, model, open_to_it):
     assert set(found.allowed) == open_to_it
 
 
-def test_a_team_that_may_not_use_a_model_is_told_so():
+def test_a_team_that_may_not_use_a_model_is_refused():
     """Another answer than that nothing can be reached: the client may ask for another model."""
     limited = config(backend("here"), auth=LISTED)
     found = permits_for(limited, RequestFacts(model="gpt-5", principal=Principal(team="red")))

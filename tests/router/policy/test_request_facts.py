@@ -77,7 +77,7 @@ def test_no_header_means_the_default_class():
     assert facts({NAME: "public"}).classes == {"public"}
 
 
-def test_header_and_body_say_what_is_needed():
+def test_capabilities_come_from_header_and_body():
     """Any tag of the header; of the body only what some backend of the router has."""
     assert facts({"x-llmkube-capabilities": "Chat, LONG"}).capabilities == {"chat", "long"}
     image = {"model": "m", "messages": [{"content": [{"type": "image_url"}]}], "tools": [{}]}

@@ -60,7 +60,7 @@ class Engine:
 
 
 @attrs.frozen
-class Asked:
+class ScriptedRequest:
     tenant: str
     tokens: tuple
     answer: tuple
@@ -111,7 +111,7 @@ class Conversations:
         return tuple(self.dice.randrange(65536) for _ in range(count))
 
     def asked(self, tenant, tokens, conversation):
-        return Asked(tenant, tokens, self.draw(self.dice.randrange(10, 60)), conversation)
+        return ScriptedRequest(tenant, tokens, self.draw(self.dice.randrange(10, 60)), conversation)
 
     def next(self, asked):
         """The next turn of a conversation, after a while; None at its end."""

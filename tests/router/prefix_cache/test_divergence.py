@@ -5,26 +5,26 @@ import random
 
 import pytest
 
-from lengths import some
-from llmkube.router.prefix_cache import own_prompts
-from llmkube.router.prefix_cache.own_prompts import Divergence, Earlier, nearest
-from llmkube.router.prefix_cache.warm_prefixes import MOST_BYTES, PLACES, marks_of, prompt_text
+from lengths import sample_rows
+from llmkube.router.prefix_cache import tenant_prompts
+from llmkube.router.prefix_cache.tenant_prompts import Divergence, EarlierPrompt, nearest
+from llmkube.router.prefix_cache.warm_prefixes import MARK_OFFSETS, MAX_PROMPT_BYTES, marks_of, prompt_text
 
 
-def test_it_is_told_in_characters():
+def test_the_position_is_in_characters():
     """A text of others than ASCII has more bytes; a byte of a character that differs is that character."""
     text = prompt_text("/completions", {"prompt": "ö" * 600}, 1300)
-    assert Divergence(256, 512).said(text) == "129-257"
-    assert Divergence(256, 512).said(b"a" * 600) == "256-512"
-    assert Divergence(300, 301).said(b"a" * 600) == "300"
-    for at, said in ((300, "151"), (301, "151"), (302, "152")):
-        assert Divergence(at, at + 1).said(text) == said
+    assert Divergence(256, 512).position(text) == "129-257"
+    assert Divergence(256, 512).position(b"a" * 600) == "256-512"
+    assert Divergence(300, 301).position(b"a" * 600) == "300"
+    for at, position in ((300, "151"), (301, "151"), (302, "152")):
+        assert Divergence(at, at + 1).position(text) == position
 
 
 def test_a_character_that_is_cut_by_a_place_may_differ():
     """`ö` and `ā` differ in their first bytes: where the text ends between theirs, one more character counts."""
     text = ("a" + "ö" * 300).encode()
-    assert Divergence(0, 256).said(text) == "0-129"
+    assert Divergence(0, 256).position(text) == "0-129"
     assert not ("a" + "ö" * 127 + "ā").encode()[:256].startswith(text[:256])
 
 
@@ -34,7 +34,7 @@ SCOPE = b"a model."
 def earlier(text, *, kept=True, scope=SCOPE):
     data = text if isinstance(text, bytes) else text.encode()
     marks = b"".join(each.to_bytes(8) for each in marks_of(scope, data))
-    return Earlier(marks=scope + marks, size=len(data), text=data if kept else None)
+    return EarlierPrompt(marks=scope + marks, size=len(data), text=data if kept else None)
 
 
 def alike(one, other):
@@ -44,7 +44,7 @@ def alike(one, other):
 
 def places(count):
     """How many places so many bytes reach."""
-    return sum(each <= count for each in PLACES)
+    return sum(each <= count for each in MARK_OFFSETS)
 
 
 def drawn(rng):
@@ -54,7 +54,7 @@ def drawn(rng):
         before = rng.choice(texts) if texts else ""
         text = before[: rng.choice([len(before), rng.randrange(len(before) + 1)])]
         text += "".join(rng.choices(alphabet, k=rng.randrange(1 if before else 256, rng.choice([300, 2000, 60_000]))))
-        texts.append(text.encode()[:MOST_BYTES].decode("utf-8", "ignore"))
+        texts.append(text.encode()[:MAX_PROMPT_BYTES].decode("utf-8", "ignore"))
     return texts
 
 
@@ -69,22 +69,25 @@ def check(seed, dropped):
         near = [at for at, each in enumerate(reach) if each == max(reach)]
         found = nearest(earlier(text), held)
         goes_on = [at for at in near if alike(text, before[at]) in (len(text), len(before[at]))]
-        if isinstance(found, Earlier):
+        if isinstance(found, EarlierPrompt):
             which = next(place for place, each in enumerate(held) if each is found)
             assert which in goes_on or (found.text is None and which in near)
             continue
         assert not goes_on
-        said, counts = found.said(text.encode()), [alike(text, before[at]) for at in near if held[at].text is not None]
+        position, counts = (
+            found.position(text.encode()),
+            [alike(text, before[at]) for at in near if held[at].text is not None],
+        )
         if counts:
             exact += 1
-            assert said == str(max(counts))
+            assert position == str(max(counts))
         else:
-            first, last = map(int, said.split("-"))
+            first, last = map(int, position.split("-"))
             assert all(first <= alike(text, before[at]) < last for at in near)
     return exact
 
 
-@pytest.mark.parametrize("seed", some(range(12)))
+@pytest.mark.parametrize("seed", sample_rows(range(12)))
 @pytest.mark.parametrize("dropped", [0.0, 0.6, 1.0])
 def test_it_is_the_character_that_a_count_of_characters_finds(seed, dropped):
     """Of any prompts; where the texts of all nearest ones are dropped, the character is within what is said."""
@@ -110,46 +113,48 @@ def _changed_found(change):
     return mutant
 
 
-_a_byte_early = _changed_found(lambda found: Divergence(found.same - 1, found.differs - 1))
-_the_places_are_told = _changed_found(
-    lambda found: Divergence(*max((one, two) for one, two in itertools.pairwise((0, *PLACES)) if one <= found.same))
+_a_byte_early = _changed_found(lambda found: Divergence(found.common_bytes - 1, found.differs_before - 1))
+_the_offsets_are_reported = _changed_found(
+    lambda found: Divergence(
+        *max((one, two) for one, two in itertools.pairwise((0, *MARK_OFFSETS)) if one <= found.common_bytes)
+    )
 )
 
 
 def _the_first_is_taken(patch):
-    plain = own_prompts._most_alike
+    plain = tenant_prompts._most_alike
 
     def first(*compared):
         found, alike = plain(*compared)
         return found[:1], alike
 
-    patch.setattr(own_prompts, "_most_alike", first)
+    patch.setattr(tenant_prompts, "_most_alike", first)
 
 
 def _marks_do_not_choose(patch):
-    plain = own_prompts._most_alike
-    patch.setattr(own_prompts, "_most_alike", lambda marks, held: (list(held), plain(marks, held)[1]))
+    plain = tenant_prompts._most_alike
+    patch.setattr(tenant_prompts, "_most_alike", lambda marks, held: (list(held), plain(marks, held)[1]))
 
 
-def _a_prompt_that_goes_on_is_told(patch):
-    patch.setattr(own_prompts, "min", lambda *sizes: min(sizes[0], sizes[-1]), raising=False)
+def _a_continued_prompt_diverges(patch):
+    patch.setattr(tenant_prompts, "min", lambda *sizes: min(sizes[0], sizes[-1]), raising=False)
 
 
-def _bytes_are_told(patch):
-    patch.setattr(Divergence, "said", lambda self, _text: str(self.same))
+def _bytes_are_reported(patch):
+    patch.setattr(Divergence, "position", lambda self, _text: str(self.common_bytes))
 
 
 def _a_cut_character_is_left_out(patch):
-    def said(self, text):
-        first, last = (len(text[:at].decode("utf-8", "ignore")) for at in (self.same, self.differs))
+    def position(self, text):
+        first, last = (len(text[:at].decode("utf-8", "ignore")) for at in (self.common_bytes, self.differs_before))
         return f"{first}-{last}" if last > first + 1 else f"{first}"
 
-    patch.setattr(Divergence, "said", said)
+    patch.setattr(Divergence, "position", position)
 
 
 MUTANTS = [
-    *(_a_byte_early, _the_places_are_told, _the_first_is_taken, _marks_do_not_choose),
-    *(_a_prompt_that_goes_on_is_told, _bytes_are_told, _a_cut_character_is_left_out),
+    *(_a_byte_early, _the_offsets_are_reported, _the_first_is_taken, _marks_do_not_choose),
+    *(_a_continued_prompt_diverges, _bytes_are_reported, _a_cut_character_is_left_out),
 ]
 
 

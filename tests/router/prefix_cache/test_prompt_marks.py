@@ -7,9 +7,9 @@ import orjson
 import pytest
 
 from llmkube.router.prefix_cache.warm_prefixes import (
-    MOST_BYTES,
-    MOST_PIECES,
-    PLACES,
+    MARK_OFFSETS,
+    MAX_PIECES,
+    MAX_PROMPT_BYTES,
     SMALL_BODY_BYTES,
     marks_of,
     prompt_text,
@@ -18,7 +18,7 @@ from llmkube.router.prefix_cache.warm_prefixes import (
 CHAT = "/chat/completions"
 
 
-def said(*texts, **more):
+def chat_body(*texts, **more):
     return {"model": "m", "messages": [{"role": "user", "content": text} for text in texts]} | more
 
 
@@ -32,9 +32,9 @@ def shared(left, right):
 
 def test_the_places_are_few_and_no_further_apart_than_a_sixteenth():
     """What is known of a prefix is within 256 bytes or 7 % of what is true of it."""
-    assert PLACES[:3] == (256, 512, 768)
-    assert len(PLACES) < 80
-    assert all(later - one <= max(256, one // 16) for one, later in itertools.pairwise(PLACES))
+    assert MARK_OFFSETS[:3] == (256, 512, 768)
+    assert len(MARK_OFFSETS) < 80
+    assert all(later - one <= max(256, one // 16) for one, later in itertools.pairwise(MARK_OFFSETS))
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -43,31 +43,31 @@ def test_a_turn_that_goes_on_has_all_marks_of_the_one_before(seed):
     dice = random.Random(seed)
     texts = ["x" * dice.randrange(1, 700) for _ in range(12)]
     for turns in range(1, len(texts)):
-        before, after = marks(said(*texts[:turns])), marks(said(*texts[: turns + 1]))
+        before, after = marks(chat_body(*texts[:turns])), marks(chat_body(*texts[: turns + 1]))
         assert after[: len(before)] == before
 
 
 def test_what_differs_shares_no_mark_from_there_on():
     """Neither later text nor more of it brings them together again."""
-    left, right = said("a" * 2000, "b" * 5000), said("a" * 2000, "c" + "b" * 5000)
+    left, right = chat_body("a" * 2000, "b" * 5000), chat_body("a" * 2000, "c" + "b" * 5000)
     same = shared(marks(left), marks(right))
-    assert PLACES[same - 1] <= 2100 < PLACES[same] + 256
+    assert MARK_OFFSETS[same - 1] <= 2100 < MARK_OFFSETS[same] + 256
     assert not set(marks(left)[same:]) & set(marks(right)[same:])
-    assert not shared(marks(said("a" * 2000)), marks(said("a" * 2000, tools=[{"type": "function"}])))
+    assert not shared(marks(chat_body("a" * 2000)), marks(chat_body("a" * 2000, tools=[{"type": "function"}])))
 
 
 def test_seeds_share_nothing():
     """The same text of two tenants is not known to be the same."""
-    text = prompt_text(CHAT, said("a" * 5000), 0)
+    text = prompt_text(CHAT, chat_body("a" * 5000), 0)
     assert not set(marks_of(b"one", text)) & set(marks_of(b"two", text))
 
 
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        (CHAT, said("a" * 5000, cache_prompt=False)),
+        (CHAT, chat_body("a" * 5000, cache_prompt=False)),
         ("/embeddings", {"input": "a" * 5000}),
-        (CHAT, said("a" * 100)),
+        (CHAT, chat_body("a" * 100)),
         (CHAT, {"messages": None}),
         ("/completions", {"prompt": ""}),
     ],
@@ -111,8 +111,8 @@ def test_a_long_body_has_the_marks_that_it_would_have_as_a_whole(messages):
 def test_a_body_cut_finely_is_not_copied(messages):
     """What is written down of 16 MiB is bounded in bytes and in pieces."""
     text = prompt_text(CHAT, {"messages": messages()}, 16 << 20)
-    assert len(text) <= MOST_BYTES
-    assert text.count(b",") <= MOST_PIECES
+    assert len(text) <= MAX_PROMPT_BYTES
+    assert text.count(b",") <= MAX_PIECES
 
 
 def test_nesting_ends_nothing():

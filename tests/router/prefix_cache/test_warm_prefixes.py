@@ -4,7 +4,7 @@ import pytest
 
 from llmkube.router.config.routing_config import Backend
 from llmkube.router.prefix_cache import warm_prefixes
-from llmkube.router.prefix_cache.warm_prefixes import FIRST_KEPT, MOST_PROMPTS, WarmPrefixes
+from llmkube.router.prefix_cache.warm_prefixes import INITIAL_CAPACITY, MAX_PROMPTS, WarmPrefixes
 from router.prefix_cache.scripted_engines import Oracle, Router, play
 
 PATH = "/chat/completions"
@@ -30,7 +30,7 @@ class Known:
     def warm(self, text, where=A, **whose):
         return self.prefixes.warmth(self.prompt(text, **whose), [where])[where.name].size
 
-    def tell(self, text, share=0.0, where=A, **whose):
+    def record_answer(self, text, share=0.0, where=A, **whose):
         return self.prefixes.answered(self.prompt(text, **whose), where, cached=round(1000 * share), tokens=1000)
 
 
@@ -40,27 +40,27 @@ ONE, TWO = "a" * 3000, "b" * 3000
 def test_what_was_answered_is_warm_there_and_nowhere_else():
     """Also the beginning of what goes on from it; nothing of what begins differently."""
     known = Known()
-    assert known.tell(ONE) == "cold"
+    assert known.record_answer(ONE) == "cold"
     assert known.warm(ONE) > 2700
     assert known.warm(ONE + TWO) > 2700
     assert known.warm(ONE[:1500]) > 1200
     assert (known.warm(ONE, B), known.warm(TWO), known.warm("b" + ONE)) == (0, 0, 0)
 
 
-def test_a_report_says_whether_it_was_so():
+def test_a_hit_or_a_miss_is_reported():
     """Half of what was expected is a hit: a template and a tokenizer are between bytes and tokens."""
     known = Known()
-    known.tell(ONE)
-    assert known.tell(ONE + TWO, 0.5) == "hit"
-    assert known.tell(ONE + TWO, 0.2) == "miss"
+    known.record_answer(ONE)
+    assert known.record_answer(ONE + TWO, 0.5) == "hit"
+    assert known.record_answer(ONE + TWO, 0.2) == "miss"
 
 
 def test_a_miss_unlearns_all_that_went_on_from_what_is_gone():
     """What is warm after it is what the engine has computed just now, and what it reported."""
     known = Known()
     start = "s" * 1000
-    known.tell(start + ONE + TWO)
-    assert known.tell(start + ONE + "c" * 2000, 1000 / 6000) == "miss"
+    known.record_answer(start + ONE + TWO)
+    assert known.record_answer(start + ONE + "c" * 2000, 1000 / 6000) == "miss"
     assert 700 < known.warm(start + "d" * 3000) < 1300
     assert known.warm(start + ONE + TWO) < 4300
     assert known.warm(start + ONE + "c" * 2000) > 5000
@@ -70,12 +70,12 @@ def test_a_prompt_is_given_up_after_as_many_others_as_the_engine_keeps():
     """At first as many as it has slots; one that keeps more teaches it by what it reports."""
     known = Known()
     for letter in "abc":
-        known.tell(letter * 3000)
+        known.record_answer(letter * 3000)
     assert [bool(known.warm(letter * 3000)) for letter in "abc"] == [False, True, True]
-    assert known.tell("a" * 3000, 0.99) == "cold"
+    assert known.record_answer("a" * 3000, 0.99) == "cold"
     assert [bool(known.warm(letter * 3000)) for letter in "abc"] == [True, True, True]
-    known.tell("d" * 3000)
-    assert known.tell("c" * 3000, 0.0) == "miss"
+    known.record_answer("d" * 3000)
+    assert known.record_answer("c" * 3000, 0.0) == "miss"
     assert [bool(known.warm(letter * 3000)) for letter in "abcd"] == [False, False, True, True]
 
 
@@ -84,11 +84,11 @@ def test_room_is_what_the_slots_leave():
     known = Known()
     cold = known.prompt("z" * 3000)
     assert known.prefixes.warmth(cold, [A])["a"].oldest == 0
-    known.tell(ONE)
+    known.record_answer(ONE)
     assert known.prefixes.warmth(cold, [A])["a"].oldest == 0
-    known.tell(TWO)
-    known.tell("c" * 3000, where=B)
-    known.tell("d" * 3000, where=B)
+    known.record_answer(TWO)
+    known.record_answer("c" * 3000, where=B)
+    known.record_answer("d" * 3000, where=B)
     found = known.prefixes.warmth(cold, [A, B])
     assert (found["a"].oldest, found["b"].oldest) == (1, 3)
 
@@ -97,10 +97,10 @@ def test_an_engine_that_never_has_anything_is_expected_to_have_nothing():
     """Nor one that never says so; one answer with something from the cache is enough to be believed again."""
     known = Known()
     for _ in range(4):
-        known.tell(ONE, 0.0)
+        known.record_answer(ONE, 0.0)
     assert known.warm(ONE) == 0
-    assert known.tell(ONE, 0.0) == "cold"
-    known.tell(ONE, 0.9)
+    assert known.record_answer(ONE, 0.0) == "cold"
+    known.record_answer(ONE, 0.9)
     assert known.warm(ONE) > 2700
 
 
@@ -115,7 +115,7 @@ def test_backends_are_forgotten():
     """One that cannot be reached has lost its cache; one that is no more is no more."""
     known = Known()
     for where in (A, B):
-        known.tell(ONE, where=where)
+        known.record_answer(ONE, where=where)
     known.prefixes.forget("a")
     assert (known.warm(ONE, A), known.warm(ONE, B) > 0) == (0, True)
     known.prefixes.keep_only(frozenset({"a"}))
@@ -126,8 +126,8 @@ def test_memory_is_bounded():
     """Ten thousand prompts of a thousand tenants, at an engine that keeps whatever it is asked."""
     known = Known()
     for at in range(10_000):
-        known.tell(f"{at:05}" * 120, tenant=f"t{at % 1000}")
-    assert known.prefixes.prompts <= MOST_PROMPTS
+        known.record_answer(f"{at:05}" * 120, tenant=f"t{at % 1000}")
+    assert known.prefixes.prompts <= MAX_PROMPTS
 
 
 def test_short_prompts_and_other_requests_are_left_alone():
@@ -140,8 +140,8 @@ def test_short_prompts_and_other_requests_are_left_alone():
 def test_slots_that_are_not_known_are_taken_to_be_a_few():
     """Until reports say otherwise."""
     known, unknown = Known(), backend("u", slots=0)
-    for at in range(FIRST_KEPT + 1):
-        known.tell(f"{at:05}" * 600, where=unknown)
+    for at in range(INITIAL_CAPACITY + 1):
+        known.record_answer(f"{at:05}" * 600, where=unknown)
     assert [bool(known.warm(f"{at:05}" * 600, unknown)) for at in (0, 1)] == [False, True]
 
 
@@ -151,7 +151,7 @@ def test_slots_that_are_not_known_are_taken_to_be_a_few():
 def test_a_prompt_of_another_tenant_is_not_known_to_be_warm():
     """Nor of another model: what answers is no way to try out what others have asked."""
     known = Known()
-    known.tell(ONE)
+    known.record_answer(ONE)
     assert (known.warm(ONE, tenant="other"), known.warm(ONE, model="other")) == (0, 0)
 
 
@@ -162,9 +162,9 @@ def test_what_others_ask_makes_no_difference_whether_it_is_the_same_or_not(repor
     for texts in ([ONE, TWO, ONE + TWO], ["x" * 3000, "y" * 3000, "x" * 3000 + "y" * 3000]):
         known, world = Known(), []
         for mine, theirs in zip([ONE, TWO, ONE + TWO], texts, strict=True):
-            known.tell(theirs, reported, B, tenant="other")
+            known.record_answer(theirs, reported, B, tenant="other")
             world.append(known.prefixes.warmth(known.prompt(mine), [A, B]))
-            world.append(known.tell(mine, reported))
+            world.append(known.record_answer(mine, reported))
         seen.append(world)
     assert seen[0] == seen[1]
 
@@ -210,7 +210,7 @@ def test_slots_that_are_written_over_by_a_branch_cost_little_more(load):
 
 
 @pytest.mark.ci
-def test_an_engine_that_restarts_is_learned_anew():
+def test_a_restarted_engine_is_learned_again():
     """Three times it loses all that it had: what it reports afterwards corrects what was believed."""
     again = {"restarts": (60, 140, 220)}
     assert rates(Router, CALM, **LRU, **again) >= 0.93 * rates(oracle, CALM, **LRU, **again)
@@ -220,19 +220,21 @@ def test_an_engine_that_restarts_is_learned_anew():
 
 
 def learns_nothing(patch):
-    patch.setattr(WarmPrefixes, "answered", lambda self, prompt, backend, **said: "")
+    patch.setattr(WarmPrefixes, "answered", lambda self, prompt, backend, **outcome: "")
 
 
 def believes_every_backend(patch):
-    patch.setattr(WarmPrefixes, "_of", lambda self, backend: self._held.setdefault("a", warm_prefixes._Held(4)))
+    patch.setattr(
+        WarmPrefixes, "_cache_of", lambda self, backend: self._caches.setdefault("a", warm_prefixes._BackendCache(4))
+    )
 
 
 def forgets_the_turn_before(patch):
     plain = WarmPrefixes.answered
 
-    def answered(self, prompt, backend, **said):
-        found = plain(self, prompt, backend, **said)
-        self._of(backend).drop_from(prompt.marks[0])
+    def answered(self, prompt, backend, **outcome):
+        found = plain(self, prompt, backend, **outcome)
+        self._cache_of(backend).drop_from(prompt.marks[0])
         return found
 
     patch.setattr(WarmPrefixes, "answered", answered)

@@ -17,7 +17,7 @@ from llmkube.base.http.client import open_http_client
 from llmkube.base.http.message import Headers
 from llmkube.base.http.server import run_server
 from llmkube.router.config.routing_config import Backend, Match, RoutingConfig, Rule
-from llmkube.router.origin_policy import page_grant
+from llmkube.router.origin_policy import cors_lines
 from llmkube.router.proxy.live_config import Source
 from llmkube.router.proxy.router import LIMITS, open_router
 
@@ -305,7 +305,7 @@ async def open_lab(
                     [lab.front],
                     limits=limits,
                     judge=router.judge,
-                    stamp=page_grant,
+                    stamp=cors_lines,
                     unread=router.listed_fields.unread,
                     task_status=task_status,
                 )

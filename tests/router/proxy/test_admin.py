@@ -10,7 +10,7 @@ from http_lab import MemoryListener
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.message import Headers
 from llmkube.base.http.server import run_server
-from llmkube.router.proxy.admin import MOST_SECONDS, SETTLE_SECONDS, admin_handler, admin_judge
+from llmkube.router.proxy.admin import MAX_DRAIN_SECONDS, SETTLE_SECONDS, admin_handler, admin_judge
 from router.proxy.router_lab import SSE, answer, chunk, config_of, error, local, open_lab, piece, saying
 
 
@@ -78,7 +78,7 @@ async def test_a_pod_ends_although_an_answer_does_not(autojump_clock):
         await trio.sleep(1)
         start = trio.current_time()
         assert json.loads((await ask("/drained")).body) == {"requests": 1}
-        assert trio.current_time() - start == SETTLE_SECONDS + MOST_SECONDS
+        assert trio.current_time() - start == SETTLE_SECONDS + MAX_DRAIN_SECONDS
         nursery.cancel_scope.cancel()
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 import trio
 
-from llmkube.router.budgets.meter import MOST_TOKENS, Took
+from llmkube.router.budgets.meter import DEFAULT_TOKENS, Consumption
 from llmkube.router.config.routing_config import Budget
 from llmkube.router.dispatch import attempt_charges
 from llmkube.router.dispatch.attempt_charges import AttemptCharges, charge_of
@@ -34,7 +34,7 @@ def taken(lab):
 
 def reserve_of(body):
     """What is reserved for this request."""
-    return len(json.dumps(body)) + body.get("max_tokens", MOST_TOKENS)
+    return len(json.dumps(body)) + body.get("max_tokens", DEFAULT_TOKENS)
 
 
 async def undisturbed():
@@ -129,7 +129,7 @@ MUTANTS = {
     "what was sent and has no answer is free": (
         attempt_charges,
         "charge_of",
-        lambda **ending: charge_of(**ending) or Took(),
+        lambda **ending: charge_of(**ending) or Consumption(),
         lambda: each_ending("silence"),
     ),
     "a refusal costs what was reserved": (
@@ -140,7 +140,7 @@ MUTANTS = {
     ),
     "nobody looks whether a request was sent": (
         AttemptCharges,
-        "sent",
+        "mark_sent",
         lambda self: None,
         lambda: each_ending("the end of the connection"),
     ),
@@ -164,7 +164,7 @@ MUTANTS = {
     ),
     "each engine of an answer is charged all of it": (
         AttemptCharges,
-        "broke_off",
+        "mark_interrupted",
         lambda self: self.failed(0),
         a_continued_answer_is_charged_once,
     ),

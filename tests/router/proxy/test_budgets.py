@@ -44,7 +44,7 @@ async def test_a_full_budget_refuses_with_a_time(autojump_clock):
 @pytest.mark.ci
 async def test_teams_that_are_idle_leave_their_accounts_to_new_ones(autojump_clock, monkeypatch):
     """Once the most accounts are there, those whose window has passed are forgotten, and no new team shares one."""
-    monkeypatch.setattr("llmkube.router.budgets.meter.MOST_ACCOUNTS", 3)
+    monkeypatch.setattr("llmkube.router.budgets.meter.MAX_ACCOUNTS", 3)
     took = rl.answer(said=rl.ANSWER | {"usage": {"prompt_tokens": 60, "completion_tokens": 30}})
     async with rl.open_lab(limited(scope="team", max_tokens=120), a=took) as lab:
 

@@ -4,7 +4,7 @@ import pytest
 import trio
 import trio.testing
 
-from lengths import SOAK, some
+from lengths import SOAK, sample_rows
 from llmkube.router.config.routing_config import Budget, Match, Rule
 from llmkube.router.continuation import joined_answer
 from llmkube.router.dispatch import dispatcher
@@ -91,7 +91,7 @@ REQUESTS = {
 }
 
 
-@pytest.mark.parametrize("name", some(REQUESTS))
+@pytest.mark.parametrize("name", sample_rows(REQUESTS))
 async def test_a_cut_after_any_byte_leaves_no_trace(name, autojump_clock):
     """Wherever the first engine's stream is cut, the client reads the bytes of one that was not, and a clean end."""
     path, body = REQUESTS[name]
@@ -380,11 +380,11 @@ async def _play():
 
 
 MUTANTS = {
-    "every backend may go on": (dispatcher, "places", lambda order, _broken: order),
-    "only the dead one may": (dispatcher, "places", lambda _order, broken: (broken,)),
-    "it goes on for ever": (joined_answer, "MOST_CONTINUATIONS", 9),
+    "every backend may go on": (dispatcher, "continuation_targets", lambda order, _broken: order),
+    "only the dead one may": (dispatcher, "continuation_targets", lambda _order, broken: (broken,)),
+    "it goes on for ever": (joined_answer, "MAX_CONTINUATIONS", 9),
     "the text is forgotten": (joined_answer, "next_request", lambda _path, body, _text, _tokens: dict(body)),
-    "nothing can go on": (joined_answer, "why_not", lambda _path, _body: "no"),
+    "nothing can go on": (joined_answer, "obstacle", lambda _path, _body: "no"),
 }
 
 

@@ -18,7 +18,7 @@ from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.programs.one_machine import AgentDirectory
-from llmkube.router.origin_policy import page_grant, refuse_foreign_pages
+from llmkube.router.origin_policy import cors_lines, refuse_foreign_pages
 from llmkube.router.proxy.default_route import Services, default_config, run_default_route
 from llmkube.router.proxy.router import LIMITS
 from llmkube.router.turns import Turns
@@ -170,7 +170,7 @@ async def open_world(*engines):
         handler = await nursery.start(run_default_route, world.there, client)
         for engine in world.engines.values():
             await nursery.start(run_server, engine.handle, [engine.listener])
-        await nursery.start(partial(run_server, handler, [world.front], judge=refuse_foreign_pages, stamp=page_grant))
+        await nursery.start(partial(run_server, handler, [world.front], judge=refuse_foreign_pages, stamp=cors_lines))
         yield world
         nursery.cancel_scope.cancel()
 

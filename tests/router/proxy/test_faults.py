@@ -12,7 +12,7 @@ import attrs
 import pytest
 import trio
 
-from lengths import some
+from lengths import sample_rows
 from llmkube.base.http.dial import dial
 from router.proxy import router_lab as rl
 
@@ -140,7 +140,7 @@ def test_there_are_sixteen():
 
 
 @pytest.mark.parametrize("kind", ["plain", "streamed"])
-@pytest.mark.parametrize("name", some(FAULTS))
+@pytest.mark.parametrize("name", sample_rows(FAULTS))
 async def test_a_fault_before_the_first_byte(autojump_clock, name, kind):
     """The second backend answers, within the first one's limit, or the first one's word is the answer."""
     fault, script = FAULTS[name], getattr(FAULTS[name], kind)

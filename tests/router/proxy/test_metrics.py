@@ -16,7 +16,7 @@ from llmkube.router.budgets.usage import Usage
 from llmkube.router.config.routing_config import Backend
 from llmkube.router.dialects.inbound import unread_code
 from llmkube.router.dispatch.dispatcher import no_answer
-from llmkube.router.dispatch.record import Answered, Record, Request, Try
+from llmkube.router.dispatch.record import AnswerRecord, AttemptRecord, Record, Request
 from llmkube.router.dispatch.relay import Ending
 from llmkube.router.dispatch.verdicts import Cause, Failure
 from llmkube.router.proxy import handler, metrics
@@ -81,9 +81,9 @@ def sources():
 
 def without_backends():
     """Return what is said when no backend answers, of all that attempts can come to."""
-    for cause, is_own, rule in product(Cause, (True, False), ("", "a rule")):
-        failure = Failure(cause, "why", 500, is_own=is_own)
-        said = no_answer([failure], [Try("a", cause.value, "", 0.0, 0)], closing_rule=rule, wait_seconds=1.0)
+    for cause, has_siblings, rule in product(Cause, (True, False), ("", "a rule")):
+        failure = Failure(cause, "why", 500, has_siblings=has_siblings)
+        said = no_answer([failure], [AttemptRecord("a", cause.value, "", 0.0, 0)], closed_by=rule, wait_seconds=1.0)
         yield said.response.status, said.code
 
 
@@ -135,7 +135,7 @@ OF_LOCAL = {"gen_ai_operation_name": "chat", "gen_ai_provider_name": "llmkube", 
 
 def record(path="/v1/chat/completions", **what):
     request = Request(request_id="r", path=path, method="POST", peer="p", started_at=0.0, trace={})
-    return Record(request, answered=Answered(**what))
+    return Record(request, answered=AnswerRecord(**what))
 
 
 def ended(*requests):

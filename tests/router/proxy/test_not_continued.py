@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from lengths import some
+from lengths import sample_rows
 from llmkube.router.continuation import joined_answer
 from router.proxy import router_lab as rl
 
@@ -168,13 +168,13 @@ async def _play(name):
             assert line["outcome"].startswith("stream_"), where
 
 
-@pytest.mark.parametrize("name", some(ROWS))
+@pytest.mark.parametrize("name", sample_rows(ROWS))
 async def test_what_cannot_go_on_ends_with_an_error(name, autojump_clock):
     """The twin, which would go on with any text, is never asked; the audit log says why."""
     await _play(name)
 
 
-@pytest.mark.parametrize("name", some(ROWS))
+@pytest.mark.parametrize("name", sample_rows(ROWS))
 async def test_an_engine_that_lives_ends_its_answer(name):
     """The same scripts, whole: a clean end, and no error."""
     path, body, events, _ = ROWS[name]
@@ -210,7 +210,7 @@ BY_ANSWER = [name for name in ROWS if name.endswith(("after them", "has offered"
 
 
 def _all_goes_on(patch):
-    patch.setattr(joined_answer, "why_not", lambda path, body: "")
+    patch.setattr(joined_answer, "obstacle", lambda path, body: "")
 
 
 def _all_is_text(patch):

@@ -107,7 +107,7 @@ async def test_a_request_whose_turn_never_comes_is_told_when_to_come_again(autoj
 
 async def test_a_full_queue_refuses_the_newest_of_whoever_has_most(autojump_clock, monkeypatch):
     """At once, with 429 and Retry-After; those before it wait on."""
-    monkeypatch.setattr(fair_queue, "MOST_WAITING", 2)
+    monkeypatch.setattr(fair_queue, "MAX_WAITING", 2)
     answers = []
     async with rl.open_lab(rl.config_of(ONE), mac=SLOW) as lab, trio.open_nursery() as nursery:
         for _ in range(3):
@@ -124,7 +124,7 @@ async def test_a_full_queue_refuses_the_newest_of_whoever_has_most(autojump_cloc
 
 async def test_a_full_queue_leads_on_to_the_next_backend(autojump_clock, monkeypatch):
     """Where the rule has one."""
-    monkeypatch.setattr(fair_queue, "MOST_WAITING", 0)
+    monkeypatch.setattr(fair_queue, "MAX_WAITING", 0)
     async with (
         rl.open_lab(rl.config_of(ONE, rl.cloud("b")), mac=SLOW, b=rl.answer()) as lab,
         trio.open_nursery() as nursery,
@@ -140,7 +140,7 @@ async def test_an_open_circuit_is_not_waited_for(monkeypatch):
     async with rl.open_lab(rl.config_of(ONE), mac=rl.error(500)) as lab:
         while lab.router.states() == {"mac": ""}:
             await lab.ask()
-        monkeypatch.setattr(fair_queue, "MOST_WAITING", 0)
+        monkeypatch.setattr(fair_queue, "MAX_WAITING", 0)
         said = await lab.ask()
         assert (said.status, json.loads(said.body)["error"]["code"]) == (503, "no_backend_available")
         assert lab.metric("llmkube_router_attempts_total", backend="mac", result="circuit_open") == 1

@@ -212,9 +212,9 @@ async def test_a_response_is_given_and_deleted_by_its_id():
         assert [item["content"] for item in items["data"]] == [[{"type": "input_text", "text": "hi"}]]
         assert (await lab.ask(path=path, method="DELETE")).status == 200
         assert (await lab.ask(path=path, method="GET")).status == 404
-        told = [(line["method"], line["path"], line["status"], line["outcome"]) for line in lab.audit[-2:]]
+        logged = [(line["method"], line["path"], line["status"], line["outcome"]) for line in lab.audit[-2:]]
         kept_path = f"{RESPONSES}/ID"
-        assert told == [("DELETE", kept_path, 200, "ok"), ("GET", kept_path, 404, "client_error")]
+        assert logged == [("DELETE", kept_path, 200, "ok"), ("GET", kept_path, 404, "client_error")]
         assert said["id"] not in str(lab.audit)
         status, error = await ask(lab, previous_response_id=said["id"])
         assert (status, error["error"]["code"]) == (404, "previous_response_not_found")
@@ -351,8 +351,8 @@ async def test_histories_under_way_are_bounded(monkeypatch, autojump_clock):
 
     async with rl.open_lab(rl.MAC, mac=(rl.answer(), silent, rl.answer())) as lab:
         first = await kept(lab)
-        size = next(iter(conversations_of(lab).store._kept.values())).stored.conversation_bytes
-        monkeypatch.setattr(conversations, "MOST_HISTORY_BYTES", size)
+        size = next(iter(conversations_of(lab).store._entries.values())).stored.conversation_bytes
+        monkeypatch.setattr(conversations, "MAX_HISTORY_BYTES", size)
         with trio.move_on_after(5):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(lambda: ask(lab, previous_response_id=first))
@@ -367,7 +367,7 @@ async def test_histories_under_way_are_bounded(monkeypatch, autojump_clock):
         await kept(lab, previous_response_id=first)
 
 
-async def test_what_is_too_long_to_be_kept_says_so():
+async def test_a_response_that_is_too_long_is_marked_as_not_stored():
     """The answer is given, `store` is false, and nothing else goes for it."""
     async with rl.open_lab(rl.MAC, mac=rl.answer()) as lab:
         conversations_of(lab).store.bounds = Bounds(bytes_of_conversation=500)
@@ -380,9 +380,9 @@ async def test_what_is_too_long_to_be_kept_says_so():
 
 async def test_an_answer_that_goes_on_for_ever_ends_with_an_error(monkeypatch):
     """It is held until its end, and so it has a bound."""
-    monkeypatch.setattr(responses_answers, "MOST_CHARACTERS", 1000)
+    monkeypatch.setattr(responses_answers, "MAX_CHARACTERS", 1000)
     script = rl.saying(rl.stream(end=b""), *[rl.chunk(rl.piece("x" * 90)) for _ in range(20)], then=rl.until_gone)
     async with rl.open_lab(rl.MAC, mac=script) as lab:
         _, data, clean = await lab.read(ASKED | {"stream": True}, RESPONSES)
         assert (rl.events_of(data)[-1]["error"]["code"], clean) == ("stream_untranslatable", False)
-    assert responses_answers.MOST_CHARACTERS < MAX_ANSWER_BYTES
+    assert responses_answers.MAX_CHARACTERS < MAX_ANSWER_BYTES

@@ -14,12 +14,12 @@ from llmkube.router.responses.store import (
     NO_LIMITS,
     OVERHEAD_BYTES,
     Bounds,
+    ResourceRequest,
     ResponseStore,
-    Stored,
+    StoredResponse,
     Turn,
-    Wanted,
+    handle_request,
     input_items,
-    page_of,
     turns_to,
 )
 
@@ -37,7 +37,7 @@ def stored(name, owner="a", before=None, size=10):
     """A response of so many bytes that continues another one."""
     turn = Turn(asked=b"q" * size, answered=b"a" * size, before=before.turn if before else None)
     length = turn.bytes + (before.conversation_bytes if before else 0)
-    return Stored(
+    return StoredResponse(
         owner=owner,
         response_id=name,
         response=b"r" * size,
@@ -163,7 +163,7 @@ def play(steps):
         elif chosen:
             kept.delete(owner, chosen.response_id)
             assert kept.get(owner, chosen.response_id, now) is None
-        there = {name: each for name, each in there.items() if (each.owner, name) in kept._kept}
+        there = {name: each for name, each in there.items() if (each.owner, name) in kept._entries}
         assert len(kept) == len(there) <= SMALL.responses
         assert kept.bytes == counted(kept, list(there.values())) <= SMALL.bytes
         for tenant, count, size_ in kept.owners():
@@ -171,7 +171,7 @@ def play(steps):
             assert count == len(own) <= SMALL.responses_of_tenant
             assert size_ == counted(kept, own) <= SMALL.bytes_of_tenant
         kept.expire(now)
-        assert all(now - each.used_at < SMALL.idle_seconds for each in kept._kept.values())
+        assert all(now - each.used_at < SMALL.idle_seconds for each in kept._entries.values())
 
 
 @given(STEPS)
@@ -194,12 +194,12 @@ STEPPED = [
 
 class NoOwner(ResponseStore):
     def get(self, owner, response_id, now):
-        return next((each.stored for (_, name), each in self._kept.items() if name == response_id), None)
+        return next((each.stored for (_, name), each in self._entries.items() if name == response_id), None)
 
 
 class NoEnd(ResponseStore):
     def delete(self, owner, response_id):
-        return (owner, response_id) in self._kept
+        return (owner, response_id) in self._entries
 
 
 class CountsTwice(ResponseStore):
@@ -257,15 +257,18 @@ def kept():
     for name in ("resp_1", "resp_2"):
         asked, answered = [message("user", f"asked {name}")], [message("assistant", f"said {name}") | {"id": "msg_own"}]
         turn = Turn(asked=json.dumps(asked).encode(), answered=json.dumps(answered).encode(), before=turn)
-        said = json.dumps(SAID | {"id": name}).encode()
+        body = json.dumps(SAID | {"id": name}).encode()
         store.put(
-            Stored(owner="a", response_id=name, response=said, turn=turn, limits=NO_LIMITS, conversation_bytes=99), 0.0
+            StoredResponse(
+                owner="a", response_id=name, response=body, turn=turn, limits=NO_LIMITS, conversation_bytes=99
+            ),
+            0.0,
         )
     return store
 
 
 def asked_of(store, method="GET", path="/v1/responses/resp_2", query="", owner="a"):
-    found = page_of(store, Wanted(method, path, query), owner, 1.0)
+    found = handle_request(store, ResourceRequest(method, path, query), owner, 1.0)
     return found.status, json.loads(found.body)
 
 
@@ -281,8 +284,8 @@ def test_another_tenants_response_is_answered_as_one_that_is_not_there(method, r
     if method == "DELETE" and rest:
         return
     store = kept()
-    foreign = page_of(store, Wanted(method, f"/v1/responses/resp_2{rest}"), "b", 1.0)
-    unknown = page_of(store, Wanted(method, f"/v1/responses/resp_9{rest}"), "a", 1.0)
+    foreign = handle_request(store, ResourceRequest(method, f"/v1/responses/resp_2{rest}"), "b", 1.0)
+    unknown = handle_request(store, ResourceRequest(method, f"/v1/responses/resp_9{rest}"), "a", 1.0)
     assert foreign.status == unknown.status == 404
     assert foreign.body.replace(b"resp_2", b"resp_9") == unknown.body
     assert b"restarted" in foreign.body
@@ -329,7 +332,9 @@ def test_each_item_has_an_id_whatever_it_is():
         {"type": "reasoning"},
     ]
     turn = Turn(asked=json.dumps(items).encode(), answered=b"[]")
-    stored = Stored(owner="a", response_id="resp_x", response=b"{}", turn=turn, limits=NO_LIMITS, conversation_bytes=9)
+    stored = StoredResponse(
+        owner="a", response_id="resp_x", response=b"{}", turn=turn, limits=NO_LIMITS, conversation_bytes=9
+    )
     found = [item["id"] for item in input_items(stored)]
     assert found == ["msg_x_in_0", "msg_x_in_1", "fc_x_in_2", "fco_x_in_3", "rs_x_in_4"]
 
@@ -354,6 +359,6 @@ def test_each_item_has_an_id_whatever_it_is():
 def test_what_is_asked_wrongly_is_refused_with_what_would_be_right(method, path, query, status, words):
     """And changes nothing."""
     store = kept()
-    found, said = asked_of(store, method, path, query)
-    assert (found, words in said["error"]["message"]) == (status, True), said
+    found, body = asked_of(store, method, path, query)
+    assert (found, words in body["error"]["message"]) == (status, True), body
     assert len(store) == 2

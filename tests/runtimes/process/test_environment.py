@@ -3,7 +3,7 @@ import pytest
 from llmkube.k8s.crd.placement import EnvVar
 from llmkube.runtimes.allowances import Allowances
 from llmkube.runtimes.plan import PlanError
-from llmkube.runtimes.process.environment import ALLOWED, OURS, plan_environment
+from llmkube.runtimes.process.environment import ALLOWED, FIXED_VARIABLES, plan_environment
 
 
 def test_what_tunes_an_engine_passes_and_the_later_of_two_wins():
@@ -108,4 +108,4 @@ def test_what_the_owner_allows_passes_by_its_exact_name_and_may_be_a_path():
 def test_every_allowed_name_says_what_it_does(name):
     """Nothing stands on the list without a word for it, and none of them is set by LLMKube itself."""
     assert ALLOWED[name]
-    assert name not in OURS
+    assert name not in FIXED_VARIABLES

@@ -3,8 +3,8 @@
 import pytest
 
 from llmkube.k8s.crd.pairing import HOST_ENGINES
-from llmkube.runtimes.process.host_runtime import NO_QUESTIONS, NO_WORDS
-from llmkube.runtimes.process.host_runtimes import HOST_RUNTIMES, questions_of, words_of
+from llmkube.runtimes.process.host_runtime import NO_LOG_READER, NO_QUERIES
+from llmkube.runtimes.process.host_runtimes import HOST_RUNTIMES, log_reader_of, queries_of
 
 # What llama-server writes: a buffer, a phase of its load, a failed GPU, an end
 LLAMA_LINES = (
@@ -16,7 +16,7 @@ LLAMA_LINES = (
 
 def test_each_value_of_the_schema_has_one_row_at_most():
     """The names of all rows are those that `pairing` has hosts run, and are nobody else's."""
-    names = [name for row in HOST_RUNTIMES.values() for name in (row.name, *row.further_names)]
+    names = [name for row in HOST_RUNTIMES.values() for name in (row.name, *row.other_names)]
     assert len(names) == len(set(names))
     assert set(names) == set(HOST_ENGINES)
 
@@ -32,7 +32,7 @@ def test_each_row_reads_something(name):
 @pytest.mark.parametrize("name", [*sorted(set(HOST_RUNTIMES) - {"llamacpp"}), "of-a-newer-agent"])
 def test_the_words_of_llamacpp_are_its_own(name):
     """What llama-server writes of buffers, phases and its GPU says nothing in the log of another engine."""
-    words = words_of(name)
+    words = log_reader_of(name)
     assert not words.buffers(LLAMA_LINES)
     assert words.phase(LLAMA_LINES) == ""
     assert words.device_limit(LLAMA_LINES) is None
@@ -41,5 +41,5 @@ def test_the_words_of_llamacpp_are_its_own(name):
 
 def test_an_engine_of_an_unknown_runtime_is_asked_nothing():
     """One that a newer agent has left is watched by what the kernel sees, and by nothing else."""
-    assert questions_of("of-a-newer-agent") is NO_QUESTIONS
-    assert words_of("of-a-newer-agent") is NO_WORDS
+    assert queries_of("of-a-newer-agent") is NO_QUERIES
+    assert log_reader_of("of-a-newer-agent") is NO_LOG_READER

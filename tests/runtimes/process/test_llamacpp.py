@@ -9,9 +9,9 @@ from llmkube.k8s.crd.model import Model
 from llmkube.runtimes.allowances import Allowances
 from llmkube.runtimes.llama_fields import draft_of, mode_of
 from llmkube.runtimes.plan import EngineInfo, PlanError
-from llmkube.runtimes.process.llamacpp import check, parse_buffer, plan, reported
+from llmkube.runtimes.process.llamacpp import check, parse_buffer, plan, reported_buffers
 from llmkube.runtimes.process.plan_inputs import PlanInputs
-from llmkube.weights.estimate.demand import Component, Place
+from llmkube.weights.estimate.demand import Component, Location
 from llmkube.weights.formats.shape import GGUFFacts
 from llmkube.weights.store.blobs import WeightsFile
 from model_shapes import decoder
@@ -548,7 +548,7 @@ MIB = 1 << 20
 
 def test_a_log_adds_up():
     """Buffers of one name and place are one component; lines that only mention a size are none."""
-    assert {each.name: each.size_bytes / MIB for each in reported(LOG.splitlines())} == {
+    assert {each.name: each.size_bytes / MIB for each in reported_buffers(LOG.splitlines())} == {
         "weights": pytest.approx(832.37),
         "repacked weights": 234,
         "output buffer": 0.5,
@@ -561,13 +561,13 @@ def test_a_log_adds_up():
 @pytest.mark.parametrize(
     ("words", "name", "place"),
     [
-        ("MTL0_Mapped model", "weights", Place.DEVICE),
-        ("MTL0 KV", "KV cache", Place.DEVICE),
-        ("CUDA0 compute", "compute buffer", Place.DEVICE),
-        ("CUDA_Host compute", "compute buffer", Place.HOST),
-        ("CPU_AARCH64 model", "weights", Place.HOST),
-        ("BLAS compute", "compute buffer", Place.HOST),
-        ("CPUX0 compute", "compute buffer", Place.DEVICE),
+        ("MTL0_Mapped model", "weights", Location.DEVICE),
+        ("MTL0 KV", "KV cache", Location.DEVICE),
+        ("CUDA0 compute", "compute buffer", Location.DEVICE),
+        ("CUDA_Host compute", "compute buffer", Location.HOST),
+        ("CPU_AARCH64 model", "weights", Location.HOST),
+        ("BLAS compute", "compute buffer", Location.HOST),
+        ("CPUX0 compute", "compute buffer", Location.DEVICE),
     ],
 )
 def test_where_a_buffer_is(words, name, place):

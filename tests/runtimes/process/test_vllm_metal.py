@@ -55,5 +55,5 @@ def test_which_build_it_is():
 def test_its_numbers():
     """Requests that run and that wait are work; labels do not matter."""
     text = b'vllm:num_requests_running{model_name="chat"} 2.0\nvllm:num_requests_waiting{model_name="chat"} 1.0\n'
-    found = {name.decode(): float(number) for name, number in RUNTIME.questions.metric.findall(text)}
-    assert sum(found[name] for name in RUNTIME.questions.work) == 3
+    found = {name.decode(): float(number) for name, number in RUNTIME.queries.metric.findall(text)}
+    assert sum(found[name] for name in RUNTIME.queries.work) == 3

@@ -8,7 +8,7 @@ import attrs
 import pytest
 import trio
 
-from llmkube.base.errors import UserError, WorldError
+from llmkube.base.errors import ExternalError, UserError
 from llmkube.k8s.builtins import EndpointSlice, Lease, Service
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -19,13 +19,13 @@ from llmkube.supervisor.cluster.applier import (
     REFUSED_SECONDS,
     SETTLE_SECONDS,
     Applier,
+    belongs_to_service,
     delete_stale_endpoints,
-    is_predecessors,
-    names_service,
+    is_made_by_predecessor,
 )
 from llmkube.supervisor.cluster.status import Slot
-from llmkube.supervisor.nouns.settings import AgentSettings
 from llmkube.supervisor.service.status_manager import slice_manifest
+from llmkube.supervisor.values.settings import AgentSettings
 
 A, B = Slot(Lease, Key("ns", "a")), Slot(Lease, Key("ns", "b"))
 PUBLISHED = Slot(EndpointSlice, Key("ns", "a"))
@@ -35,38 +35,38 @@ class Server:
     """A client that only hears writes; `answers` are raised in turn, then everything is accepted."""
 
     def __init__(self):
-        self.heard = []
+        self.received = []
         self.answers = []
         self.gate = trio.Event()
         self.gate.set()
         self.at_once = 0
-        self.stands = {}  # by key
+        self.live = {}  # by key
         self.listing_fails = False
 
     async def apply(self, kind, manifest, *, field_manager, subresource):
-        await self._hear(manifest)
+        await self._receive(manifest)
         key = Key("ns", manifest.get("name", "a"))
-        version = str(len(self.heard))
-        self.stands[key] = Lease(metadata=ObjectMeta(name=key.name, namespace="ns", resource_version=version))
-        return self.stands[key]
+        version = str(len(self.received))
+        self.live[key] = Lease(metadata=ObjectMeta(name=key.name, namespace="ns", resource_version=version))
+        return self.live[key]
 
     async def delete(self, kind, key):
-        await self._hear(f"delete {key}")
+        await self._receive(f"delete {key}")
 
     async def list(self, kind, *, namespace, label_selector):
         await trio.lowlevel.checkpoint()
         if self.listing_fails:
-            raise WorldError("away")
-        return SimpleNamespace(items=list(self.stands.values()))
+            raise ExternalError("away")
+        return SimpleNamespace(items=list(self.live.values()))
 
-    async def _hear(self, word):
+    async def _receive(self, word):
         self.at_once += 1
         try:
             await self.gate.wait()
             await trio.lowlevel.checkpoint()
             if self.answers:
                 raise self.answers.pop(0)
-            self.heard.append(word)
+            self.received.append(word)
         finally:
             self.at_once -= 1
 
@@ -85,7 +85,7 @@ async def applier(server, nursery):
     return applier
 
 
-async def test_only_the_newest_word_is_said(autojump_clock, applier, server):
+async def test_only_the_newest_manifest_is_written(autojump_clock, applier, server):
     """Words that were replaced while the server was slow are never written."""
     server.gate = trio.Event()
     for number in range(100):
@@ -93,16 +93,16 @@ async def test_only_the_newest_word_is_said(autojump_clock, applier, server):
         await trio.lowlevel.checkpoint()
     server.gate.set()
     await applier.wait_applied()
-    assert server.heard[-1] == {"n": 99}
-    assert len(server.heard) <= 2
+    assert server.received[-1] == {"n": 99}
+    assert len(server.received) <= 2
 
 
-async def test_the_same_word_twice_is_one_write(autojump_clock, applier, server):
+async def test_the_same_manifest_twice_is_one_write(autojump_clock, applier, server):
     """Repeating what has been heard costs no request."""
     for _ in range(3):
         applier.apply_nowait(A, {"n": 1})
         await applier.wait_applied(A)
-    assert server.heard == [{"n": 1}]
+    assert server.received == [{"n": 1}]
 
 
 async def test_what_becomes_known_together_is_one_write_after_what_comes_of_it(autojump_clock, applier, server):
@@ -111,10 +111,10 @@ async def test_what_becomes_known_together_is_one_write_after_what_comes_of_it(a
     for number in range(5):
         applier.apply_nowait(A, {"n": number})
         await trio.sleep(SETTLE_SECONDS / 10)
-    assert server.heard == []
+    assert server.received == []
     await applier.wait_applied(A)
     assert trio.current_time() - start == pytest.approx(SETTLE_SECONDS)
-    assert server.heard == [{"n": 4}]
+    assert server.received == [{"n": 4}]
 
 
 async def test_a_change_that_clients_follow_is_written_at_once_and_once(autojump_clock, applier, server):
@@ -126,25 +126,25 @@ async def test_a_change_that_clients_follow_is_written_at_once_and_once(autojump
     await applier.wait_applied()
     assert trio.current_time() == start
     await trio.sleep(REFUSED_SECONDS)
-    assert server.heard == [{"n": 1}, {"n": 2}]
+    assert server.received == [{"n": 1}, {"n": 2}]
 
 
 async def test_what_an_earlier_agent_published_is_changed_at_once(autojump_clock, applier):
     """Clients may follow it, so the first word about it does not wait; a deletion neither."""
     start = trio.current_time()
-    applier.apply_nowait(PUBLISHED, {"n": 1}, followed=True)
-    applier.delete_nowait(attrs.evolve(PUBLISHED, key=Key("ns", "b")), followed=True)
+    applier.apply_nowait(PUBLISHED, {"n": 1}, is_published=True)
+    applier.delete_nowait(attrs.evolve(PUBLISHED, key=Key("ns", "b")), is_published=True)
     await applier.wait_applied()
     assert trio.current_time() == start
 
 
-async def test_a_failed_write_is_repeated_until_it_is_heard(autojump_clock, applier, server):
+async def test_a_failed_write_is_repeated_until_it_succeeds(autojump_clock, applier, server):
     """An outage delays a word and does not lose it."""
-    server.answers = [WorldError("away")] * 20
+    server.answers = [ExternalError("away")] * 20
     applier.apply_nowait(A, {"n": 1})
     with trio.fail_after(1200):
         await applier.wait_applied(A)
-    assert server.heard == [{"n": 1}]
+    assert server.received == [{"n": 1}]
 
 
 async def test_a_refused_word_is_tried_again_slowly_and_holds_nobody_up(autojump_clock, applier, server):
@@ -153,25 +153,25 @@ async def test_a_refused_word_is_tried_again_slowly_and_holds_nobody_up(autojump
     applier.apply_nowait(A, {"n": 1})
     await applier.wait_applied(A)
     await trio.sleep(REFUSED_SECONDS - 1)
-    assert server.heard == []
+    assert server.received == []
     await trio.sleep(2)
-    assert server.heard == [{"n": 1}]
+    assert server.received == [{"n": 1}]
     applier.apply_nowait(A, {"n": 2})
     await applier.wait_applied(A)
-    assert server.heard == [{"n": 1}, {"n": 2}]
+    assert server.received == [{"n": 1}, {"n": 2}]
 
 
-@pytest.mark.parametrize("answers", [[], [UserError("no")], [WorldError("away"), UserError("no")]])
-async def test_a_last_word_is_said_once_also_to_a_server_that_refuses_it(autojump_clock, answers, applier, server):
+@pytest.mark.parametrize("answers", [[], [UserError("no")], [ExternalError("away"), UserError("no")]])
+async def test_a_last_write_is_not_repeated_after_a_refusal(autojump_clock, answers, applier, server):
     """What shall be forgotten once it is heard is not tried again when it was refused, for ever."""
     server.answers = answers
     applier.apply_nowait(A, {"n": 1})
     applier.forget_once_applied(A)
     await applier.wait_applied(A)
     assert not applier.has(A)
-    said = list(server.heard)
+    written = list(server.received)
     await trio.sleep(10 * REFUSED_SECONDS)
-    assert server.heard == said
+    assert server.received == written
 
 
 async def test_a_slow_slot_does_not_hold_up_another(autojump_clock, applier, server):
@@ -185,17 +185,17 @@ async def test_a_slow_slot_does_not_hold_up_another(autojump_clock, applier, ser
     assert server.at_once == 2
     server.gate.set()
     await applier.wait_applied()
-    assert server.heard[-1] == {"n": 3}
+    assert server.received[-1] == {"n": 3}
 
 
-async def test_a_deletion_is_said_once(autojump_clock, applier, server):
+async def test_a_deletion_is_written_once(autojump_clock, applier, server):
     """A word of deletion is written, and then the slot is forgotten, also when the object was gone already."""
     applier.delete_nowait(A)
     await applier.wait_applied(A)
     server.answers = [NotFoundError("gone")]
     applier.delete_nowait(B)
     await applier.wait_applied(B)
-    assert server.heard == ["delete ns/a"]
+    assert server.received == ["delete ns/a"]
 
 
 @pytest.mark.parametrize("answers", [[], [UserError("no")]])
@@ -218,44 +218,44 @@ async def test_a_write_that_hangs_is_given_up_and_repeated(autojump_clock, appli
     server.gate = gate
     with trio.fail_after(60):
         await applier.wait_applied(A)
-    assert server.heard == [{"n": 1}]
+    assert server.received == [{"n": 1}]
 
 
 @pytest.fixture
-async def said(applier, server, nursery):
+async def written(applier, server, nursery):
     """Both slots are as they were said, and are said again."""
     nursery.start_soon(lambda: applier.run_resync(server, every_seconds=60))
     applier.apply_nowait(A, {"name": "a"})
     applier.apply_nowait(B, {"name": "b"})
     await applier.wait_applied()
-    server.heard.clear()
+    server.received.clear()
 
 
-async def test_what_stands_as_it_was_said_is_not_written_again(autojump_clock, said, server):
+async def test_an_unchanged_object_is_not_written_again(autojump_clock, written, server):
     """Nothing is written while every object has the version that our last write has left."""
     await trio.sleep(600)
-    assert server.heard == []
+    assert server.received == []
 
 
-async def test_what_somebody_has_removed_is_said_again(autojump_clock, said, server):
+async def test_a_removed_object_is_written_again(autojump_clock, written, server):
     """A look brings back an object that is gone, and no other."""
-    del server.stands[A.key]
+    del server.live[A.key]
     await trio.sleep(150)
-    assert server.heard == [{"name": "a"}]
+    assert server.received == [{"name": "a"}]
 
 
-async def test_what_somebody_has_written_over_is_said_again_once(autojump_clock, said, server):
+async def test_an_overwritten_object_is_written_again_once(autojump_clock, written, server):
     """A look says again what has another version than we have left."""
-    server.stands[B.key] = Lease(metadata=ObjectMeta(name="b", namespace="ns", resource_version="77"))
+    server.live[B.key] = Lease(metadata=ObjectMeta(name="b", namespace="ns", resource_version="77"))
     await trio.sleep(300)
-    assert server.heard == [{"name": "b"}]
+    assert server.received == [{"name": "b"}]
 
 
-async def test_a_server_that_does_not_list_is_told_everything(autojump_clock, said, server):
+async def test_everything_is_written_when_a_list_fails(autojump_clock, written, server):
     """What cannot be looked at is said again without a look, at the same pace."""
     server.listing_fails = True
     await trio.sleep(150)
-    assert len(server.heard) in (4, 6)
+    assert len(server.received) in (4, 6)
 
 
 async def test_a_bug_is_not_swallowed(autojump_clock, server):
@@ -286,7 +286,7 @@ class Listing:
         await trio.lowlevel.checkpoint()
         self.asked += 1
         if self.asked == 1:
-            raise WorldError("away")
+            raise ExternalError("away")
         return SimpleNamespace(items=self.slices)
 
 
@@ -294,12 +294,12 @@ async def test_only_the_slice_of_no_service_is_deleted(autojump_clock):
     """A service that runs publishes its own slice, and so does one that this agent writes to already."""
     server, applier = Listing(), Applier(random.Random(0))
     slots = {one.key.name: Slot(EndpointSlice, one.key) for one in server.slices}
-    said = slots[server.slices[2].key.name]
-    applier.apply_nowait(said, {"said": 1})
+    written = slots[server.slices[2].key.name]
+    applier.apply_nowait(written, {"said": 1})
     await delete_stale_endpoints(server, SETTINGS, applier, {Key("ns", "chat")})
     assert server.asked == 2
     assert [applier.has(slot) for slot in slots.values()] == [False, True, True]
-    assert applier._records[said].wanted.manifest == {"said": 1}
+    assert applier._records[written].wanted.manifest == {"said": 1}
 
 
 THEIRS = {"llmkube.ai/managed-by": "metal-agent", "llmkube.ai/inference-service": "chat"}
@@ -318,11 +318,11 @@ OWNER = {"apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": "u"}
 def test_only_what_is_marked_and_belongs_to_nothing_is_an_earlier_agents(labels, owners, theirs):
     """Another label, none, or an owner: it belongs to another program, and stays."""
     found = decode(Service, {"metadata": {"name": "chat", "labels": labels, "ownerReferences": owners}})
-    assert is_predecessors(found.metadata) is theirs
+    assert is_made_by_predecessor(found.metadata) is theirs
 
 
 def test_a_service_is_adopted_for_its_own_name_alone():
     """`a.b` and `a-b` had one Service there: the label says whose it was."""
     found = decode(Service, {"metadata": {"name": "a-b", "labels": {**THEIRS, "llmkube.ai/inference-service": "a.b"}}})
-    assert names_service(found.metadata, "a.b")
-    assert not names_service(found.metadata, "a-b")
+    assert belongs_to_service(found.metadata, "a.b")
+    assert not belongs_to_service(found.metadata, "a-b")

@@ -13,8 +13,8 @@ from llmkube.k8s.errors import AlreadyExistsError, ConflictError, ForbiddenError
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.cluster import claims
 from llmkube.supervisor.cluster.claim_manager import ClaimLeases
-from llmkube.supervisor.cluster.claims import Acquire, ClaimIndex
-from llmkube.supervisor.nouns.settings import AgentSettings
+from llmkube.supervisor.cluster.claims import ClaimIndex, FreeSlot
+from llmkube.supervisor.values.settings import AgentSettings
 
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 CHAT = decode(InferenceService, {"metadata": {"name": "chat", "namespace": "ns"}, "spec": {"modelRef": "m"}})
@@ -68,7 +68,7 @@ def leases(server, **settings):
 OVER = claims.claim_of(lease_of("dead"))
 
 
-@pytest.mark.parametrize("decision", [Acquire(0), Acquire(0, OVER)])
+@pytest.mark.parametrize("decision", [FreeSlot(0), FreeSlot(0, OVER)])
 async def test_a_slot_that_is_acquired_is_in_the_index(decision):
     """The server's answer is known at once, before any watch brings it."""
     ours = leases(Server(lease_of("me")))
@@ -79,9 +79,9 @@ async def test_a_slot_that_is_acquired_is_in_the_index(decision):
 @pytest.mark.parametrize(
     ("decision", "error"),
     [
-        (Acquire(0), AlreadyExistsError("there")),
-        (Acquire(0, OVER), ConflictError("changed")),
-        (Acquire(0, OVER), NotFoundError("deleted")),
+        (FreeSlot(0), AlreadyExistsError("there")),
+        (FreeSlot(0, OVER), ConflictError("changed")),
+        (FreeSlot(0, OVER), NotFoundError("deleted")),
     ],
 )
 async def test_a_race_that_is_lost_names_the_lease_to_read(decision, error):
@@ -94,7 +94,7 @@ async def test_a_race_that_is_lost_names_the_lease_to_read(decision, error):
 async def test_a_missing_namespace_is_an_error():
     """A claim that cannot be created is no race."""
     with pytest.raises(NotFoundError):
-        await leases(Server(error=NotFoundError("no namespace"))).acquire(CHAT, Acquire(0))
+        await leases(Server(error=NotFoundError("no namespace"))).acquire(CHAT, FreeSlot(0))
 
 
 @pytest.mark.parametrize(
@@ -125,5 +125,5 @@ async def test_after_a_deletion_the_index_has_what_is_there(server, left):
 async def test_whether_a_service_is_there(service, settings, followed, deleted):
     """What may not be read is neither followed nor known to be deleted."""
     ours = leases(Server(service=service), **settings)
-    assert await ours.is_followed(CHAT.key) is followed
+    assert await ours.is_selected(CHAT.key) is followed
     assert await ours.is_deleted(CHAT.key) is deleted

@@ -16,7 +16,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import claim_name
 from llmkube.supervisor.cluster import claims
-from llmkube.supervisor.cluster.claims import Acquire, Claim, ClaimIndex, Held, HeldElsewhere
+from llmkube.supervisor.cluster.claims import Claim, ClaimIndex, FreeSlot, HeldSlot, NoFreeSlot
 
 CHAT = Key("ns", "chat")
 ALIVE = frozenset({"me", "a", "b"})
@@ -30,21 +30,21 @@ def claim(slot, holder, version="1"):
 @pytest.mark.parametrize(
     ("slots", "held", "decision"),
     [
-        (1, [], Acquire(0)),
-        (1, [claim(0, "me")], Held(0)),
-        (1, [claim(0, "a")], HeldElsewhere(("a",))),
-        (1, [claim(0, "dead")], Acquire(0, claim(0, "dead"))),
-        (1, [claim(0, "")], Acquire(0, claim(0, ""))),
-        (2, [claim(0, "a")], Acquire(1)),
-        (2, [claim(0, "a"), claim(1, "me")], Held(1, reports=False)),
-        (2, [claim(0, "dead"), claim(1, "me")], Held(1, reports=True)),
-        (2, [claim(0, "me"), claim(1, "a")], Held(0, reports=True)),
-        (2, [claim(0, "a"), claim(1, "b")], HeldElsewhere(("a", "b"))),
-        (2, [claim(0, "me"), claim(1, "me")], Held(0)),
+        (1, [], FreeSlot(0)),
+        (1, [claim(0, "me")], HeldSlot(0)),
+        (1, [claim(0, "a")], NoFreeSlot(("a",))),
+        (1, [claim(0, "dead")], FreeSlot(0, claim(0, "dead"))),
+        (1, [claim(0, "")], FreeSlot(0, claim(0, ""))),
+        (2, [claim(0, "a")], FreeSlot(1)),
+        (2, [claim(0, "a"), claim(1, "me")], HeldSlot(1, reports=False)),
+        (2, [claim(0, "dead"), claim(1, "me")], HeldSlot(1, reports=True)),
+        (2, [claim(0, "me"), claim(1, "a")], HeldSlot(0, reports=True)),
+        (2, [claim(0, "a"), claim(1, "b")], NoFreeSlot(("a", "b"))),
+        (2, [claim(0, "me"), claim(1, "me")], HeldSlot(0)),
         # fewer replicas than before: what is beyond them counts for nothing
-        (1, [claim(0, "a"), claim(1, "me")], HeldElsewhere(("a",))),
-        (1, [claim(1, "me")], Acquire(0)),
-        (1, [claim(0, "dead"), claim(1, "me")], Acquire(0, claim(0, "dead"))),
+        (1, [claim(0, "a"), claim(1, "me")], NoFreeSlot(("a",))),
+        (1, [claim(1, "me")], FreeSlot(0)),
+        (1, [claim(0, "dead"), claim(1, "me")], FreeSlot(0, claim(0, "dead"))),
     ],
 )
 def test_what_a_host_may_do(slots, held, decision):
@@ -54,7 +54,7 @@ def test_what_a_host_may_do(slots, held, decision):
 
 @pytest.mark.parametrize(
     ("decision", "given_up"),
-    [(None, [0, 1, 3]), (Held(1), [0, 3]), (HeldElsewhere(("a",)), []), (Acquire(2), [])],
+    [(None, [0, 1, 3]), (HeldSlot(1), [0, 3]), (NoFreeSlot(("a",)), []), (FreeSlot(2), [])],
 )
 def test_what_a_host_gives_up(decision, given_up):
     """All without a service, what is beside the slot that it holds, and nothing before it knows which one that is."""
@@ -64,7 +64,7 @@ def test_what_a_host_gives_up(decision, given_up):
 
 def test_a_host_is_alive_to_itself():
     """A host whose Lease has run out (its network is gone) still holds what it has claimed."""
-    assert claims.decide("me", 1, [claim(0, "me")], frozenset({"a"})) == Held(0)
+    assert claims.decide("me", 1, [claim(0, "me")], frozenset({"a"})) == HeldSlot(0)
 
 
 hosts = st.sampled_from(["a", "b", "c", "dead"])
@@ -78,10 +78,10 @@ def test_a_slot_never_has_two_hosts(slots, holders):
     seen = {}
     for host in sorted(alive):
         decision = claims.decide(host, slots, held, alive)
-        if isinstance(decision, Held):
+        if isinstance(decision, HeldSlot):
             assert seen.setdefault(decision.slot, host) == host
             assert holders[decision.slot] == host
-        elif isinstance(decision, Acquire):
+        elif isinstance(decision, FreeSlot):
             assert holders.get(decision.slot) not in alive
             assert decision.slot < slots
 

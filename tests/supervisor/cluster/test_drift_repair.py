@@ -17,7 +17,7 @@ THEN = "2026-01-01T00:00:00Z"
 SAID = {"type": "Loaded", "status": "True", "reason": "Ready", "message": "ready", "lastTransitionTime": THEN}
 
 
-def stands(**changes):
+def live(**changes):
     facts = {"type": "Loaded", "status": "True", "reason": "Ready", "message": "ready", "last_transition_time": THEN}
     return Condition(**(facts | changes))
 
@@ -25,14 +25,14 @@ def stands(**changes):
 @pytest.mark.parametrize(
     ("conditions", "drifted"),
     [
-        ([stands()], False),
-        ([stands(), stands(type="Other", status="False")], False),  # another writer's own
+        ([live()], False),
+        ([live(), live(type="Other", status="False")], False),  # another writer's own
         ([], True),
-        ([stands(status="False")], True),
-        ([stands(reason="Other")], True),
-        ([stands(message="other")], True),
-        ([stands(last_transition_time="2026-01-02T00:00:00Z")], True),
-        ([stands(observed_generation=2)], True),
+        ([live(status="False")], True),
+        ([live(reason="Other")], True),
+        ([live(message="other")], True),
+        ([live(last_transition_time="2026-01-02T00:00:00Z")], True),
+        ([live(observed_generation=2)], True),
     ],
 )
 def test_what_has_drifted(conditions, drifted):

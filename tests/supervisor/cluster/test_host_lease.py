@@ -14,8 +14,8 @@ from llmkube.k8s.builtins import Lease
 from llmkube.k8s.codec import decode
 from llmkube.k8s.leases.live_hosts import LeaseTracker, LiveHosts
 from llmkube.k8s.wire.names import ACCELERATORS_ANNOTATION, MACHINE_ANNOTATION, MEMORY_TOTAL_ANNOTATION
-from llmkube.supervisor.cluster.host_lease import EXPIRES_AFTER_RENEWALS, Reading, lease_manifest, slept_seconds
-from llmkube.supervisor.nouns.settings import AgentSettings
+from llmkube.supervisor.cluster.host_lease import EXPIRES_AFTER_RENEWALS, ClockReading, lease_manifest, slept_seconds
+from llmkube.supervisor.values.settings import AgentSettings
 
 SETTINGS = AgentSettings("studio", Path("/s"), Path("/s/store"), "llama-server")
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
@@ -33,8 +33,8 @@ def test_a_lease_outlives_four_missed_renewals():
 
 def test_what_is_not_known_does_not_stand_on_the_lease():
     """An annotation is there exactly when the host has a value for it."""
-    said = lease_manifest(SETTINGS, NOW, {MACHINE_ANNOTATION: "mac (1)", MEMORY_TOTAL_ANNOTATION: ""})["metadata"]
-    assert said["annotations"] == {ACCELERATORS_ANNOTATION: "metal", MACHINE_ANNOTATION: "mac (1)"}
+    metadata = lease_manifest(SETTINGS, NOW, {MACHINE_ANNOTATION: "mac (1)", MEMORY_TOTAL_ANNOTATION: ""})["metadata"]
+    assert metadata["annotations"] == {ACCELERATORS_ANNOTATION: "metal", MACHINE_ANNOTATION: "mac (1)"}
 
 
 def test_a_cordoned_host_lists_no_accelerator_to_a_controller():
@@ -47,7 +47,7 @@ def test_a_cordoned_host_lists_no_accelerator_to_a_controller():
         tracker.observe(decode(Lease, manifest), 0.0)
         hosts = tracker.hosts
         assert hosts == LiveHosts({"studio": frozenset(served)}, {"studio": end} if end else {})
-        assert hosts.alive("studio")
+        assert hosts.is_alive("studio")
         assert hosts.serving("metal") == ({"studio"} if served else set())
         assert ("studio is cordoned until 18:00" in no_host_message("metal", hosts)) == bool(end)
 
@@ -67,6 +67,6 @@ def test_a_cordoned_host_lists_no_accelerator_to_a_controller():
 )
 def test_who_slept(wall, monotonic, slept):
     """Each row: what both clocks say after a planned wait of 5 s, and how long nobody was awake."""
-    before = Reading(NOW, 100.0)
-    now = Reading(NOW + datetime.timedelta(seconds=wall), 100.0 + monotonic)
+    before = ClockReading(NOW, 100.0)
+    now = ClockReading(NOW + datetime.timedelta(seconds=wall), 100.0 + monotonic)
     assert slept_seconds(before, now, 5.0) == pytest.approx(slept)

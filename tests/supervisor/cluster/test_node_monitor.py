@@ -14,8 +14,8 @@ from k8s.scripted import ScriptedServer, event, html, ok, status, watching
 from llmkube.k8s.builtins import Node
 from llmkube.k8s.codec import decode
 from llmkube.supervisor.cluster.node_monitor import MAX_ADDRESSES, REFUSED_SECONDS, NodeMonitor, networks_of
-from llmkube.supervisor.nouns.admitted_networks import AdmittedNetworks
-from llmkube.supervisor.nouns.settings import EVERYWHERE, AgentSettings
+from llmkube.supervisor.values.admitted_networks import AdmittedNetworks
+from llmkube.supervisor.values.settings import EVERYWHERE, AgentSettings
 
 GIVEN = ("10.9.0.0/16",)
 
@@ -65,8 +65,8 @@ async def test_the_networks_follow_the_nodes(autojump_clock):
         AdmittedNetworks(GIVEN, ("10.0.0.1/32", "10.0.0.9/32", "10.244.0.0/24")),
         AdmittedNetworks(GIVEN, ("10.0.0.9/32",)),
     ]
-    told = [each["problem"] for each in logs if each["event"] == "network of a node not admitted"]
-    assert told == ["node b: spec.podCIDRs: '0.0.0.0/0' is no address that a node may have"]
+    problems = [each["problem"] for each in logs if each["event"] == "network of a node not admitted"]
+    assert problems == ["node b: spec.podCIDRs: '0.0.0.0/0' is no address that a node may have"]
     assert len([each for each in logs if each["event"] == "networks admitted"]) == len(published)
 
 
@@ -112,7 +112,7 @@ async def test_insecure_lan_admits_every_address(autojump_clock):
     assert (published, server.calls) == ([AdmittedNetworks(EVERYWHERE)], [])
 
 
-async def test_a_disk_that_takes_nothing_is_told(autojump_clock):
+async def test_a_failed_write_to_disk_is_reported(autojump_clock):
     """Proxies keep what they have, and the agent goes on."""
 
     async def full(_):
@@ -124,9 +124,9 @@ async def test_a_disk_that_takes_nothing_is_told(autojump_clock):
 
 
 def node_at(*addresses, pods=(), name="n"):
-    said = [{"type": "InternalIP", "address": each} if isinstance(each, str) else dict(each) for each in addresses]
+    reported = [{"type": "InternalIP", "address": each} if isinstance(each, str) else dict(each) for each in addresses]
     spec = {"podCIDR": pods[0], "podCIDRs": list(pods)} if pods else {}  # as kube-apiserver keeps them
-    return decode(Node, {"metadata": {"name": name}, "spec": spec, "status": {"addresses": said}})
+    return decode(Node, {"metadata": {"name": name}, "spec": spec, "status": {"addresses": reported}})
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_a_node_opens_its_addresses_and_the_networks_of_its_pods(found, networks
         *(node_at(pods=[each]) for each in ("10.244.0.1/24", "all", "10.244.0.0/33")),
     ],
 )
-def test_what_no_node_has_opens_nothing_and_is_told(found):
+def test_a_network_that_no_node_can_have_is_rejected_and_reported(found):
     """The value and the node are named; what else the node has counts."""
     networks, (refused,) = networks_of([found, node_at("10.0.0.1", name="m")])
     assert networks == ("10.0.0.1/32",)

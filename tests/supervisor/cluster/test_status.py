@@ -3,7 +3,7 @@ import datetime
 import attrs
 import pytest
 
-from llmkube.base.errors import UserError, WorldError
+from llmkube.base.errors import ExternalError, UserError
 from llmkube.k8s.builtins import EndpointSlice
 from llmkube.k8s.codec import decode, encode
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -13,7 +13,7 @@ from llmkube.k8s.wire.conditions import Statement
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.supervisor.cluster import status
 from llmkube.supervisor.cluster.status import Slot, gguf_status
-from llmkube.supervisor.nouns.lifecycle import ServiceView
+from llmkube.supervisor.values.lifecycle import ServiceView
 from llmkube.weights.errors import NotGGUFError
 from llmkube.weights.formats.shape import GGUFFacts
 
@@ -50,10 +50,10 @@ def test_every_condition_of_a_service_is_always_stated():
     conditions = status.settle([loaded(False, "Loading")], (), now=T0)
     metadata = attrs.evolve(CHAT.metadata, creation_timestamp="2025-01-01T00:00:00Z")
     patch = status.service_status(attrs.evolve(CHAT, metadata=metadata), conditions, ServiceView(Reason.LOADING))
-    said = {one["type"]: (one["status"], one["lastTransitionTime"][:4]) for one in patch["status"]["conditions"]}
-    assert said.keys() == set(status.OF_SERVICE)
-    assert said["Loaded"] == ("False", "2026")
-    assert said["Accepted"] == ("Unknown", "2025")
+    reported = {one["type"]: (one["status"], one["lastTransitionTime"][:4]) for one in patch["status"]["conditions"]}
+    assert reported.keys() == set(status.SERVICE_CONDITIONS)
+    assert reported["Loaded"] == ("False", "2026")
+    assert reported["Accepted"] == ("Unknown", "2025")
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_every_condition_of_a_service_is_always_stated():
         (ServiceView(Reason.CRASH_LOOP, "exit code 1\nlast words"), "CrashLoopBackOff"),
     ],
 )
-def test_the_scheduling_status_says_what_is_waited_for(view, word):
+def test_the_scheduling_status_names_what_is_waited_for(view, word):
     """A service that serves, or should not, waits for nothing; the message is one line."""
     patch = status.service_status(CHAT, (), view)["status"]
     assert patch["schedulingStatus"] == word
@@ -73,7 +73,7 @@ def test_the_scheduling_status_says_what_is_waited_for(view, word):
 
 @pytest.mark.parametrize(
     ("error", "reason"),
-    [(NotGGUFError("x"), "NotGGUF"), (UserError("x"), "SourceInvalid"), (WorldError("x"), "FetchFailed")],
+    [(NotGGUFError("x"), "NotGGUF"), (UserError("x"), "SourceInvalid"), (ExternalError("x"), "FetchFailed")],
 )
 def test_a_failed_fetch_has_a_reason_of_its_own(error, reason):
     """The condition's reason tells a user's mistake from the world's."""
@@ -89,8 +89,8 @@ def test_a_model_without_a_file_claims_no_file():
 def test_what_agents_write_of_a_service_is_what_hosts_may_write():
     """Else the API server refuses it: the policies of hosts are made from the same list."""
     serving = ServiceView(Reason.LOADED, "loaded", engine="llama-server", build="b1", weights_format="gguf")
-    said = status.service_status(CHAT, (), serving)["status"]
-    assert set(said) == {*status.FIELDS_OF_SERVICE, "conditions"}
+    reported = status.service_status(CHAT, (), serving)["status"]
+    assert set(reported) == {*status.SERVICE_FIELDS, "conditions"}
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,13 @@ import trio.testing
 from cookies import new_cookie
 from lacking import no_descriptors
 from llmkube.supervisor.engine import child as owned
-from llmkube.supervisor.engine.child import AdoptError, Ending, SpawnError, adopt_child, open_child
+from llmkube.supervisor.engine.child import AdoptError, SpawnError, Termination, adopt_child, open_child
 from llmkube.supervisor.engine.process_stats import CookieScan, Sampler
 from llmkube.supervisor.host import processes
 from llmkube.supervisor.host.processes import COOKIE_VARIABLE, OWNER_VARIABLE
-from llmkube.supervisor.nouns.journal import EngineRecord
-from llmkube.supervisor.nouns.lifecycle import Exit
-from llmkube.supervisor.nouns.ports import Command, Grace, Shutdown
+from llmkube.supervisor.values.journal import EngineRecord
+from llmkube.supervisor.values.lifecycle import Exit
+from llmkube.supervisor.values.ports import Command, Grace, Shutdown
 from waiting import until
 
 pytestmark = pytest.mark.e2e
@@ -47,7 +47,7 @@ def command(tmp_path, code, **env):
 
 def opened(tmp_path, code, grace_seconds=5.0, shutdown=None, **env):
     cookie = new_cookie()
-    ending = Ending(cookie, Grace(grace_seconds, grace_seconds), shutdown or Shutdown())
+    ending = Termination(cookie, Grace(grace_seconds, grace_seconds), shutdown or Shutdown())
     return open_child(command(tmp_path, code, **env, **{COOKIE_VARIABLE: cookie}), ending, log_cap_bytes=1 << 20)
 
 
@@ -148,7 +148,7 @@ async def test_a_missing_program_is_named(tmp_path):
     """A program that does not exist is an error that names it, and no process."""
     missing = Command(("/no/such/engine",), {}, tmp_path / "work", tmp_path / "log")
     with pytest.raises(SpawnError, match="/no/such/engine"):
-        async with open_child(missing, Ending(new_cookie(), Grace(1, 1), Shutdown()), log_cap_bytes=1):
+        async with open_child(missing, Termination(new_cookie(), Grace(1, 1), Shutdown()), log_cap_bytes=1):
             raise AssertionError("it started")
 
 
@@ -187,8 +187,8 @@ async def test_an_end_does_not_wait_for_a_look_or_a_note_that_hangs(tmp_path, mo
         done.append(over.wait(600))
 
     monkeypatch.setattr(owned, "KILL_SECONDS", 0.2)
-    monkeypatch.setattr(owned, "NOTE_SECONDS", 0.2)
-    ending, sampler = Ending(new_cookie(), Grace(0.2, 0.2), Shutdown(), hang), Sampler(cookies=CookieScan(hang))
+    monkeypatch.setattr(owned, "RECORD_SECONDS", 0.2)
+    ending, sampler = Termination(new_cookie(), Grace(0.2, 0.2), Shutdown(), hang), Sampler(cookies=CookieScan(hang))
     code = "import time; print('up', flush=True); time.sleep(600)"
     with trio.fail_after(60):
         async with open_child(command(tmp_path, code), ending, log_cap_bytes=1 << 20, sampler=sampler) as child:
@@ -208,7 +208,7 @@ async def test_only_our_own_orphans_are_ended(tmp_path):
         ):
             await first_line(ours)
             await first_line(theirs)
-            orphans = await trio.to_thread.run_sync(processes.marked, OWNER_VARIABLE, str(tmp_path / "ours"))
+            orphans = await trio.to_thread.run_sync(processes.find_marked, OWNER_VARIABLE, str(tmp_path / "ours"))
             assert [orphan.pid for orphan in orphans] == [ours.pid]
             await trio.to_thread.run_sync(lambda: processes.end_all(orphans, grace_seconds=5))
             await ours.wait()
@@ -275,7 +275,7 @@ def adopted(tmp_path, record, grace_seconds=5.0, shutdown=None):
     return adopt_child(
         record,
         tmp_path / "log",
-        Ending(record.cookie, Grace(grace_seconds, grace_seconds), shutdown or Shutdown()),
+        Termination(record.cookie, Grace(grace_seconds, grace_seconds), shutdown or Shutdown()),
         log_cap_bytes=1 << 20,
     )
 
@@ -316,11 +316,11 @@ async def test_a_log_is_found_under_its_old_name_and_its_new_one(tmp_path):
         record = await left_behind(tmp_path, "import time; print('up', flush=True); time.sleep(600)")
         (tmp_path / "log").rename(beside)
         async with adopt_child(
-            record, beside, Ending(record.cookie, Grace(5, 5), Shutdown()), log_cap_bytes=1 << 20
+            record, beside, Termination(record.cookie, Grace(5, 5), Shutdown()), log_cap_bytes=1 << 20
         ) as child:
             for _ in range(2):  # the second time the file has its new name already
                 child._log_path = beside
-                await child.log_to(tmp_path / "log")
+                await child.rename_log(tmp_path / "log")
                 assert await child.last_lines(1) == ("up",)
 
 

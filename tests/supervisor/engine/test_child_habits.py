@@ -8,10 +8,10 @@ import pytest
 import trio
 
 from cookies import new_cookie
-from llmkube.supervisor.engine.child import Ending, open_child
+from llmkube.supervisor.engine.child import Termination, open_child
 from llmkube.supervisor.host.processes import COOKIE_VARIABLE
-from llmkube.supervisor.nouns.lifecycle import Exit
-from llmkube.supervisor.nouns.ports import Command, Grace, Shutdown
+from llmkube.supervisor.values.lifecycle import Exit
+from llmkube.supervisor.values.ports import Command, Grace, Shutdown
 
 pytestmark = pytest.mark.e2e
 
@@ -22,7 +22,7 @@ def opened(tmp_path, code):
     cookie = new_cookie()
     environment = {"PATH": os.environ["PATH"], COOKIE_VARIABLE: cookie}
     command = Command((sys.executable, "-c", code), environment, tmp_path / "work", tmp_path / "log")
-    return open_child(command, Ending(cookie, Grace(5.0, 5.0), Shutdown()), log_cap_bytes=1 << 30)
+    return open_child(command, Termination(cookie, Grace(5.0, 5.0), Shutdown()), log_cap_bytes=1 << 30)
 
 
 async def test_a_child_that_reads_its_input_finds_none(tmp_path):

@@ -14,7 +14,7 @@ from llmkube.base.http.message import Response
 from llmkube.base.http.server import run_server
 from llmkube.runtimes.plan import LaunchPlan
 from llmkube.supervisor.engine import health
-from llmkube.supervisor.nouns.liveness import Answer, EngineStats, Limits
+from llmkube.supervisor.values.liveness import EngineStats, Limits, ProbeResult
 
 LIMITS = Limits()
 
@@ -164,7 +164,7 @@ async def test_a_stopped_process_is_told_of_within_seconds(autojump_clock):
                 return EngineStats("T" if trio.current_time() >= stopped_at else "S", 1.0)
 
             assert "stopped (state T)" in await watched(engine, http, [], look)
-            assert trio.current_time() - stopped_at <= LIMITS.tick_seconds + health.SECOND_LOOK_SECONDS < 10
+            assert trio.current_time() - stopped_at <= LIMITS.tick_seconds + health.RECHECK_SECONDS < 10
 
 
 async def test_an_engine_at_rest_is_looked_at_without_waking_its_task(autojump_clock):
@@ -204,7 +204,7 @@ async def test_a_stopped_process_is_told_of_within_seconds_of_a_glance(autojump_
             return glance()
 
         assert "stopped (state T)" in await watched(engine, http, [], look, read_stats_nowait=glance)
-        assert trio.current_time() - stopped_at <= LIMITS.tick_seconds + health.SECOND_LOOK_SECONDS < 10
+        assert trio.current_time() - stopped_at <= LIMITS.tick_seconds + health.RECHECK_SECONDS < 10
 
 
 async def test_a_watch_ends_when_the_engine_hangs(autojump_clock):
@@ -242,14 +242,17 @@ llamacpp:requests_deferred 2
 @pytest.mark.parametrize(
     ("pages", "answer"),
     [
-        ({}, Answer("busy", work=None)),
-        ({"/health": "{}"}, Answer("ok", work=None)),
+        ({}, ProbeResult("busy", work=None)),
+        ({"/health": "{}"}, ProbeResult("ok", work=None)),
         (
             {"/metrics": METRICS.replace(" 1\n", " 0\n").replace(" 2\n", " 0\n")},
-            Answer("ok", work=0, counters=(9, 120, 7), tokens=7),
+            ProbeResult("ok", work=0, counters=(9, 120, 7), tokens=7),
         ),
-        ({"/health": "{}", "/slots": '[{"is_processing": false}]'}, Answer("ok", work=0, counters=(0, 0, 0, 1))),
-        ({"/health": "{}", "/metrics": "vllm:requests 3", "/slots": "[]"}, Answer("ok", work=0, counters=(0, 0, 0, 1))),
+        ({"/health": "{}", "/slots": '[{"is_processing": false}]'}, ProbeResult("ok", work=0, counters=(0, 0, 0, 1))),
+        (
+            {"/health": "{}", "/metrics": "vllm:requests 3", "/slots": "[]"},
+            ProbeResult("ok", work=0, counters=(0, 0, 0, 1)),
+        ),
     ],
 )
 async def test_what_an_engine_says_of_itself(autojump_clock, pages, answer):
@@ -265,7 +268,7 @@ async def test_what_an_engine_says_of_itself(autojump_clock, pages, answer):
 @pytest.mark.parametrize(("flag", "tokens"), [("--ctx-size", 7.0), ("--embedding", 120.0), ("--reranking", 120.0)])
 async def test_tokens_are_counted_as_they_come(autojump_clock, flag, tokens):
     """A watch hands on what an engine has written, and of one that only reads what it has read."""
-    engine, counted = Engine({"/metrics": METRICS.replace(" 1\n", " 0\n").replace(" 2\n", " 0\n")}), []
+    engine, on_tokens = Engine({"/metrics": METRICS.replace(" 1\n", " 0\n").replace(" 2\n", " 0\n")}), []
 
     async def look():
         await trio.lowlevel.checkpoint()
@@ -273,14 +276,19 @@ async def test_tokens_are_counted_as_they_come(autojump_clock, flag, tokens):
 
     async with served(engine) as (http, _):
         asked = health.Engine(http, "http://127.0.0.1:1", LaunchPlan((flag,), (), "llamacpp", "chat"))
-        with trio.move_on_after(2.5 * LIMITS.ask_seconds):
-            await health.watch(asked, look, lambda _: None, LIMITS, counted=counted.append)
-    assert set(counted) == {tokens}
+        with trio.move_on_after(2.5 * LIMITS.probe_seconds):
+            await health.watch(asked, look, lambda _: None, LIMITS, on_tokens=on_tokens.append)
+    assert set(on_tokens) == {tokens}
 
 
 @pytest.mark.parametrize(
     ("lack", "said"),
-    [(errno.EMFILE, None), (errno.ENOBUFS, None), (errno.EADDRNOTAVAIL, None), (errno.ECONNREFUSED, Answer("gone"))],
+    [
+        (errno.EMFILE, None),
+        (errno.ENOBUFS, None),
+        (errno.EADDRNOTAVAIL, None),
+        (errno.ECONNREFUSED, ProbeResult("gone")),
+    ],
 )
 async def test_what_this_host_lacks_is_no_answer_of_the_engine(autojump_clock, lack, said):
     """An engine that could not be asked for want of descriptors has said nothing; one that refuses is gone."""
@@ -307,8 +315,8 @@ async def test_an_answer_that_is_not_understood_is_an_answer(error):
             raise error
 
     engine = health.Engine(Odd(), "http://127.0.0.1:1", LaunchPlan((), (), "llamacpp", "chat"))
-    assert await engine.counters() == Answer("ok")
-    assert await engine.one_token() == Answer("busy", token=False)
+    assert await engine.counters() == ProbeResult("ok")
+    assert await engine.one_token() == ProbeResult("busy", token=False)
     assert await health.ask(Odd(), "http://127.0.0.1:1/x") == "busy"
     assert await engine.in_flight() == 0
 

@@ -16,8 +16,8 @@ from llmkube.base.backoff import Backoff
 from llmkube.supervisor.engine import keep_awake
 from llmkube.supervisor.engine.keep_awake import PowerAssertion, keeping_awake
 from llmkube.supervisor.engine.launcher import LocalEngines
-from llmkube.supervisor.nouns.ports import Command, Grace, Shutdown
-from llmkube.supervisor.nouns.settings import AgentSettings
+from llmkube.supervisor.values.ports import Command, Grace, Shutdown
+from llmkube.supervisor.values.settings import AgentSettings
 from sim.world import open_world
 from waiting import until
 
@@ -92,8 +92,8 @@ from functools import partial
 import trio
 from llmkube.supervisor.engine import keep_awake
 from llmkube.supervisor.engine.launcher import LocalEngines
-from llmkube.supervisor.nouns.ports import Command, Grace, Shutdown
-from llmkube.supervisor.nouns.settings import AgentSettings
+from llmkube.supervisor.values.ports import Command, Grace, Shutdown
+from llmkube.supervisor.values.settings import AgentSettings
 from pathlib import Path
 
 async def main(folder, program, cookie):

@@ -2,8 +2,8 @@ import stat
 
 import pytest
 
-from llmkube.supervisor.engine.key_file import kept_while_running, key_path, new_key, remove_key_files, write_keys
-from llmkube.supervisor.nouns.ports import Shutdown
+from llmkube.supervisor.engine.key_file import key_path, new_key, remove_key_files, removed_after_exit, write_keys
+from llmkube.supervisor.values.ports import Shutdown
 
 
 def written(folder, cookie):
@@ -28,7 +28,7 @@ def test_keys_are_private_and_never_the_same(tmp_path):
 def test_a_file_goes_with_its_engine(tmp_path, keep):
     """It is removed when the engine has ended, and stays when the engine does."""
     path = written(tmp_path, "c")
-    with kept_while_running(path, Shutdown(keep=keep)):
+    with removed_after_exit(path, Shutdown(keep=keep)):
         assert path.exists()
     assert path.exists() == keep
 

@@ -19,14 +19,14 @@ from llmkube.supervisor.engine.launcher import (
     EngineNotFoundError,
     EngineStuckError,
     LocalEngines,
+    explain_early_kill,
     find_program,
-    killed_at_once,
     read_head,
 )
 from llmkube.supervisor.engine.orphans import STUCK_FOLDER, StuckEngines
 from llmkube.supervisor.host import processes
-from llmkube.supervisor.nouns.ports import Command, Grace, Shutdown
-from llmkube.supervisor.nouns.settings import AgentSettings
+from llmkube.supervisor.values.ports import Command, Grace, Shutdown
+from llmkube.supervisor.values.settings import AgentSettings
 from waiting import until
 
 STUBBORN = (
@@ -171,7 +171,7 @@ async def test_no_engine_is_started_beside_one_that_does_not_end(tmp_path, monke
 )
 def test_a_program_that_macos_kills_at_once_is_not_signed(code, platform, told):
     """SIGKILL before the first word is a code signature on macOS, and nothing known elsewhere."""
-    assert ("codesign" in killed_at_once(code, platform)) is told
+    assert ("codesign" in explain_early_kill(code, platform)) is told
 
 
 MLX = HOST_RUNTIMES["mlx-lm"]

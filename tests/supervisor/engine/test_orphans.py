@@ -9,18 +9,18 @@ from pathlib import Path
 import attrs
 import psutil
 import pytest
+from supervisor.nouns.entries import CHAT, ENGINE, entry
 
 from llmkube.supervisor.engine.orphans import (
     STUCK_FOLDER,
     StuckEngine,
     StuckEngines,
-    belongs,
+    is_in_scope,
     match_processes,
     stuck_engine_of,
 )
 from llmkube.supervisor.host import processes
-from llmkube.supervisor.nouns.settings import AgentSettings
-from supervisor.nouns.entries import CHAT, ENGINE, entry
+from llmkube.supervisor.values.settings import AgentSettings
 
 
 @attrs.frozen
@@ -88,7 +88,7 @@ def test_a_leader_that_hides_its_environment_is_found_by_its_session():
 def test_what_the_settings_no_longer_want_is_left_only_while_its_engine_runs(changes, kept):
     """Another namespace or accelerator takes what was left away from this host; what runs has still to end in order."""
     settings = attrs.evolve(SETTINGS, **changes)
-    assert belongs(entry(), settings) is kept
+    assert is_in_scope(entry(), settings) is kept
     assert (CHAT in match_processes({CHAT: entry(ENGINE)}, settings, [], lambda _: "")[0]) is kept
     assert CHAT in match_processes({CHAT: entry(ENGINE)}, settings, [], lambda _: ENGINE.started)[0]
 
@@ -110,14 +110,14 @@ def test_what_is_gone_is_forgotten(tmp_path):
     with sleeping(tmp_path / "work" / "default" / "chat") as process:
         engine = stuck_engine_of(psutil.Process(process.pid))
         assert engine == StuckEngine(process.pid, processes.start_of(process.pid), "default/chat")
-        stuck.note(engine)
+        stuck.record(engine)
         assert stuck.of("default/chat") == engine
         assert stuck.of("default/other") is None
         os.kill(process.pid, signal.SIGKILL)
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         assert stuck.of("default/chat") is None
     assert list((tmp_path / STUCK_FOLDER).iterdir()) == []
-    stuck.note(StuckEngine(os.getpid(), "another boot", "default/chat"))
+    stuck.record(StuckEngine(os.getpid(), "another boot", "default/chat"))
     assert stuck.of("default/chat") is None
 
 
@@ -135,6 +135,6 @@ def test_a_note_that_cannot_be_removed_keeps_nobody_waiting(tmp_path, monkeypatc
         raise PermissionError(13, "Permission denied", str(path))
 
     stuck = StuckEngines(tmp_path)
-    stuck.note(StuckEngine(os.getpid(), "another boot", "default/chat"))
+    stuck.record(StuckEngine(os.getpid(), "another boot", "default/chat"))
     monkeypatch.setattr("pathlib.Path.unlink", unlink)
     assert stuck.of("default/chat") is None

@@ -24,7 +24,7 @@ from llmkube.supervisor.engine.process_stats import (
     read_stat,
 )
 from llmkube.supervisor.host.processes import families
-from llmkube.supervisor.nouns.liveness import EngineStats
+from llmkube.supervisor.values.liveness import EngineStats
 from waiting import until
 
 SPIN = "import time; end = time.monotonic() + 600\nwhile time.monotonic() < end: pass"
@@ -182,15 +182,15 @@ async def test_without_descriptors_nothing_is_said_of_anybody():
     if sys.platform != "linux":
         pytest.skip("elsewhere a look at a process takes no descriptor")
     sampler, own = Sampler(), engine(os.getpid())
-    await sampler.cookies.carriers("none")  # the worker thread is there from now on
+    await sampler.cookies.marked_processes("none")  # the worker thread is there from now on
     with no_descriptors():
         assert await sampler.sample(own, loading=True) is None
         assert sampler.sample_nowait(own) is None
         assert process_stats._accepts("127.0.0.1", 1) is None
         with pytest.raises(OSError, match="Too many open files"):
-            await sampler.cookies.carriers("none")
+            await sampler.cookies.marked_processes("none")
     assert process_stats._accepts("127.0.0.1", 1) is False
-    sampler._seen_at = float("-inf")
+    sampler._sampled_at = float("-inf")
     assert await sampler.sample(own, loading=True) is not None
 
 
@@ -212,7 +212,7 @@ async def test_one_sweep_serves_all_who_look_on_the_same_tick():
     for pid in range(1, 51):
         await sampler.sample(engine(pid), loading=False)
     counting.engines.clear()
-    sampler._seen_at = clock() - FRESH_SECONDS
+    sampler._sampled_at = clock() - FRESH_SECONDS
     seen = []
 
     async def look(pid):
@@ -249,7 +249,7 @@ async def test_an_engine_that_nobody_asks_for_is_forgotten(monkeypatch):
     sampler = Sampler(counting)
     await sampler.sample(engine(1), loading=True)
     monkeypatch.setattr(process_stats, "FORGOTTEN_SECONDS", 0.0)
-    sampler._seen_at = float("-inf")
+    sampler._sampled_at = float("-inf")
     monkeypatch.setattr(process_stats, "FRESH_SECONDS", 0.0)
     await trio.lowlevel.checkpoint()
     monkeypatch.setattr(process_stats, "FORGOTTEN_SECONDS", 1e-9)
@@ -274,9 +274,9 @@ async def test_who_waits_for_a_scan_that_hangs_can_leave():
     cookies = CookieScan(lambda: {"a": ("one",)} if may_end.is_set() else may_end.wait(600))
     with trio.fail_after(60):
         with trio.move_on_after(0.1):
-            await cookies.carriers("a")
+            await cookies.marked_processes("a")
         may_end.set()
-        assert await cookies.carriers("a") == ("one",)
+        assert await cookies.marked_processes("a") == ("one",)
 
 
 async def test_many_who_look_for_cookies_at_once_share_a_look():
@@ -291,7 +291,7 @@ async def test_many_who_look_for_cookies_at_once_share_a_look():
     cookies, found = CookieScan(scan), []
 
     async def ask(cookie):
-        found.append(tuple(await cookies.carriers(cookie)))
+        found.append(tuple(await cookies.marked_processes(cookie)))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(ask, "cookie-1")

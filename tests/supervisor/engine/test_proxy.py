@@ -13,9 +13,9 @@ from lacking import no_descriptors
 from llmkube.supervisor.engine import proxy
 from llmkube.supervisor.engine.process_stats import CookieScan
 from llmkube.supervisor.engine.proxy import EngineProxy, config_path, proxy_cookie, proxy_of, remove_config_files
-from llmkube.supervisor.nouns.journal import EngineRecord
-from llmkube.supervisor.nouns.ports import Shutdown
-from llmkube.supervisor.nouns.proxy_config import ProxyConfig
+from llmkube.supervisor.values.journal import EngineRecord
+from llmkube.supervisor.values.ports import Shutdown
+from llmkube.supervisor.values.proxy_config import ProxyConfig
 from waiting import until
 
 pytestmark = pytest.mark.e2e
@@ -31,9 +31,9 @@ CONFIG = ProxyConfig(("192.0.2.1", 4711), ("127.0.0.1", 4712), "key", ("10.42.0.
 @pytest.fixture
 async def cookie(monkeypatch):
     """The engine's; its proxy is started again sooner, and no process stays behind."""
-    monkeypatch.setattr(proxy, "AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(proxy, "RETRY_SECONDS", 0.01)
     yield (cookie := new_cookie())
-    for left in await CookieScan().carriers(proxy_cookie(cookie)):
+    for left in await CookieScan().marked_processes(proxy_cookie(cookie)):
         left.kill()
 
 
@@ -47,7 +47,7 @@ async def running(cookie):
     """Return the one process that carries the cookie, once it is there."""
     with trio.fail_after(60):
         while True:
-            found = [each for each in await CookieScan().carriers(proxy_cookie(cookie)) if each.is_running()]
+            found = [each for each in await CookieScan().marked_processes(proxy_cookie(cookie)) if each.is_running()]
             if found:
                 (process,) = found
                 return process
@@ -98,7 +98,7 @@ async def test_a_proxy_that_does_not_end_is_killed(tmp_path, monkeypatch, cookie
     async with new_proxy(tmp_path, cookie, program=DEAF).running(Shutdown()):
         deaf = await running(cookie)
         await until(lambda: "deaf" in (tmp_path / "proxies.log").read_text())
-    assert not await CookieScan().carriers(proxy_cookie(cookie))
+    assert not await CookieScan().marked_processes(proxy_cookie(cookie))
     assert ended(deaf)
 
 

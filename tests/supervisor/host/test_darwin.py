@@ -139,7 +139,7 @@ def test_the_gpu_has_a_limit_also_when_nobody_has_set_one(kernel, set_mib, metal
         kernel.sysctls["iogpu.wired_limit_mb"] = struct.pack("<i", set_mib)
     kernel.working_set_bytes = metal
     memory = DarwinMemory(kernel, working_set_bytes=working_set_of(kernel))
-    assert memory.look(0.0).device_limit_bytes == limit
+    assert memory.read_sample(0.0).device_limit_bytes == limit
 
 
 def test_a_machine_without_metal_says_so():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from llmkube.supervisor.host.pressure_level import Count, Signs, Thresholds, judge, per_second
+from llmkube.supervisor.host.pressure_level import Reading, Signals, Thresholds, assess_pressure, per_second
 from llmkube.supervisor.host.sample import Level
 
 GIB = 1 << 30
@@ -35,25 +35,25 @@ NORMAL, WARNING, CRITICAL = Level.NORMAL, Level.WARNING, Level.CRITICAL
 )
 def test_a_level_comes_from_what_is_left_and_then_from_stalls(total, left, signs, level, says):
     """Each threshold acts on its own side only, and the level says which one it was."""
-    found, why = judge(Signs(total * GIB, int(left * GIB), **signs), Thresholds())
+    found, why = assess_pressure(Signals(total * GIB, int(left * GIB), **signs), Thresholds())
     assert (found, says in why, bool(why)) == (level, True, level is not NORMAL)
 
 
 def test_thresholds_can_be_moved():
     """A host that shall act later does so."""
     late = Thresholds(warning_share=0.02, critical_share=0.01)
-    assert judge(Signs(64 * GIB, 2 * GIB), late) == (NORMAL, "")
+    assert assess_pressure(Signals(64 * GIB, 2 * GIB), late) == (NORMAL, "")
 
 
 @pytest.mark.parametrize(
     ("before", "now", "rate"),
     [
-        (None, Count(1000, 5.0), 0.0),
-        (Count(1000, 5.0), Count(3000, 9.0), 500.0),
-        (Count(1000, 5.0), Count(1000, 9.0), 0.0),
-        (Count(1000, 5.0), Count(2000, 5.0), 0.0),
-        (Count(1000, 5.0), Count(10, 9.0), 0.0),
-        (Count(1000, 9.0), Count(2000, 5.0), 0.0),
+        (None, Reading(1000, 5.0), 0.0),
+        (Reading(1000, 5.0), Reading(3000, 9.0), 500.0),
+        (Reading(1000, 5.0), Reading(1000, 9.0), 0.0),
+        (Reading(1000, 5.0), Reading(2000, 5.0), 0.0),
+        (Reading(1000, 5.0), Reading(10, 9.0), 0.0),
+        (Reading(1000, 9.0), Reading(2000, 5.0), 0.0),
     ],
 )
 def test_a_rate_needs_two_looks(before, now, rate):

@@ -15,10 +15,10 @@ from lacking import no_descriptors
 from llmkube.supervisor.host import processes
 from llmkube.supervisor.host.processes import (
     COOKIE_VARIABLE,
-    carriers,
     footprints,
     is_gone,
     listens,
+    marked_processes,
     send_group,
     start_of,
 )
@@ -87,9 +87,9 @@ def test_without_descriptors_nobody_is_said_to_be_gone():
 def test_a_look_for_cookies_that_could_not_be_made_finds_not_nobody(monkeypatch, sought):
     """Without a descriptor the look is an error, also when it fails at one of the processes only."""
     with running(**{COOKIE_VARIABLE: sought}) as process:
-        assert [each.pid for each in carriers(COOKIE_VARIABLE)[sought]] == [process.pid]
+        assert [each.pid for each in marked_processes(COOKIE_VARIABLE)[sought]] == [process.pid]
         with no_descriptors(), pytest.raises(OSError, match="Too many open files"):
-            carriers(COOKIE_VARIABLE)
+            marked_processes(COOKIE_VARIABLE)
 
         def read_bytes(path):
             code = errno.EMFILE if path.parent.name == str(process.pid) else errno.EACCES
@@ -97,7 +97,7 @@ def test_a_look_for_cookies_that_could_not_be_made_finds_not_nobody(monkeypatch,
 
         monkeypatch.setattr("pathlib.Path.read_bytes", read_bytes)
         with pytest.raises(OSError, match="Too many open files"):
-            carriers(COOKIE_VARIABLE)
+            marked_processes(COOKIE_VARIABLE)
 
 
 def test_a_process_that_is_reaped_during_the_look_is_left_out(monkeypatch, sought):
@@ -112,8 +112,8 @@ def test_a_process_that_is_reaped_during_the_look_is_left_out(monkeypatch, sough
 
     with running(**{COOKIE_VARIABLE: sought}) as process, running(**{COOKIE_VARIABLE: sought}) as gone:
         monkeypatch.setattr(psutil.Process, "environ", environ)
-        assert [each.pid for each in carriers(COOKIE_VARIABLE)[sought]] == [process.pid]
-        assert [each.pid for each in processes.marked(COOKIE_VARIABLE, sought)] == [process.pid]
+        assert [each.pid for each in marked_processes(COOKIE_VARIABLE)[sought]] == [process.pid]
+        assert [each.pid for each in processes.find_marked(COOKIE_VARIABLE, sought)] == [process.pid]
         assert process.pid in processes.families([os.getpid()])[os.getpid()]
 
 
@@ -149,15 +149,15 @@ def wrapped(monkeypatch, sought, *, tells=False, terminal=None):
 def test_a_wrapper_that_hides_its_environment_is_found_by_its_session(monkeypatch, sought):
     """It is ours, whichever mark is looked for: its own is not seen on a Mac."""
     with wrapped(monkeypatch, sought) as (wrapper, engine):
-        assert {each.pid for each in carriers(COOKIE_VARIABLE)[sought]} == {wrapper, engine}
-        assert {each.pid for each in processes.marked(COOKIE_VARIABLE, sought)} == {wrapper, engine}
+        assert {each.pid for each in marked_processes(COOKIE_VARIABLE)[sought]} == {wrapper, engine}
+        assert {each.pid for each in processes.find_marked(COOKIE_VARIABLE, sought)} == {wrapper, engine}
 
 
 @pytest.mark.parametrize("theirs", [{"tells": True}, {"terminal": "/dev/ttys001"}])
 def test_a_leader_that_is_not_ours_is_left_alone(monkeypatch, theirs, sought):
     """Who shows an environment without our mark is a stranger, and so is the shell of a terminal."""
     with wrapped(monkeypatch, sought, **theirs) as (_, engine):
-        assert {each.pid for each in carriers(COOKIE_VARIABLE)[sought]} == {engine}
+        assert {each.pid for each in marked_processes(COOKIE_VARIABLE)[sought]} == {engine}
 
 
 def test_a_process_that_is_gone_has_no_footprint():

@@ -21,7 +21,7 @@ def way(request, monkeypatch):
     if request.param == "sock_diag":
         monkeypatch.setattr(module, "_read", refuse)
     else:
-        monkeypatch.setattr(module, "_asked", refuse)
+        monkeypatch.setattr(module, "_query_kernel", refuse)
 
 
 @pytest.mark.usefixtures("way")
@@ -50,12 +50,12 @@ def test_both_ways_tell_the_same():
     """What the kernel says when it is asked stands in its table, too."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         link = (LISTEN, server.getsockname()[1], 0)
-        assert link in module._asked(socket.AF_INET)
+        assert link in module._query_kernel(socket.AF_INET)
         assert link in module._read(Path("/proc/net/tcp"))
 
 
 def test_where_nobody_tells_nothing_is_claimed(monkeypatch):
     """Without either way the answer is None, and not that nobody listens."""
-    monkeypatch.setattr(module, "_asked", refuse)
+    monkeypatch.setattr(module, "_query_kernel", refuse)
     monkeypatch.setattr(module, "_read", refuse)
     assert listening_ports({1}) is None

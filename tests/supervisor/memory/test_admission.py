@@ -21,7 +21,7 @@ def test_the_refusal_names_who_could_be_stopped():
     outcome = step([waits("big", 25, may_displace=False)], host)
     assert not outcome.displaced
     assert "stopping `draft` (priority low, idle 14m) would make room" in refusals(outcome)["big"].message
-    assert refusals(outcome)["big"].room_bytes == 18 * GIB
+    assert refusals(outcome)["big"].fit_bytes == 18 * GIB
 
 
 def test_two_who_arrive_together_are_not_promised_the_same_bytes():
@@ -39,7 +39,7 @@ def test_who_does_not_fit_holds_nobody_up():
 
 def test_room_that_is_being_made_goes_to_nobody_else():
     """While a victim leaves, what comes free is not given to a less important service, and nobody else is chosen."""
-    leaving = holds("a", 30, "low", leaves_by=1.0)
+    leaving = holds("a", 30, "low", exit_deadline=1.0)
     outcome = step([waits("chief", 30, "high"), waits("other", 10, "low")], busy(leaving))
     assert not outcome.admitted
     assert not outcome.displaced

@@ -10,8 +10,16 @@ from llmkube.k8s.crd.placement import Hardware
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.host.sample import Level, Sample
 from llmkube.supervisor.memory.admission import Strategy
-from llmkube.supervisor.memory.book import Book, Hurry, Leave, Releases, Start, Tell, Unreturned
-from llmkube.supervisor.memory.eviction import Cause, Decision, Evict, Observation, State, step
+from llmkube.supervisor.memory.book import (
+    Book,
+    ExpediteStop,
+    Grant,
+    PendingReleases,
+    ReportRefusal,
+    StopEngine,
+    UnreturnedMemory,
+)
+from llmkube.supervisor.memory.eviction import Cause, Decision, Eviction, Observation, PressureState, step
 from llmkube.supervisor.memory.policy import Policy
 from llmkube.supervisor.memory.reservation import MemorySpec, Need, Role
 
@@ -32,7 +40,7 @@ def opened(available=56, **facts):
 
 def served(book, key, gib, now=0.0):
     """The reservation of an engine that has loaded."""
-    (start,) = book.ask(key, Need(gib * GIB), now)
+    (start,) = book.make_request(key, Need(gib * GIB), now)
     book.records.change(start.reservation, pid=hash(key))
     book.loaded(book.records.newest(start.reservation), now)
     return book.records.newest(start.reservation)
@@ -44,11 +52,11 @@ def kinds(orders):
 
 @pytest.mark.parametrize(
     ("gib", "order"),
-    [(20, Start), (48, Start), (49, Tell)],
+    [(20, Grant), (48, Grant), (49, ReportRefusal)],
 )
 def test_a_request_is_answered_at_once(gib, order):
     """What fits is promised in the call that asks, and what does not is told why."""
-    assert kinds(opened().ask(A, Need(gib * GIB), 1.0)) == [order]
+    assert kinds(opened().make_request(A, Need(gib * GIB), 1.0)) == [order]
 
 
 def test_what_a_model_was_given_beyond_the_default_is_not_over_the_budget():
@@ -57,17 +65,17 @@ def test_what_a_model_was_given_beyond_the_default_is_not_over_the_budget():
     book.follow(A, MemorySpec(hardware=Hardware(memory_budget="56Gi")), 0.0)
     served(book, A, 52)
     book.follow(A, MemorySpec(), 2.0)
-    assert book.look(Sample(TOTAL, 12 * GIB, Level.NORMAL)).over_bytes == 0
+    assert book.assess(Sample(TOTAL, 12 * GIB, Level.NORMAL)).over_bytes == 0
     book.observe(Sample(48 * GIB, 12 * GIB, Level.NORMAL), {}, 3.0)
-    assert book.look(Sample(48 * GIB, 12 * GIB, Level.NORMAL)).over_bytes == 4 * GIB
+    assert book.assess(Sample(48 * GIB, 12 * GIB, Level.NORMAL)).over_bytes == 4 * GIB
 
 
 def test_before_the_first_look_a_request_waits_unanswered():
     """Without a decision about the host there is no order, and the first decision brings it."""
     book = Book()
-    assert book.ask(A, Need(GIB), 0.0) == ()
+    assert book.make_request(A, Need(GIB), 0.0) == ()
     book.observe(Sample(TOTAL, 56 * GIB, Level.NORMAL), {}, 1.0)
-    assert kinds(book.decide(CALM, 1.0)) == [Start]
+    assert kinds(book.decide(CALM, 1.0)) == [Grant]
 
 
 def test_a_more_important_request_orders_another_engine_to_leave():
@@ -75,22 +83,22 @@ def test_a_more_important_request_orders_another_engine_to_leave():
     book = opened()
     victim = served(book, A, 40)
     book.follow(B, MemorySpec("high"), 1.0)
-    told, leave = book.ask(B, Need(40 * GIB), 1.0)
-    assert isinstance(told, Tell)
+    told, leave = book.make_request(B, Need(40 * GIB), 1.0)
+    assert isinstance(told, ReportRefusal)
     assert told.key == B
-    assert isinstance(leave, Leave)
+    assert isinstance(leave, StopEngine)
     assert leave.reservation.number == victim.number
     assert leave.evict.winner == B
-    assert kinds(book.release(leave.reservation, 2.0)) == [Start]
+    assert kinds(book.release(leave.reservation, 2.0)) == [Grant]
 
 
 def test_an_engine_is_told_to_go_once_and_hurried_when_memory_is_critical():
     """A second eviction orders nothing; CRITICAL takes the time for requests away, once."""
     book = opened()
     served(book, A, 30)
-    assert kinds(book.evict(Evict(A, Cause.WARNING, "short"), 1.0)) == [Leave]
-    assert book.evict(Evict(A, Cause.WARNING, "short"), 1.0) == ()
-    assert kinds(book.decide(Decision(Level.CRITICAL), 2.0)) == [Hurry]
+    assert kinds(book.evict(Eviction(A, Cause.WARNING, "short"), 1.0)) == [StopEngine]
+    assert book.evict(Eviction(A, Cause.WARNING, "short"), 1.0) == ()
+    assert kinds(book.decide(Decision(Level.CRITICAL), 2.0)) == [ExpediteStop]
     assert book.decide(Decision(Level.CRITICAL), 3.0) == ()
 
 
@@ -98,9 +106,9 @@ def test_an_adopted_engine_is_not_told_to_go_before_a_task_holds_it():
     """An order that no task could carry out is not given."""
     book = opened()
     book.adopt(A, Need(30 * GIB), 0.0)
-    assert book.evict(Evict(A, Cause.CRITICAL, "short"), 1.0) == ()
+    assert book.evict(Eviction(A, Cause.CRITICAL, "short"), 1.0) == ()
     book.records.change(book.records.serving(A), held=True)
-    assert kinds(book.evict(Evict(A, Cause.CRITICAL, "short"), 1.0)) == [Leave]
+    assert kinds(book.evict(Eviction(A, Cause.CRITICAL, "short"), 1.0)) == [StopEngine]
 
 
 def test_a_successor_has_a_reservation_of_its_own_until_it_serves():
@@ -108,8 +116,8 @@ def test_a_successor_has_a_reservation_of_its_own_until_it_serves():
     book = opened()
     before = served(book, A, 20)
     assert book.replacement(A, Need(20 * GIB), 1.0) is Strategy.ROLLING_UPDATE
-    after = book.ask_beside(A, Need(20 * GIB), 1.0)
-    assert book.ask_beside(A, Need(GIB), 1.0) is None
+    after = book.request_successor(A, Need(20 * GIB), 1.0)
+    assert book.request_successor(A, Need(GIB), 1.0) is None
     book.take_over(after, 2.0)
     assert {each.number: each.role for each in book.records.reservations()} == {
         before.number: Role.PREDECESSOR,
@@ -123,7 +131,7 @@ def test_a_successor_alone_is_the_one_that_serves():
     """When the engine before it ends by itself, its successor takes its place in the book."""
     book = opened()
     before = served(book, A, 20)
-    after = book.ask_beside(A, Need(20 * GIB), 1.0)
+    after = book.request_successor(A, Need(20 * GIB), 1.0)
     book.release(before, 2.0)
     assert book.records.serving(A).number == after.number
 
@@ -132,7 +140,7 @@ def test_the_same_reason_is_told_once():
     """Looks that change nothing order nothing."""
     book = opened()
     served(book, A, 40)
-    assert kinds(book.ask(B, Need(40 * GIB), 1.0)) == [Tell]
+    assert kinds(book.make_request(B, Need(40 * GIB), 1.0)) == [ReportRefusal]
     assert not any(book.decide(CALM, float(second)) for second in range(2, 300))
 
 
@@ -143,17 +151,17 @@ class BookMachine(RuleBasedStateMachine):
     @initialize()
     def begin(self):
         self.now, self.told, self.held, self.book = 0.0, set(), {}, Book()
-        self.look(Level.NORMAL)
+        self.assess(Level.NORMAL)
 
     def carry_out(self, orders):
         for order in orders:
-            if isinstance(order, Start):
+            if isinstance(order, Grant):
                 self.held[order.reservation.number] = self.book.records.change(order.reservation, held=True)
-            elif isinstance(order, Tell):
+            elif isinstance(order, ReportRefusal):
                 self.told.add(order.key)
 
     @rule(level=st.sampled_from([Level.NORMAL, Level.NORMAL, Level.WARNING, Level.CRITICAL, Level.UNKNOWN]))
-    def look(self, level):
+    def assess(self, level):
         held = {each.number: each.need.total_bytes for each in self.held.values() if self.book.records.newest(each).pid}
         sample = Sample(TOTAL, TOTAL - OTHERS - sum(held.values()), level)
         self.now += 15.0
@@ -162,14 +170,14 @@ class BookMachine(RuleBasedStateMachine):
         self.carry_out(self.book.decide(Decision(level, admitting=calm, calm_seconds=1e9 * calm), self.now))
 
     @rule(key=st.sampled_from(KEYS), gib=st.integers(1, 50))
-    def ask(self, key, gib):
+    def make_request(self, key, gib):
         if self.book.records.serving(key) is None and key not in {each.key for each in self.book.records.requests()}:
             self.told.discard(key)
-            self.carry_out(self.book.ask(key, Need(gib * GIB), self.now))
+            self.carry_out(self.book.make_request(key, Need(gib * GIB), self.now))
 
     @rule(key=st.sampled_from(KEYS), gib=st.integers(1, 30))
-    def ask_beside(self, key, gib):
-        if self.book.records.serving(key) and (after := self.book.ask_beside(key, Need(gib * GIB), self.now)):
+    def request_successor(self, key, gib):
+        if self.book.records.serving(key) and (after := self.book.request_successor(key, Need(gib * GIB), self.now)):
             self.held[after.number] = after
 
     @rule(key=st.sampled_from(KEYS), priority=st.sampled_from(["low", "normal", "high"]), protected=st.booleans())
@@ -178,7 +186,7 @@ class BookMachine(RuleBasedStateMachine):
 
     @rule(key=st.sampled_from(KEYS), cause=st.sampled_from([Cause.CRITICAL, Cause.WARNING, Cause.IDLE]))
     def evict(self, key, cause):
-        self.carry_out(self.book.evict(Evict(key, cause, "short"), self.now))
+        self.carry_out(self.book.evict(Eviction(key, cause, "short"), self.now))
 
     @rule(key=st.sampled_from(KEYS))
     def withdraw(self, key):
@@ -241,8 +249,8 @@ def test_a_forgotten_service_gives_all_back():
     """What a service held or waited for is gone with it, and a late release of its engine changes nothing."""
     book = opened()
     held = served(book, A, 40)
-    book.ask(B, Need(40 * GIB), 1.0)
-    assert kinds(book.forget(A, 2.0)) == [Start]
+    book.make_request(B, Need(40 * GIB), 1.0)
+    assert kinds(book.forget(A, 2.0)) == [Grant]
     before = book.records.reservations()
     assert book.release(held, 3.0) == ()
     assert book.records.reservations() == before
@@ -252,19 +260,19 @@ def test_a_forgotten_service_gives_all_back():
 def test_a_model_that_a_daemon_holds_frees_what_it_was_promised(elsewhere, gone):
     """The process of the engine is small, and the model is not: under pressure its service has to go all the same."""
     book = opened()
-    (start,) = book.ask(A, Need(30 * GIB, elsewhere=elsewhere), 1.0)
+    (start,) = book.make_request(A, Need(30 * GIB, elsewhere=elsewhere), 1.0)
     book.records.change(start.reservation, pid=7)
     book.observe(Sample(TOTAL, 50 * GIB, Level.NORMAL), {7: 60 << 20}, 2.0)
     loading = book.records.newest(start.reservation)
-    assert (loading.resident_bytes, loading.frees_bytes) == (60 << 20, 30 * GIB)
+    assert (loading.resident_bytes, loading.reclaimable_bytes) == (60 << 20, 30 * GIB)
     book.loaded(loading, 3.0)
     book.observe(Sample(TOTAL, GIB >> 2, Level.CRITICAL), {7: 60 << 20}, 4.0)
     held = book.records.newest(start.reservation)
-    assert (held.frees_bytes, held.unused_bytes) == (
+    assert (held.reclaimable_bytes, held.unused_bytes) == (
         (30 * GIB, 0) if elsewhere else (60 << 20, (30 << 30) - (60 << 20))
     )
     two = held, attrs.evolve(held, number=99, key=B)  # a host's last engine is kept
-    policy, state, now = Policy(), State(), 100.0
+    policy, state, now = Policy(), PressureState(), 100.0
     seen = Observation(Sample(TOTAL, GIB >> 2, Level.CRITICAL), two)
     for _ in range(60):
         state, decision = step(policy, state, seen, now)
@@ -287,31 +295,31 @@ def test_a_model_that_a_daemon_holds_frees_what_it_was_promised(elsewhere, gone)
 )
 def test_a_release_is_pending_until_most_of_it_is_seen(available, level, now, pending):
     """10 GiB of an engine that ended with 20 GiB available are back at 28 GiB, or after ten seconds."""
-    releases = Releases()
+    releases = PendingReleases()
     releases.expect(10 * GIB, 20 * GIB, until=10.0)
-    releases.note(Sample(64 * GIB, available * GIB, level), now)
+    releases.update(Sample(64 * GIB, available * GIB, level), now)
     assert releases.size_bytes == pending * GIB
     assert bool(releases) is (pending > 0)
 
 
 def test_two_releases_are_seen_together():
     """What two engines give back is compared with the lower of what was available before."""
-    releases = Releases()
+    releases = PendingReleases()
     releases.expect(10 * GIB, 20 * GIB, until=10.0)
     releases.expect(10 * GIB, 25 * GIB, until=10.0)
-    releases.note(Sample(64 * GIB, 35 * GIB, Level.NORMAL), 1.0)
+    releases.update(Sample(64 * GIB, 35 * GIB, Level.NORMAL), 1.0)
     assert releases.size_bytes == 20 * GIB
-    releases.note(Sample(64 * GIB, 36 * GIB, Level.NORMAL), 1.0)
+    releases.update(Sample(64 * GIB, 36 * GIB, Level.NORMAL), 1.0)
     assert not releases
 
 
 def kept(*looks, suspected=40):
     """What is kept after looks at what others have wired, in GiB; the engine's 40 GiB are suspected after the first."""
-    seen = Unreturned(GIB)
+    seen = UnreturnedMemory(GIB)
     for number, (others, settled) in enumerate(looks):
         if number == 1:
             seen.suspect(suspected * GIB)
-        seen.note(int(others * GIB), settled=settled)
+        seen.update(int(others * GIB), settled=settled)
     return seen.size_bytes / GIB
 
 
@@ -338,7 +346,7 @@ def test_what_is_wired_for_nobody(looks, wanted):
 
 def test_without_a_look_before_nothing_is_known():
     """An agent that starts on a Mac which keeps memory has nothing to compare with."""
-    seen = Unreturned(GIB)
+    seen = UnreturnedMemory(GIB)
     seen.suspect(40 * GIB)
-    seen.note(43 * GIB, settled=True)
+    seen.update(43 * GIB, settled=True)
     assert seen.size_bytes == 0

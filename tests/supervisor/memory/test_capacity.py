@@ -5,7 +5,7 @@ What a host has for a service that comes now.
 
 import attrs
 
-from llmkube.supervisor.memory.capacity import room_in
+from llmkube.supervisor.memory.capacity import summarize_capacity
 from supervisor.memory.requests import EMPTY, GIB, busy, holds, waits
 
 
@@ -34,10 +34,10 @@ def test_without_a_service_its_memory_is_back():
 
 def test_in_a_moment_those_that_leave_are_gone_and_all_memory_is_back():
     """Engines that may still end in time are counted as ended; one whose time is over is not."""
-    leaving, late = holds("leaving", 20, leaves_by=1.0), holds("late", 5, leaves_by=-1.0)
-    host = attrs.evolve(busy(leaving, late), releasing_bytes=GIB)
-    soon = host.in_a_moment()
-    assert host.leaving == (leaving,)
+    exiting, late = holds("leaving", 20, exit_deadline=1.0), holds("late", 5, exit_deadline=-1.0)
+    host = attrs.evolve(busy(exiting, late), releasing_bytes=GIB)
+    soon = host.after_exits()
+    assert host.exiting == (exiting,)
     assert soon.reservations == (late,)
     assert soon.releasing_bytes == 0
     assert soon.available_bytes == host.available_bytes + 21 * GIB
@@ -45,14 +45,14 @@ def test_in_a_moment_those_that_leave_are_gone_and_all_memory_is_back():
 
 def test_a_service_that_is_admitted_counts_at_once():
     """The promise to one service is not free for the next one in the same decision."""
-    after = EMPTY.with_promise(waits(gib=30))
+    after = EMPTY.with_reservation(waits(gib=30))
     assert after.free_bytes == EMPTY.free_bytes - 30 * GIB
     assert after.headroom_bytes == EMPTY.headroom_bytes - 30 * GIB
 
 
 def test_room_is_the_smaller_of_budget_and_host_and_never_negative():
     """48 GiB are free of the budget of an empty host; other programs, or engines that have grown, leave less."""
-    assert room_in(EMPTY, 64 * GIB).free_bytes == 48 * GIB
-    assert room_in(attrs.evolve(EMPTY, available_bytes=17 * GIB), 64 * GIB).free_bytes == 10 * GIB
-    assert room_in(busy(holds("a", 60)), 64 * GIB).free_bytes == 0
-    assert room_in(EMPTY, 64 * GIB).limit_bytes == 48 * GIB
+    assert summarize_capacity(EMPTY, 64 * GIB).free_bytes == 48 * GIB
+    assert summarize_capacity(attrs.evolve(EMPTY, available_bytes=17 * GIB), 64 * GIB).free_bytes == 10 * GIB
+    assert summarize_capacity(busy(holds("a", 60)), 64 * GIB).free_bytes == 0
+    assert summarize_capacity(EMPTY, 64 * GIB).limit_bytes == 48 * GIB

@@ -5,7 +5,7 @@ import pytest
 
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.host.sample import Level, Sample
-from llmkube.supervisor.memory.eviction import Cause, Evict, Observation, Skip, State, step
+from llmkube.supervisor.memory.eviction import Cause, Eviction, Observation, PressureState, Skip, step
 from llmkube.supervisor.memory.policy import Mode, Policy
 from llmkube.supervisor.memory.reservation import MemorySpec, Need, Reservation
 
@@ -29,7 +29,7 @@ THREE = (CHAT, EMBED, DRAFT)
 
 def decide(engines, *, level=CRITICAL, available=DIRE, lasted=0.0, policy=None, releasing=False, over=0, **state):
     """One look at a host that has been short for so long, in one step."""
-    before = State(level, short_since=NOW - lasted if level > NORMAL else None, **state)
+    before = PressureState(level, short_since=NOW - lasted if level > NORMAL else None, **state)
     sample = Sample(TOTAL, available, level)
     return step(policy or Policy(), before, Observation(sample, engines, releasing, over), NOW)[1]
 
@@ -83,7 +83,7 @@ HIGH_IDLE = engine("chat", "high", 30, idle_seconds=9000.0)
         (THREE, {"acted_at": NOW - 14}, Skip.COOL_DOWN),
         (THREE, {"acted_at": NOW - 59, "available": FINE}, Skip.COOL_DOWN),
         (THREE, {"releasing": True}, Skip.RELEASE_PENDING),
-        ((*THREE, engine("gone", leaves_by=NOW + 1)), {}, Skip.RELEASE_PENDING),
+        ((*THREE, engine("gone", exit_deadline=NOW + 1)), {}, Skip.RELEASE_PENDING),
         (THREE, {"level": WARNING, "available": SHORT, "lasted": 59.0}, Skip.NOT_LONG_ENOUGH),
         ((IDLE, DRAFT), {"level": WARNING, "available": SHORT, "lasted": 19.0}, Skip.NOT_LONG_ENOUGH),
         (THREE, {"level": WARNING, "available": FINE, "lasted": 600.0}, Skip.FIGURES_FINE),
@@ -101,7 +101,7 @@ def test_why_nobody_goes(engines, facts, skip):
 def test_idle_services_are_unloaded_before_working_ones_are_ended():
     """After 20 s of WARNING a service without work goes, although a less important one has work."""
     decision = decide((IDLE, DRAFT, CHAT), level=WARNING, available=SHORT, lasted=20.0)
-    assert decision.evict == Evict(IDLE.key, Cause.IDLE, decision.evict.why)
+    assert decision.evict == Eviction(IDLE.key, Cause.IDLE, decision.evict.why)
     assert "it was idle for 15m" in decision.evict.why
 
 
@@ -113,7 +113,7 @@ def test_only_critical_cuts_requests_short():
 
 def test_a_victim_that_does_not_die_lets_another_one_be_chosen():
     """Once its time is over, a victim that is still there is no reason to wait, and is not chosen again."""
-    stuck = attrs.evolve(DRAFT, leaves_by=NOW)
+    stuck = attrs.evolve(DRAFT, exit_deadline=NOW)
     assert decide((stuck, EMBED, CHAT)).evict.key == EMBED.key
 
 
@@ -124,7 +124,7 @@ def test_the_last_one_may_go_if_the_operator_says_so():
 
 def play(levels, policy=None, engines=THREE, available=None):
     """Decisions of a row of looks, one per second."""
-    state, decisions = State(), []
+    state, decisions = PressureState(), []
     for second, level in enumerate(levels):
         free = {NORMAL: FINE, WARNING: SHORT, CRITICAL: DIRE, UNKNOWN: 0}[level] if available is None else available
         state, decision = step(

@@ -14,11 +14,11 @@ from llmkube.k8s.resource import Key
 from llmkube.supervisor.host.sample import UNREADABLE, Level, Sample
 from llmkube.supervisor.memory.eviction_manager import (
     CALM_SECONDS,
-    HELD_SAMPLES,
+    MAX_MISSED_SAMPLES,
     MEASURE_SECONDS,
     EvictionManager,
     Readings,
-    steady,
+    update_readings,
 )
 from llmkube.supervisor.memory.ledger import Ledger
 from llmkube.supervisor.memory.reservation import Need
@@ -129,14 +129,14 @@ ABSURD = [
 def after(*samples):
     readings = Readings()
     for sample in samples:
-        readings = steady(readings, sample)
-    return readings.believed
+        readings = update_readings(readings, sample)
+    return readings.trusted
 
 
 @pytest.mark.parametrize("absurd", ABSURD)
 def test_the_last_good_reading_is_held_for_three_samples(absurd):
     """What cannot be true is replaced by the last good reading three times, and by UNKNOWN from the fourth on."""
-    assert HELD_SAMPLES == 3
+    assert MAX_MISSED_SAMPLES == 3
     assert after(SHORT, *[absurd] * 3) == SHORT
     assert after(SHORT, *[absurd] * 4).level is Level.UNKNOWN
     assert after(SHORT, *[absurd] * 40).why == "none of the last 40 samples could be believed"
@@ -189,10 +189,10 @@ SAMPLES = st.builds(
 @given(st.lists(SAMPLES, max_size=30))
 def test_only_possible_figures_are_ever_decided_by(samples):
     """Whatever is read, a believed sample with a level has figures that can be true."""
-    believed = after(*samples)
-    if believed.level is not Level.UNKNOWN:
-        assert 0 <= believed.available_bytes <= believed.total_bytes
-        assert believed.total_bytes > 0
+    trusted = after(*samples)
+    if trusted.level is not Level.UNKNOWN:
+        assert 0 <= trusted.available_bytes <= trusted.total_bytes
+        assert trusted.total_bytes > 0
 
 
 GIB = 1 << 30
@@ -227,7 +227,7 @@ async def watched(*, engine=False):
     async with trio.open_nursery() as nursery, AsyncExitStack() as stack:
         nursery.start_soon(pressure.run)
         if engine:
-            admitted = ledger.admitted(Key("ns", "chat"), Need(GIB), scope=trio.CancelScope(), say=print)
+            admitted = ledger.admitted(Key("ns", "chat"), Need(GIB), scope=trio.CancelScope(), report=print)
             allocation = await stack.enter_async_context(admitted)
             ledger.started(allocation, 7)
             ledger.loaded(allocation)

@@ -5,7 +5,7 @@ import pytest
 import trio
 
 from llmkube.runtimes.plan import LaunchPlan
-from llmkube.supervisor.memory.learned import MOST_FIGURES, Figure, Learned, figure_key, load
+from llmkube.supervisor.memory.learned import MAX_FIGURES, Figure, LearnedFigures, figure_key, load
 from llmkube.weights.estimate.demand import Demand
 
 PLAN = LaunchPlan(("x",), (), "llamacpp", "chat", "sha:1", demand=Demand(context=4096))
@@ -30,22 +30,22 @@ def test_figures_belong_to_what_changes_them(changes, version, same):
 
 def test_a_smaller_measurement_unlearns_nothing():
     """The most that was ever seen stays, and the estimate is the newest."""
-    learned = Learned()
-    learned.note("k", Figure(500, 400, 0, 450))
-    learned.note("k", Figure(300, 600, 0, 460))
+    learned = LearnedFigures()
+    learned.record("k", Figure(500, 400, 0, 450))
+    learned.record("k", Figure(300, 600, 0, 460))
     assert learned.get("k") == Figure(500, 600, 0, 460)
 
 
 async def test_figures_outlive_the_agent(tmp_path, nursery):
     """What one agent has learned the next one reads."""
     path = tmp_path / "learned.json"
-    learned = Learned(path, trio.CapacityLimiter(1))
+    learned = LearnedFigures(path, trio.CapacityLimiter(1))
     nursery.start_soon(learned.run)
-    learned.note("k", Figure(500))
+    learned.record("k", Figure(500))
     with trio.fail_after(60):
         while not path.exists():  # noqa: ASYNC110 - a thread writes it
             await trio.sleep(0.01)
-    again = Learned(path, trio.CapacityLimiter(1))
+    again = LearnedFigures(path, trio.CapacityLimiter(1))
     again.read()
     assert again.get("k") == Figure(500)
 
@@ -65,18 +65,18 @@ def test_a_file_that_cannot_be_read_is_as_good_as_none(tmp_path, text):
     """Nothing that lies in the file stops the agent."""
     path = tmp_path / "learned.json"
     path.write_text(text, "utf-8")
-    learned = Learned(path)
+    learned = LearnedFigures(path)
     learned.read()
     assert learned.get("k") is None
 
 
 def test_the_oldest_figures_are_forgotten():
     """The file does not grow without end, and what was seen last is kept."""
-    learned = Learned()
-    for number in range(MOST_FIGURES + 5):
-        learned.note(str(number), Figure(number + 1))
+    learned = LearnedFigures()
+    for number in range(MAX_FIGURES + 5):
+        learned.record(str(number), Figure(number + 1))
     assert learned.get("0") is None
-    assert learned.get(str(MOST_FIGURES + 4)) is not None
+    assert learned.get(str(MAX_FIGURES + 4)) is not None
 
 
 def test_a_foreign_file_is_refused():

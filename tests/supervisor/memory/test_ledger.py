@@ -7,7 +7,7 @@ from trio.testing import wait_all_tasks_blocked
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.host.sample import Level, Sample
 from llmkube.supervisor.memory.book import Book
-from llmkube.supervisor.memory.eviction import Cause, Decision, Evict
+from llmkube.supervisor.memory.eviction import Cause, Decision, Eviction
 from llmkube.supervisor.memory.ledger import Ledger
 from llmkube.supervisor.memory.policy import Policy, Rules
 from llmkube.supervisor.memory.reservation import MemorySpec, Need
@@ -34,7 +34,7 @@ class Service:
     async def run(self):
         with self.scope:
             async with self.ledger.admitted(
-                self.key, self.need, scope=self.scope, say=self.said.append
+                self.key, self.need, scope=self.scope, report=self.said.append
             ) as self.allocation:
                 try:
                     await trio.sleep_forever()
@@ -45,7 +45,7 @@ class Service:
 
 
 def evict(ledger, cause, why):
-    ledger.carry_out(ledger.book.evict(Evict(A, cause, why), trio.current_time()))
+    ledger.carry_out(ledger.book.evict(Eviction(A, cause, why), trio.current_time()))
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ async def test_a_leak_does_not_make_a_model_one_that_never_fits(
 ):
     """What an engine once held is promised to the next one, up to what all models of the host may take."""
     need = Need(seen_gib * GIB, estimated_bytes=10 * GIB)
-    assert ledger.never(A, need) is None
+    assert ledger.permanent_refusal(A, need) is None
     one = Service(ledger, A, 0, nursery)
     one.need = need
     await wait_all_tasks_blocked()
@@ -157,10 +157,10 @@ async def test_who_was_evicted_at_once_returns_for_what_it_held(autojump_clock, 
 
     async def run():
         with scope:
-            async with ledger.admitted(A, need, scope=scope, say=said.append) as allocation:
+            async with ledger.admitted(A, need, scope=scope, report=said.append) as allocation:
                 ledger.started(allocation, 7)
                 await trio.sleep_forever()
-        async with ledger.admitted(A, need, scope=trio.CancelScope(), say=said.append):
+        async with ledger.admitted(A, need, scope=trio.CancelScope(), report=said.append):
             await trio.sleep_forever()
 
     nursery.start_soon(run)
@@ -220,19 +220,19 @@ async def test_an_edit_of_the_priority_is_heard_at_once(autojump_clock, ledger, 
 
 async def test_a_victim_is_told_once(autojump_clock, nursery):
     """Who is on the way out already is not told again, but hurried when memory becomes critical."""
-    told = []
-    ledger = Ledger(Book(Rules(gentle_seconds=45, urgent_seconds=15)), told=told.append)
+    notified = []
+    ledger = Ledger(Book(Rules(gentle_seconds=45, urgent_seconds=15)), notified=notified.append)
     seen(ledger)
     one = Service(ledger, A, 30, nursery, ends_after=100)
     await wait_all_tasks_blocked()
     allocation = one.allocation
     evict(ledger, Cause.WARNING, "short")
     evict(ledger, Cause.WARNING, "short")
-    assert len(told) == 1
+    assert len(notified) == 1
     assert not allocation.urgent
     seen(ledger, 1, decision=Decision(Level.CRITICAL))
     assert allocation.urgent
-    assert allocation.reservation.leaves_by == trio.current_time() + 15
+    assert allocation.reservation.exit_deadline == trio.current_time() + 15
 
 
 async def test_the_same_wait_is_not_told_twice(autojump_clock, ledger, nursery):

@@ -8,9 +8,9 @@ import pytest
 
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.memory.budget import Budget
-from llmkube.supervisor.memory.eviction import Cause, Evict
+from llmkube.supervisor.memory.eviction import Cause, Eviction
 from llmkube.supervisor.memory.policy import Mode, Policy
-from llmkube.supervisor.memory.records import MOVED_BYTES, Records, ServiceRecord
+from llmkube.supervisor.memory.records import REPORT_DELTA_BYTES, Records, ServiceRecord
 from llmkube.supervisor.memory.refusal import Block, Refusal
 from llmkube.supervisor.memory.reservation import MemorySpec, Need, Request, Reservation, Role
 
@@ -56,7 +56,7 @@ def test_what_moves_is_seen():
     assert (records.is_moving, records.is_adopting, records.is_unmeasured) == (False, False, True)
     records.change(engine, measured=True, resident_bytes=8)
     assert (records.is_unmeasured, records.held_bytes(), records.pids()) == (False, 8, (7,))
-    records.change(engine, leaves_by=5.0)
+    records.change(engine, exit_deadline=5.0)
     assert records.is_moving
 
 
@@ -79,7 +79,7 @@ POLICY = Policy()
 
 def evicted(cause):
     record = ServiceRecord()
-    record.note_eviction(Evict(CHAT, cause, "short"), ENGINE)
+    record.record_eviction(Eviction(CHAT, cause, "short"), ENGINE)
     return record
 
 
@@ -93,13 +93,15 @@ def evicted(cause):
 )
 def test_a_service_that_was_evicted_for_pressure_asks_for_what_it_held(record, total, margin, returns):
     """After pressure it needs what it had grown to, and a margin; after a displacement it asks like a new one."""
-    asked = record.ask(POLICY, Request(CHAT, Need(100, estimated_bytes=80)))
+    asked = record.make_request(POLICY, Request(CHAT, Need(100, estimated_bytes=80)))
     assert (asked.need.total_bytes, asked.margin_bytes, asked.returns) == (total, margin, returns)
 
 
 def test_another_model_does_not_ask_for_what_the_last_one_held():
     """An edit that changes the estimate forgets the peak of the engine before."""
-    assert evicted(Cause.CRITICAL).ask(POLICY, Request(CHAT, Need(20, estimated_bytes=10))).need.total_bytes == 20
+    assert (
+        evicted(Cause.CRITICAL).make_request(POLICY, Request(CHAT, Need(20, estimated_bytes=10))).need.total_bytes == 20
+    )
 
 
 @pytest.mark.parametrize(
@@ -108,8 +110,8 @@ def test_another_model_does_not_ask_for_what_the_last_one_held():
         ({}, POLICY, True),
         ({"displaced_at": 950.0}, POLICY, False),
         ({"displaced_at": 400.0}, POLICY, True),
-        ({"evicted": Evict(CHAT, Cause.IDLE, "idle")}, POLICY, False),
-        ({"evicted": Evict(CHAT, Cause.CRITICAL, "short")}, POLICY, True),
+        ({"evicted": Eviction(CHAT, Cause.IDLE, "idle")}, POLICY, False),
+        ({"evicted": Eviction(CHAT, Cause.CRITICAL, "short")}, POLICY, True),
         ({}, Policy(mode=Mode.DRY_RUN), False),
         ({}, Policy(mode=Mode.OFF), False),
     ],
@@ -133,13 +135,13 @@ def test_when_other_engines_may_end_for_it(facts, policy, may):
 def test_a_relapse_is_an_eviction_soon_after_the_return(facts, spare, relapses):
     """The return itself has brought the pressure back if it was lately, and no other program has grown since."""
     record = ServiceRecord(relapses=2)
-    record.note_pressure(attrs.evolve(ENGINE, spare_bytes=500, **facts), POLICY, spare, 100, 1000.0)
-    assert (record.relapses, record.spare_bytes) == (relapses, spare)
+    record.record_pressure(attrs.evolve(ENGINE, capacity_bytes=500, **facts), POLICY, spare, 100, 1000.0)
+    assert (record.relapses, record.capacity_bytes) == (relapses, spare)
 
 
 def test_memory_that_came_free_makes_up_for_relapses():
     """A service that has relapsed waits for long, unless engines could have more now than when it was evicted."""
-    record = ServiceRecord(relapses=2, spare_bytes=500)
+    record = ServiceRecord(relapses=2, capacity_bytes=500)
     assert record.dwell_seconds(POLICY, 599, 100) == POLICY.dwell_seconds(2)
     assert record.dwell_seconds(POLICY, 600, 100) == POLICY.dwell_seconds(0)
 
@@ -149,16 +151,16 @@ def test_memory_that_came_free_makes_up_for_relapses():
     [
         (Block.FULL, 0, 599.0, False),
         (Block.FULL, 0, 600.0, True),
-        (Block.FULL, MOVED_BYTES, 9.0, False),
-        (Block.FULL, MOVED_BYTES, 10.0, True),
+        (Block.FULL, REPORT_DELTA_BYTES, 9.0, False),
+        (Block.FULL, REPORT_DELTA_BYTES, 10.0, True),
         (Block.PRESSURE, 0, 10.0, True),
     ],
 )
 def test_the_same_sentence_is_not_told_again(block, moved, after, told):
     """A new reason or figure is told after ten seconds, the same one after ten minutes."""
     record = ServiceRecord()
-    assert record.has_to_tell(Refusal(Block.FULL, "full"), 0.0)
-    assert record.has_to_tell(Refusal(block, "now", free_bytes=moved), after) is told
+    assert record.should_report(Refusal(Block.FULL, "full"), 0.0)
+    assert record.should_report(Refusal(block, "now", free_bytes=moved), after) is told
 
 
 def test_a_successor_that_is_left_alone_serves():

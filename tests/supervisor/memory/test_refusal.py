@@ -6,7 +6,7 @@ import pytest
 from llmkube.k8s.crd.placement import Hardware
 from llmkube.supervisor.host.sample import Level
 from llmkube.supervisor.memory.budget import host_budget
-from llmkube.supervisor.memory.refusal import Block, judge
+from llmkube.supervisor.memory.refusal import Block, find_refusal
 from llmkube.supervisor.memory.reservation import Need
 from supervisor.memory.requests import EMPTY, GIB, PRESSED, busy, holds, waits
 
@@ -60,16 +60,16 @@ def full_of(gib):
 )
 def test_what_stands_in_the_way(waiting, host, block):
     """A start needs room in the ledger and on the host, without pressure; the bound that is hit is named."""
-    refusal = judge(waiting, host)
+    refusal = find_refusal(waiting, host)
     assert (refusal and refusal.block) == block
 
 
 def test_what_nobody_can_size_is_refused_unless_guesses_are_allowed():
     """A need that is not known is no need of zero."""
     unknown = attrs.evolve(waits(), need=Need(GIB, sized=False, why="the file's header does not say"))
-    assert judge(unknown, EMPTY).block is Block.UNSIZED
-    assert judge(unknown, attrs.evolve(EMPTY, guesses=True)) is None
-    assert judge(unknown, attrs.evolve(PRESSED, guesses=True)).block is Block.PRESSURE
+    assert find_refusal(unknown, EMPTY).block is Block.UNSIZED
+    assert find_refusal(unknown, attrs.evolve(EMPTY, admit_unsized=True)) is None
+    assert find_refusal(unknown, attrs.evolve(PRESSED, admit_unsized=True)).block is Block.PRESSURE
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_what_nobody_can_size_is_refused_unless_guesses_are_allowed():
 )
 def test_each_bound_has_a_sentence_of_its_own(waiting, host, words):
     """What is needed, what there is and which bound it is are in the sentence."""
-    assert words in judge(waiting, host).message
+    assert words in find_refusal(waiting, host).message
 
 
 @pytest.mark.parametrize(
@@ -112,4 +112,4 @@ def test_each_bound_has_a_sentence_of_its_own(waiting, host, words):
 )
 def test_what_bounds_a_models_own_budget_is_said(budget, gib, host, words):
     """The status names the Model's word and the host's, and which of them counts."""
-    assert judge(waits(hardware=Hardware(memory_budget=budget), gib=gib), host).message == f"needs {words}"
+    assert find_refusal(waits(hardware=Hardware(memory_budget=budget), gib=gib), host).message == f"needs {words}"

@@ -22,13 +22,13 @@ SERVES = attrs.evolve(LOADS, loaded_at=5.0, busy_at=7.0, measured=True)
 def test_what_counts(reservation, total, held, frees, unused):
     """The larger of promise and peak counts; an engine that has loaded and was not measured counts in full."""
     assert (reservation.total_bytes, reservation.held_bytes) == (total, held)
-    assert (reservation.frees_bytes, reservation.unused_bytes) == (frees, unused)
+    assert (reservation.reclaimable_bytes, reservation.unused_bytes) == (frees, unused)
 
 
 @pytest.mark.parametrize(("estimated", "most", "total"), [(0, 50, 80), (40, 50, 50), (60, 50, 60), (60, 100, 80)])
 def test_a_need_that_has_grown_does_not_keep_its_model_out(estimated, most, total):
     """A measured need is cut to what all engines may take, but never below its estimate."""
-    assert Need(80, estimated_bytes=estimated).at_most(most).total_bytes == total
+    assert Need(80, estimated_bytes=estimated).capped_at(most).total_bytes == total
 
 
 def test_an_engine_that_loads_has_work():
@@ -39,9 +39,9 @@ def test_an_engine_that_loads_has_work():
 
 def test_an_engine_leaves_in_time_until_its_deadline():
     """It was told to end and is counted on until its deadline, and not after it."""
-    leaving = attrs.evolve(SERVES, leaves_by=10.0)
-    assert (leaving.is_leaving, leaving.leaves_in_time(9.0), leaving.leaves_in_time(10.0)) == (True, True, False)
-    assert not SERVES.leaves_in_time(0.0)
+    leaving = attrs.evolve(SERVES, exit_deadline=10.0)
+    assert (leaving.is_exiting, leaving.exits_in_time(9.0), leaving.exits_in_time(10.0)) == (True, True, False)
+    assert not SERVES.exits_in_time(0.0)
 
 
 def test_an_unknown_priority_is_normal():

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.power import meter
 from llmkube.supervisor.power.meter import (
-    LONGEST_HOLE_SECONDS,
+    MAX_GAP_SECONDS,
     CpuTime,
     EngineUse,
     Interval,
@@ -175,7 +175,7 @@ async def test_what_has_gone_leaves_nothing(autojump_clock):
     del host.uses[B]
     await host.live(2)
     assert B not in host.meter.view().services
-    assert B not in host.meter._sums
+    assert B not in host.meter._total_joules
 
 
 async def test_joules_per_token_are_those_of_the_engine_that_runs(autojump_clock):
@@ -206,7 +206,7 @@ def sample(watts, seconds=2.0):
         (96.0, 100.0, 2.0, Interval({"gpu": 20.0 + 2 * (30 + 10) / 2}, 4.0)),
         (40.0, 100.0, 2.0, Interval({"gpu": 20.0}, 2.0, 58.0)),
         (98.0, 100.0, 3600.0, Interval({"gpu": 20.0}, 2.0)),
-        (None, 100.0, 3600.0, Interval({"gpu": 10.0 * LONGEST_HOLE_SECONDS}, LONGEST_HOLE_SECONDS)),
+        (None, 100.0, 3600.0, Interval({"gpu": 10.0 * MAX_GAP_SECONDS}, MAX_GAP_SECONDS)),
         (100.0, 100.0, 2.0, Interval({"gpu": 0.0}, 0.0)),
         (101.0, 100.0, 2.0, Interval({"gpu": 0.0}, 0.0)),
     ],

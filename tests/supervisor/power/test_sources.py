@@ -14,9 +14,9 @@ from llmkube.supervisor.power import sources
 from llmkube.supervisor.power.powermetrics import POWERMETRICS, Powermetrics
 from llmkube.supervisor.power.sample import PowerProblem, PowerSample
 from llmkube.supervisor.power.sources import (
-    LOOK_SECONDS,
+    SAMPLE_SECONDS,
     Counter,
-    Look,
+    CounterSnapshot,
     Rapl,
     power_source,
     problem_of,
@@ -91,15 +91,17 @@ def test_packages_and_their_memory_are_counted_once(tmp_path):
 )
 def test_a_counter_that_begins_again(before, now, watts):
     """After the largest number comes zero; a counter that was reset tells nothing of the time before."""
-    first, second = (Look(at, {"z": Counter(j, 262143.0)}, {"z": "package"}) for at, j in ((0.0, before), (5.0, now)))
+    first, second = (
+        CounterSnapshot(at, {"z": Counter(j, 262143.0)}, {"z": "package"}) for at, j in ((0.0, before), (5.0, now))
+    )
     sample = sample_between(first, second)
     assert (None if sample is None else round(sample.watts["package"], 6)) == watts
 
 
 def test_counters_that_come_and_go_are_not_subtracted():
     """A package that was switched off says nothing about the others either, for one look."""
-    first = Look(0.0, {"a": Counter(1.0, 9.0)}, {"a": "package"})
-    second = Look(5.0, {"a": Counter(1.0, 9.0), "b": Counter(1.0, 9.0)}, {"a": "package", "b": "package"})
+    first = CounterSnapshot(0.0, {"a": Counter(1.0, 9.0)}, {"a": "package"})
+    second = CounterSnapshot(5.0, {"a": Counter(1.0, 9.0), "b": Counter(1.0, 9.0)}, {"a": "package", "b": "package"})
     assert sample_between(first, second) is None
     assert sample_between(first, first) is None
 
@@ -111,23 +113,23 @@ async def test_a_host_is_measured_until_its_counters_go_and_again_when_they_are_
     with capture_logs() as logs:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(Rapl(random.Random(1), tmp_path).run, samples.append, problems.append)
-            await trio.sleep(LOOK_SECONDS / 2)
+            await trio.sleep(SAMPLE_SECONDS / 2)
             machine(tmp_path, 200.0)
-            await trio.sleep(LOOK_SECONDS)
+            await trio.sleep(SAMPLE_SECONDS)
             assert samples[0].watts["package"] == pytest.approx(200.0 / samples[0].seconds)
             (tmp_path / "intel-rapl:0" / "energy_uj").write_text("unheard of")
-            await trio.sleep(LOOK_SECONDS)
+            await trio.sleep(SAMPLE_SECONDS)
             assert problems == [PowerProblem.NOT_UNDERSTOOD]
             machine(tmp_path, 900.0)
             count = len(samples)
             await trio.sleep(60)
             machine(tmp_path, 950.0)
-            await trio.sleep(LOOK_SECONDS)
-            assert all(each.watts["package"] <= 100.0 / LOOK_SECONDS for each in samples[count:])
+            await trio.sleep(SAMPLE_SECONDS)
+            assert all(each.watts["package"] <= 100.0 / SAMPLE_SECONDS for each in samples[count:])
             assert samples[count:]
             for each in tmp_path.glob("*/*"):
                 each.unlink()
-            await trio.sleep(LOOK_SECONDS)
+            await trio.sleep(SAMPLE_SECONDS)
             assert problems[1] is PowerProblem.NOT_FOUND
             nursery.cancel_scope.cancel()
     assert [entry["problem"] for entry in logs[:2]] == ["NotUnderstood", "NotFound"]

@@ -8,10 +8,10 @@ from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.wire.reasons import Reason
-from llmkube.supervisor.nouns.desired import Desired
-from llmkube.supervisor.nouns.host_addresses import Reach
-from llmkube.supervisor.nouns.lifecycle import ServiceView
 from llmkube.supervisor.service.facts import Facts
+from llmkube.supervisor.values.desired import Desired
+from llmkube.supervisor.values.host_addresses import HostAddress
+from llmkube.supervisor.values.lifecycle import ServiceView
 from llmkube.weights.formats.shape import GGUFFacts
 from llmkube.weights.store.blobs import WeightsFile
 
@@ -21,7 +21,7 @@ WEIGHTS = WeightsFile(Path("/store/m.gguf"), 1000, None, "")
 HEADER = GGUFFacts("llama", 3, 5, 1000)
 
 
-def wish(uid="s1", generation=1, model_uid="m1", source="builtin://demo"):
+def desired(uid="s1", generation=1, model_uid="m1", source="builtin://demo"):
     """A wish for one service and its Model."""
     metadata = {"name": "chat", "namespace": "ns", "uid": uid, "generation": generation}
     service = decode(InferenceService, {"metadata": metadata, "spec": {"modelRef": "m"}})
@@ -31,4 +31,4 @@ def wish(uid="s1", generation=1, model_uid="m1", source="builtin://demo"):
 
 def new_facts():
     """What is known of a service at its start, on a host that is reached."""
-    return Facts(wish(), "mac", Reach("192.0.2.1", "192.0.2.1", "given"))
+    return Facts(desired(), "mac", HostAddress("192.0.2.1", "192.0.2.1", "given"))

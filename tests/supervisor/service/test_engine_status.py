@@ -17,9 +17,9 @@ from llmkube.k8s.wire.reasons import Reason
 from llmkube.runtimes.plan import LaunchPlan
 from llmkube.runtimes.process.exits import LLAMA_RULES
 from llmkube.supervisor.engine.health import Engine, bearer
-from llmkube.supervisor.nouns.lifecycle import Exit, Failure
-from llmkube.supervisor.nouns.ports import Shutdown
 from llmkube.supervisor.service.engine_status import EngineStatus, Leader, Outcome, failure_of, watch_model
+from llmkube.supervisor.values.lifecycle import Exit, Failure
+from llmkube.supervisor.values.ports import Shutdown
 from supervisor.service.known import LOADED, LOADING
 
 SUCCESSOR = attrs.evolve(LOADED, pid=43, port=4712)
@@ -35,7 +35,7 @@ class Manager:
     def update(self, change, view, **_):
         self.views.append(view)
 
-    async def wait_endpoint_heard(self):
+    async def wait_endpoint_applied(self):
         self.heard += 1
 
     class settings:  # noqa: N801 - an attribute of the real one
@@ -56,7 +56,7 @@ def new_engines():
     return manager, old, new
 
 
-def test_only_the_engine_that_leads_is_heard():
+def test_only_the_engine_that_leads_is_reported():
     """What the other one has said is written when it takes over."""
     manager, old, new = new_engines()
     old.set_view(LOADED)
@@ -99,14 +99,14 @@ async def test_an_engine_that_was_replaced_has_nothing_to_withdraw():
     assert await left(Outcome(published=True), leads=False) == ([], 0)
 
 
-def test_the_build_that_serves_is_told_once():
+def test_the_build_that_serves_is_reported_once():
     """With the one before it; also of one that has lost its model meanwhile, which serves again then."""
     manager, old, _ = new_engines()
     old.set_view(attrs.evolve(LOADED, engine="ollama", build="1"))
     for said, build in [("loaded", "1"), ("loaded", "2"), ("loaded", "2"), ("lost", ""), ("loaded", "3")]:
         old.set_model(said, build)
-    told = [(view.reason, view.build, view.message.partition("; ")[2]) for view in manager.views[1:]]
-    assert told == [
+    reported = [(view.reason, view.build, view.message.partition("; ")[2]) for view in manager.views[1:]]
+    assert reported == [
         (Reason.LOADED, "2", "ollama is 2 now, and was 1"),
         (Reason.LOADING, "2", "its model is not loaded any more, and is loaded again"),
         (Reason.LOADED, "3", "ollama is 3 now, and was 2"),
@@ -135,9 +135,9 @@ def engine(http, runtime="ollama"):
     ("status", "delay_seconds", "said"),
     [(200, 0, "loaded"), (503, 0, "lost"), (404, 0, "nothing"), (500, 0, "nothing"), (503, 60, "nothing")],
 )
-async def test_each_tick_tells_what_was_said(autojump_clock, status, delay_seconds, said):
+async def test_each_tick_reports_the_model_state(autojump_clock, status, delay_seconds, said):
     """What is late is no word about the model: a machine at work is late."""
-    listener, told = MemoryListener(), []
+    listener, reported = MemoryListener(), []
 
     async def answer(exchange):
         await trio.sleep(delay_seconds)
@@ -146,10 +146,10 @@ async def test_each_tick_tells_what_was_said(autojump_clock, status, delay_secon
     async with open_http_client(listener.connect) as http, trio.open_nursery() as nursery:
         await nursery.start(run_server, answer, [listener])
         with trio.move_on_after(21):
-            await watch_model(engine(http), lambda *words: told.append(words), 5.0)
+            await watch_model(engine(http), lambda *words: reported.append(words), 5.0)
         nursery.cancel_scope.cancel()
-    assert set(told) == {(said, "")}
-    assert len(told) == (4 if not delay_seconds else 2)
+    assert set(reported) == {(said, "")}
+    assert len(reported) == (4 if not delay_seconds else 2)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ async def test_each_tick_tells_what_was_said(autojump_clock, status, delay_secon
 )
 async def test_which_build_has_the_model_is_asked_with_the_key(autojump_clock, runtime, props, build):
     """Of engines whose program others may upgrade; what is no build is none."""
-    listener, told = MemoryListener(), []
+    listener, reported = MemoryListener(), []
 
     async def answer(exchange):
         if exchange.request.path == "/props":
@@ -176,14 +176,14 @@ async def test_which_build_has_the_model_is_asked_with_the_key(autojump_clock, r
     async with open_http_client(listener.connect) as http, trio.open_nursery() as nursery:
         await nursery.start(run_server, answer, [listener])
         with trio.move_on_after(6):
-            await watch_model(engine(http, runtime), lambda *words: told.append(words), 5.0)
+            await watch_model(engine(http, runtime), lambda *words: reported.append(words), 5.0)
         nursery.cancel_scope.cancel()
-    assert told == [("loaded", build)]
+    assert reported == [("loaded", build)]
 
 
-async def test_an_engine_that_has_gone_says_nothing(autojump_clock):
+async def test_an_exited_engine_reports_nothing(autojump_clock):
     """Its end is noticed elsewhere."""
-    told = []
+    reported = []
 
     async def refuse(host, port):
         await trio.lowlevel.checkpoint()
@@ -191,8 +191,8 @@ async def test_an_engine_that_has_gone_says_nothing(autojump_clock):
 
     async with open_http_client(refuse) as http:
         with trio.move_on_after(6):
-            await watch_model(engine(http), lambda *words: told.append(words), 5.0)
-    assert told == [("nothing", "")]
+            await watch_model(engine(http), lambda *words: reported.append(words), 5.0)
+    assert reported == [("nothing", "")]
 
 
 TAKEN = "couldn't bind HTTP server socket, hostname: 127.0.0.1, port: 4711"
@@ -224,19 +224,19 @@ KILLED = Exit(-signal.SIGKILL)
         ),
     ],
 )
-def test_what_ended_it_is_told(outcome, lines, reason, begins, seconds):
+def test_the_cause_of_an_exit_is_reported(outcome, lines, reason, begins, seconds):
     """An exit is told before what it was to be ended for; a port that is taken is one only of an engine that loads."""
-    told = failure_of(outcome, lines, rules=LLAMA_RULES, now=100.0, memory_kills=0, memory_short=False)
-    assert (told.reason, told.ready_seconds) == (reason, seconds)
-    assert told.message.startswith(begins)
+    reported = failure_of(outcome, lines, rules=LLAMA_RULES, now=100.0, memory_kills=0, memory_short=False)
+    assert (reported.reason, reported.ready_seconds) == (reason, seconds)
+    assert reported.message.startswith(begins)
 
 
-def test_its_last_words_stand_below():
+def test_its_last_log_lines_are_appended():
     """Each of the engine's lines is a line of the message, after the sentence about the end."""
-    told = failure_of(
+    reported = failure_of(
         Outcome(exit=Exit(7)), ["one", "two"], rules=LLAMA_RULES, now=0.0, memory_kills=0, memory_short=False
     )
-    assert told.message.splitlines()[1:] == ["one", "two"]
+    assert reported.message.splitlines()[1:] == ["one", "two"]
 
 
 @pytest.mark.parametrize(
@@ -247,9 +247,9 @@ def test_its_last_words_stand_below():
         (0, True, "this host was short of memory"),
     ],
 )
-def test_a_lack_of_memory_is_told(kills, short, why):
+def test_a_lack_of_memory_is_reported(kills, short, why):
     """A SIGKILL is put down to memory where the kernel counted a kill, or the host was short when last looked at."""
-    told = failure_of(
+    reported = failure_of(
         Outcome(exit=KILLED, ready_at=1.0), [], rules=LLAMA_RULES, now=2.0, memory_kills=kills, memory_short=short
     )
-    assert told.message.startswith(f"the engine ended while serving: killed by SIGKILL: {why}")
+    assert reported.message.startswith(f"the engine ended while serving: killed by SIGKILL: {why}")

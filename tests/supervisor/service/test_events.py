@@ -3,18 +3,24 @@ import datetime
 import attrs
 import pytest
 
-from llmkube.base.errors import UserError, WorldError
+from llmkube.base.errors import ExternalError, UserError
 from llmkube.k8s.builtins import Service
 from llmkube.k8s.crd.meta import APIKeySecretRef
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.reasons import Reason
-from llmkube.supervisor.cluster.status import OF_SERVICE, Slot
+from llmkube.supervisor.cluster.status import SERVICE_CONDITIONS, Slot
 from llmkube.supervisor.host.sample import Level
-from llmkube.supervisor.memory.eviction import Cause, Evict
-from llmkube.supervisor.nouns.host_addresses import Reach
-from llmkube.supervisor.nouns.lifecycle import Failure, ServiceView
-from llmkube.supervisor.service.events import cut_short, displacing, events, model_conditions, service_conditions
-from supervisor.service.known import HEADER, LOADED, LOADING, WEIGHTS, new_facts, wish
+from llmkube.supervisor.memory.eviction import Cause, Eviction
+from llmkube.supervisor.service.events import (
+    cut_short_event,
+    displacing_event,
+    events,
+    model_conditions,
+    service_conditions,
+)
+from llmkube.supervisor.values.host_addresses import HostAddress
+from llmkube.supervisor.values.lifecycle import Failure, ServiceView
+from supervisor.service.known import HEADER, LOADED, LOADING, WEIGHTS, desired, new_facts
 
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 SERVICE = Slot(Service, Key("ns", "chat"))
@@ -22,21 +28,21 @@ FACTS = new_facts()
 SERVING = FACTS.with_engine(LOADED, newest=True)
 EXIT = Failure(Reason.ENGINE_EXITED, "exit code 1")
 SHORT = ServiceView(Reason.INSUFFICIENT_MEMORY, "1 GiB is free")
-EVICT = Evict(FACTS.key, Cause.WARNING, "memory is short")
-NO_FILE = FACTS.without_file(WorldError("gone"))
+EVICT = Eviction(FACTS.key, Cause.WARNING, "memory is short")
+NO_FILE = FACTS.without_file(ExternalError("gone"))
 
 
 @pytest.mark.parametrize(
     ("before", "after", "reasons"),
     [
         (FACTS, FACTS, []),
-        (FACTS, FACTS.with_wish(wish(generation=2)), []),
+        (FACTS, FACTS.with_desired(desired(generation=2)), []),
         (FACTS, FACTS.with_plan(("gpu",)), []),
         (FACTS, FACTS.without_plan(UserError("no")), ["Invalid"]),
         (FACTS, NO_FILE, ["FetchFailed"]),
-        (NO_FILE, NO_FILE.without_file(WorldError("gone")), ["FetchFailed"]),
+        (NO_FILE, NO_FILE.without_file(ExternalError("gone")), ["FetchFailed"]),
         (NO_FILE, NO_FILE.with_file(WEIGHTS, HEADER), []),
-        (FACTS, FACTS.with_reach(Reach(None, problem="no route")), ["NoAddress"]),
+        (FACTS, FACTS.with_host_address(HostAddress(None, problem="no route")), ["NoAddress"]),
         (FACTS, FACTS.with_refusal(SERVICE, UserError("no")), ["NotPublished"]),
         (FACTS.with_refusal(SERVICE, UserError("no")), FACTS.with_refusal(SERVICE, UserError("no")), []),
         (FACTS, FACTS.with_view(SHORT), [Reason.INSUFFICIENT_MEMORY]),
@@ -62,7 +68,7 @@ def test_what_is_worth_an_event(before, after, reasons):
 
 def test_the_log_has_each_error_of_a_fetch_once():
     """The Event is repeated with each try."""
-    (first,), (second,) = events(FACTS, NO_FILE), events(NO_FILE, NO_FILE.without_file(WorldError("gone")))
+    (first,), (second,) = events(FACTS, NO_FILE), events(NO_FILE, NO_FILE.without_file(ExternalError("gone")))
     assert (first.log, second.log) == ("model not fetched", "")
 
 
@@ -70,15 +76,15 @@ def test_a_fetch_that_waits_is_one_event():
     """It says for what; further attempts of the same wait are none, and a fetch that goes on is none."""
     moves = FACTS.with_fetch_progress("downloading: 5 B")
     waits = moves.with_fetch_progress("waiting since T: h: refused; next attempt at T", "h: refused")
-    (told,) = events(moves, waits)
-    assert (told.reason, told.message) == ("FetchDelayed", "the file does not come: h: refused; it is tried again")
-    assert (told.type, told.log) == ("Warning", "fetch waits")
+    (event,) = events(moves, waits)
+    assert (event.reason, event.message) == ("FetchDelayed", "the file does not come: h: refused; it is tried again")
+    assert (event.type, event.log) == ("Warning", "fetch waits")
     assert events(waits, waits.with_fetch_progress("waiting since T", "h: no route")) == ()
     assert events(waits, moves) == ()
-    assert waits.without_file(WorldError("gone")).fetch_delay == ""
+    assert waits.without_file(ExternalError("gone")).fetch_delay == ""
 
 
-def test_an_eviction_says_what_becomes_of_the_requests():
+def test_an_eviction_reports_what_happens_to_requests():
     """They may end first unless memory is urgently short."""
     gentle, urgent = (
         events(SERVING, SERVING.with_eviction(attrs.evolve(EVICT, cause=cause)))[0]
@@ -97,12 +103,12 @@ def test_the_endpoint_is_in_the_log():
 
 def test_what_happens_without_a_change():
     """Requests are cut short; a service goes for another one, and its namespace is named if it is another one."""
-    assert cut_short("late").message == "requests in flight are cut short: late"
-    assert displacing(Key("ns", "chat"), EVICT).message == "chat is evicted to make room for this service"
-    assert displacing(Key("other", "chat"), EVICT).message.startswith("ns/chat is evicted")
+    assert cut_short_event("late").message == "requests in flight are cut short: late"
+    assert displacing_event(Key("ns", "chat"), EVICT).message == "chat is evicted to make room for this service"
+    assert displacing_event(Key("other", "chat"), EVICT).message.startswith("ns/chat is evicted")
 
 
-def said(facts, kind):
+def condition_of(facts, kind):
     """What is said under one condition: whether it holds, and the reason."""
     return next(((one.holds, str(one.reason)) for one in service_conditions(facts) if one.type == kind), None)
 
@@ -132,9 +138,9 @@ def said(facts, kind):
         (FACTS.with_refusal(SERVICE, UserError("no")).with_refusal(SERVICE, None), "Published", (True, "Published")),
     ],
 )
-def test_what_is_said_of_a_service(facts, kind, statement):
+def test_the_conditions_of_a_service(facts, kind, statement):
     """Each condition follows from the facts alone; what is not known is left out."""
-    assert said(facts, kind) == statement
+    assert condition_of(facts, kind) == statement
 
 
 @pytest.mark.parametrize(
@@ -147,10 +153,10 @@ def test_what_is_said_of_a_service(facts, kind, statement):
             FACTS.with_file(attrs.evolve(WEIGHTS, choice="Q4_K_M, one of 4 in o/r"), HEADER),
             (True, "Fetched", "the file is on host mac: Q4_K_M, one of 4 in o/r"),
         ),
-        (FACTS.without_file(WorldError("gone")), (False, "FetchFailed", "gone")),
+        (FACTS.without_file(ExternalError("gone")), (False, "FetchFailed", "gone")),
     ],
 )
-def test_what_is_said_of_a_model(facts, statement):
+def test_the_conditions_of_a_model(facts, statement):
     """Its file is here, on its way, or cannot be had."""
     found = [(one.holds, one.reason, one.message) for one in model_conditions(facts)]
     assert found == ([statement] if statement else [])
@@ -158,7 +164,7 @@ def test_what_is_said_of_a_model(facts, statement):
 
 def test_a_condition_speaks_of_the_generation_that_it_was_derived_from():
     """After an edit, what was said before it goes on to speak of the older spec."""
-    facts = FACTS.with_plan(()).with_view(LOADED).with_wish(wish(generation=2)).with_plan(())
+    facts = FACTS.with_plan(()).with_view(LOADED).with_desired(desired(generation=2)).with_plan(())
     generations = {one.type: one.generation for one in service_conditions(facts)}
     assert generations == {"Accepted": 2, "SpecHonoured": 2, "Loaded": 1, "UpToDate": 1}
     newest = facts.with_newest_plan()
@@ -169,17 +175,17 @@ def test_every_condition_that_agents_state_can_be_stated():
     """There is no condition in the contract that no fact leads to."""
     facts = FACTS.with_plan(()).with_view(ServiceView(Reason.PENDING)).with_memory(Level.NORMAL, None, "")
     refused = facts.with_refusal(SERVICE, UserError("no"))
-    assert tuple(one.type for one in service_conditions(refused)) == OF_SERVICE
+    assert tuple(one.type for one in service_conditions(refused)) == SERVICE_CONDITIONS
 
 
-def test_a_service_that_pods_cannot_use_without_a_key_says_so():
+def test_a_service_that_pods_cannot_use_without_a_key_reports_it():
     """Where no network is admitted, unless the service gives out keys; it is said until it is over, and then not."""
-    reach = attrs.evolve(FACTS.reach, closed="no list of nodes")
-    closed = FACTS.with_reach(reach)
+    host_address = attrs.evolve(FACTS.host_address, closed="no list of nodes")
+    closed = FACTS.with_host_address(host_address)
     message = "given; without a key, 401: no list of nodes"
     assert {one.message for one in service_conditions(closed) if one.type == "Published"} == {message}
-    opened = closed.with_reach(FACTS.reach)
+    opened = closed.with_host_address(FACTS.host_address)
     assert {one.message for one in service_conditions(opened) if one.type == "Published"} == {"given"}
-    spec = attrs.evolve(FACTS.wish.service.spec, api_key_secret_ref=APIKeySecretRef(name="keys"))
-    keyed = FACTS.with_wish(attrs.evolve(FACTS.wish, service=attrs.evolve(FACTS.wish.service, spec=spec)))
-    assert keyed.with_reach(reach).published is None
+    spec = attrs.evolve(FACTS.desired.service.spec, api_key_secret_ref=APIKeySecretRef(name="keys"))
+    keyed = FACTS.with_desired(attrs.evolve(FACTS.desired, service=attrs.evolve(FACTS.desired.service, spec=spec)))
+    assert keyed.with_host_address(host_address).published is None

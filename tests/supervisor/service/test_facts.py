@@ -3,17 +3,17 @@ import datetime
 import attrs
 import pytest
 
-from llmkube.base.errors import UserError, WorldError
+from llmkube.base.errors import ExternalError, UserError
 from llmkube.k8s.builtins import Service
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.supervisor.cluster.status import Slot
 from llmkube.supervisor.host.sample import Level
-from llmkube.supervisor.memory.eviction import Cause, Evict
-from llmkube.supervisor.nouns.host_addresses import Reach
-from llmkube.supervisor.nouns.lifecycle import Failure, ServiceView
-from llmkube.supervisor.service.facts import Facts, Why
-from supervisor.service.known import HEADER, LOADED, LOADING, WEIGHTS, new_facts, wish
+from llmkube.supervisor.memory.eviction import Cause, Eviction
+from llmkube.supervisor.service.facts import Facts, Problem
+from llmkube.supervisor.values.host_addresses import HostAddress
+from llmkube.supervisor.values.lifecycle import Failure, ServiceView
+from supervisor.service.known import HEADER, LOADED, LOADING, WEIGHTS, desired, new_facts
 
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 EXIT = Failure(Reason.ENGINE_EXITED, "exit code 1")
@@ -23,15 +23,15 @@ SERVICE = Slot(Service, Key("ns", "chat"))
 
 def test_an_edit_keeps_what_is_known_under_the_generation_that_it_was_learned_from():
     """What was said of the first generation is not said of the second one before it is known again."""
-    facts = new_facts().with_plan(()).with_view(LOADED).with_wish(wish(generation=2))
+    facts = new_facts().with_plan(()).with_view(LOADED).with_desired(desired(generation=2))
     assert (facts.problem.generation, facts.view.generation) == (1, 1)
     assert facts.with_plan(()).problem.generation == 2
 
 
 def test_another_object_of_the_same_name_inherits_the_engine_and_no_verdict():
     """The snapshot and the memory are true of it, whether its spec makes a plan is not known."""
-    before = new_facts().with_wish(wish(generation=7)).with_plan(("gpu",)).with_view(LOADED)
-    after = before.with_memory(Level.NORMAL, None, "fine").with_wish(wish(uid="s2"))
+    before = new_facts().with_desired(desired(generation=7)).with_plan(("gpu",)).with_view(LOADED)
+    after = before.with_memory(Level.NORMAL, None, "fine").with_desired(desired(uid="s2"))
     assert (after.problem, after.ignored) == (None, None)
     assert [each.generation for each in (after.view, after.outdated, after.pressure)] == [1, 1, 1]
     assert after.view.value == LOADED
@@ -40,28 +40,28 @@ def test_another_object_of_the_same_name_inherits_the_engine_and_no_verdict():
 @pytest.mark.parametrize(
     ("newer", "known"),
     [
-        (wish(model_uid="m2"), True),
-        (wish(model_uid="m2", source="/other.gguf"), False),
-        (wish(source="/other.gguf"), True),
+        (desired(model_uid="m2"), True),
+        (desired(model_uid="m2", source="/other.gguf"), False),
+        (desired(source="/other.gguf"), True),
     ],
 )
 def test_another_model_of_the_same_file_need_not_fetch_it(newer, known):
     """Its file is here if the spec is the same; of a Model that was only edited, what was said stands until news."""
-    assert (new_facts().with_file(WEIGHTS, HEADER).with_wish(newer).fetch is not None) is known
+    assert (new_facts().with_file(WEIGHTS, HEADER).with_desired(newer).fetch is not None) is known
 
 
 def test_a_file_that_was_here_a_moment_ago_is_only_looked_at_again():
     """Progress is told of a file that is not here."""
     facts = new_facts().with_file(WEIGHTS, HEADER)
     assert facts.with_fetch_progress("hashing") is facts
-    edited = facts.with_wish(wish(source="/other.gguf")).with_fetch_progress("12 %")
-    assert (edited.fetch.value.here, edited.fetch.value.message) == (False, "12 %")
+    edited = facts.with_desired(desired(source="/other.gguf")).with_fetch_progress("12 %")
+    assert (edited.fetch.value.present, edited.fetch.value.message) == (False, "12 %")
     assert edited.unplanned.reason == Reason.FETCHING
 
 
 def test_a_file_that_cannot_be_had_is_fetched_from_the_start():
     """The failure is counted, and the file is not here any more."""
-    facts = new_facts().with_file(WEIGHTS, HEADER).without_file(WorldError("gone"))
+    facts = new_facts().with_file(WEIGHTS, HEADER).without_file(ExternalError("gone"))
     assert (facts.fetched, facts.fetch_failures, facts.fetch_error) == (None, 1, "gone")
     assert facts.with_file(WEIGHTS, HEADER).fetch_error == ""
 
@@ -75,7 +75,7 @@ def test_the_endpoint_is_that_of_the_last_engine_that_was_ready():
 
 def test_the_same_snapshot_is_no_news():
     """Nothing changes, and the condition goes on to speak of the generation in which it was said."""
-    facts = new_facts().with_view(LOADED).with_wish(wish(generation=2))
+    facts = new_facts().with_view(LOADED).with_desired(desired(generation=2))
     assert facts.with_view(LOADED) is facts
 
 
@@ -87,7 +87,7 @@ def test_the_same_snapshot_is_no_news():
         (HUNG, 1, 0, Reason.HUNG, "restarting at once: the engine hangs"),
     ],
 )
-def test_a_failure_says_when_the_next_attempt_comes(failure, failures, delay, reason, words):
+def test_a_failure_reports_when_the_next_attempt_starts(failure, failures, delay, reason, words):
     """The reason is the failure's own, where it has one."""
     facts = new_facts().with_failure(failure, failures, delay, NOW)
     assert facts.view.value == ServiceView(reason, words, restarts=1)
@@ -103,16 +103,16 @@ def test_a_failure_says_when_the_next_attempt_comes(failure, failures, delay, re
 def test_a_failure_of_the_newest_spec_is_why_an_older_one_serves(change, reason, words):
     """It is said beside what serves."""
     outdated = change(new_facts().with_view(LOADED), EXIT, 1, 0, NOW).outdated.value
-    assert outdated == Why(reason, f"{words}: exit code 1")
+    assert outdated == Problem(reason, f"{words}: exit code 1")
 
 
 def test_an_engine_of_the_newest_plan_is_up_to_date_unless_the_newest_spec_makes_none():
     """What is unplanned is said again when an engine begins to serve; one of an older plan changes nothing."""
     facts = new_facts().with_outdated("Replacing", "the engine of the newest spec is loading")
-    assert facts.with_engine(LOADED, newest=True).outdated.value == Why()
+    assert facts.with_engine(LOADED, newest=True).outdated.value == Problem()
     assert facts.with_engine(LOADED, newest=False).outdated.value.reason == "Replacing"
     unplanned = facts.with_unplanned("Invalid", "no such field")
-    assert unplanned.with_engine(LOADED, newest=True).outdated.value == Why("Invalid", "no such field")
+    assert unplanned.with_engine(LOADED, newest=True).outdated.value == Problem("Invalid", "no such field")
 
 
 def test_a_wait_for_memory_is_one_wait_for_each_of_its_reasons():
@@ -127,7 +127,7 @@ def test_other_figures_of_the_same_memory_level_are_no_news():
     """The level, and an eviction that it has caused, are."""
     facts = new_facts().with_memory(Level.NORMAL, None, "9 GiB are free")
     assert facts.with_memory(Level.NORMAL, None, "8 GiB are free") is facts
-    evict = Evict(facts.key, Cause.WARNING, "memory is short")
+    evict = Eviction(facts.key, Cause.WARNING, "memory is short")
     assert facts.with_memory(Level.NORMAL, evict, "").pressure.value.reason == "Evicted"
     assert facts.with_memory(Level.UNKNOWN, None, "").pressure.value.short is None
 
@@ -135,9 +135,9 @@ def test_other_figures_of_the_same_memory_level_are_no_news():
 def test_a_refused_object_is_a_problem_until_it_is_taken():
     """The host's own problem comes first; where nothing was ever wrong nothing is said."""
     facts = new_facts()
-    assert facts.with_reach(facts.reach).published is None
+    assert facts.with_host_address(facts.host_address).published is None
     refused = facts.with_refusal(SERVICE, UserError("no"))
     assert (refused.publish_problem.reason, refused.published) == ("Refused", 1)
-    assert refused.with_reach(Reach(None, problem="no route")).publish_problem.reason == "NoAddress"
+    assert refused.with_host_address(HostAddress(None, problem="no route")).publish_problem.reason == "NoAddress"
     taken = refused.with_refusal(SERVICE, None)
     assert (taken.publish_problem.reason, taken.published) == ("", 1)

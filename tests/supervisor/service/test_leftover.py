@@ -13,10 +13,10 @@ from llmkube.base.backoff import Backoff
 from llmkube.k8s.resource import Key
 from llmkube.runtimes.plan import EngineInfo, LaunchPlan, Placeholder
 from llmkube.supervisor.engine.launcher import LocalEngines
-from llmkube.supervisor.nouns.ports import Shutdown
-from llmkube.supervisor.nouns.settings import AgentSettings
 from llmkube.supervisor.service import attempt
 from llmkube.supervisor.service.context import ServiceContext
+from llmkube.supervisor.values.ports import Shutdown
+from llmkube.supervisor.values.settings import AgentSettings
 
 KEY = Key("default", "chat")
 
@@ -55,14 +55,14 @@ def staged(tmp_path, script):
 
 
 @pytest.mark.e2e
-async def test_the_engine_s_own_command_line_is_told_to_unload_until_it_has(tmp_path, monkeypatch):
+async def test_the_engines_own_program_runs_until_the_model_is_unloaded(tmp_path, monkeypatch):
     """In the service's log, with the agent's state directory, without a key; again after a failure alone."""
     monkeypatch.setattr(attempt, "AGAIN", Backoff(0.05, 0.05))
     context, launch = staged(tmp_path, SECOND_TIME)
     with trio.fail_after(60):
-        await attempt.unload_left(context, launch)
-    said = [json.loads(line) for line in context.log_path.read_text().splitlines() if line.startswith("[[")]
-    assert said == [[["/opt/ollama", "--model", "/models/one.gguf", "", "--unload-left"], str(tmp_path)]] * 2
+        await attempt.unload_leftover(context, launch)
+    commands = [json.loads(line) for line in context.log_path.read_text().splitlines() if line.startswith("[[")]
+    assert commands == [[["/opt/ollama", "--model", "/models/one.gguf", "", "--unload-left"], str(tmp_path)]] * 2
     assert not list((tmp_path / "keys").glob("*"))
 
 
@@ -72,7 +72,7 @@ async def test_cancelled_it_ends_its_program_in_order(tmp_path):
     context, launch = staged(tmp_path, TOLD_TO_END)
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(attempt.unload_left, context, launch)
+            nursery.start_soon(attempt.unload_leftover, context, launch)
             while not (context.log_path.exists() and "up" in context.log_path.read_text()):  # noqa: ASYNC110
                 await trio.sleep(0.02)
             nursery.cancel_scope.cancel(reason="there is room")

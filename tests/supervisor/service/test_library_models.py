@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from gguf_corpus import DEMO
-from llmkube.programs.daemon_engine.ollama_api import DaemonApi
+from llmkube.programs.daemon_engine.ollama_api import OllamaApi
 from llmkube.programs.ollama_library import OllamaLibrary
 from llmkube.supervisor.local import LocalWeights
 from llmkube.weights.ollama_model import AllowedModels
@@ -32,7 +32,7 @@ def open_host(monkeypatch):
     async def opened(fake, *allowed):
         fake.shows, allowed = {LIBRARY_BLOB: shown_header(DEMO)}, allowed or ("*",)
         async with reached(fake) as client, open_world() as world:
-            library = OllamaLibrary(DaemonApi(client, URL), AllowedModels(allowed), free=fake.free)
+            library = OllamaLibrary(OllamaApi(client, URL), AllowedModels(allowed), free=fake.free)
             weights = LocalWeights(*[None] * 7, library=library)
             monkeypatch.setattr(Machine, "fetch", fetch_with(weights, Machine.fetch))
             world.machine.programs |= {"ollama"}
@@ -120,7 +120,7 @@ async def test_what_it_cannot_do_is_refused_by_field(open_host, autojump_clock, 
         assert world.machine.spawned == []
 
 
-async def test_what_the_hosts_owner_does_not_allow_is_said_with_the_way_out(open_host, autojump_clock):
+async def test_what_the_owner_does_not_allow_is_reported_with_the_fix(open_host, autojump_clock):
     """Model and service say it; nothing is asked of Ollama, however long it lasts."""
     fake = FakeDaemon()
     async with open_host(fake, "llama*") as world:

@@ -2,9 +2,9 @@ import attrs
 import trio
 
 from llmkube.k8s.wire.reasons import Reason
-from llmkube.runtimes.process.host_runtimes import words_of
-from llmkube.supervisor.nouns.liveness import EngineStats
-from llmkube.supervisor.service.loading import LoadLine
+from llmkube.runtimes.process.host_runtimes import log_reader_of
+from llmkube.supervisor.service.loading import LoadProgress
+from llmkube.supervisor.values.liveness import EngineStats
 
 GIGABYTE = 1 << 30
 
@@ -13,10 +13,10 @@ class EngineStatus:
     """Collects what is said, and when."""
 
     def __init__(self):
-        self.said = []
+        self.reported = []
 
     def set_reason(self, reason, message):
-        self.said.append((trio.current_time(), reason, message))
+        self.reported.append((trio.current_time(), reason, message))
 
 
 class Child:
@@ -29,11 +29,11 @@ class Child:
         return (self.line,)
 
 
-async def test_progress_is_said_when_it_is_news_and_seldom(autojump_clock):
+async def test_progress_is_reported_when_it_changes_and_seldom(autojump_clock):
     """A phase or a per cent that changed is told after five seconds, and the time alone after thirty."""
     status, child = EngineStatus(), Child()
     line, look, start = (
-        LoadLine(child, status, 8 * GIGABYTE, words_of("llamacpp")),
+        LoadProgress(child, status, 8 * GIGABYTE, log_reader_of("llamacpp")),
         EngineStats("S", 1.0),
         trio.current_time(),
     )
@@ -43,10 +43,10 @@ async def test_progress_is_said_when_it_is_news_and_seldom(autojump_clock):
             child.line = "load_tensors: loading model tensors, this can take a while..."
         look = attrs.evolve(look, log_bytes=tick // 10, resident_bytes=min(tick, 5) * GIGABYTE)
         await line.write(look)
-    times = [moment - start for moment, _, _ in status.said]
+    times = [moment - start for moment, _, _ in status.reported]
     assert times == [6, 12, 22, 52]
-    assert {reason for _, reason, _ in status.said} == {Reason.LOADING}
-    messages = [message for _, _, message in status.said]
+    assert {reason for _, reason, _ in status.reported} == {Reason.LOADING}
+    messages = [message for _, _, message in status.reported]
     assert messages[0] == "reading the model's header, 25 % in memory, for 6 s so far"
     assert messages[-1] == "loading tensors, 62 % in memory, for 52 s so far"
 
@@ -55,7 +55,7 @@ async def test_an_engine_of_few_words_is_loading_the_model(autojump_clock):
     """Without known words and with a small file the line still says what is going on."""
     status, child = EngineStatus(), Child()
     child.line = "hello"
-    line = LoadLine(child, status, 1000, words_of("llamacpp"))
+    line = LoadProgress(child, status, 1000, log_reader_of("llamacpp"))
     await trio.sleep(7)
     await line.write(EngineStats("S", 1.0))
-    assert status.said[0][2] == "loading the model, for 7 s so far"
+    assert status.reported[0][2] == "loading the model, for 7 s so far"

@@ -4,16 +4,16 @@ import pytest
 import trio
 
 from llmkube.k8s.wire.reasons import Reason
-from llmkube.runtimes.process.host_runtime import LogWords
-from llmkube.runtimes.process.host_runtimes import words_of
-from llmkube.supervisor.nouns.liveness import EngineStats, Limits
+from llmkube.runtimes.process.host_runtime import LogReader
+from llmkube.runtimes.process.host_runtimes import log_reader_of
 from llmkube.supervisor.service import metal
-from llmkube.supervisor.service.metal import MetalLook, failure_of, without_gpu
+from llmkube.supervisor.service.metal import MetalMonitor, failure_of, is_without_gpu
+from llmkube.supervisor.values.liveness import EngineStats, Limits
 
 # ggml-metal-context.m and llama-server, as in llama.cpp issues 20306 and 22214
 FAILED = "ggml_metal_synchronize: error: command buffer 0 failed with status 5"
 MEMORY = "error: Insufficient Memory (00000008:kIOGPUCommandBufferCallbackErrorOutOfMemory)"
-LLAMA = words_of("llamacpp")
+LLAMA = log_reader_of("llamacpp")
 LATCHED = "ggml_metal_graph_compute: error: backend is in error state from a previous command buffer failure"
 
 
@@ -43,7 +43,7 @@ class Engine:
 
 def look(child, *, mac=True, layers=999, runtime="llamacpp"):
     launch = SimpleNamespace(plan=SimpleNamespace(runtime=runtime, demand=SimpleNamespace(device_layers=layers)))
-    return MetalLook(child, launch, SimpleNamespace(metal=mac, limits=Limits()))
+    return MetalMonitor(child, launch, SimpleNamespace(metal=mac, limits=Limits()))
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ async def test_a_gpu_that_fails_while_it_serves(autojump_clock):
 @pytest.mark.soak
 async def test_mutant_a_log_that_is_looked_at_once(autojump_clock, monkeypatch):
     """Without a look at new lines an engine whose GPU has failed serves for ever."""
-    monkeypatch.setattr(metal, "words_of", lambda runtime: LogWords())
+    monkeypatch.setattr(metal, "log_reader_of", lambda runtime: LogReader())
     child = Child()
     child.lines.append(LATCHED)
     with trio.move_on_after(86400) as day:
@@ -103,21 +103,21 @@ async def test_mutant_a_log_that_is_looked_at_once(autojump_clock, monkeypatch):
     assert day.cancelled_caught
 
 
-async def test_an_engine_without_a_buffer_on_metal_is_told():
+async def test_an_engine_without_a_buffer_on_metal_is_reported():
     """One that was asked for Metal and computes on the CPU says so where its load is reported."""
     child, limits = Child(), []
     child.lines = ["load_tensors:   CPU_Mapped model buffer size =  4685.30 MiB"]
-    assert "it computes on the CPU" in await look(child).load_told(limits.append)
-    assert await look(child, layers=0).load_told(limits.append) == ""
+    assert "it computes on the CPU" in await look(child).load_warning(limits.append)
+    assert await look(child, layers=0).load_warning(limits.append) == ""
     child.lines.append("load_tensors:  MTL0_Mapped model buffer size =  4685.30 MiB")
-    assert await look(child).load_told(limits.append) == ""
+    assert await look(child).load_warning(limits.append) == ""
     assert limits == []
     child.lines.insert(0, "0.00.030.199 I ggml_metal_device_init: recommendedMaxWorkingSetSize  = 115448.73 MB")
-    assert await look(child, layers=0).load_told(limits.append) == ""
+    assert await look(child, layers=0).load_warning(limits.append) == ""
     assert limits == []
-    await look(child).load_told(limits.append)
+    await look(child).load_warning(limits.append)
     assert limits == [115_448_730_000]
-    assert not without_gpu((), LLAMA)  # one that says nothing of buffers is not accused
+    assert not is_without_gpu((), LLAMA)  # one that says nothing of buffers is not accused
 
 
 @pytest.mark.ci
@@ -125,7 +125,7 @@ async def test_the_words_of_llamacpp_mean_nothing_in_another_log(autojump_clock)
     """A line that an engine of another runtime happens to write ends it not, and no buffer is missed in its log."""
     child, limits = Child(), []
     child.lines = ["load_tensors:   CPU_Mapped model buffer size =  4685.30 MiB", LATCHED]
-    assert await look(child, runtime="of-a-newer-agent").load_told(limits.append) == ""
+    assert await look(child, runtime="of-a-newer-agent").load_warning(limits.append) == ""
     with trio.move_on_after(86400) as day:
         await look(child, runtime="of-a-newer-agent").failed(child.read)
     assert day.cancelled_caught

@@ -107,7 +107,7 @@ def open_host(tmp_path, monkeypatch):
     return opened
 
 
-async def test_a_download_tells_how_far_it_is(open_host, autojump_clock):
+async def test_a_download_reports_its_progress(open_host, autojump_clock):
     """The Model says bytes, share, rate and time left, at most every two seconds; its service does too."""
     async with open_host(Slow()) as host:
         await host.deploy("chat")
@@ -118,10 +118,10 @@ async def test_a_download_tells_how_far_it_is(open_host, autojump_clock):
                 if now:
                     seen.setdefault(now[2], trio.current_time())
                 await trio.sleep(0.25)
-        told = [line for line in seen if line.startswith("downloading") and "left" in line]
-        assert 7 <= len(told) <= 10
-        assert told[3].startswith("downloading: 420.2 KiB of 933.8 KiB (45 %), 46.7 KiB/s, 11")
-        moments = [seen[line] for line in told]
+        reported = [line for line in seen if line.startswith("downloading") and "left" in line]
+        assert 7 <= len(reported) <= 10
+        assert reported[3].startswith("downloading: 420.2 KiB of 933.8 KiB (45 %), 46.7 KiB/s, 11")
+        moments = [seen[line] for line in reported]
         assert min(b - a for a, b in itertools.pairwise(moments)) > 1.5
         status, reason, message = await host.world.condition("Loaded")
         assert (status, reason) == ("False", "Fetching")
@@ -131,7 +131,7 @@ async def test_a_download_tells_how_far_it_is(open_host, autojump_clock):
         await host.world.until(host.world.phase, "Ready")
 
 
-async def test_services_of_one_file_share_what_its_header_says(open_host, autojump_clock):
+async def test_services_of_one_file_share_its_header(open_host, autojump_clock):
     """A header of hundreds of tensors is in memory once, however many services run its file."""
     async with open_host(files(a=DEMO)) as host:
         await host.deploy("chat")
@@ -206,7 +206,7 @@ async def test_many_services_share_one_download(open_host, autojump_clock):
         assert (slow.whole, len(host.bench.network.requests)) == (1, 1)
 
 
-async def test_an_edit_in_the_middle_does_not_begin_anew(open_host, autojump_clock):
+async def test_an_edit_during_a_download_does_not_restart_it(open_host, autojump_clock):
     """A service that is edited while its file comes gets it from the same answer, also from a server without ranges."""
     slow = Slow()
     async with open_host(slow) as host:
@@ -267,8 +267,8 @@ async def test_the_token_is_for_the_hub_only(open_host, autojump_clock, tmp_path
         await host.deploy("hub", "hf://o/r/a.gguf")
         await host.wait_fetched("Fetched", "hub")
         assert host.secrets_read == []
-        told = [request.headers.get("authorization") for request in host.bench.network.requests]
-        assert told == [None, "Bearer hf_operator"]
+        reported = [request.headers.get("authorization") for request in host.bench.network.requests]
+        assert reported == [None, "Bearer hf_operator"]
 
 
 async def test_files_picks_one_of_a_repository(open_host, autojump_clock):

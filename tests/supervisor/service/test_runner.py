@@ -2,7 +2,7 @@ from types import SimpleNamespace
 
 import trio
 
-from llmkube.supervisor.service.runner import FOLLOW_SECONDS, open_engines
+from llmkube.supervisor.service.runner import PROPAGATION_SECONDS, open_engine_nursery
 
 
 class Attempt:
@@ -13,10 +13,10 @@ class Attempt:
         self.scope = trio.CancelScope()
         self.context = SimpleNamespace(settings=SimpleNamespace(withdraw_seconds=2.0), status_manager=self)
 
-    async def wait_endpoint_heard(self):
+    async def wait_endpoint_applied(self):
         await trio.sleep_forever()
 
-    def tell_start(self, task_status):
+    def set_task_status(self, task_status):
         self.task_status = task_status
 
     async def run(self):
@@ -29,7 +29,7 @@ class Attempt:
 async def test_a_start_returns_when_the_engine_serves(autojump_clock):
     """It then lives on in the nursery, and its scope ends it."""
     alive, engine, start = [], Attempt(3), trio.current_time()
-    async with open_engines(alive) as engines:
+    async with open_engine_nursery(alive) as engines:
         await engines.start(engine)
         assert (alive, trio.current_time() - start) == ([engine], 3)
         engine.scope.cancel()
@@ -39,7 +39,7 @@ async def test_a_start_returns_when_the_engine_serves(autojump_clock):
 async def test_whatever_cancels_a_start_ends_the_engine(autojump_clock):
     """A successor that is not wanted any more leaves nothing."""
     alive = []
-    async with open_engines(alive) as engines:
+    async with open_engine_nursery(alive) as engines:
         with trio.move_on_after(1):
             await engines.start(Attempt(3))
         assert alive == []
@@ -48,7 +48,7 @@ async def test_whatever_cancels_a_start_ends_the_engine(autojump_clock):
 async def test_a_replaced_engine_ends_when_clients_have_followed(autojump_clock):
     """The API server is waited for in bounded time."""
     engine, start = Attempt(0), trio.current_time()
-    async with open_engines([]) as engines:
+    async with open_engine_nursery([]) as engines:
         await engines.start(engine)
         engines.retire(engine)
-    assert trio.current_time() - start == 2.0 + FOLLOW_SECONDS
+    assert trio.current_time() - start == 2.0 + PROPAGATION_SECONDS

@@ -12,19 +12,19 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.placement import HostReplicas
 from llmkube.k8s.errors import NameTakenError
 from llmkube.k8s.wire.reasons import Reason
-from llmkube.supervisor.nouns.host_addresses import Reach
 from llmkube.supervisor.service.facts import Facts
 from llmkube.supervisor.service.status_manager import (
     StatusManager,
-    all_endpoint_objects,
+    all_endpoint_slots,
     endpoint_manifests,
-    endpoint_objects,
+    endpoint_slots,
     endpoints_manifest,
     service_manifest,
     slice_manifest,
 )
+from llmkube.supervisor.values.host_addresses import HostAddress
 from sim.world import agent_settings
-from supervisor.service.known import HEADER, LOADED, LOADING, WEIGHTS, new_facts, wish
+from supervisor.service.known import HEADER, LOADED, LOADING, WEIGHTS, desired, new_facts
 
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 
@@ -42,10 +42,10 @@ class Applier:
     def __init__(self):
         self.written = []
 
-    def apply_nowait(self, slot, manifest, *, followed=False):
+    def apply_nowait(self, slot, manifest, *, is_published=False):
         self.written.append(slot.kind.__name__)
 
-    def delete_nowait(self, slot, *, followed=False):
+    def delete_nowait(self, slot, *, is_published=False):
         self.written.append(slot.kind.__name__.lower())
 
     def forget(self, slot):
@@ -61,10 +61,10 @@ class Applier:
 
 def new_manager(**given):
     applier = Applier()
-    facts = attrs.evolve(new_facts(), reach=Reach(None))
-    reach = Mailbox(Reach("192.0.2.1", "192.0.2.1", "given"))
+    facts = attrs.evolve(new_facts(), host_address=HostAddress(None))
+    host_address = Mailbox(HostAddress("192.0.2.1", "192.0.2.1", "given"))
     return StatusManager(
-        facts, agent_settings(), applier, Recorder(), lambda: NOW, Mailbox(None), reach, **given
+        facts, agent_settings(), applier, Recorder(), lambda: NOW, Mailbox(None), host_address, **given
     ), applier
 
 
@@ -85,7 +85,7 @@ def test_what_follows_is_written_once():
     assert applier.take() == []
 
 
-def test_what_an_earlier_agent_said_of_an_engine_stands_while_it_is_adopted():
+def test_the_status_of_an_earlier_agent_is_kept_during_adoption():
     """Other forms are taken back; there is no status before the engine was asked."""
     manager, applier = new_manager()
     manager.start(adopting=True)
@@ -97,22 +97,22 @@ def test_what_an_earlier_agent_said_of_an_engine_stands_while_it_is_adopted():
 
 def test_one_of_several_hosts_speaks():
     """The others publish their endpoints and write no status, until it is theirs to write."""
-    manager, applier = new_manager(speaks=False)
+    manager, applier = new_manager(reports_status=False)
     manager.start(adopting=False)
     manager.update(Facts.with_file, WEIGHTS, HEADER)
     assert {STATUS, MODEL}.isdisjoint(applier.take())
-    manager.speak(True)
+    manager.set_reporting(True)
     assert applier.take() == [STATUS, MODEL]
-    manager.speak(False)
+    manager.set_reporting(False)
     assert applier.take() == [f"({STATUS})", f"({MODEL})"]
 
 
-def test_another_object_of_the_same_name_is_told_everything():
+def test_another_object_of_the_same_name_gets_the_whole_status():
     """Its predecessor's words are forgotten, and said again under its own uid."""
     manager, applier = new_manager()
     manager.start(adopting=False)
     applier.take()
-    manager.follow(wish(uid="s2"))
+    manager.follow(desired(uid="s2"))
     assert applier.take() == [f"({STATUS})", STATUS, SERVICE, SLICE]
 
 
@@ -121,12 +121,12 @@ def test_another_address_family_is_another_slice():
     manager, applier = new_manager()
     manager.start(adopting=False)
     applier.take()
-    manager.reach.put_nowait(Reach("2001:db8::1", "2001:db8::1"))
-    manager.update(Facts.with_reach, manager.reach.value)
+    manager.host_address.put_nowait(HostAddress("2001:db8::1", "2001:db8::1"))
+    manager.update(Facts.with_host_address, manager.host_address.value)
     assert applier.take() == [SLICE.lower(), SLICE]
 
 
-def test_the_last_words_take_the_endpoint_back():
+def test_the_last_status_withdraws_the_endpoint():
     """The status says which host does not serve it any more, once; nothing of the Model's is taken back."""
     manager, applier = new_manager()
     manager.start(adopting=False)
@@ -152,18 +152,18 @@ SERVING = FACTS.with_view(LOADED)
 @pytest.mark.parametrize(
     ("reach", "api", "kinds", "suffix"),
     [
-        (Reach("192.0.2.1"), "slices", [EndpointSlice], ""),
-        (Reach("2001:db8::1"), "slices", [EndpointSlice], ".ipv6"),
-        (Reach("192.0.2.1"), "endpoints", [Endpoints], ""),
-        (Reach(None), "slices", [], ""),
+        (HostAddress("192.0.2.1"), "slices", [EndpointSlice], ""),
+        (HostAddress("2001:db8::1"), "slices", [EndpointSlice], ".ipv6"),
+        (HostAddress("192.0.2.1"), "endpoints", [Endpoints], ""),
+        (HostAddress(None), "slices", [], ""),
     ],
 )
-def test_where_the_engine_is_said_to_be(reach, api, kinds, suffix):
+def test_the_objects_that_publish_an_engine(host_address, api, kinds, suffix):
     """In one object of the form that the host is set to; none while no client could reach it."""
-    slots = endpoint_objects(attrs.evolve(FACTS, reach=reach), api)
+    slots = endpoint_slots(attrs.evolve(FACTS, host_address=host_address), api)
     assert [slot.kind for slot in slots] == kinds
     assert all(slot.key.name.endswith(suffix) for slot in slots)
-    assert set(slots) <= set(all_endpoint_objects(FACTS))
+    assert set(slots) <= set(all_endpoint_slots(FACTS))
 
 
 @pytest.mark.parametrize(
@@ -173,33 +173,33 @@ def test_where_the_engine_is_said_to_be(reach, api, kinds, suffix):
         (FACTS.with_view(LOADING), []),
         (SERVING, [True]),
         (SERVING.with_view(LOADING), [False]),
-        (SERVING.with_reach(Reach(None)), None),
+        (SERVING.with_host_address(HostAddress(None)), None),
     ],
 )
-def test_what_the_slice_says(facts, ready):
+def test_the_content_of_the_slice(facts, ready):
     """Nothing of an engine that is being adopted; no endpoint before one was ready; then whether it is."""
-    said = {slot.kind: manifest for slot, manifest in endpoint_manifests(facts, "slices").items()}
-    assert (Service in said) is (ready is not None)
-    found = said.get(EndpointSlice, {}).get("endpoints")
+    manifests = {slot.kind: manifest for slot, manifest in endpoint_manifests(facts, "slices").items()}
+    assert (Service in manifests) is (ready is not None)
+    found = manifests.get(EndpointSlice, {}).get("endpoints")
     assert (None if found is None else [one["conditions"]["ready"] for one in found]) == ready
 
 
 @pytest.mark.parametrize("api", ["slices", "endpoints"])
 def test_beside_pods_only_a_slice_is_this_host_s(api):
     """Service and Endpoints of a service with pods are the controller's and Kubernetes' own: neither is written."""
-    service = FACTS.wish.service
+    service = FACTS.desired.service
     spec = attrs.evolve(service.spec, hosts=HostReplicas(model_ref="mac"))
-    beside = SERVING.with_wish(attrs.evolve(FACTS.wish, service=attrs.evolve(service, spec=spec)))
+    beside = SERVING.with_desired(attrs.evolve(FACTS.desired, service=attrs.evolve(service, spec=spec)))
     assert {slot.kind for slot in endpoint_manifests(beside, api)} == {EndpointSlice}
-    assert {slot.kind for slot in all_endpoint_objects(beside)} == {EndpointSlice}
+    assert {slot.kind for slot in all_endpoint_slots(beside)} == {EndpointSlice}
 
 
 @pytest.mark.parametrize(("error", "ready"), [(NameTakenError("taken"), False), (UserError("no"), True)])
 def test_behind_the_service_of_another_owner_nothing_of_ours_is_ready(error, ready):
     """Clients would be sent to us under another owner's name."""
-    refused = SERVING.with_refusal(endpoint_objects(SERVING, "slices")[0], error)
-    said = {slot.kind: manifest for slot, manifest in endpoint_manifests(refused, "slices").items()}
-    assert said[EndpointSlice]["endpoints"][0]["conditions"]["ready"] is ready
+    refused = SERVING.with_refusal(endpoint_slots(SERVING, "slices")[0], error)
+    manifests = {slot.kind: manifest for slot, manifest in endpoint_manifests(refused, "slices").items()}
+    assert manifests[EndpointSlice]["endpoints"][0]["conditions"]["ready"] is ready
 
 
 METADATA = {"name": "chat", "namespace": "ns", "uid": "u1"}

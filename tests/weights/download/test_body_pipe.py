@@ -38,7 +38,7 @@ async def test_everything_comes_through_in_order(size, autojump_clock):
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(write)
-        assert await fill_wanted(ring, data, lambda room: rng.randint(1, room))
+        assert await fill_wanted(ring, data, lambda write_view: rng.randint(1, write_view))
     assert seen == data
 
 
@@ -67,13 +67,13 @@ async def test_both_sides_are_told_that_nothing_more_is_wanted():
 
             async def wait():
                 with pytest.raises(trio.BrokenResourceError):
-                    await ring.room()
+                    await ring.write_view()
 
             nursery.start_soon(wait)
             await trio.testing.wait_all_tasks_blocked()
             ring.stop()
         with pytest.raises(trio.BrokenResourceError):
-            await ring.room()
+            await ring.write_view()
         assert not await ring.piece()
 
 
@@ -103,24 +103,24 @@ def synced(partial, monkeypatch):
     return sizes
 
 
-def writer_of(partial, ring, *, counted=lambda _: None, run_sync=None):
+def writer_of(partial, ring, *, on_written=lambda _: None, run_sync=None):
     run_sync = run_sync or in_threads(trio.CapacityLimiter(4))
     limits, space = DownloadLimits(checkpoint_bytes=300_000), FreeSpace(partial.path.parent)
     dependencies = Dependencies(
         open_transport_with(), lambda: NOW, random.Random(1), limits, run_sync=run_sync, space=space
     )
-    return DiskWriter(dependencies, partial, ring, counted)
+    return DiskWriter(dependencies, partial, ring, on_written)
 
 
-async def fill_wanted(ring, data=DATA, step=lambda room: 10_000):
+async def fill_wanted(ring, data=DATA, step=lambda write_view: 10_000):
     """Play the network; return whether the writing side wanted everything."""
     left = memoryview(data)
     try:
         while left:
-            room = await ring.room()
+            write_view = await ring.write_view()
             await trio.lowlevel.checkpoint()
-            count = min(step(len(room)), len(room), len(left))
-            room[:count] = left[:count]
+            count = min(step(len(write_view)), len(write_view), len(left))
+            write_view[:count] = left[:count]
             ring.fill(count)
             left = left[count:]
     except trio.BrokenResourceError:
@@ -149,7 +149,7 @@ def digest_of_file(partial):
 async def test_what_comes_is_written_and_hashed(partial, run_sync):
     """In threads, in one for all, or in none: file, digest and the sum of what was counted are those of what came."""
     counts = []
-    assert await written(partial, counted=counts.append, run_sync=run_sync) is None
+    assert await written(partial, on_written=counts.append, run_sync=run_sync) is None
     assert partial.path.read_bytes() == DATA
     assert (partial.sha256, partial.size_bytes) == (hashlib.sha256(DATA).hexdigest(), sum(counts))
 
@@ -184,10 +184,10 @@ async def test_a_full_disk_leaves_a_digest_that_fits(partial, monkeypatch):
 async def test_what_counts_may_refuse(partial):
     """Space that cannot be promised any more ends the writing with that error."""
 
-    def counted(count):
+    def on_written(count):
         raise FetchError("enough")
 
-    assert str(await written(partial, counted=counted)) == "enough"
+    assert str(await written(partial, on_written=on_written)) == "enough"
     assert partial.sha256 == digest_of_file(partial)
 
 
@@ -246,8 +246,8 @@ async def test_what_has_come_before_a_stall_survives_a_power_cut(partial, synced
     ring = RingBuffer(RING_BYTES)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(writer_of(partial, ring, run_sync=at_once).run)
-        room = await ring.room()
-        room[:9000] = DATA[:9000]
+        write_view = await ring.write_view()
+        write_view[:9000] = DATA[:9000]
         ring.fill(9000)
         await trio.sleep(60)
         assert synced == [9000]

@@ -6,7 +6,7 @@ import hashlib
 import pytest
 import trio
 
-from llmkube.base.errors import WorldError
+from llmkube.base.errors import ExternalError
 from llmkube.weights.address_policy import AddressPolicy, parse_networks
 from llmkube.weights.download.buckets import BucketAccess, sign
 from llmkube.weights.errors import (
@@ -147,7 +147,7 @@ async def test_equal_names_on_two_servers_are_two_objects(tmp_path, autojump_clo
 
     async def nobody():
         await trio.lowlevel.checkpoint()
-        raise WorldError("the API server is away")
+        raise ExternalError("the API server is away")
 
     async with open_bench(tmp_path, by_host) as bench:
         assert (await bench.get(OBJECT, access=asks())).path.read_bytes() == DATA
@@ -156,7 +156,7 @@ async def test_equal_names_on_two_servers_are_two_objects(tmp_path, autojump_clo
         asked = len(bench.network.requests)
         assert (await bench.get(OBJECT, access=nobody)).path.read_bytes() == OTHER
         assert len(bench.network.requests) == asked
-        with pytest.raises(WorldError, match="away"):
+        with pytest.raises(ExternalError, match="away"):
             await bench.get("s3://models/unknown.gguf", access=nobody)
 
 

@@ -118,7 +118,7 @@ def test_a_quantization_is_found_among_several(quantization, file):
     """The one that is named comes, parts together and no projector; without a name Q4_K_M, and it is said."""
     chosen = choose(HubRepository("o/r", quantization=quantization), parse_listing("x", listing(SEVERAL)))
     assert chosen.file.path == file
-    assert chosen.why == ("" if quantization else "Q4_K_M, one of 4 in o/r")
+    assert chosen.reason == ("" if quantization else "Q4_K_M, one of 4 in o/r")
     assert len(chosen.file.parts) == (2 if quantization == "Q8_0" else 1)
 
 
@@ -134,11 +134,11 @@ def test_a_quantization_that_is_not_there_lists_what_is(files):
     [{"a-Q4_K_M.gguf": DATA, "b-Q8_0.gguf": DATA}, {"m-Q2_K.gguf": DATA, "m-Q8_0.gguf": DATA}],
     ids=["two models", "no Q4_K_M"],
 )
-@pytest.mark.parametrize("room_bytes", [None, 5000])
-def test_what_nobody_can_choose_is_left_to_the_user(files, room_bytes):
+@pytest.mark.parametrize("memory_bytes", [None, 5000])
+def test_what_nobody_can_choose_is_left_to_the_user(files, memory_bytes):
     """Of two different models, or without a Q4_K_M where the memory is unknown or small, none is taken unasked."""
     with pytest.raises(AmbiguousSourceError, match="holds 2 models; name one of them"):
-        choose(HubRepository("o/r"), parse_listing("x", listing(files)), room_bytes=room_bytes)
+        choose(HubRepository("o/r"), parse_listing("x", listing(files)), memory_bytes=memory_bytes)
 
 
 SIZES = {"m-Q2_K.gguf": bytes(900), "m-Q5_K_M.gguf": bytes(1800), "m-Q8_0.gguf": bytes(1801), "m-F16.gguf": bytes(9000)}
@@ -146,12 +146,12 @@ SIZES = {"m-Q2_K.gguf": bytes(900), "m-Q5_K_M.gguf": bytes(1800), "m-Q8_0.gguf":
 
 def test_without_the_usual_one_the_largest_that_fits_comes():
     """A tenth of the memory is left for context and buffers; what was chosen and why is said."""
-    chosen = choose(HubRepository("o/r"), parse_listing("x", listing(SIZES)), room_bytes=2000)
+    chosen = choose(HubRepository("o/r"), parse_listing("x", listing(SIZES)), memory_bytes=2000)
     assert chosen.file.path == "m-Q5_K_M.gguf"
-    assert chosen.why == "Q5_K_M, the largest of 4 in o/r that fits into 2.0 KiB of memory; it has no Q4_K_M"
+    assert chosen.reason == "Q5_K_M, the largest of 4 in o/r that fits into 2.0 KiB of memory; it has no Q4_K_M"
     two = SIZES | {"other-Q2_K.gguf": bytes(10)}
     with pytest.raises(AmbiguousSourceError, match="holds 5 models; name one of them"):
-        choose(HubRepository("o/r"), parse_listing("x", listing(two)), room_bytes=2000)
+        choose(HubRepository("o/r"), parse_listing("x", listing(two)), memory_bytes=2000)
 
 
 async def test_the_choice_is_said_while_it_comes(tmp_path, autojump_clock):

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from llmkube.runtimes.plan import EngineInfo
 from llmkube.runtimes.process.memory_demand import demand_of
-from llmkube.weights.estimate.demand import ALL_LAYERS, Demand, Place
+from llmkube.weights.estimate.demand import ALL_LAYERS, Demand, Location
 from llmkube.weights.estimate.sizing import default_cache_ram_bytes, estimate, largest_context
 from model_shapes import decoder, golden, golden_shape
 
@@ -132,9 +132,9 @@ class TestPlaces:
         shape = decoder()
         found = estimate(shape, Demand(context=4096, device_layers=ALL_LAYERS, cache_ram_bytes=0))
         embedding = next(each.size_bytes for each in shape.tensors if each.name == "token_embd.weight")
-        assert part(found, "weights", Place.HOST) == embedding
+        assert part(found, "weights", Location.HOST) == embedding
         assert part(found, "weights") == sum(each.size_bytes for each in shape.tensors)
-        assert (part(found, "KV cache", Place.HOST), part(found, "repacked weights")) == (0, 0)
+        assert (part(found, "KV cache", Location.HOST), part(found, "repacked weights")) == (0, 0)
         assert found.total_bytes == found.device_bytes + found.host_bytes
 
     def test_some_layers_on_the_device(self):
@@ -146,15 +146,15 @@ class TestPlaces:
             for each in shape.tensors
             if each.name.startswith("output") or (each.name[:4] == "blk." and int(each.name.split(".")[1]) >= 22)
         ]
-        assert part(found, "weights", Place.DEVICE) == sum(last)
+        assert part(found, "weights", Location.DEVICE) == sum(last)
         whole = part(estimate(decoder(), Demand(context=4096)), "KV cache")
-        assert part(found, "KV cache", Place.DEVICE) == whole * 10 // 32
+        assert part(found, "KV cache", Location.DEVICE) == whole * 10 // 32
         assert part(found, "KV cache") == whole
 
     def test_the_cache_stays_on_the_host_if_told_so(self):
         """Without KV offload no cache is on the device."""
         found = estimate(decoder(), Demand(context=4096, device_layers=ALL_LAYERS, kv_offload=False))
-        assert part(found, "KV cache", Place.DEVICE) == 0
+        assert part(found, "KV cache", Location.DEVICE) == 0
 
     def test_experts_on_the_host(self):
         """`--cpu-moe` takes the experts' weights from the device, and nothing else."""
@@ -164,9 +164,9 @@ class TestPlaces:
                     if "_exps" in each.name and each.name.startswith(("blk.0.", "blk.1.", "blk.2.")))  # fmt: skip
         argv = ["-ngl", "99", "--no-repack"]
         before, after = (estimate(shape, demand_in([*argv, *more])) for more in ((), ("--cpu-moe",)))
-        assert part(before, "weights", Place.DEVICE) - part(after, "weights", Place.DEVICE) == experts
+        assert part(before, "weights", Location.DEVICE) - part(after, "weights", Location.DEVICE) == experts
         first = estimate(shape, demand_in([*argv, "--n-cpu-moe", "3"]))
-        assert part(before, "weights", Place.DEVICE) - part(first, "weights", Place.DEVICE) == early
+        assert part(before, "weights", Location.DEVICE) - part(first, "weights", Location.DEVICE) == early
 
     def test_a_tied_output_is_a_copy_on_the_device(self):
         """A model without an output of its own puts its token embedding on the device a second time."""
@@ -224,7 +224,7 @@ class TestCompanions:
         """A multimodal projector adds its file and room to work; of unknown size, it is a doubt."""
         wish = Demand(context=4096, device_layers=ALL_LAYERS, projector_path="p.gguf")
         assert not estimate(decoder(), wish).certain
-        assert part(estimate(decoder(), attrs.evolve(wish, projector_bytes=GIB)), "mmproj", Place.DEVICE) > GIB
+        assert part(estimate(decoder(), attrs.evolve(wish, projector_bytes=GIB)), "mmproj", Location.DEVICE) > GIB
 
     def test_heads_that_guess_ahead(self):
         """A model's own layers for guessing cost nothing until `--spec-type draft-mtp` asks for them."""

@@ -313,7 +313,7 @@ def test_a_tensor_type_from_the_future_is_left_to_the_engine(read):
 
 def test_many_vocabularies_together_are_bounded(read):
     """The bound on strings is for the file, so many arrays cannot get around it."""
-    half = gguf_reader.MAX_WALKED_STRINGS // 2 + 1
+    half = gguf_reader.MAX_SKIPPED_STRINGS // 2 + 1
     arrays = [array_head(name, STRING, half) + bytes(8 * half) for name in ("a", "b")]
     with pytest.raises(NotGGUFError, match="more than any vocabulary"):
         read(header(ARCHITECTURE, *arrays))

@@ -23,7 +23,7 @@ def test_damaged_headers_get_the_verdict_of_llama_cpp():
             facts, why = judge(data, size)
             verdict = oracle.ask(data, size)
             if differs := disagreement(facts, verdict):
-                differing.append((number, fault, differs, why, verdict.says))
+                differing.append((number, fault, differs, why, verdict.message))
     assert not differing
 
 
@@ -37,9 +37,9 @@ def test_the_oracle_can_tell():
         assert oracle.ask(data, len(data)).loads
         refused = oracle.ask(data[:1000], 1000)
         assert not refused.header
-        assert "failed to read" in refused.says
+        assert "failed to read" in refused.message
         deadly = draft.packed()
-        assert oracle.ask(deadly, len(deadly) + draft.data_bytes).says.startswith("died of")
+        assert oracle.ask(deadly, len(deadly) + draft.data_bytes).message.startswith("died of")
         assert oracle.ask(data, len(data)).loads
         assert oracle.died == 1
 

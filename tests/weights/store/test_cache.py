@@ -15,7 +15,7 @@ from llmkube.weights.store.cache import find_cached, incomplete_bytes, list_cach
 from llmkube.weights.store.index import (
     BlobInfo,
     Record,
-    Unverified,
+    UnverifiedRecord,
     blob_info,
     commit_record,
     find_blob,
@@ -95,7 +95,7 @@ def test_a_blob_that_was_touched_is_doubted(store):
     piece = blob_info(kept.path)
     os.utime(kept.path, ns=(1, 1))
     found = find_weights(store, "a")
-    assert isinstance(found, Unverified)
+    assert isinstance(found, UnverifiedRecord)
     assert found.touched == (piece,)
 
 

@@ -12,12 +12,12 @@ from llmkube.weights.store import local_files as module
 def test_a_folder_that_macos_guards_is_not_blamed_on_permissions(monkeypatch):
     """Where macOS keeps background programs out (EPERM), the advice is its privacy settings and not chmod."""
     guarded = PermissionError(errno.EPERM, "Operation not permitted")
-    assert "change its permissions" in module.unreadable(guarded)
+    assert "change its permissions" in module.describe_read_error(guarded)
     monkeypatch.setattr(module.sys, "platform", "darwin")
     monkeypatch.setattr(module.sys, "executable", "/opt/python/bin/python3")  # which starts Python.app
-    assert f"allow {psutil.Process().exe()} under" in module.unreadable(guarded)
-    assert "Full Disk Access" in module.unreadable(guarded)
-    assert "change its permissions" in module.unreadable(PermissionError(errno.EACCES, "Permission denied"))
+    assert f"allow {psutil.Process().exe()} under" in module.describe_read_error(guarded)
+    assert "Full Disk Access" in module.describe_read_error(guarded)
+    assert "change its permissions" in module.describe_read_error(PermissionError(errno.EACCES, "Permission denied"))
 
 
 @pytest.mark.parametrize("make", [lambda path: path.mkdir(), lambda path: path.touch(), lambda _: None])

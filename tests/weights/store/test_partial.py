@@ -79,7 +79,7 @@ def test_a_note_that_makes_no_sense_voids_the_bytes(store, spoil):
     """Without a note that can be believed, the download begins anew."""
     partial = begun(store, b"one ")
     partial.close()
-    spoil(module._note_of(partial.path))
+    spoil(module._metadata_path(partial.path))
     partial = open_partial(store, KEY)
     assert (partial.size_bytes, partial.unhashed_bytes, partial.info) == (0, 0, PartialInfo())
     assert partial.path.stat().st_size == 0
@@ -180,6 +180,6 @@ def test_only_old_ones_are_stale(store):
     partial = begun(store, b"one ")
     partial.close()
     os.utime(partial.path, (1000, 1000))
-    assert remove_partial(partial.path, unless_younger_than=999) == 0
-    assert remove_partial(partial.path, unless_younger_than=1001) > 0
+    assert remove_partial(partial.path, unless_modified_since=999) == 0
+    assert remove_partial(partial.path, unless_modified_since=1001) > 0
     assert list(store.partial.iterdir()) == []

@@ -154,12 +154,12 @@ class FieldSet:
     @cached_property
     def json(self) -> Mapping[str, Any]:
         """The JSON form, in Kubernetes' order: fields, keyed items, values, indexes; not to be edited."""
-        return self._written()
+        return self._build_json()
 
-    def _written(self) -> dict[str, Any]:
+    def _build_json(self) -> dict[str, Any]:
         written: dict[str, Any] = {}
         for element in self._ordered():
-            inner = self.below(element)._written()  # noqa: SLF001 (its own kind)
+            inner = self.below(element)._build_json()  # noqa: SLF001 (its own kind)
             written[element] = {".": {}, **inner} if inner and element in self.members else inner
         return written
 

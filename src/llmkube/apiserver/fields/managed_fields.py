@@ -33,10 +33,10 @@ class Writer:
 
     def __str__(self) -> str:
         """How conflicts name the writer: `"kubectl-edit" using v1`."""
-        said = f'"{self.name}"'
+        text = f'"{self.name}"'
         if self.subresource:
-            said += f' with subresource "{self.subresource}"'
-        return f"{said} using {self.api_version}" if self.operation == "Update" else said
+            text += f' with subresource "{self.subresource}"'
+        return f"{text} using {self.api_version}" if self.operation == "Update" else text
 
 
 @attrs.frozen
@@ -96,7 +96,7 @@ def parse_or_none(raw: Any) -> Managers:
         return {}
 
 
-def left_out(obj: Mapping[str, Any]) -> JsonObject:
+def strip(obj: Mapping[str, Any]) -> JsonObject:
     """Return an object without `managedFields`, which is never merged; it shares everything else."""
     metadata = obj.get("metadata")
     if not is_object(metadata):

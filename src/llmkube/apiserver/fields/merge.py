@@ -142,9 +142,9 @@ def misfits(value: Any, schema: Schema, path: Path = ()) -> Iterator[MergeError]
     """Yield what keeps a configuration from being applied: undeclared fields, wrong types, items without a key."""
     if value is None or schema.int_or_string or not schema.type:
         return
-    wanted, shaped, said = _SHAPES[schema.type]
-    if not shaped(value):
-        yield MergeError(path, f"expected {wanted}, got {said(value)}")
+    wanted, has_shape, describe = _SHAPES[schema.type]
+    if not has_shape(value):
+        yield MergeError(path, f"expected {wanted}, got {describe(value)}")
     elif schema.type == "object":
         yield from _misfit_fields(value, schema, path)
     elif schema.type == "array" and schema.items is not None:
@@ -177,19 +177,19 @@ def _misfit_items(value: Sequence[Any], schema: Schema, path: Path) -> Iterator[
         yield from misfits(item, schema.items, (*path, element))
 
 
-def _held(value: Any) -> str:
+def _go_reference(value: Any) -> str:
     return f"&{{{go_plain(value)}}}"
 
 
-def _held_literally(value: Any) -> str:
+def _go_literal_reference(value: Any) -> str:
     return f"&value.valueUnstructured{{Value:{go_literal(value)}}}"
 
 
 _SHAPES: Final[Mapping[str, tuple[str, Callable[[Any], bool], Callable[[Any], str]]]] = {
-    "object": ("map", is_object, _held),
-    "array": ("list", is_list, _held),
-    "string": ("string", lambda value: isinstance(value, str), _held_literally),
-    "boolean": ("boolean", lambda value: isinstance(value, bool), _held_literally),
+    "object": ("map", is_object, _go_reference),
+    "array": ("list", is_list, _go_reference),
+    "string": ("string", lambda value: isinstance(value, str), _go_literal_reference),
+    "boolean": ("boolean", lambda value: isinstance(value, bool), _go_literal_reference),
     "integer": ("numeric (int or float)", is_number, go_type_name),
     "number": ("numeric (int or float)", is_number, go_type_name),
 }
@@ -286,7 +286,7 @@ def is_leaf(schema: Schema, value: Any) -> bool:
 
 def _is_leaf_pair(schema: Schema, old: Any, new: Any) -> bool:
     """Whether two values are compared as one; two empty ones are, which keeps null, `{}` and `[]` apart."""
-    before, after = (type(side) not in _NO_CONTAINERS for side in (old, new))
+    before, after = (type(side) not in _NON_CONTAINERS for side in (old, new))
     if not (before and old) and not (after and new):
         return True
     if before and after:
@@ -297,7 +297,7 @@ def _is_leaf_pair(schema: Schema, old: Any, new: Any) -> bool:
     return is_leaf(schema, one)
 
 
-_NO_CONTAINERS: Final = SCALARS | {type(ABSENT)}
+_NON_CONTAINERS: Final = SCALARS | {type(ABSENT)}
 
 
 def elements_of(items: Sequence[Any], schema: Schema, path: Path) -> list[str]:

@@ -79,14 +79,14 @@ class ApplyConflictError(UserError):
     def __init__(self, conflicts: tuple[Conflict, ...]) -> None:
         self.conflicts = conflicts
         if len(conflicts) == 1:
-            said = f"1 conflict: {conflicts[0].message}: {conflicts[0].path}"
+            text = f"1 conflict: {conflicts[0].message}: {conflicts[0].path}"
         else:
             by_manager: dict[str, list[str]] = {}
             for conflict in conflicts:
                 by_manager.setdefault(conflict.manager, []).append(f"- {conflict.path}")
             parts = ["\n".join([f"conflicts with {name}:", *paths]) for name, paths in sorted(by_manager.items())]
-            said = f"{len(conflicts)} conflicts: " + "\n".join(parts)
-        super().__init__(f"Apply failed with {said}")
+            text = f"{len(conflicts)} conflicts: " + "\n".join(parts)
+        super().__init__(f"Apply failed with {text}")
 
 
 class ApplyRefusedError(UserError):
@@ -122,7 +122,7 @@ def server_side_apply(
     if (applied.get("metadata") or {}).get("managedFields") is not None:
         raise ApplyRefusedError("metadata.managedFields must be nil")
     version = _check_version(live, applied)
-    base = managed_fields.left_out(live if live is not None else endpoint.zero)
+    base = managed_fields.strip(live if live is not None else endpoint.zero)
     schema = endpoint.schema
     managers = _managers_before_apply(live, base, version, endpoint)
     writer = managed_fields.applier(manager, endpoint.subresource)
@@ -137,10 +137,10 @@ def server_side_apply(
     if last is not None and owned == last.fields:
         owned = last.fields  # the very same, whose JSON is known
     elif last is not None:
-        merged = _without_abandoned(merged, managers, last.fields, schema)
+        merged = _prune(merged, managers, last.fields, schema)
 
     change = compare(base, merged, schema).without_below(endpoint.reset)
-    managers = _settle(managers, writer, change, force=force)
+    managers = _resolve_conflicts(managers, writer, change, force=force)
     if writer in managers:
         changed_at = now if change or live is None else managers[writer].time
         managers[writer] = Entry(owned, version, changed_at)
@@ -158,8 +158,8 @@ def record_write(
     (an item of a keyed list lacks its key) is recorded without an owner: refusing it is validation's part, which knows
     more.
     """
-    base = managed_fields.left_out(live if live is not None else endpoint.zero)
-    wanted = managed_fields.left_out(new)
+    base = managed_fields.strip(live if live is not None else endpoint.zero)
+    wanted = managed_fields.strip(new)
     managers = _managers_of_update(live, new, by_subresource=bool(endpoint.subresource))
     if live is not None and not managers:
         return _with_managers(wanted, managers)  # ownership of this object is not tracked until its first apply
@@ -169,7 +169,7 @@ def record_write(
     except MergeError:
         return _with_managers(wanted, managers)
     taken = change.written.difference(_IDENTITY)
-    managers = _settle(managers, None, change, force=True)
+    managers = _resolve_conflicts(managers, None, change, force=True)
     if taken:
         writer = managed_fields.updater(manager, version, endpoint.subresource)
         before = managers[writer].fields if writer in managers else fieldset.NOTHING
@@ -178,26 +178,26 @@ def record_write(
     return _with_managers(wanted, managed_fields.capped(managers))
 
 
-def same_but_for_times(left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
+def equal_except_times(left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
     """Whether two objects differ in the times of their `managedFields` at most, so that a write is none."""
-    return _same_beside("metadata", left, right) and _same_metadata(left.get("metadata"), right.get("metadata"))
+    return _equal_except("metadata", left, right) and _equal_metadata(left.get("metadata"), right.get("metadata"))
 
 
-def _same_metadata(left: Any, right: Any) -> bool:
+def _equal_metadata(left: Any, right: Any) -> bool:
     if not is_object(left) or not is_object(right):
         return same(left, right)
     ours, theirs = left.get("managedFields") or (), right.get("managedFields") or ()
     return (
-        _same_beside("managedFields", left, right)
+        _equal_except("managedFields", left, right)
         and len(ours) == len(theirs)
-        and all(_same_beside("time", *pair) for pair in zip(ours, theirs, strict=True))
+        and all(_equal_except("time", *pair) for pair in zip(ours, theirs, strict=True))
     )
 
 
-def _same_beside(but: str, left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
+def _equal_except(ignored: str, left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
     """Whether two objects are equal in every field but one, which may also be missing."""
-    return left.keys() - {but} == right.keys() - {but} and all(
-        same(value, right[name]) for name, value in left.items() if name != but
+    return left.keys() - {ignored} == right.keys() - {ignored} and all(
+        same(value, right[name]) for name, value in left.items() if name != ignored
     )
 
 
@@ -237,7 +237,7 @@ def _managers_of_update(live: Mapping[str, Any] | None, new: Mapping[str, Any], 
         return stored  # a client that does not understand the field must not destroy it
 
 
-def _without_abandoned(merged: JsonObject, managers: Managers, last: FieldSet, schema: Schema) -> JsonObject:
+def _prune(merged: JsonObject, managers: Managers, last: FieldSet, schema: Schema) -> JsonObject:
     """Remove what the manager owned last time and no manager owns now."""
     if not last.difference(managed_fields.all_owned(managers)):
         return merged
@@ -253,7 +253,7 @@ def _without_abandoned(merged: JsonObject, managers: Managers, last: FieldSet, s
     return kept
 
 
-def _settle(managers: Managers, writer: Writer | None, change: Comparison, *, force: bool) -> Managers:
+def _resolve_conflicts(managers: Managers, writer: Writer | None, change: Comparison, *, force: bool) -> Managers:
     """Take what changed away from every other manager, or raise a conflict."""
     written = change.written
     lost = {other: entry.fields.intersection(written) for other, entry in managers.items() if other != writer}
@@ -265,14 +265,14 @@ def _settle(managers: Managers, writer: Writer | None, change: Comparison, *, fo
         )
         if conflicts:
             raise ApplyConflictError(conflicts)
-    settled: Managers = {}
+    resolved: Managers = {}
     for other, entry in managers.items():
         fields = entry.fields
         if other != writer:
             fields = fields.difference(lost[other]).difference(change.removed)
         if fields:
-            settled[other] = attrs.evolve(entry, fields=fields)
-    return settled
+            resolved[other] = attrs.evolve(entry, fields=fields)
+    return resolved
 
 
 def _with_managers(obj: JsonObject, managers: Managers) -> JsonObject:

@@ -142,22 +142,22 @@ def _key_of(item: Mapping[str, Any], key: str) -> Any:
     return item[key]
 
 
-def _ordered(items: Sequence[Any], asked: Sequence[Any], before: Sequence[Any], key: str) -> list[Any]:
+def _ordered(items: Sequence[Any], requested: Sequence[Any], before: Sequence[Any], key: str) -> list[Any]:
     """Bring a merged list into order: the items of the patch as asked, the others as they were.
 
     Between an item of each kind decides where both stood before; one that is new goes first.
     """
 
-    def spelled(item: Any) -> str:
+    def key_of(item: Any) -> str:
         return compact(item.get(key) if key and is_object(item) else item)
 
-    wanted = {spelled(item): place for place, item in reversed(list(enumerate(asked)))}
-    stood = {spelled(item): place for place, item in reversed(list(enumerate(before)))}
-    listed = deque(sorted((item for item in items if spelled(item) in wanted), key=lambda item: wanted[spelled(item)]))
-    rest = deque(item for item in items if spelled(item) not in wanted)
+    wanted = {key_of(item): place for place, item in reversed(list(enumerate(requested)))}
+    previous = {key_of(item): place for place, item in reversed(list(enumerate(before)))}
+    listed = deque(sorted((item for item in items if key_of(item) in wanted), key=lambda item: wanted[key_of(item)]))
+    rest = deque(item for item in items if key_of(item) not in wanted)
     ordered: list[Any] = []
     while listed and rest:
-        left, right = stood.get(spelled(listed[0])), stood.get(spelled(rest[0]))
+        left, right = previous.get(key_of(listed[0])), previous.get(key_of(rest[0]))
         first = rest if left is not None and right is not None and right < left else listed
         ordered.append(first.popleft())
     return [*ordered, *listed, *rest]

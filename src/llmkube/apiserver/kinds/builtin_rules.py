@@ -36,7 +36,7 @@ MAX_DATA_BYTES: Final = 1024 * 1024
 """All values of a Secret or ConfigMap together."""
 
 _KEY: Final = re.compile(r"[-._a-zA-Z0-9]+")
-_NEEDED_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
+_REQUIRED_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "kubernetes.io/tls": ("tls.crt", "tls.key"),
     "kubernetes.io/dockercfg": (".dockercfg",),
     "kubernetes.io/dockerconfigjson": (".dockerconfigjson",),
@@ -55,14 +55,14 @@ class Behaviour:
     fill: Fill | None = None
     prepare: Prepare | None = None
     check: Check = _nothing
-    advice: Callable[[Mapping[str, Any]], list[str]] = _nothing
+    warnings: Callable[[Mapping[str, Any]], list[str]] = _nothing
     check_status: Callable[[Mapping[str, Any]], Iterator[FieldError]] = _nothing
 
 
 def _fill_namespace(obj: JsonObject) -> None:
-    tag = obj.get("metadata") or {}
-    if tag.get("name"):
-        tag["labels"] = {**(tag.get("labels") or {}), "kubernetes.io/metadata.name": tag["name"]}
+    metadata = obj.get("metadata") or {}
+    if metadata.get("name"):
+        metadata["labels"] = {**(metadata.get("labels") or {}), "kubernetes.io/metadata.name": metadata["name"]}
 
 
 def _prepare_namespace(obj: JsonObject, old: Old) -> None:
@@ -89,13 +89,13 @@ def _check_secret(obj: Mapping[str, Any], old: Old) -> Iterator[FieldError]:
     yield from _check_keys(data, "data")
     if sum(_decoded_size(value) for value in data.values()) > MAX_DATA_BYTES:
         yield too_long("data", MAX_DATA_BYTES)
-    for name in _NEEDED_KEYS.get(obj.get("type", ""), ()):
+    for name in _REQUIRED_KEYS.get(obj.get("type", ""), ()):
         if name not in data:
             yield required(at_key("data", name))
     if old is not None:
         if obj.get("type") != old.get("type"):
             yield immutable("type", obj.get("type"))
-        yield from _check_frozen(obj, old, ("data",))
+        yield from _check_immutable(obj, old, ("data",))
 
 
 def _check_config_map(obj: Mapping[str, Any], old: Old) -> Iterator[FieldError]:
@@ -108,7 +108,7 @@ def _check_config_map(obj: Mapping[str, Any], old: Old) -> Iterator[FieldError]:
     if size > MAX_DATA_BYTES:
         yield too_long("[]", MAX_DATA_BYTES)
     if old is not None:
-        yield from _check_frozen(obj, old, ("data", "binaryData"))
+        yield from _check_immutable(obj, old, ("data", "binaryData"))
 
 
 def _decoded_size(text: str) -> int:
@@ -130,7 +130,7 @@ def _check_keys(data: Mapping[str, Any], path: str) -> Iterator[FieldError]:
             yield invalid(at_key(path, name), name, "must not start with '..'" if name != "." else "must not be '.'")
 
 
-def _check_frozen(obj: Mapping[str, Any], old: Mapping[str, Any], names: tuple[str, ...]) -> Iterator[FieldError]:
+def _check_immutable(obj: Mapping[str, Any], old: Mapping[str, Any], names: tuple[str, ...]) -> Iterator[FieldError]:
     """Refuse changes to an object that declared itself immutable."""
     if not old.get("immutable"):
         return
@@ -152,10 +152,10 @@ def _check_lease(obj: Mapping[str, Any], _old: Old) -> Iterator[FieldError]:
 
 
 def _check_event(obj: Mapping[str, Any], _old: Old) -> Iterator[FieldError]:
-    about = (obj.get("involvedObject") or {}).get("namespace") or ""
-    home = (obj.get("metadata") or {}).get("namespace") or ""
-    if about != home and not (not about and home == "default"):
-        yield invalid("involvedObject.namespace", about, "does not match event.namespace")
+    involved = (obj.get("involvedObject") or {}).get("namespace") or ""
+    namespace = (obj.get("metadata") or {}).get("namespace") or ""
+    if involved != namespace and not (not involved and namespace == "default"):
+        yield invalid("involvedObject.namespace", involved, "does not match event.namespace")
 
 
 BEHAVIOURS: Final[Mapping[str, Behaviour]] = {
@@ -166,12 +166,12 @@ BEHAVIOURS: Final[Mapping[str, Behaviour]] = {
         fill=service_rules.fill,
         prepare=service_rules.prepare,
         check=service_rules.check,
-        advice=service_rules.warnings,
+        warnings=service_rules.warnings,
         check_status=service_rules.check_status,
     ),
-    "endpoints": Behaviour(check=endpoint_rules.check_endpoints, advice=endpoint_rules.address_warnings),
+    "endpoints": Behaviour(check=endpoint_rules.check_endpoints, warnings=endpoint_rules.address_warnings),
     "endpointslices.discovery.k8s.io": Behaviour(
-        fill=endpoint_rules.fill_slice, check=endpoint_rules.check_slice, advice=endpoint_rules.slice_warnings
+        fill=endpoint_rules.fill_slice, check=endpoint_rules.check_slice, warnings=endpoint_rules.slice_warnings
     ),
     "leases.coordination.k8s.io": Behaviour(check=_check_lease),
     "events": Behaviour(check=_check_event),
@@ -181,4 +181,4 @@ BEHAVIOURS: Final[Mapping[str, Behaviour]] = {
 }
 """By the resource's full name; a kind that is not listed is special in nothing."""
 
-NOTHING_SPECIAL: Final = Behaviour()
+DEFAULT_BEHAVIOUR: Final = Behaviour()

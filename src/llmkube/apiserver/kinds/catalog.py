@@ -63,21 +63,21 @@ class Catalog:
         return tuple(self._by_storage)
 
     def read(self, crd: Mapping[str, Any]) -> tuple[KindInfo, ...]:
-        """Return the kinds of a CRD; those of a large one take long to read, and are remembered for `learn`."""
+        """Return the kinds of a CRD; those of a large one take long to read, and are remembered for `add_crd`."""
         last, kinds = self._last_read
         if last is not crd:
             kinds = kinds_from_crd(crd)
             self._last_read = crd, kinds
         return kinds
 
-    def learn(self, crd: Mapping[str, Any]) -> None:
+    def add_crd(self, crd: Mapping[str, Any]) -> None:
         """Serve what a CRD describes, instead of what it described before."""
         kinds = self.read(crd)
         name = str(crd["metadata"]["name"])
-        self.forget(name)
+        self.remove_crd(name)
         self._serve(name, kinds)
 
-    def forget(self, name: str) -> None:
+    def remove_crd(self, name: str) -> None:
         """Serve a CRD's kinds no longer."""
         for kind in self._by_storage.pop(name, ()):
             resource = kind.resource

@@ -53,12 +53,12 @@ def fill(obj: JsonObject) -> None:
     spec = obj.get("spec")
     if not isinstance(spec, dict):
         return
-    called = spec.get("names")
-    if isinstance(called, dict) and isinstance(called.get("kind"), str):
-        if not called.get("singular"):
-            called["singular"] = called["kind"].lower()
-        if not called.get("listKind"):
-            called["listKind"] = f"{called['kind']}List"
+    names = spec.get("names")
+    if isinstance(names, dict) and isinstance(names.get("kind"), str):
+        if not names.get("singular"):
+            names["singular"] = names["kind"].lower()
+        if not names.get("listKind"):
+            names["listKind"] = f"{names['kind']}List"
     spec.setdefault("conversion", {"strategy": "None"})
 
 
@@ -77,8 +77,8 @@ def accepted_status(crd: Mapping[str, Any], now: str) -> JsonObject:
     known = {condition["type"]: condition for condition in status.get("conditions") or ()}
 
     def condition(kind: str, reason: str, message: str) -> JsonObject:
-        held = known.get(kind)
-        since = held["lastTransitionTime"] if held and held.get("status") == "True" else now
+        existing = known.get(kind)
+        since = existing["lastTransitionTime"] if existing and existing.get("status") == "True" else now
         return {"type": kind, "status": "True", "reason": reason, "message": message, "lastTransitionTime": since}
 
     return {
@@ -94,8 +94,8 @@ def accepted_status(crd: Mapping[str, Any], now: str) -> JsonObject:
 def check(obj: Mapping[str, Any], old: Old) -> Iterator[FieldError]:
     """Judge a CRD as a whole."""
     spec = obj.get("spec") or {}
-    called = spec.get("names") or {}
-    yield from _check_names(obj, spec, called)
+    names = spec.get("names") or {}
+    yield from _check_names(obj, spec, names)
     versions = _versions(obj)
     yield from _check_versions(versions)
     if (spec.get("conversion") or {}).get("strategy") not in {"None", None}:
@@ -149,36 +149,36 @@ def _versions(obj: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     return [version for version in (obj.get("spec") or {}).get("versions") or () if isinstance(version, Mapping)]
 
 
-def _check_names(obj: Mapping[str, Any], spec: Mapping[str, Any], called: Mapping[str, Any]) -> Iterator[FieldError]:
-    group, plural = spec.get("group") or "", called.get("plural") or ""
+def _check_names(obj: Mapping[str, Any], spec: Mapping[str, Any], names: Mapping[str, Any]) -> Iterator[FieldError]:
+    group, plural = spec.get("group") or "", names.get("plural") or ""
     name = (obj.get("metadata") or {}).get("name") or ""
     if name != f"{plural}.{group}":
         yield invalid("metadata.name", name, 'must be spec.names.plural+"."+spec.group')
     if not group:
         yield required("spec.group")
-    elif wrong := name_rules.subdomain(group):
-        yield invalid("spec.group", group, wrong)
+    elif problem := name_rules.subdomain(group):
+        yield invalid("spec.group", group, problem)
     elif "." not in group:
         yield invalid("spec.group", group, "should be a domain with at least one dot")
     if spec.get("scope") not in {"Cluster", "Namespaced"}:
         yield not_supported("spec.scope", spec.get("scope") or "", ("Cluster", "Namespaced"))
-    yield from _check_called(called)
+    yield from _check_name_fields(names)
 
 
-def _check_called(called: Mapping[str, Any]) -> Iterator[FieldError]:
+def _check_name_fields(names: Mapping[str, Any]) -> Iterator[FieldError]:
     for field in ("plural", "singular", "kind", "listKind"):
-        text = called.get(field) or ""
+        text = names.get(field) or ""
         lowered = text if field == "plural" else text.lower()
         if not text:
             yield required(at("spec.names", field))
-        elif wrong := name_rules.label_1035(lowered):
-            yield invalid(at("spec.names", field), text, wrong)
-    if called.get("kind") and called.get("kind") == called.get("listKind"):
-        yield invalid("spec.names.listKind", called["listKind"], "kind and listKind may not be the same")
+        elif problem := name_rules.label_1035(lowered):
+            yield invalid(at("spec.names", field), text, problem)
+    if names.get("kind") and names.get("kind") == names.get("listKind"):
+        yield invalid("spec.names.listKind", names["listKind"], "kind and listKind may not be the same")
     for field in ("shortNames", "categories"):
-        for index, text in enumerate(called.get(field) or ()):
-            if wrong := name_rules.label_1035(text):
-                yield invalid(at_index(at("spec.names", field), index), text, wrong)
+        for index, text in enumerate(names.get(field) or ()):
+            if problem := name_rules.label_1035(text):
+                yield invalid(at_index(at("spec.names", field), index), text, problem)
 
 
 def _check_versions(versions: Sequence[Mapping[str, Any]]) -> Iterator[FieldError]:
@@ -186,8 +186,8 @@ def _check_versions(versions: Sequence[Mapping[str, Any]]) -> Iterator[FieldErro
     for index, version in enumerate(versions):
         path = at_index("spec.versions", index)
         name = version.get("name") or ""
-        if wrong := name_rules.label_1035(name):
-            yield invalid(at(path, "name"), name, wrong)
+        if problem := name_rules.label_1035(name):
+            yield invalid(at(path, "name"), name, problem)
         if name in seen:
             yield duplicate(at(path, "name"), name)
         seen.add(name)

@@ -67,23 +67,23 @@ def _check_endpoint(endpoint: Mapping[str, Any], kind: str, path: str) -> Iterat
         for index, address in enumerate(addresses):
             yield from _check_address(address, kind, where, at_index(where, index))
     hostname = endpoint.get("hostname")
-    if hostname and (wrong := name_rules.label(hostname)):
-        yield invalid(at(path, "hostname"), hostname, wrong)
+    if hostname and (problem := name_rules.label(hostname)):
+        yield invalid(at(path, "hostname"), hostname, problem)
     node = endpoint.get("nodeName")
-    if node is not None and (wrong := name_rules.subdomain(node)):
-        yield invalid(at(path, "nodeName"), node, wrong)
+    if node is not None and (problem := name_rules.subdomain(node)):
+        yield invalid(at(path, "nodeName"), node, problem)
 
 
 def _check_address(address: str, kind: str, listed: str, path: str) -> Iterator[FieldError]:
     if kind == "FQDN":
-        if wrong := name_rules.subdomain(address):
-            yield invalid(path, address, wrong)
+        if problem := name_rules.subdomain(address):
+            yield invalid(path, address, problem)
         return
     version = {"IPv4": 4, "IPv6": 6}.get(kind)
     if version is None:
         return
-    if wrong := _unclear(address):
-        yield invalid(path, address, wrong)
+    if problem := _address_problem(address):
+        yield invalid(path, address, problem)
         return
     parsed = ipaddress.ip_address(address)
     if parsed.version != version:
@@ -94,7 +94,7 @@ def _check_address(address: str, kind: str, listed: str, path: str) -> Iterator[
     yield from check_not_special(address, path)
 
 
-def _unclear(address: str) -> str:
+def _address_problem(address: str) -> str:
     """Say what makes an address one that programs read differently."""
     if _LEADING_ZERO.search(address) and _parse(_LEADING_ZERO.sub("", address)) is not None and ":" not in address:
         return "must not have leading 0s"
@@ -116,8 +116,8 @@ def _parse(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None
 
 def check_reachable(address: str, path: str) -> Iterator[FieldError]:
     """Refuse an address that programs read differently, or that no other machine could reach this endpoint by."""
-    if wrong := _unclear(address):
-        yield invalid(path, address, wrong)
+    if problem := _address_problem(address):
+        yield invalid(path, address, problem)
     else:
         yield from check_not_special(address, path)
 
@@ -145,8 +145,8 @@ def _check_slice_ports(ports: Sequence[Mapping[str, Any]], path: str) -> Iterato
     for index, port in enumerate(ports):
         where = at_index(path, index)
         name = port.get("name") or ""
-        if name and (wrong := name_rules.label(name)):
-            yield invalid(at(where, "name"), name, wrong)
+        if name and (problem := name_rules.label(name)):
+            yield invalid(at(where, "name"), name, problem)
         if name in seen:
             yield duplicate(at(where, "name"), name)
         seen.add(name)
@@ -166,8 +166,8 @@ def check_protocol(port: Mapping[str, Any], path: str) -> Iterator[FieldError]:
 def check_app_protocol(port: Mapping[str, Any], path: str) -> Iterator[FieldError]:
     """Judge a port's hint at the protocol inside."""
     hint = port.get("appProtocol")
-    if hint is not None and (wrong := name_rules.qualified(hint)):
-        yield invalid(at(path, "appProtocol"), hint, wrong)
+    if hint is not None and (problem := name_rules.qualified(hint)):
+        yield invalid(at(path, "appProtocol"), hint, problem)
 
 
 def check_port_number(number: Any, path: str) -> Iterator[FieldError]:
@@ -178,14 +178,14 @@ def check_port_number(number: Any, path: str) -> Iterator[FieldError]:
 
 def _check_ip(address: Mapping[str, Any], path: str) -> Iterator[FieldError]:
     ip = address.get("ip") or ""
-    wrong = _unclear(ip)
-    if wrong:
-        yield invalid(at(path, "ip"), ip, "must be a valid IP address" if wrong == _NO_ADDRESS else wrong)
-    if not wrong or wrong == _NO_ADDRESS:
+    problem = _address_problem(ip)
+    if problem:
+        yield invalid(at(path, "ip"), ip, "must be a valid IP address" if problem == _NO_ADDRESS else problem)
+    if not problem or problem == _NO_ADDRESS:
         yield from check_not_special(ip, at(path, "ip"))
     hostname = address.get("hostname")
-    if hostname and (wrong := name_rules.label(hostname)):
-        yield invalid(at(path, "hostname"), hostname, wrong)
+    if hostname and (problem := name_rules.label(hostname)):
+        yield invalid(at(path, "hostname"), hostname, problem)
 
 
 def check_endpoints(obj: Mapping[str, Any], _old: Old) -> Iterator[FieldError]:
@@ -203,8 +203,8 @@ def check_endpoints(obj: Mapping[str, Any], _old: Old) -> Iterator[FieldError]:
             name = port.get("name") or ""
             if len(ports) > 1 and not name:
                 yield required(at(where, "name"))
-            elif name and (wrong := name_rules.label(name)):
-                yield invalid(at(where, "name"), name, wrong)
+            elif name and (problem := name_rules.label(name)):
+                yield invalid(at(where, "name"), name, problem)
             yield from check_port_number(port.get("port"), at(where, "port"))
             yield from check_protocol(port, where)
             yield from check_app_protocol(port, where)
@@ -223,13 +223,13 @@ def slice_warnings(obj: Mapping[str, Any]) -> list[str]:
 
 def address_warnings(obj: Mapping[str, Any]) -> list[str]:
     """Return the warnings about addresses of a classic Endpoints object that have a shorter spelling."""
-    said = []
+    messages = []
     for index, subset in enumerate(obj.get("subsets") or ()):
         for group in ("addresses", "notReadyAddresses"):
             for place, address in enumerate(subset.get(group) or ()):
                 where = at_index(at(at_index("subsets", index), group), place)
-                said += spelling_warnings(address.get("ip") or "", at(where, "ip"))
-    return said
+                messages += spelling_warnings(address.get("ip") or "", at(where, "ip"))
+    return messages
 
 
 def spelling_warnings(address: str, path: str) -> list[str]:

@@ -45,10 +45,10 @@ class KindInfo:
         return "status" in self.resource.subresources
 
 
-def _builtin(resource: Resource, package: str = "io.k8s.api.core.v1", *, shape: str = "", **special: Any) -> KindInfo:
+def _builtin(resource: Resource, package: str = "io.k8s.api.core.v1", *, shape: str = "", **overrides: Any) -> KindInfo:
     """Return a built-in kind; most have no generation, and those of the core group can be updated unconditionally."""
     definition = f"{package}.{resource.kind}"
-    usual = {"unconditional_update": package == "io.k8s.api.core.v1", "has_generation": False}
+    standard = {"unconditional_update": package == "io.k8s.api.core.v1", "has_generation": False}
     return KindInfo(
         resource=resource,
         schema=Schema.parse(type_schema(shape or definition)),
@@ -56,7 +56,7 @@ def _builtin(resource: Resource, package: str = "io.k8s.api.core.v1", *, shape: 
         list_kind=resource.list_kind,
         definition=definition,
         builtin=True,
-        **(usual | special),
+        **(standard | overrides),
     )
 
 
@@ -111,8 +111,8 @@ def kinds_from_crd(crd: Mapping[str, Any]) -> tuple[KindInfo, ...]:
 
 
 def _from_version(spec: Mapping[str, Any], version: Mapping[str, Any]) -> KindInfo:
-    called = spec["names"]
-    kind = called["kind"]
+    names = spec["names"]
+    kind = names["kind"]
     subresources = version.get("subresources") or {}
     scale = subresources.get("scale")
     has_status = subresources.get("status") is not None
@@ -120,20 +120,20 @@ def _from_version(spec: Mapping[str, Any], version: Mapping[str, Any]) -> KindIn
         group=spec["group"],
         version=version["name"],
         kind=kind,
-        plural=called["plural"],
+        plural=names["plural"],
         namespaced=spec["scope"] == "Namespaced",
-        short_names=tuple(called.get("shortNames") or ()),
+        short_names=tuple(names.get("shortNames") or ()),
         subresources=(*(("status",) if has_status else ()), *(("scale",) if scale else ())),
-        categories=tuple(called.get("categories") or ()),
+        categories=tuple(names.get("categories") or ()),
     )
     warning = ""
     if version.get("deprecated"):
-        warning = version.get("deprecationWarning") or _deprecated(spec, resource)
+        warning = version.get("deprecationWarning") or _deprecation_message(spec, resource)
     return KindInfo(
         resource=resource,
         schema=Schema.parse(_with_metadata((version.get("schema") or {}).get("openAPIV3Schema") or {})),
-        singular=called.get("singular") or kind.lower(),
-        list_kind=called.get("listKind") or f"{kind}List",
+        singular=names.get("singular") or kind.lower(),
+        list_kind=names.get("listKind") or f"{kind}List",
         definition=".".join([*reversed(spec["group"].split(".")), version["name"], kind]),
         storage=bool(version.get("storage")),
         scale=scale or None,
@@ -143,12 +143,12 @@ def _from_version(spec: Mapping[str, Any], version: Mapping[str, Any]) -> KindIn
     )
 
 
-def _deprecated(spec: Mapping[str, Any], resource: Resource) -> str:
+def _deprecation_message(spec: Mapping[str, Any], resource: Resource) -> str:
     """Say what to use instead: the best served version that ranks above the deprecated one."""
-    said = f"{resource.api_version} {resource.kind} is deprecated"
+    message = f"{resource.api_version} {resource.kind} is deprecated"
     served = [each["name"] for each in spec["versions"] if each.get("served") and not each.get("deprecated")]
     better = [name for name in served if version_rank(name) < version_rank(resource.version)]
-    return f"{said}; use {resource.group}/{min(better, key=version_rank)} {resource.kind}" if better else said
+    return f"{message}; use {resource.group}/{min(better, key=version_rank)} {resource.kind}" if better else message
 
 
 def version_rank(version: str) -> tuple[int, int, int, str]:
@@ -176,8 +176,8 @@ def _with_metadata(raw: Mapping[str, Any]) -> JsonObject:
     rules = (properties.get("metadata") or {}).get("x-kubernetes-validations")
     if rules:
         meta["x-kubernetes-validations"] = rules
-    usual = type_schema("Workload")["properties"]
-    properties |= {"apiVersion": usual["apiVersion"], "kind": usual["kind"], "metadata": meta}
+    standard = type_schema("Workload")["properties"]
+    properties |= {"apiVersion": standard["apiVersion"], "kind": standard["kind"], "metadata": meta}
     return {"type": "object", **raw, "properties": properties}
 
 

@@ -54,7 +54,7 @@ def fill(obj: JsonObject) -> None:
             port["targetPort"] = port.get("port") or 0
     if spec.get("sessionAffinity") == "ClientIP" and not spec.get("sessionAffinityConfig"):
         spec["sessionAffinityConfig"] = {"clientIP": {"timeoutSeconds": 10800}}
-    if _reached_from_outside(spec):
+    if _is_externally_accessible(spec):
         spec.setdefault("externalTrafficPolicy", "Cluster")
     if kind == "LoadBalancer":
         spec.setdefault("allocateLoadBalancerNodePorts", True)
@@ -62,7 +62,7 @@ def fill(obj: JsonObject) -> None:
         spec.setdefault("internalTrafficPolicy", "Cluster")
 
 
-def _reached_from_outside(spec: Mapping[str, Any]) -> bool:
+def _is_externally_accessible(spec: Mapping[str, Any]) -> bool:
     """Whether traffic may come from outside of the cluster, so that there is a policy for it."""
     kind = spec.get("type")
     return kind in _NODE_PORT_TYPES or (kind == "ClusterIP" and bool(spec.get("externalIPs")))
@@ -73,11 +73,11 @@ def prepare(obj: JsonObject, old: Old) -> None:
     if old is None:
         return
     spec, before = obj.setdefault("spec", {}), old.get("spec") or {}
-    if _reached_from_outside(before) and not _reached_from_outside(spec):
-        _drop_if_kept("externalTrafficPolicy", spec, before)
+    if _is_externally_accessible(before) and not _is_externally_accessible(spec):
+        _drop_if_unchanged("externalTrafficPolicy", spec, before)
     if spec.get("type") == "ExternalName":
         if before.get("type") != "ExternalName":
-            _give_back(spec, before)
+            _drop_cluster_fields(spec, before)
         return
     if before.get("type") == "ExternalName":
         return
@@ -98,13 +98,13 @@ def _keep_node_ports(spec: JsonObject, before: Mapping[str, Any]) -> None:
             port["nodePort"] = number
 
 
-def _give_back(spec: JsonObject, before: Mapping[str, Any]) -> None:
+def _drop_cluster_fields(spec: JsonObject, before: Mapping[str, Any]) -> None:
     """Take away what a service with an address had and an external name has not, unless the client changed it."""
     for name in ("clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy", "internalTrafficPolicy"):
-        _drop_if_kept(name, spec, before)
+        _drop_if_unchanged(name, spec, before)
 
 
-def _drop_if_kept(name: str, spec: JsonObject, before: Mapping[str, Any]) -> None:
+def _drop_if_unchanged(name: str, spec: JsonObject, before: Mapping[str, Any]) -> None:
     if spec.get(name) == before.get(name):
         spec.pop(name, None)
 
@@ -126,19 +126,19 @@ def check(obj: Mapping[str, Any], old: Old) -> Iterator[FieldError]:
     if spec.get("sessionAffinity") not in {"None", "ClientIP"}:
         yield not_supported("spec.sessionAffinity", spec.get("sessionAffinity") or "", ("ClientIP", "None"))
     policy = spec.get("externalTrafficPolicy")
-    if policy is not None and not _reached_from_outside(spec):
+    if policy is not None and not _is_externally_accessible(spec):
         yield invalid("spec.externalTrafficPolicy", policy, "may only be set for externally-accessible services")
     elif policy is not None and policy not in _POLICIES:
         yield not_supported("spec.externalTrafficPolicy", policy, _POLICIES)
-    inside = spec.get("internalTrafficPolicy")
-    if inside is not None and inside not in _POLICIES:
-        yield not_supported("spec.internalTrafficPolicy", inside, _POLICIES)
+    internal_policy = spec.get("internalTrafficPolicy")
+    if internal_policy is not None and internal_policy not in _POLICIES:
+        yield not_supported("spec.internalTrafficPolicy", internal_policy, _POLICIES)
     if kind == "ExternalName":
         yield from _check_external_name(spec)
     else:
         yield from _check_cluster_ips(spec)
     if old is not None:
-        yield from _check_addresses_kept(spec, old.get("spec") or {})
+        yield from _check_addresses_unchanged(spec, old.get("spec") or {})
 
 
 def _check_ports(ports: Any) -> Iterator[FieldError]:
@@ -151,8 +151,8 @@ def _check_ports(ports: Any) -> Iterator[FieldError]:
             if len(ports) > 1:
                 yield required(at(path, "name"))
         else:
-            if wrong := name_rules.label(name):
-                yield invalid(at(path, "name"), name, wrong)
+            if problem := name_rules.label(name):
+                yield invalid(at(path, "name"), name, problem)
             if name in seen_names:
                 yield duplicate(at(path, "name"), name)
             seen_names.add(name)
@@ -171,16 +171,16 @@ def _check_target(target: Any, path: str) -> Iterator[FieldError]:
     if isinstance(target, int):
         yield from check_port_number(target, path)
     elif isinstance(target, str):
-        for wrong in name_rules.port_name(target):
-            yield invalid(path, target, wrong)
+        for problem in name_rules.port_name(target):
+            yield invalid(path, target, problem)
 
 
 def _check_external_name(spec: Mapping[str, Any]) -> Iterator[FieldError]:
     name = (spec.get("externalName") or "").removesuffix(".")
     if not name:
         yield required("spec.externalName")
-    elif wrong := name_rules.subdomain(name):
-        yield invalid("spec.externalName", name, wrong)
+    elif problem := name_rules.subdomain(name):
+        yield invalid("spec.externalName", name, problem)
     if spec.get("clusterIP"):
         yield forbidden("spec.clusterIPs", "may not be set when `type` is ExternalName")
 
@@ -199,7 +199,7 @@ def _check_cluster_ips(spec: Mapping[str, Any]) -> Iterator[FieldError]:
             yield invalid(where, each, "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)")
 
 
-def _check_addresses_kept(spec: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[FieldError]:
+def _check_addresses_unchanged(spec: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[FieldError]:
     kept, now = before.get("clusterIPs") or [], spec.get("clusterIPs") or []
     if before.get("type") == "ExternalName" or spec.get("type") == "ExternalName" or not kept:
         return
@@ -217,22 +217,22 @@ def check_status(obj: Mapping[str, Any]) -> Iterator[FieldError]:
 def warnings(obj: Mapping[str, Any]) -> list[str]:
     """Return what a Service says in vain, or in a way that is going out of use."""
     spec = obj.get("spec") or {}
-    outside, said = spec.get("externalIPs") or (), []
-    headless, elsewhere = spec.get("clusterIP") == "None", spec.get("type") == "ExternalName"
+    external_ips, messages = spec.get("externalIPs") or (), []
+    headless, is_external_name = spec.get("clusterIP") == "None", spec.get("type") == "ExternalName"
     if headless:
-        said += ["spec.loadBalancerIP is ignored for headless services"] if spec.get("loadBalancerIP") else []
-        said += ["spec.externalIPs is ignored for headless services"] if outside else []
+        messages += ["spec.loadBalancerIP is ignored for headless services"] if spec.get("loadBalancerIP") else []
+        messages += ["spec.externalIPs is ignored for headless services"] if external_ips else []
         if spec.get("sessionAffinity") != "None":
-            said.append("spec.SessionAffinity is ignored for headless services")
-    for index, address in enumerate(outside):
-        said += spelling_warnings(address, at_index("spec.externalIPs", index))
-    if elsewhere and outside:
-        said.append('spec.externalIPs is ignored when spec.type is "ExternalName"')
-    if outside and not headless and not elsewhere:
-        said.append("spec.externalIPs is deprecated and may no longer be implemented in some clusters")
+            messages.append("spec.SessionAffinity is ignored for headless services")
+    for index, address in enumerate(external_ips):
+        messages += spelling_warnings(address, at_index("spec.externalIPs", index))
+    if is_external_name and external_ips:
+        messages.append('spec.externalIPs is ignored when spec.type is "ExternalName"')
+    if external_ips and not headless and not is_external_name:
+        messages.append("spec.externalIPs is deprecated and may no longer be implemented in some clusters")
     if spec.get("trafficDistribution") == "PreferClose":
-        said.append('spec.trafficDistribution: "PreferClose" is deprecated; use "PreferSameZone"')
-    return said
+        messages.append('spec.trafficDistribution: "PreferClose" is deprecated; use "PreferSameZone"')
+    return messages
 
 
 SERVICE_NETWORK: Final = ipaddress.ip_network("10.96.0.0/12")
@@ -250,13 +250,13 @@ def allocate_cluster_ip(name: str, taken: Collection[str]) -> str:
     raise OverflowError("all addresses of the service network are taken")
 
 
-_CLUSTER: Final = "IPv4"
-_OTHER: Final[Mapping[str, str]] = {"IPv4": "IPv6", "IPv6": "IPv4"}
+_CLUSTER_FAMILY: Final = "IPv4"
+_OTHER_FAMILY: Final[Mapping[str, str]] = {"IPv4": "IPv6", "IPv6": "IPv4"}
 _FAMILY_POLICIES: Final = ("PreferDualStack", "RequireDualStack", "SingleStack")
-_DUAL: Final = frozenset({"PreferDualStack", "RequireDualStack"})
+_DUAL_STACK: Final = frozenset({"PreferDualStack", "RequireDualStack"})
 
 
-def settle_families(spec: JsonObject, before: Mapping[str, Any] | None) -> list[FieldError]:
+def init_families(spec: JsonObject, before: Mapping[str, Any] | None) -> list[FieldError]:
     """Complete the families and their policy, in place; return why the cluster cannot give what is asked for.
 
     Args:
@@ -269,15 +269,15 @@ def settle_families(spec: JsonObject, before: Mapping[str, Any] | None) -> list[
     _trim(spec, before)
     families, policy = list(spec.get("ipFamilies") or ()), spec.get("ipFamilyPolicy")
     released = len(before.get("ipFamilies") or ()) > 1 and len(families) == 1
-    errors = list(_check_families(families, policy, released=released)) or list(_infer(spec, families))
+    errors = list(_check_families(families, policy, released=released)) or list(_infer_families(spec, families))
     if errors:
         return errors
     selectorless = spec.get("clusterIP") == "None" and not spec.get("selector")
     if not selectorless:
         errors = list(_not_configured(families, policy))
-    families = families or [_CLUSTER]
+    families = families or [_CLUSTER_FAMILY]
     if selectorless and len(families) == 1 and policy != "SingleStack":
-        families.append(_OTHER[families[0]])
+        families.append(_OTHER_FAMILY[families[0]])
     spec["ipFamilies"] = families
     spec["ipFamilyPolicy"] = policy or ("RequireDualStack" if selectorless else "SingleStack")
     return errors
@@ -285,7 +285,7 @@ def settle_families(spec: JsonObject, before: Mapping[str, Any] | None) -> list[
 
 def _trim(spec: JsonObject, before: Mapping[str, Any]) -> None:
     """Give less to who asks for less than there was."""
-    if before.get("ipFamilyPolicy") in _DUAL and spec.get("ipFamilyPolicy") == "SingleStack":
+    if before.get("ipFamilyPolicy") in _DUAL_STACK and spec.get("ipFamilyPolicy") == "SingleStack":
         for name in ("clusterIPs", "ipFamilies"):
             if len(spec.get(name) or ()) > 1:
                 spec[name] = spec[name][:1]
@@ -295,25 +295,25 @@ def _check_families(families: list[str], policy: str | None, *, released: bool) 
     if policy is not None and policy not in _FAMILY_POLICIES:
         yield not_supported("spec.ipFamilyPolicy", policy, _FAMILY_POLICIES)
     for index, family in enumerate(families):
-        if family not in _OTHER:
-            yield not_supported(at_index("spec.ipFamilies", index), family, tuple(_OTHER))
+        if family not in _OTHER_FAMILY:
+            yield not_supported(at_index("spec.ipFamilies", index), family, tuple(_OTHER_FAMILY))
         elif family in families[:index]:
             yield duplicate(at_index("spec.ipFamilies", index), family)
-    if released and policy in _DUAL:
+    if released and policy in _DUAL_STACK:
         yield invalid("spec.ipFamilyPolicy", policy, "must be 'SingleStack' to release the secondary IP family")
-    if len(families) > 1 and policy not in _DUAL:
+    if len(families) > 1 and policy not in _DUAL_STACK:
         why = "must be 'RequireDualStack' or 'PreferDualStack' when multiple IP families are specified"
         yield invalid("spec.ipFamilyPolicy", policy or "SingleStack", why)
 
 
-def _infer(spec: Mapping[str, Any], families: list[str]) -> Iterator[FieldError]:
+def _infer_families(spec: Mapping[str, Any], families: list[str]) -> Iterator[FieldError]:
     """Add the families that are not named from the addresses that are."""
     listed = spec.get("clusterIPs") or ([spec["clusterIP"]] if spec.get("clusterIP") else [])
     for index, address in enumerate(listed):
         if index < len(families) or address == "None":
             continue
         family = "IPv6" if ":" in address else "IPv4"
-        if family == _CLUSTER:
+        if family == _CLUSTER_FAMILY:
             families.append(family)
         else:
             yield invalid(at_index("spec.clusterIPs", index), listed, f"{family} is not configured on this cluster")
@@ -323,5 +323,5 @@ def _not_configured(families: list[str], policy: str | None) -> Iterator[FieldEr
     if policy == "RequireDualStack":
         yield invalid("spec.ipFamilyPolicy", policy, "this cluster is not configured for dual-stack services")
     for index, family in enumerate(families):
-        if family != _CLUSTER:
+        if family != _CLUSTER_FAMILY:
             yield invalid(at_index("spec.ipFamilies", index), family, "not configured on this cluster")

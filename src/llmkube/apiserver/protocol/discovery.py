@@ -49,7 +49,7 @@ def aggregated(catalog: Catalog, *, core: bool, api_version: str) -> JsonObject:
     for group, versions in _groups(catalog).items():
         if (group == "") is core:
             listed = [
-                {"version": version, "resources": _discovered(resources, group, version), "freshness": "Current"}
+                {"version": version, "resources": _aggregate(resources, group, version), "freshness": "Current"}
                 for version, resources in versions.items()
             ]
             items.append({"metadata": {"name": group} if group else {}, "versions": listed})
@@ -61,28 +61,28 @@ def aggregated(catalog: Catalog, *, core: bool, api_version: str) -> JsonObject:
     }
 
 
-def _discovered(resources: Iterable[JsonObject], group: str, version: str) -> list[JsonObject]:
+def _aggregate(resources: Iterable[JsonObject], group: str, version: str) -> list[JsonObject]:
     """Return what an APIResourceList says of resources and their subresources in the aggregated form."""
     found: dict[str, JsonObject] = {}
     for entry in resources:
         plural, _, subresource = entry["name"].partition("/")
-        own = {"group": group, "version": version if group else ""}  # the core group's kinds do not say theirs
-        answer = {name: entry.get(name, own.get(name)) for name in ("group", "version", "kind")}
-        about = {"responseKind": answer, "verbs": entry["verbs"]}
+        gv = {"group": group, "version": version if group else ""}  # the core group's kinds do not say theirs
+        response_kind = {name: entry.get(name, gv.get(name)) for name in ("group", "version", "kind")}
+        common = {"responseKind": response_kind, "verbs": entry["verbs"]}
         if subresource:
-            found[plural].setdefault("subresources", []).append({"subresource": subresource, **about})
+            found[plural].setdefault("subresources", []).append({"subresource": subresource, **common})
             continue
         found[plural] = {
             "resource": plural,
             "scope": "Namespaced" if entry["namespaced"] else "Cluster",
             "singularResource": entry["singularName"],
-            **about,
+            **common,
             **{name: entry[name] for name in ("shortNames", "categories") if name in entry},
         }
     return list(found.values())
 
 
-def wanted_aggregation(accept: str) -> str:
+def preferred_aggregation(accept: str) -> str:
     """Return the version of the aggregated form that the client prefers, or nothing for the old form."""
     for choice in parse_accept(accept):
         if not choice.accepts("application/json"):

@@ -40,7 +40,7 @@ EXPIRED_PAGE: Final = (
     "deleted between the time the first chunk was returned and now may show up in the list."
 )
 
-_NOW: Final = -1  # the revision inside a token that gave up on one moment
+_LATEST: Final = -1  # the revision inside a token that gave up on one moment
 
 
 @attrs.frozen
@@ -59,20 +59,20 @@ class ListQuery:
     initial_events: bool | None = None
 
     @classmethod
-    def parse(cls, param: Callable[[str], str], *, of_one: bool = False) -> "ListQuery":
-        """Read the query parameters; `of_one` when they are those of a get, which cannot be a watch.
+    def parse(cls, param: Callable[[str], str], *, is_get: bool = False) -> "ListQuery":
+        """Read the query parameters; `is_get` when they are those of a get, which cannot be a watch.
 
         Raises:
             RequestRefusedError: 400 for what is not a number, 422 for a combination that makes no sense, and 500 for a
                 strange resourceVersion in a get or a watch, as kube-apiserver has it.
         """
-        watch = not of_one and (parse_flag(param("watch")) or False)
+        watch = not is_get and (parse_flag(param("watch")) or False)
         query = cls(
             label_selector=param("labelSelector"),
             field_selector=param("fieldSelector"),
             limit=max(0, _number(param("limit")) or 0),
             token=param("continue"),
-            revision=_revision(param("resourceVersion"), listing=not (watch or of_one)),
+            revision=_revision(param("resourceVersion"), listing=not (watch or is_get)),
             match=param("resourceVersionMatch"),
             watch=watch,
             bookmarks=parse_flag(param("allowWatchBookmarks")) or False,
@@ -127,7 +127,7 @@ class Page:
         return metadata
 
 
-def check_reached(store: Store, revision: int | None) -> None:
+def check_revision(store: Store, revision: int | None) -> None:
     """Refuse a read at a revision that this server has not come to.
 
     Raises:
@@ -140,7 +140,7 @@ def check_reached(store: Store, revision: int | None) -> None:
 def _candidates(store: Store, kind: str, namespace: str, query: ListQuery) -> tuple[Sequence[tuple[Key, Object]], int]:
     """Return what the page is chosen from, by namespace and name from where it begins, and as of which revision."""
     if not query.token:
-        check_reached(store, query.revision)
+        check_revision(store, query.revision)
         exact = query.match == "Exact" or (query.limit > 0 and not query.match)  # the older rule for paged lists
         if query.revision and exact:
             try:
@@ -150,27 +150,27 @@ def _candidates(store: Store, kind: str, namespace: str, query: ListQuery) -> tu
         return store.list(kind, namespace), store.revision
     if query.revision:
         raise bad_request("specifying resource version is not allowed when using continue")
-    revision, after = _open_token(query.token)
-    if revision == _NOW:
+    revision, after = _decode_token(query.token)
+    if revision == _LATEST:
         revision = store.revision
     try:
         items = store.list_at(kind, namespace, revision)
     except CompactedError as exc:
         refusal = expired(EXPIRED_PAGE)
-        raise RequestRefusedError(410, refusal.reason, refusal.message, token=_token(_NOW, after)) from exc
+        raise RequestRefusedError(410, refusal.reason, refusal.message, token=_encode_token(_LATEST, after)) from exc
     start = bisect_right(items, (after.namespace, after.name), key=lambda item: (item[0].namespace, item[0].name))
     return items[start:], revision
 
 
-def _token(revision: int, last: Key) -> str:
-    plain = json.dumps({"v": "meta.k8s.io/v1", "rv": revision, "namespace": last.namespace, "name": last.name})
-    return base64.urlsafe_b64encode(plain.encode()).decode().rstrip("=")
+def _encode_token(revision: int, last: Key) -> str:
+    payload = json.dumps({"v": "meta.k8s.io/v1", "rv": revision, "namespace": last.namespace, "name": last.name})
+    return base64.urlsafe_b64encode(payload.encode()).decode().rstrip("=")
 
 
-def _open_token(token: str) -> tuple[int, Key]:
+def _decode_token(token: str) -> tuple[int, Key]:
     try:
-        plain = json_text.read(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
-        return int(plain["rv"]), Key(str(plain["namespace"]), str(plain["name"]))
+        payload = json_text.read(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
+        return int(payload["rv"]), Key(str(payload["namespace"]), str(payload["name"]))
     except (binascii.Error, ValueError, KeyError, TypeError) as exc:
         raise bad_request(f"invalid continue token: continue key is not valid: {type(exc).__name__}") from exc
 
@@ -196,7 +196,7 @@ SLICE: Final = 500
 """Objects that are looked at before other tasks have their turn: about a millisecond."""
 
 
-async def read_page(store: Store, kind: str, namespace: str, query: ListQuery, chosen: Predicate) -> Page:
+async def read_page(store: Store, kind: str, namespace: str, query: ListQuery, selector: Predicate) -> Page:
     """Return the page that the query asks for, of objects that are chosen, by namespace and name.
 
     Raises:
@@ -205,7 +205,7 @@ async def read_page(store: Store, kind: str, namespace: str, query: ListQuery, c
     items, revision = _candidates(store, kind, namespace, query)
     matching: list[tuple[Key, Object]] = []
     for start in range(0, len(items), SLICE):
-        matching += [(key, item) for key, item in items[start : start + SLICE] if chosen(item)]
+        matching += [(key, item) for key, item in items[start : start + SLICE] if selector(item)]
         if query.limit and len(matching) > query.limit:
             break
         await trio.lowlevel.checkpoint()
@@ -214,4 +214,4 @@ async def read_page(store: Store, kind: str, namespace: str, query: ListQuery, c
         return Page(shown, revision)
     counted = not query.label_selector and not query.field_selector
     remaining = len(items) - query.limit if counted else None
-    return Page(shown, revision, _token(revision, matching[query.limit - 1][0]), remaining)
+    return Page(shown, revision, _encode_token(revision, matching[query.limit - 1][0]), remaining)

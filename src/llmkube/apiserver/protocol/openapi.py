@@ -111,7 +111,7 @@ def version_3(catalog: Catalog, path: str) -> JsonObject | None:
 
 def version_2(catalog: Catalog) -> JsonObject:
     """Return the one Swagger 2.0 document; what that version cannot say is left out, as kube-apiserver does."""
-    definitions = {name: _plain(schema) for name, schema in _definitions(catalog, "#/definitions/").items()}
+    definitions = {name: _swagger_schema(schema) for name, schema in _definitions(catalog, "#/definitions/").items()}
     paths = {url: item for kind in catalog for url, item in _paths(kind, version=2)}
     return {"swagger": "2.0", "info": _INFO, "paths": paths, "definitions": definitions}
 
@@ -138,14 +138,14 @@ def _paths(kind: KindInfo, *, version: int) -> Iterable[tuple[str, JsonObject]]:
     prefix = "/" + _document_path(kind)
     scope = "/namespaces/{namespace}" if kind.resource.namespaced else ""
     collection = f"{prefix}{scope}/{kind.resource.plural}"
-    placed = ["namespace"] if kind.resource.namespaced else []
-    yield collection, _item(kind, {"get": "list", "post": "post", "delete": "deletecollection"}, placed, version)
+    path_names = ["namespace"] if kind.resource.namespaced else []
+    yield collection, _item(kind, {"get": "list", "post": "post", "delete": "deletecollection"}, path_names, version)
     verbs = {"get": "get", "put": "put", "patch": "patch", "delete": "delete"}
-    yield f"{collection}/{{name}}", _item(kind, verbs, ["name", *placed], version)
+    yield f"{collection}/{{name}}", _item(kind, verbs, ["name", *path_names], version)
 
 
-def _item(kind: KindInfo, verbs: Mapping[str, str], placed: list[str], version: int) -> JsonObject:
-    item: JsonObject = {"parameters": [_parameter(name, "path", version) for name in placed]}
+def _item(kind: KindInfo, verbs: Mapping[str, str], path_names: list[str], version: int) -> JsonObject:
+    item: JsonObject = {"parameters": [_parameter(name, "path", version) for name in path_names]}
     for method, action in verbs.items():
         item[method] = _operation(kind, method, action, version)
     return item
@@ -155,11 +155,11 @@ def _operation(kind: KindInfo, method: str, action: str, version: int) -> JsonOb
     shape = {"$ref": f"#/definitions/{kind.definition}"}
     if version == 3:
         shape = {"$ref": f"#/components/schemas/{kind.definition}"}
-    answer: JsonObject = {"description": "OK"}
-    answer |= {"content": {"application/json": {"schema": shape}}} if version == 3 else {"schema": shape}
+    response: JsonObject = {"description": "OK"}
+    response |= {"content": {"application/json": {"schema": shape}}} if version == 3 else {"schema": shape}
     operation: JsonObject = {
         "description": f"{action} objects of kind {kind.resource.kind}",
-        "responses": {"200": answer},
+        "responses": {"200": response},
         "x-kubernetes-action": action,
         _GVK: _gvk(kind),
     }
@@ -180,26 +180,26 @@ def _parameter(name: str, place: str, version: int) -> JsonObject:
     return {**parameter, "schema": {"type": "string"}} if version == 3 else {**parameter, "type": "string"}
 
 
-def _plain(raw: Any) -> Any:
+def _swagger_schema(raw: Any) -> Any:
     """Return a schema as Swagger 2.0 can say it; a field that may be null or of two types says nothing of its type."""
     if isinstance(raw, list):
-        return [_plain(item) for item in raw]
+        return [_swagger_schema(item) for item in raw]
     if not isinstance(raw, Mapping):
         return raw
     if raw.get("x-kubernetes-int-or-string"):
         kept = {name: raw[name] for name in ("description", "default") if name in raw}
         return {**kept, "type": "string", "format": "int-or-string"}
-    plain = {}
+    swagger = {}
     for name, value in raw.items():
         if name in _UNPUBLISHED_V2:
             continue
         if name == "properties":
-            plain[name] = {field: _plain(schema) for field, schema in value.items()}
+            swagger[name] = {field: _swagger_schema(schema) for field, schema in value.items()}
         elif name in {"items", "additionalProperties", "allOf"}:
-            plain[name] = _plain(value)
+            swagger[name] = _swagger_schema(value)
         else:
-            plain[name] = value
+            swagger[name] = value
     if raw.get("nullable") or raw.get("x-kubernetes-preserve-unknown-fields"):
         for name in ("type", "properties", "items", "additionalProperties"):
-            plain.pop(name, None)
-    return plain
+            swagger.pop(name, None)
+    return swagger

@@ -22,24 +22,24 @@ def fields(data: bytes) -> Iterator[tuple[int, Any]]:
     Raises:
         ValueError, IndexError: These bytes are not a message.
     """
-    at = 0
-    while at < len(data):
-        tag, at = _read_varint(data, at)
+    offset = 0
+    while offset < len(data):
+        tag, offset = _read_varint(data, offset)
         number, wire_type = tag >> 3, tag & 7
         if wire_type == _VARINT:
-            value, at = _read_varint(data, at)
+            value, offset = _read_varint(data, offset)
             yield number, value
             continue
         if wire_type == _BYTES:
-            size, at = _read_varint(data, at)
+            size, offset = _read_varint(data, offset)
         elif wire_type in {_FIXED64, _FIXED32}:
             size = 8 if wire_type == _FIXED64 else 4
         else:
             raise ValueError(f"wire type {wire_type}")
-        if at + size > len(data):
+        if offset + size > len(data):
             raise ValueError("it ends too early")
-        yield number, data[at : at + size]
-        at += size
+        yield number, data[offset : offset + size]
+        offset += size
 
 
 def message(number: int, body: bytes) -> bytes:
@@ -80,14 +80,14 @@ def _varint(value: int) -> bytes:
     return bytes(encoded)
 
 
-def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+def _read_varint(data: bytes, offset: int) -> tuple[int, int]:
     value = shift = 0
     while True:
-        byte = data[at]
-        at += 1
+        byte = data[offset]
+        offset += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return value & _MAX_VARINT, at
+            return value & _MAX_VARINT, offset
         shift += 7
         if shift > 63:
             raise ValueError("a number is too long")
@@ -130,13 +130,13 @@ def _path_item(item: Mapping[str, Any]) -> bytes:
 
 
 def _operation(operation: Mapping[str, Any]) -> bytes:
-    answers = (_named(code, _response(response)) for code, response in operation["responses"].items())
+    responses = (_named(code, _response(response)) for code, response in operation["responses"].items())
     return b"".join(
         [
             text(3, operation["description"]),
             *(text(7, media) for media in operation.get("consumes", ())),
             _parameters(8, operation.get("parameters", ())),
-            message(9, b"".join(message(1, answer) for answer in answers)),
+            message(9, b"".join(message(1, answer) for answer in responses)),
             _extensions(13, operation),
         ]
     )

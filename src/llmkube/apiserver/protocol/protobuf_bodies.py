@@ -42,10 +42,10 @@ def decode(body: bytes) -> JsonObject:
     try:
         envelope = dict(fields(body[len(_MAGIC) :]))
         kind = _message(envelope.get(1, b""), _TYPE_META, ANYTHING)
-        named = kind.get("apiVersion", ""), kind.get("kind", "")
-        if named not in _MESSAGES:
+        type_meta = kind.get("apiVersion", ""), kind.get("kind", "")
+        if type_meta not in _MESSAGES:
             raise unsupported_media_type(["application/json", "application/yaml"])
-        return {**kind, **_message(envelope.get(2, b""), *_MESSAGES[named])}
+        return {**kind, **_message(envelope.get(2, b""), *_MESSAGES[type_meta])}
     except (ValueError, IndexError, OverflowError, OSError, TypeError) as exc:
         raise bad_request(f"the protobuf message is malformed: {exc}") from exc
 
@@ -119,7 +119,7 @@ _TYPES: Final[Mapping[tuple[str, str], str]] = {
 }
 _PARSED: Final = {kind.definition: kind.schema for kind in BUILTIN_KINDS}
 _MESSAGES: Final = {
-    named: (numbers, _PARSED.get(name) or Schema.parse(type_schema(name)))
-    for named, name in _TYPES.items()
+    type_meta: (numbers, _PARSED.get(name) or Schema.parse(type_schema(name)))
+    for type_meta, name in _TYPES.items()
     if (numbers := field_numbers(name))
 }

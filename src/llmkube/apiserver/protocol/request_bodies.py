@@ -129,7 +129,7 @@ def check_types(value: Any, schema: Schema, path: str) -> None:
     fits = isinstance(value, str) or is_integer(value) if schema.int_or_string else has_type(value, schema.type)
     if not fits:
         raise cannot_unmarshal(path, schema.type or "integer or string")
-    _check_form(value, schema.raw.get("format", ""), path)
+    _check_format(value, schema.raw.get("format", ""), path)
     if is_object(value):
         for name, item in value.items():
             inner = schema.child(name)
@@ -142,10 +142,10 @@ def check_types(value: Any, schema: Schema, path: str) -> None:
             check_types(item, schema.items, at_index(path, index))
 
 
-def _check_form(value: Any, form: str, path: str) -> None:
-    if form == "date-time" and value and not FORMATS[form](value):
+def _check_format(value: Any, format_name: str, path: str) -> None:
+    if format_name == "date-time" and value and not FORMATS[format_name](value):
         raise DecodeError(f'parsing time "{value}" in {path}: not as in RFC 3339')
-    if form == "byte" and not FORMATS[form](value):
+    if format_name == "byte" and not FORMATS[format_name](value):
         raise DecodeError(f"illegal base64 data in {path}")
 
 

@@ -61,10 +61,10 @@ class View:
     def encoded(self, stored: Object) -> bytes:
         """Return a single object, or the Scale of one, as JSON."""
         if is_scale(stored):
-            return write(self._one(stored))
-        return write(self._one(in_version(self.kind, stored))) if self.shape else self._as_stored(stored)
+            return write(self._render(stored))
+        return write(self._render(in_version(self.kind, stored))) if self.shape else self._as_stored(stored)
 
-    def _one(self, shown: Object) -> Any:
+    def _render(self, shown: Object) -> Any:
         if self.shape == "Table":
             return table(self.kind, shown, self.now(), include=self.include, header=True)
         return partial_metadata(shown) if self.shape else shown

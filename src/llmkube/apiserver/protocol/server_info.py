@@ -28,7 +28,7 @@ class Route:
     subresource: str = ""
 
 
-_OF_NAMESPACES = frozenset({"status", "finalize"})  # /namespaces/NAME/status is the namespace's own
+_SUBRESOURCES = frozenset({"status", "finalize"})  # /namespaces/NAME/status is the namespace's own
 
 
 @lru_cache(maxsize=1024)  # clients ask for the same few again and again
@@ -42,7 +42,7 @@ def parse_path(raw_path: str) -> Route | None:
     else:
         return None
     namespace = ""
-    if rest[0] == "namespaces" and len(rest) > 2 and not (len(rest) == 3 and not group and rest[2] in _OF_NAMESPACES):
+    if rest[0] == "namespaces" and len(rest) > 2 and not (len(rest) == 3 and not group and rest[2] in _SUBRESOURCES):
         namespace, rest = rest[1], rest[2:]
     if len(rest) > 3 or not all(rest):
         return None
@@ -53,7 +53,7 @@ def parse_path(raw_path: str) -> Route | None:
 _HEALTH_PATHS: Final = frozenset({"/healthz", "/livez", "/readyz"})
 
 
-def about(request: Request, catalog: Catalog) -> Response:
+def respond(request: Request, catalog: Catalog) -> Response:
     """Answer at a path that is no resource's.
 
     Raises:
@@ -73,14 +73,14 @@ def about(request: Request, catalog: Catalog) -> Response:
         case ["openapi", "v3"]:
             return _document(write(openapi.root(catalog)))
         case ["openapi", "v3", *rest]:
-            return _document(write(_found(openapi.version_3(catalog, "/".join(rest)))))
+            return _document(write(_require(openapi.version_3(catalog, "/".join(rest)))))
         case ["api" | "apis", *rest]:
             return _discovery(catalog, path, accept, aggregates=not rest)
     raise no_such_path()
 
 
 def _discovery(catalog: Catalog, path: str, accept: str, *, aggregates: bool) -> Response:
-    aggregation = discovery.wanted_aggregation(accept) if aggregates else ""
+    aggregation = discovery.preferred_aggregation(accept) if aggregates else ""
     if aggregation:
         media = f"{JSON};g=apidiscovery.k8s.io;v={aggregation};as=APIGroupDiscoveryList"
         everything = discovery.aggregated(catalog, core=path == "/api", api_version=aggregation)
@@ -97,10 +97,10 @@ def _discovery(catalog: Catalog, path: str, accept: str, *, aggregates: bool) ->
             content = discovery.group(catalog, group)
         case ["apis", group, version]:
             content = discovery.resource_list(catalog, group, version)
-    return _document(write(_found(content)) + b"\n")
+    return _document(write(_require(content)) + b"\n")
 
 
-def _found(content: Any) -> Any:
+def _require(content: Any) -> Any:
     if content is None:
         raise no_such_path()
     return content
@@ -126,8 +126,8 @@ def review(request: Request, route: Route) -> Response:
     Raises:
         RequestRefusedError: 404, the path is that of no review; 405.
     """
-    asked = discovery.REVIEWS.get(route.plural)
-    if asked is None or (route.group, route.version) != discovery.REVIEW_VERSION or route.name:
+    review_kind = discovery.REVIEWS.get(route.plural)
+    if review_kind is None or (route.group, route.version) != discovery.REVIEW_VERSION or route.name:
         raise no_such_path()
     if request.method != "POST":
         raise method_not_allowed()
@@ -136,5 +136,5 @@ def review(request: Request, route: Route) -> Response:
     everything = {"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}
     urls = {"verbs": ["*"], "nonResourceURLs": ["*"]}
     rules = {"resourceRules": [everything], "nonResourceRules": [urls], "incomplete": False}
-    status = {"allowed": True} if asked == "SelfSubjectAccessReview" else rules
+    status = {"allowed": True} if review_kind == "SelfSubjectAccessReview" else rules
     return answer(201, {**content, "status": status})

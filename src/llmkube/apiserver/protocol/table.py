@@ -99,20 +99,20 @@ def _from_printer_column(column: Mapping[str, Any]) -> Column:
 
     def cell(item: Object, now: datetime) -> Any:
         found = jsonpath.find(path, item)
-        return None if not found else _as(column["type"], found[0], now)
+        return None if not found else _typed_cell(column["type"], found[0], now)
 
-    about = column.get("description") or f"Custom resource definition column (in JSONPath format): {path}"
-    return Column(column["name"], cell, column["type"], column.get("format", ""), about, column.get("priority", 0))
+    summary = column.get("description") or f"Custom resource definition column (in JSONPath format): {path}"
+    return Column(column["name"], cell, column["type"], column.get("format", ""), summary, column.get("priority", 0))
 
 
-def _as(kind: str, value: Any, now: datetime) -> Any:
+def _typed_cell(kind: str, value: Any, now: datetime) -> Any:
     """Return the value as the column's type shows it; None (an empty cell) when it has another type."""
     match kind:
         case "date":
             return age(value, now) if isinstance(value, str) and value else None
         case "integer":
-            whole = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MAX_INTEGER
-            return int(value) if whole else None
+            is_integer = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MAX_INTEGER
+            return int(value) if is_integer else None
         case "number":
             return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
         case "boolean":
@@ -129,7 +129,7 @@ def _text(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def _at(path: str, missing: str = "") -> Cell:
+def _path(path: str, missing: str = "") -> Cell:
     def cell(item: Object, now: datetime) -> Any:
         found = jsonpath.find(path, item)
         return _text(found[0]) if found and found[0] not in (None, "") else missing
@@ -221,7 +221,7 @@ def _event_message(item: Object, now: datetime) -> str:
     return str(item.get("message", "")).strip()
 
 
-_NAME: Final = Column("Name", _at(".metadata.name"), format="name", description="Name, unique within a namespace.")
+_NAME: Final = Column("Name", _path(".metadata.name"), format="name", description="Name, unique within a namespace.")
 _AGE: Final = Column("Age", _age_of(".metadata.creationTimestamp"), description="Time since the object was created.")
 _SCALE: Final = (
     _NAME,
@@ -234,16 +234,16 @@ _FIRST_SEEN: Final = _age_of(".firstTimestamp", ".eventTime", ".metadata.creatio
 _LAST_SEEN: Final = _age_of(".series.lastObservedTime", ".lastTimestamp", ".firstTimestamp", ".eventTime")
 
 _BUILTIN: Final[Mapping[str, tuple[Column, ...]]] = {
-    "namespaces": (Column("Status", _at(".status.phase")), _AGE),
+    "namespaces": (Column("Status", _path(".status.phase")), _AGE),
     "configmaps": (
         Column("Data", lambda item, _now: len(item.get("data") or ()) + len(item.get("binaryData") or ())),
         _AGE,
     ),
-    "secrets": (Column("Type", _at(".type")), Column("Data", _count("data")), _AGE),
+    "secrets": (Column("Type", _path(".type")), Column("Data", _count("data")), _AGE),
     "serviceaccounts": (_AGE,),  # until 1.31 there was a column of secrets
     "services": (
-        Column("Type", _at(".spec.type")),
-        Column("Cluster-IP", _at(".spec.clusterIP", _NONE)),
+        Column("Type", _path(".spec.type")),
+        Column("Cluster-IP", _path(".spec.clusterIP", _NONE)),
         Column("External-IP", _external_ip),
         Column("Port(s)", _service_ports),
         _AGE,
@@ -251,26 +251,26 @@ _BUILTIN: Final[Mapping[str, tuple[Column, ...]]] = {
     ),
     "endpoints": (Column("Endpoints", _endpoints), _AGE),
     "endpointslices.discovery.k8s.io": (
-        Column("AddressType", _at(".addressType")),
+        Column("AddressType", _path(".addressType")),
         Column("Ports", _slice_ports),
         Column("Endpoints", _slice_endpoints),
         _AGE,
     ),
-    "leases.coordination.k8s.io": (Column("Holder", _at(".spec.holderIdentity")), _AGE),
+    "leases.coordination.k8s.io": (Column("Holder", _path(".spec.holderIdentity")), _AGE),
     "events": (
         Column("Last Seen", _LAST_SEEN),
-        Column("Type", _at(".type")),
-        Column("Reason", _at(".reason")),
+        Column("Type", _path(".type")),
+        Column("Reason", _path(".reason")),
         Column("Object", _event_object),
-        Column("Subobject", _at(".involvedObject.fieldPath"), priority=1),
+        Column("Subobject", _path(".involvedObject.fieldPath"), priority=1),
         Column("Source", _event_source, priority=1),
         Column("Message", _event_message),
         Column("First Seen", _FIRST_SEEN, priority=1),
         Column("Count", _event_count, priority=1),
-        Column("Name", _at(".metadata.name"), priority=1),
+        Column("Name", _path(".metadata.name"), priority=1),
     ),
     "customresourcedefinitions.apiextensions.k8s.io": (
-        Column("Created At", _at(".metadata.creationTimestamp"), type="date"),
+        Column("Created At", _path(".metadata.creationTimestamp"), type="date"),
     ),
 }
 

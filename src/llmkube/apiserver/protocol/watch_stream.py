@@ -33,19 +33,19 @@ class ChangeSignal:
     def __init__(self) -> None:
         self._events: dict[str, trio.Event] = {}
 
-    def fire(self, kind: str) -> None:
+    def notify(self, kind: str) -> None:
         """Wake everyone who waits for that kind."""
         event = self._events.pop(kind, None)
         if event is not None:
             event.set()
 
-    def fire_all(self) -> None:
+    def notify_all(self) -> None:
         """Wake everyone."""
         for kind in list(self._events):
-            self.fire(kind)
+            self.notify(kind)
 
     async def wait(self, kind: str) -> None:
-        """Wait for the next `fire`."""
+        """Wait for the next `notify`."""
         await self._events.setdefault(kind, trio.Event()).wait()
 
 
@@ -58,7 +58,7 @@ class WatchStream:
     kind: str
     namespace: str
     query: ListQuery
-    chosen: Predicate
+    selector: Predicate
     is_served: Callable[[], bool]
     render: Render
     bookmark: Callable[[int], Object]  # an object with that resourceVersion and nothing else
@@ -82,51 +82,51 @@ class WatchStream:
         """Send events until the time is over, the kind is served no longer, or the client falls behind the log."""
         end = trio.current_time() + timeout_seconds
         try:
-            items, at = self.start()
+            items, revision = self.start()
             for number, item in enumerate([] if self.query.initial_events is False else items):
-                if self.chosen(item):
+                if self.selector(item):
                     await send(self.render("ADDED", item))
                 elif number % SLICE == 0:
                     await trio.lowlevel.checkpoint()
             if self.query.initial_events and self.query.bookmarks:
-                await send(self.render("BOOKMARK", _ending_initial_events(self.bookmark(at))))
-            await self._follow(send, at, end)
+                await send(self.render("BOOKMARK", _ending_initial_events(self.bookmark(revision))))
+            await self._send_changes(send, revision, end)
         except RequestRefusedError as exc:
             await send(self.render("ERROR", exc.to_status()))
 
-    async def _follow(self, send: SendChunk, at: int, end: float) -> None:
+    async def _send_changes(self, send: SendChunk, revision: int, end: float) -> None:
         next_bookmark = trio.current_time() + BOOKMARK_SECONDS if self.query.bookmarks else math.inf
         while True:
-            changes = self._changes(at)
-            at = self.store.revision  # everything up to here is in `changes`: no checkpoint in between
+            changes = self._changes(revision)
+            revision = self.store.revision  # everything up to here is in `changes`: no checkpoint in between
             for change in changes:
-                for kind_of_event, item in self._events(change):
-                    await send(self.render(kind_of_event, item))
-            if self._changes(at):
+                for event_type, item in self._events(change):
+                    await send(self.render(event_type, item))
+            if self._changes(revision):
                 continue  # written while the events were on their way
             if not self.is_served():
                 return
             with trio.move_on_at(min(end, next_bookmark)):
                 await self.signal.wait(self.kind)
             now = trio.current_time()
-            over = now >= end
-            if self.query.bookmarks and (over or now >= next_bookmark) and not self._changes(at):
-                at = self.store.revision
-                await send(self.render("BOOKMARK", self.bookmark(at)))
+            is_over = now >= end
+            if self.query.bookmarks and (is_over or now >= next_bookmark) and not self._changes(revision):
+                revision = self.store.revision
+                await send(self.render("BOOKMARK", self.bookmark(revision)))
                 next_bookmark = now + BOOKMARK_SECONDS
-            if over:
+            if is_over:
                 return
 
-    def _changes(self, at: int) -> list[Change]:
+    def _changes(self, revision: int) -> list[Change]:
         try:
-            changes = self.store.changes_after(self.kind, at)
+            changes = self.store.changes_after(self.kind, revision)
         except CompactedError as exc:
             raise expired(str(exc)) from exc
         return [change for change in changes if not self.namespace or change.ref.key.namespace == self.namespace]
 
     def _events(self, change: Change) -> Iterator[tuple[str, Object]]:
-        was = change.before is not None and self.chosen(change.before)
-        now = not change.removed and self.chosen(change.after)
+        was = change.before is not None and self.selector(change.before)
+        now = not change.removed and self.selector(change.after)
         if now:
             yield ("MODIFIED" if was else "ADDED"), change.after
         elif was and change.before is not None:

@@ -11,7 +11,7 @@ from typing import Any, Final
 from llmkube.apiserver.schema.structural import Schema
 from llmkube.apiserver.values.field_errors import FieldError
 
-_DEPTH: Final = 2500
+_RECURSION_LIMIT: Final = 2500
 """What celpy sets."""
 
 
@@ -38,7 +38,7 @@ def compiled(text: str) -> Any:
 def _rules() -> Iterator[Any]:
     """Let the stack grow as celpy wants it: on import it raises the limit for the whole process, and for good."""
     before = sys.getrecursionlimit()
-    sys.setrecursionlimit(max(before, _DEPTH))
+    sys.setrecursionlimit(max(before, _RECURSION_LIMIT))
     try:
         from llmkube.apiserver.schema import cel_rules  # noqa: PLC0415  # see above
 

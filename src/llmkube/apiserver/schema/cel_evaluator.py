@@ -1,7 +1,7 @@
 """celpy's evaluator, with a price on everything that it does: a rule ends when its budget is spent.
 
 A unit is paid for each node of an expression that is visited, and what goes over a list or a text pays for its size
-(`price`): `self.items.all(i, i in self.items)` visits few nodes and compares every item with every other one.
+(`cost`): `self.items.all(i, i in self.items)` visits few nodes and compares every item with every other one.
 
 What of celpy costs without a bound is done here instead: it clones all names for each item of a macro, and spells whole
 objects, and errors within errors, in the messages of errors that a rule may pass over.
@@ -76,20 +76,20 @@ _CUTTING: Final = frozenset({"findAll", "split"})
 _MATCHING: Final = frozenset({"find", "findAll", "matches"})
 
 
-def price(name: str, budget: Budget, given: Sequence[Any]) -> int:
+def cost(name: str, budget: Budget, arguments: Sequence[Any]) -> int:
     """Return what the call of a function costs, in units: the size of what it is given, and what it does with a text.
 
     Of two values that are compared, the smaller one counts.
     """
     if name in _FREE:
         return 0
-    sizes = [budget.size(each) for each in given]
+    sizes = [budget.size(each) for each in arguments]
     units = min(sizes) if name in _COMPARING else sum(sizes)
-    length = len(given[0]) if given and isinstance(given[0], str) else 0
+    length = len(arguments[0]) if arguments and isinstance(arguments[0], str) else 0
     if name in _CUTTING:
         units += length // _PIECES_PER_UNIT
-    if name in _MATCHING and len(given) > 1 and isinstance(given[1], str):
-        units += length * patterns.size(given[1]) // _MATCHING_PER_UNIT
+    if name in _MATCHING and len(arguments) > 1 and isinstance(arguments[1], str):
+        units += length * patterns.size(arguments[1]) // _MATCHING_PER_UNIT
     return units
 
 
@@ -187,11 +187,11 @@ class _Priced(Evaluator):
 
     def conditionalor(self, tree: Tree) -> Any:
         """Look for a side that holds."""
-        return _first(map(self.visit, tree.children), decisive=True)
+        return _first_decisive(map(self.visit, tree.children), decisive=True)
 
     def conditionaland(self, tree: Tree) -> Any:
         """Look for a side that does not hold."""
-        return _first(map(self.visit, tree.children), decisive=False)
+        return _first_decisive(map(self.visit, tree.children), decisive=False)
 
     def member_dot_arg(self, tree: Tree) -> Any:
         """Call a method or a macro; celpy's `all` and `exists` spell errors within errors, twice as long each time."""
@@ -205,7 +205,7 @@ class _Priced(Evaluator):
             return items
         if not isinstance(items, list | dict):
             return _no_overload(name.value, items)
-        return _first(map(self.build_ss_macro_eval(tree), items), decisive=name.value == "exists")
+        return _first_decisive(map(self.build_ss_macro_eval(tree), items), decisive=name.value == "exists")
 
     def unary(self, tree: Tree) -> Any:
         """Negate."""
@@ -213,12 +213,12 @@ class _Priced(Evaluator):
         return self._operate(_OPERATORS[operator.data], operand)
 
     def _operate(self, name: str, *operands: Tree) -> Any:
-        given = [self.visit(operand) for operand in operands]
-        self._pay(name, given)
+        arguments = [self.visit(operand) for operand in operands]
+        self._charge(name, arguments)
         try:
-            return self.activation.functions[name](*given)
+            return self.activation.functions[name](*arguments)
         except TypeError:
-            return _no_overload(name, *given)
+            return _no_overload(name, *arguments)
         except ZeroDivisionError:
             return CELEvalError("modulus or divide by zero", ZeroDivisionError)
         except (ValueError, OverflowError):
@@ -226,19 +226,19 @@ class _Priced(Evaluator):
 
     def function_eval(self, name_token: lark.Token, exprlist: Any = None) -> Any:
         """Call a function."""
-        given = exprlist if isinstance(exprlist, list) else ()
-        return self._pay(name_token.value, given) or super().function_eval(name_token, exprlist)
+        arguments = exprlist if isinstance(exprlist, list) else ()
+        return self._charge(name_token.value, arguments) or super().function_eval(name_token, exprlist)
 
     def method_eval(self, object: Any, method_ident: lark.Token, exprlist: Any = None) -> Any:  # noqa: A002 (celpy's)
         """Call a method."""
-        given = [object, *(exprlist if isinstance(exprlist, list) else ())]
-        return self._pay(method_ident.value, given) or super().method_eval(object, method_ident, exprlist)
+        arguments = [object, *(exprlist if isinstance(exprlist, list) else ())]
+        return self._charge(method_ident.value, arguments) or super().method_eval(object, method_ident, exprlist)
 
-    def _pay(self, name: str, given: Sequence[Any]) -> CELEvalError | None:
+    def _charge(self, name: str, arguments: Sequence[Any]) -> CELEvalError | None:
         """Pay for a call; returns an error when there is no such function."""
         if name not in self.activation.functions:
             return _undeclared(name)
-        self._budget.spend(price(name, self._budget, given))
+        self._budget.spend(cost(name, self._budget, arguments))
         return None
 
 
@@ -246,12 +246,12 @@ def _undeclared(name: str) -> CELEvalError:
     return CELEvalError(f"undeclared reference to '{name}'", KeyError)
 
 
-def _no_overload(name: str, *given: Any) -> CELEvalError:
-    kinds = ", ".join(type(each).__name__ for each in given)
+def _no_overload(name: str, *arguments: Any) -> CELEvalError:
+    kinds = ", ".join(type(each).__name__ for each in arguments)
     return CELEvalError(f"found no matching overload for '{name}' applied to '({kinds})'", TypeError)
 
 
-def _first(verdicts: Iterable[Any], *, decisive: bool) -> Any:
+def _first_decisive(verdicts: Iterable[Any], *, decisive: bool) -> Any:
     """Return what decides, or else the first error: one beside what decides does not count."""
     error = None
     for verdict in verdicts:

@@ -19,7 +19,7 @@ def _text(function: Callable[..., str]) -> Callable[..., Any]:
     return lambda *given: ct.StringType(function(*given))
 
 
-def _truth(function: Callable[..., bool]) -> Callable[..., Any]:
+def _boolean(function: Callable[..., bool]) -> Callable[..., Any]:
     return lambda *given: ct.BoolType(function(*given))
 
 
@@ -27,22 +27,22 @@ MAX_TEXT: Final = 10_000_000
 """The longest text that a function makes; `"".replace` could multiply two texts of a megabyte."""
 
 
-LONGEST_TIME: Final = 64
+MAX_TIME_CHARACTERS: Final = 64
 """Characters of a duration or a timestamp; celpy reads a longer one in a time that grows with its square."""
 
 
 def duration(given: Any) -> Any:
     """Return a duration; ValueError if it is none."""
-    return ct.DurationType(_short(given))
+    return ct.DurationType(_check_time_length(given))
 
 
 def timestamp(given: Any) -> Any:
     """Return a point in time; ValueError if it is none."""
-    return ct.TimestampType(_short(given))
+    return ct.TimestampType(_check_time_length(given))
 
 
-def _short(given: Any) -> Any:
-    if isinstance(given, str) and len(given) > LONGEST_TIME:
+def _check_time_length(given: Any) -> Any:
+    if isinstance(given, str) and len(given) > MAX_TIME_CHARACTERS:
         raise ValueError(f"no duration and no timestamp has {len(given)} characters")
     return given
 
@@ -55,12 +55,12 @@ def _matches(text: str, pattern: str) -> Any:
 
 
 def _find(text: str, pattern: str) -> str:
-    found = patterns.searching(pattern, text).search(text)
+    found = patterns.compile_for(pattern, text).search(text)
     return found.group() if found else ""
 
 
 def _find_all(text: str, pattern: str, limit: int = -1) -> Any:
-    matches = patterns.searching(pattern, text).finditer(text)
+    matches = patterns.compile_for(pattern, text).finditer(text)
     return ct.ListType(
         [ct.StringType(each.group()) for each in itertools.islice(matches, None if limit < 0 else limit)]
     )
@@ -103,16 +103,16 @@ def _char_at(text: str, index: int) -> str:
     return text[index : index + 1]
 
 
-def _index_of(where: Any, wanted: Any, start: int = 0) -> Any:
-    if isinstance(where, str):
-        return ct.IntType(where.find(wanted, start))
-    return ct.IntType(next((index for index, item in enumerate(where) if item == wanted), -1))
+def _index_of(container: Any, wanted: Any, start: int = 0) -> Any:
+    if isinstance(container, str):
+        return ct.IntType(container.find(wanted, start))
+    return ct.IntType(next((index for index, item in enumerate(container) if item == wanted), -1))
 
 
-def _last_index_of(where: Any, wanted: Any) -> Any:
-    if isinstance(where, str):
-        return ct.IntType(where.rfind(wanted))
-    return ct.IntType(next((index for index in reversed(range(len(where))) if where[index] == wanted), -1))
+def _last_index_of(container: Any, wanted: Any) -> Any:
+    if isinstance(container, str):
+        return ct.IntType(container.rfind(wanted))
+    return ct.IntType(next((index for index in reversed(range(len(container))) if container[index] == wanted), -1))
 
 
 def _join(items: Any, separator: str = "") -> str:
@@ -146,8 +146,8 @@ FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     "find": _text(_find),
     "findAll": _find_all,
     "indexOf": _index_of,
-    "isSorted": _truth(_is_sorted),
-    "isURL": _truth(_is_url),
+    "isSorted": _boolean(_is_sorted),
+    "isURL": _boolean(_is_url),
     "join": _text(_join),
     "lastIndexOf": _last_index_of,
     "lowerAscii": _text(str.lower),

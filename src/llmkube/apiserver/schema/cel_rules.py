@@ -99,11 +99,11 @@ def to_cel(value: Any, schema: Schema | None, budget: Budget) -> Any:
     if value is None or isinstance(value, bool):
         return None if value is None else ct.BoolType(value)
     if is_object(value) or is_list(value):
-        place = id(value), id(schema)
-        if place not in budget.typed:
+        key = id(value), id(schema)
+        if key not in budget.typed:
             budget.spend(len(value) // _VALUES_PER_UNIT)
-            budget.typed[place] = _typed_parts(value, schema, budget)
-        return budget.typed[place]
+            budget.typed[key] = _typed_parts(value, schema, budget)
+        return budget.typed[key]
     if is_number(value):
         return ct.IntType(int(value)) if kind != "number" and is_integer(value) else ct.DoubleType(value)
     if kind == "string" and schema is not None:
@@ -146,13 +146,13 @@ def _check(value: Any, old: Any, schema: Schema, path: str, budget: Budget) -> I
                 below = at(path, name) if name in schema.properties else at_key(path, name)
                 yield from _check(item, before.get(name), inner, below, budget)
     elif is_list(value) and schema.items is not None:
-        for index, (item, was) in enumerate(zip(value, schema.counterparts(value, old), strict=True)):
-            yield from _check(item, was, schema.items, at_index(path, index), budget)
+        for index, (item, previous) in enumerate(zip(value, schema.counterparts(value, old), strict=True)):
+            yield from _check(item, previous, schema.items, at_index(path, index), budget)
 
 
 def _check_here(value: Any, old: Any, schema: Schema, path: str, budget: Budget) -> Iterator[FieldError]:
     """Judge the rules of one value, not of what is in it."""
-    rules = [rule for rule in schema.rules if not _is_settled(rule, value, old)]
+    rules = [rule for rule in schema.rules if not _is_skipped(rule, value, old)]
     if not rules:
         return
     typed = to_cel(value, schema, budget)
@@ -164,9 +164,9 @@ def _check_here(value: Any, old: Any, schema: Schema, path: str, budget: Budget)
             raise
         except RuleError as exc:  # it cannot be run on this value
             bad = schema.type if schema.type in {"object", "array"} else value
-            said = _MISSING.sub(r"no such key: \1", str(exc))
+            message = _MISSING.sub(r"no such key: \1", str(exc))
             yield FieldError(
-                path, ErrorType.INVALID, f"{said} evaluating rule: {rule.get('message') or rule['rule']}", bad
+                path, ErrorType.INVALID, f"{message} evaluating rule: {rule.get('message') or rule['rule']}", bad
             )
             continue
         if error is not None:
@@ -176,7 +176,7 @@ def _check_here(value: Any, old: Any, schema: Schema, path: str, budget: Budget)
             yield attrs.evolve(error, path=where, bad_value=shown)
 
 
-def _is_settled(rule: Rule, new: Any, old: Any) -> bool:
+def _is_skipped(rule: Rule, new: Any, old: Any) -> bool:
     """Whether a rule has nothing to say: it is about a change where there is none, or has let the value through."""
     try:
         expression = compiled(rule.get("rule", ""))
@@ -193,19 +193,19 @@ def _apply_rule(rule: Rule, typed: Any, typed_old: Any, budget: Budget) -> Field
     Raises:
         RuleError: The rule cannot be run on this value.
     """
-    held = compiled(rule.get("rule", "")).evaluate(typed, typed_old, budget)
-    if not isinstance(held, ct.BoolType):
+    result = compiled(rule.get("rule", "")).evaluate(typed, typed_old, budget)
+    if not isinstance(result, ct.BoolType):
         raise RuleError("the result is no boolean")
     kind = _REASONS.get(rule.get("reason", ""), ErrorType.INVALID)
-    return None if held else FieldError("", kind, _message(rule, typed, typed_old, budget))
+    return None if result else FieldError("", kind, _message(rule, typed, typed_old, budget))
 
 
 def _message(rule: Rule, typed: Any, typed_old: Any, budget: Budget) -> str:
     if expression := rule.get("messageExpression"):
         try:
-            said = str(compiled(expression).evaluate(typed, typed_old, budget)).strip()
+            message = str(compiled(expression).evaluate(typed, typed_old, budget)).strip()
         except RuleError:
-            said = ""  # a message that fails must not hide the verdict
-        if said and "\n" not in said:
-            return said
+            message = ""  # a message that fails must not hide the verdict
+        if message and "\n" not in message:
+            return message
     return rule.get("message", "").strip() or f"failed rule: {rule.get('rule', '').strip()}"

@@ -29,7 +29,7 @@ def apply_defaults(obj: Mapping[str, Any], schema: Schema) -> JsonObject:
     return filled
 
 
-def tidy(value: Any, schema: Schema, *, builtin: bool) -> None:
+def drop_unset(value: Any, schema: Schema, *, builtin: bool) -> None:
     """Take out, in place, what is left out on the way to disk: fields that are null where the schema allows no null.
 
     Of a built-in kind, its Go structure also writes a null in a map of texts as the empty text, and leaves empty lists
@@ -37,14 +37,14 @@ def tidy(value: Any, schema: Schema, *, builtin: bool) -> None:
     """
     if isinstance(value, list) and schema.items is not None:
         for item in value:
-            tidy(item, schema.items, builtin=builtin)
+            drop_unset(item, schema.items, builtin=builtin)
     for name in list(value) if isinstance(value, dict) else ():
         inner = schema.child(name)
         if inner is None:
             continue
         if builtin and value[name] is None and schema.additional is not None and inner.type == "string":
             value[name] = ""
-        tidy(value[name], inner, builtin=builtin)
+        drop_unset(value[name], inner, builtin=builtin)
         unset = value[name] is None and not inner.nullable
         empty = builtin and not value[name] and (inner.type == "array" or inner.additional is not None)
         if (unset or empty) and not inner.has_default:
@@ -57,11 +57,11 @@ def fill(value: Any, schema: Schema) -> None:
     Raises:
         RequestRefusedError: 413, they are more values than a body may have.
     """
-    _Filling().fill(value, schema)
+    _DefaultFiller().fill(value, schema)
 
 
 @attrs.define(eq=False)
-class _Filling:
+class _DefaultFiller:
     """Counts what is filled in: a large default for each item of a long list would fill any memory."""
 
     values: int = 0
@@ -82,11 +82,11 @@ class _Filling:
             for index in range(len(value)):
                 self._fill_part(value, index, schema.items)
 
-    def _fill_part(self, container: Any, place: str | int, schema: Schema) -> None:
-        missing = place not in container if isinstance(container, dict) else False
-        if schema.has_default and (missing or (container[place] is None and not schema.nullable)):
-            container[place] = self.default(schema)
-        self.fill(container[place], schema)
+    def _fill_part(self, container: Any, key: str | int, schema: Schema) -> None:
+        missing = key not in container if isinstance(container, dict) else False
+        if schema.has_default and (missing or (container[key] is None and not schema.nullable)):
+            container[key] = self.default(schema)
+        self.fill(container[key], schema)
 
 
 def nullified(value: Any, schema: Schema) -> Any:

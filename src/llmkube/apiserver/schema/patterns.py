@@ -23,7 +23,7 @@ from llmkube.base.errors import UserError
 MAX_WORK: Final = 1_000_000_000
 """The most characters of a text times instructions of a pattern's program in one match: 10 s at the very worst."""
 
-_GO_WORDS: Final = {
+_GO_MESSAGES: Final = {
     "missing )": "missing closing )",
     "bad repetition operator": "invalid nested repetition operator",
     "invalid perl operator": "invalid or unsupported Perl syntax",
@@ -43,10 +43,10 @@ def found(pattern: str, text: str) -> bool:
     Raises:
         PatternError: The pattern is none, or the match would be more than `MAX_WORK`.
     """
-    return searching(pattern, text).search(text) is not None
+    return compile_for(pattern, text).search(text) is not None
 
 
-def searching(pattern: str, text: str) -> Any:
+def compile_for(pattern: str, text: str) -> Any:
     """Return RE2's compiled pattern, to be used on that text.
 
     Raises:
@@ -70,9 +70,9 @@ def compiled(pattern: str) -> Any:
     try:
         return re2.compile(pattern, options=options)
     except re2.error as error:
-        said, _, where = (error.args[0].decode(errors="replace") if error.args else "").partition(": ")
-        words = _GO_WORDS.get(said, said)
-        raise PatternError(f"error parsing regexp: {words}: `{where}`") from error
+        message, _, where = (error.args[0].decode(errors="replace") if error.args else "").partition(": ")
+        go_message = _GO_MESSAGES.get(message, message)
+        raise PatternError(f"error parsing regexp: {go_message}: `{where}`") from error
 
 
 def size(pattern: str) -> int:
@@ -83,15 +83,15 @@ def size(pattern: str) -> int:
         return 0
 
 
-def _parses(read: Callable[[str], object]) -> Callable[[str], bool]:
-    def judge(text: str) -> bool:
+def _parses(parse: Callable[[str], object]) -> Callable[[str], bool]:
+    def is_valid(text: str) -> bool:
         try:
-            read(text)
+            parse(text)
         except ValueError:
             return False
         return True
 
-    return judge
+    return is_valid
 
 
 _RFC3339: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)")

@@ -59,9 +59,9 @@ def validate(obj: Any, old: Any, schema: Schema, path: str = "") -> list[FieldEr
     return with_rules(bounds(obj, old, schema, path), obj, old, schema, path)
 
 
-def bounds(obj: Any, old: Any, schema: Schema, path: str = "", *, repeats: bool = True) -> list[FieldError]:
+def bounds(obj: Any, old: Any, schema: Schema, path: str = "", *, duplicates: bool = True) -> list[FieldError]:
     """Return what is wrong with an object, its rules aside; about repeated items a built-in kind has its own idea."""
-    return [*_judge(obj, old, schema, path), *(_repeats(obj, old, schema, path) if repeats else ())]
+    return [*_validate(obj, old, schema, path), *(_duplicate_errors(obj, old, schema, path) if duplicates else ())]
 
 
 def with_rules(errors: list[FieldError], obj: Any, old: Any, schema: Schema, path: str = "") -> list[FieldError]:
@@ -84,11 +84,11 @@ def well_typed(value: Any, schema: Schema) -> bool:
     return True
 
 
-def _judge(value: Any, old: Any, schema: Schema, path: str) -> Iterator[FieldError]:
+def _validate(value: Any, old: Any, schema: Schema, path: str) -> Iterator[FieldError]:
     if old is not None and same(value, old):
         return
     if not _has_type(value, schema):
-        yield from _mistyped(value, schema, path)
+        yield from _type_errors(value, schema, path)
         return
     if value is None:
         return
@@ -98,10 +98,10 @@ def _judge(value: Any, old: Any, schema: Schema, path: str) -> Iterator[FieldErr
         yield from _fields(value, old if is_object(old) else {}, schema, path)
     elif is_list(value) and schema.items is not None:
         for index, (item, before) in enumerate(zip(value, schema.counterparts(value, old), strict=True)):
-            yield from _judge(item, before, schema.items, at_index(path, index))
+            yield from _validate(item, before, schema.items, at_index(path, index))
 
 
-def _mistyped(value: Any, schema: Schema, path: str) -> Iterator[FieldError]:
+def _type_errors(value: Any, schema: Schema, path: str) -> Iterator[FieldError]:
     """Say that a value has the wrong type, and what the checks that look at a value of any type say after that."""
     found, wanted, raw = json_type(value), "integer,string" if schema.int_or_string else schema.type, schema.raw
     if "format" in raw and not isinstance(value, str | list | None):
@@ -124,7 +124,7 @@ def _fields(value: Mapping[str, Any], old: Mapping[str, Any], schema: Schema, pa
     for name, item in value.items():
         inner, before = schema.child(name), old.get(name)
         if inner is not None and (item is None or item is not before):
-            yield from _judge(item, before, inner, at(path, name))
+            yield from _validate(item, before, inner, at(path, name))
 
 
 def _has_type(value: Any, schema: Schema) -> bool:
@@ -137,8 +137,8 @@ def _has_type(value: Any, schema: Schema) -> bool:
     return has_type(value, schema.type)
 
 
-def _body(path: str, said: str) -> str:
-    return f"{path} in body {said}"
+def _body(path: str, text: str) -> str:
+    return f"{path} in body {text}"
 
 
 def _bounds(value: Any, raw: Mapping[str, Any], path: str) -> Iterator[FieldError]:
@@ -163,8 +163,8 @@ def _number_bounds(value: float, raw: Mapping[str, Any], path: str) -> Iterator[
         lowest, highest = (None if bound is None else int(bound) for bound in (lowest, highest))
     bits = _BITS.get(raw.get("format", ""), 64)
     if raw.get("type") == "integer" and not (is_integer(value) and -(2 ** (bits - 1)) <= value < 2 ** (bits - 1)):
-        exactly = f"with format {raw['format']}" if "format" in raw else "(default format)"
-        yield invalid("", "", f"Checked value must be of type integer {exactly} in {path}")
+        format_text = f"with format {raw['format']}" if "format" in raw else "(default format)"
+        yield invalid("", "", f"Checked value must be of type integer {format_text} in {path}")
     if lowest is not None and (value < lowest or (above and value == lowest)):
         yield invalid(path, value, _body(path, f"should be greater than {'' if above else _OR_EQUAL}{_plain(lowest)}"))
     if highest is not None and (value > highest or (below and value == highest)):
@@ -180,13 +180,13 @@ def _text_bounds(value: str, raw: Mapping[str, Any], path: str) -> Iterator[Fiel
     elif shortest is not None and len(value) < shortest:
         yield invalid(path, value, _body(path, f"should be at least {shortest} chars long"))
     elif pattern:
-        yield from _misses(value, pattern, path)
+        yield from _pattern_errors(value, pattern, path)
     wanted = raw.get("format", "")
     if wanted in FORMATS and not FORMATS[wanted](value):
         yield type_invalid(path, value, _body(path, f'must be of type {wanted}: "{value}"'))
 
 
-def _misses(value: str, pattern: str, path: str) -> Iterator[FieldError]:
+def _pattern_errors(value: str, pattern: str, path: str) -> Iterator[FieldError]:
     try:
         if not patterns.found(pattern, value):
             yield invalid(path, value, _body(path, f"should match '{pattern}'"))
@@ -194,67 +194,67 @@ def _misses(value: str, pattern: str, path: str) -> Iterator[FieldError]:
         yield invalid(path, Verbatim("a text"), str(error))
 
 
-def _size_bounds(size: int, fewest: int | None, most: int | None, what: str, path: str) -> Iterator[FieldError]:
-    if most is not None and size > most:
-        yield too_many(path, size, most)
-    if fewest is not None and size < fewest:
-        yield invalid(path, size, _body(path, f"should have at least {fewest} {what}"))
+def _size_bounds(size: int, minimum: int | None, maximum: int | None, unit: str, path: str) -> Iterator[FieldError]:
+    if maximum is not None and size > maximum:
+        yield too_many(path, size, maximum)
+    if minimum is not None and size < minimum:
+        yield invalid(path, size, _body(path, f"should have at least {minimum} {unit}"))
 
 
 def _branches(value: Any, schema: Schema, path: str) -> Iterator[FieldError]:
     """Judge allOf, anyOf, oneOf and not; like the original, their errors carry no path of their own."""
     for branch in schema.all_of:
-        failed = list(_judge(value, None, branch, path))
+        failed = list(_validate(value, None, branch, path))
         if failed:
             yield from failed
             yield invalid("", "", f'"{path}" must validate all the schemas (allOf)')
     if schema.any_of:
-        failures = [list(_judge(value, None, branch, path)) for branch in schema.any_of]
+        failures = [list(_validate(value, None, branch, path)) for branch in schema.any_of]
         if all(failures):
-            yield from _nearest(failures)
+            yield from _closest_branch(failures)
             yield invalid("", "", f'"{path}" must validate at least one schema (anyOf)')
     if schema.one_of:
-        failures = [list(_judge(value, None, branch, path)) for branch in schema.one_of]
+        failures = [list(_validate(value, None, branch, path)) for branch in schema.one_of]
         count = failures.count([])
         if count != 1:
             found = "none valid" if not count else f"{count} valid alternatives"
             if not count:
-                yield from _nearest(failures)
+                yield from _closest_branch(failures)
             yield invalid("", "", f'"{path}" must validate one and only one schema (oneOf). Found {found}')
     if schema.not_ is not None and _fits(value, schema.not_, path):
         yield invalid("", "", f'"{path}" must not validate the schema (not)')
 
 
-def _nearest(failures: Sequence[Sequence[FieldError]]) -> Iterator[FieldError]:
+def _closest_branch(failures: Sequence[Sequence[FieldError]]) -> Iterator[FieldError]:
     """The errors of the branch that came closest, so that the user has something to fix."""
     yield from min(failures, key=lambda errors: sum(bool(error.path) for error in errors))
 
 
 def _fits(value: Any, schema: Schema, path: str) -> bool:
-    return next(_judge(value, None, schema, path), None) is None
+    return next(_validate(value, None, schema, path), None) is None
 
 
-def _repeats(value: Any, old: Any, schema: Schema, path: str) -> list[FieldError]:
-    found = list(_find_repeats(value, schema, path))
-    return [] if found and old is not None and any(_find_repeats(old, schema, path)) else found
+def _duplicate_errors(value: Any, old: Any, schema: Schema, path: str) -> list[FieldError]:
+    found = list(_find_duplicates(value, schema, path))
+    return [] if found and old is not None and any(_find_duplicates(old, schema, path)) else found
 
 
-def _find_repeats(value: Any, schema: Schema, path: str) -> Iterator[FieldError]:
+def _find_duplicates(value: Any, schema: Schema, path: str) -> Iterator[FieldError]:
     if is_object(value):
         for name, item in value.items():
             inner = schema.child(name)
             if inner is not None:
                 below = at(path, name) if name in schema.properties else at_key(path, name)
-                yield from _find_repeats(item, inner, below)
+                yield from _find_duplicates(item, inner, below)
     elif is_list(value):
         if schema.list_type != "atomic":
-            yield from _repeated_items(value, schema, path)
+            yield from _duplicate_items(value, schema, path)
         if schema.items is not None:
             for index, item in enumerate(value):
-                yield from _find_repeats(item, schema.items, at_index(path, index))
+                yield from _find_duplicates(item, schema.items, at_index(path, index))
 
 
-def _repeated_items(items: Sequence[Any], schema: Schema, path: str) -> Iterator[FieldError]:
+def _duplicate_items(items: Sequence[Any], schema: Schema, path: str) -> Iterator[FieldError]:
     """Report the second of equal items, not the third.
 
     Of a list by keys, the first item that can have none is all that is reported (kube-apiserver 1.36).
@@ -265,15 +265,15 @@ def _repeated_items(items: Sequence[Any], schema: Schema, path: str) -> Iterator
             yield invalid(at_index(path, index), item, "must be an object for an array of list-type map")
             return
     for index, item in enumerate(items):
-        marks = item
+        key = item
         if by_keys:
             if item is None:
                 continue
-            marks = {name: item[name] for name in schema.list_map_keys if name in item}
-        spelled = compact(marks)
-        seen[spelled] += 1
-        if seen[spelled] == 2:
-            yield duplicate(at_index(path, index), marks)
+            key = {name: item[name] for name in schema.list_map_keys if name in item}
+        canonical = compact(key)
+        seen[canonical] += 1
+        if seen[canonical] == 2:
+            yield duplicate(at_index(path, index), key)
 
 
 def _plain(number: float) -> str:

@@ -23,7 +23,7 @@ from llmkube.apiserver.values.api_errors import internal
 
 T = TypeVar("T")
 
-_PATIENCE_SECONDS: Final = 3600.0  # how long the shield holds: a sync is waited for to its end, whatever it takes
+_SYNC_TIMEOUT_SECONDS: Final = 3600.0  # how long the shield holds: a sync is waited for to its end, whatever it takes
 
 
 @attrs.define(eq=False)
@@ -40,7 +40,7 @@ class Committer:
     Args:
         store: What readers see.
         durable: Where writes go before they are shown; None shows them at once.
-        show: Called with changes right after they are in the store.
+        publish: Called with changes right after they are in the store.
         work: Where decisions are made; other writes wait for one, reads do not.
     """
 
@@ -48,15 +48,15 @@ class Committer:
         self,
         store: Store,
         durable: Durable | None,
-        show: Callable[[Sequence[Change]], None],
+        publish: Callable[[Sequence[Change]], None],
         work: Work = inline,
     ) -> None:
         self._store = store
         self._durable = durable
-        self._show = show
+        self._publish = publish
         self._work = work
         self._head = store if durable is None else store.replica()
-        self._open = _Batch()
+        self._open_batch = _Batch()
         self._deciding = trio.Lock()
         self._syncing = trio.Lock()
 
@@ -73,22 +73,22 @@ class Committer:
             RequestRefusedError: The decision's own; 500, it could not be made durable and nothing was written.
         """
         async with self._deciding:
-            decision, changes = await self._decided(decide, dry_run=dry_run)
+            decision, changes = await self._decide(decide, dry_run=dry_run)
             self._head.apply(changes)
             if self._durable is None:
-                self._show(changes)
+                self._publish(changes)
                 return decision
-            batch = self._open
+            batch = self._open_batch
             batch.changes.extend(changes)
-        with trio.fail_after(_PATIENCE_SECONDS, shield=True):
+        with trio.fail_after(_SYNC_TIMEOUT_SECONDS, shield=True):
             async with self._syncing:  # also without changes: the decision may rest on some that are on their way
-                if self._open is batch and batch.changes:  # otherwise another task has synced it
+                if self._open_batch is batch and batch.changes:  # otherwise another task has synced it
                     await self._sync(self._durable)
         if batch.error is not None:
             raise internal(str(batch.error)) from batch.error
         return decision
 
-    async def _decided(self, decide: Callable[[Transaction], T], *, dry_run: bool) -> tuple[T, Sequence[Change]]:
+    async def _decide(self, decide: Callable[[Transaction], T], *, dry_run: bool) -> tuple[T, Sequence[Change]]:
         while True:
             head = self._head
             tx = Transaction(head, dry_run=dry_run)
@@ -97,12 +97,12 @@ class Committer:
                 return decision, () if dry_run else tx.changes
 
     async def _sync(self, durable: Durable) -> None:
-        batch, self._open = self._open, _Batch()
+        batch, self._open_batch = self._open_batch, _Batch()
         try:
             await durable(batch.changes)
         except StorageError as exc:
-            batch.error = self._open.error = exc
-            self._open, self._head = _Batch(), self._store.replica()
+            batch.error = self._open_batch.error = exc
+            self._open_batch, self._head = _Batch(), self._store.replica()
         else:
             self._store.apply(batch.changes)
-            self._show(batch.changes)
+            self._publish(batch.changes)

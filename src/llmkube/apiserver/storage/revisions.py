@@ -97,9 +97,9 @@ class Change:
 class CompactedError(Exception):
     """The log no longer reaches back to the revision that was asked for."""
 
-    def __init__(self, asked: int, oldest: int) -> None:
-        super().__init__(f"too old resource version: {asked} ({oldest})")
-        self.asked = asked
+    def __init__(self, requested: int, oldest: int) -> None:
+        super().__init__(f"too old resource version: {requested} ({oldest})")
+        self.requested = requested
         self.oldest = oldest
 
 

@@ -17,7 +17,7 @@ from typing import Final
 import trio
 
 from llmkube.apiserver.storage.revisions import Change, Ref, Store, StoredObject, encoded
-from llmkube.base.errors import WorldError
+from llmkube.base.errors import ExternalError
 from llmkube.base.full_disk import full_disk
 from llmkube.k8s.resource import Key
 
@@ -26,7 +26,7 @@ SCHEMA_VERSION: Final = 1
 
 _DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 
-LOCK_PATIENCE_SECONDS: Final = 5.0
+LOCK_TIMEOUT_SECONDS: Final = 5.0
 
 _TABLES: Final = """
 CREATE TABLE IF NOT EXISTS objects (
@@ -38,7 +38,7 @@ INSERT OR IGNORE INTO meta VALUES (1, 0);
 """
 
 
-class StorageError(WorldError):
+class StorageError(ExternalError):
     """The database cannot be read or written: a full disk, a damaged file, a lock held by another process."""
 
 
@@ -68,7 +68,7 @@ class WriteAheadLog:
             StorageDamagedError: The file is damaged.
             StorageError: It cannot be read now.
         """
-        with _translated("read", self._path):
+        with _translate_errors("read", self._path):
             found = self._connection.execute("PRAGMA quick_check(1)").fetchone()[0]
             if found != "ok":
                 raise StorageDamagedError(f"the API server's database is damaged: {found}")
@@ -94,36 +94,36 @@ class WriteAheadLog:
         Raises:
             StorageError: Nothing was written.
         """
-        with _translated("write", self._path), self._connection:
+        with _translate_errors("write", self._path), self._connection:
             self._connection.execute("BEGIN IMMEDIATE")
             for change in changes:
-                place = change.ref.kind, change.ref.key.namespace, change.ref.key.name
+                key = change.ref.kind, change.ref.key.namespace, change.ref.key.name
                 if change.removed:
-                    self._connection.execute("DELETE FROM objects WHERE kind = ? AND namespace = ? AND name = ?", place)
+                    self._connection.execute("DELETE FROM objects WHERE kind = ? AND namespace = ? AND name = ?", key)
                 else:
                     text = encoded(change.after).decode()
-                    self._connection.execute("INSERT OR REPLACE INTO objects VALUES (?, ?, ?, ?)", (*place, text))
+                    self._connection.execute("INSERT OR REPLACE INTO objects VALUES (?, ?, ?, ?)", (*key, text))
             self._connection.execute("UPDATE meta SET revision = ?", (changes[-1].revision,))
 
 
 @contextmanager
-def open_write_ahead_log(path: Path, *, patience_seconds: float = LOCK_PATIENCE_SECONDS) -> Iterator[WriteAheadLog]:
+def open_write_ahead_log(path: Path, *, timeout_seconds: float = LOCK_TIMEOUT_SECONDS) -> Iterator[WriteAheadLog]:
     """Open or create the database at `path`, readable by its owner alone.
 
     Args:
         path: The file.
-        patience_seconds: How long to wait for another server to let go of it, as a restart may overlap.
+        timeout_seconds: How long to wait for another server to let go of it, as a restart may overlap.
 
     Raises:
         StorageDamagedError: The file is damaged.
         StorageError: It is from a newer version, or locked by another server.
     """
     path.touch(mode=0o600, exist_ok=True)
-    with _translated("open", path):
+    with _translate_errors("open", path):
         # Trio uses whichever worker thread is idle; the log's limiter makes it one at a time
-        connection = sqlite3.connect(path, patience_seconds, isolation_level=None, check_same_thread=False)
+        connection = sqlite3.connect(path, timeout_seconds, isolation_level=None, check_same_thread=False)
     try:
-        with _translated("open", path):
+        with _translate_errors("open", path):
             _prepare(connection)
         yield WriteAheadLog(connection, path)
     finally:
@@ -151,15 +151,15 @@ def move_aside(path: Path, now: datetime) -> Path:
         StorageError: The folder does not let us.
     """
     stamp = now.astimezone(UTC).strftime("%Y%m%dT%H%M%SZ")
-    kept = next(each for n in itertools.count() if not (each := _aside(path, stamp, n)).exists())
+    destination = next(each for n in itertools.count() if not (each := _aside(path, stamp, n)).exists())
     try:
         for suffix in ("-wal", "-shm", ""):  # the file itself last: until then a crash leaves it to be found again
             side = path.with_name(path.name + suffix)
             if side.exists():
-                side.rename(kept.with_name(kept.name + suffix))
+                side.rename(destination.with_name(destination.name + suffix))
     except OSError as exc:
         raise StorageError(f"cannot move the damaged database {path} aside: {exc.strerror}") from exc
-    return kept
+    return destination
 
 
 def _aside(path: Path, stamp: str, number: int) -> Path:
@@ -167,7 +167,7 @@ def _aside(path: Path, stamp: str, number: int) -> Path:
 
 
 @contextmanager
-def _translated(verb: str, path: Path) -> Iterator[None]:
+def _translate_errors(verb: str, path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as exc:

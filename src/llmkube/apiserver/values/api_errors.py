@@ -80,7 +80,7 @@ class RequestRefusedError(Exception):
 
 
 @contextmanager
-def warning(warnings: Sequence[str]) -> Iterator[None]:
+def attach_warnings(warnings: Sequence[str]) -> Iterator[None]:
     """Let a refusal out of the body carry the warnings too."""
     try:
         yield
@@ -132,22 +132,22 @@ def apply_conflict(message: str, causes: Sequence[JsonObject]) -> RequestRefused
 
 def invalid(subject: Subject, errors: Sequence[FieldError]) -> RequestRefusedError:
     """Refuse an object whose content is wrong; `subject.resource` is its kind, not its plural."""
-    told = _told(errors)
-    said = list(dict.fromkeys(map(str, told)))  # the sentence says once what the causes may say twice
-    if len(told) < len(errors):
-        said.append(f"and {len(errors) - len(told)} more errors")
-    listed = said[0] if len(said) == 1 else "[" + ", ".join(said) + "]"
-    causes = [status_cause(error.reason, error.message, error.path or "<nil>") for error in told]
+    reported = _limited(errors)
+    summary = list(dict.fromkeys(map(str, reported)))  # the sentence says once what the causes may say twice
+    if len(reported) < len(errors):
+        summary.append(f"and {len(errors) - len(reported)} more errors")
+    listed = summary[0] if len(summary) == 1 else "[" + ", ".join(summary) + "]"
+    causes = [status_cause(error.reason, error.message, error.path or "<nil>") for error in reported]
     details = {**subject.to_json(), "causes": causes}
     return RequestRefusedError(422, "Invalid", f'{subject.qualified} "{subject.name}" is invalid: {listed}', details)
 
 
-def _told(errors: Sequence[FieldError]) -> Sequence[FieldError]:
+def _limited(errors: Sequence[FieldError]) -> Sequence[FieldError]:
     """Return as many of the errors as an answer has room for: each may show a value of a megabyte."""
-    room = _ERRORS_BYTES
+    remaining = _ERRORS_BYTES
     for number, error in enumerate(errors[:_MAX_ERRORS]):
-        room -= len(str(error))
-        if room < 0:
+        remaining -= len(str(error))
+        if remaining < 0:
             return errors[: number + 1]
     return errors[:_MAX_ERRORS]
 
@@ -169,8 +169,8 @@ def unprocessable(message: str) -> RequestRefusedError:
 
 def rejected(why: str = "") -> RequestRefusedError:
     """Refuse a JSON patch that does not apply to this object; kube-apiserver keeps to itself why, but for a bound."""
-    said = "the server rejected our request due to an error in our request"
-    return RequestRefusedError(422, "Invalid", f"{said}: {why}" if why else said, {})
+    summary = "the server rejected our request due to an error in our request"
+    return RequestRefusedError(422, "Invalid", f"{summary}: {why}" if why else summary, {})
 
 
 def forbidden(subject: Subject, why: str, *, cause: JsonObject | None = None) -> RequestRefusedError:
@@ -223,9 +223,9 @@ def expired(message: str) -> RequestRefusedError:
     return RequestRefusedError(410, "Expired", message)
 
 
-def too_large_revision(asked: int, current: int) -> RequestRefusedError:
+def too_large_revision(requested: int, current: int) -> RequestRefusedError:
     """Refuse a read at a resourceVersion that this server has not reached."""
-    message = f"Too large resource version: {asked}, current: {current}"
+    message = f"Too large resource version: {requested}, current: {current}"
     cause = status_cause("ResourceVersionTooLarge", "Too large resource version")
     return RequestRefusedError(504, "Timeout", message, {"causes": [cause], "retryAfterSeconds": 1})
 

@@ -28,7 +28,7 @@ class ErrorType(enum.StrEnum):
     INTERNAL = "InternalError"
 
 
-_WORDS: Final = {
+_MESSAGES: Final = {
     ErrorType.REQUIRED: "Required value",
     ErrorType.INVALID: "Invalid value",
     ErrorType.TYPE_INVALID: "Invalid value",
@@ -40,7 +40,7 @@ _WORDS: Final = {
     ErrorType.INTERNAL: "Internal error",
 }
 _EXPONENT_FROM: Final = 1e6  # Go writes larger floats with an exponent
-_SILENT: Final = frozenset({ErrorType.REQUIRED, ErrorType.FORBIDDEN, ErrorType.TOO_LONG, ErrorType.INTERNAL})
+_WITHOUT_VALUE: Final = frozenset({ErrorType.REQUIRED, ErrorType.FORBIDDEN, ErrorType.TOO_LONG, ErrorType.INTERNAL})
 
 
 @attrs.frozen
@@ -67,16 +67,16 @@ class FieldError:
     @property
     def message(self) -> str:
         """The error without its path: `Invalid value: 11: must be less than or equal to 10`."""
-        said = _WORDS[self.type]
-        if self.type not in _SILENT and self.bad_value is not ABSENT:
-            said += f": {show(self.bad_value)}"
-        return f"{said}: {self.detail}" if self.detail else said
+        text = _MESSAGES[self.type]
+        if self.type not in _WITHOUT_VALUE and self.bad_value is not ABSENT:
+            text += f": {render(self.bad_value)}"
+        return f"{text}: {self.detail}" if self.detail else text
 
     def __str__(self) -> str:
         return f"{self.path or '<nil>'}: {self.message}"
 
 
-def show(value: Any) -> str:
+def render(value: Any) -> str:
     """Return a value as field errors write it: strings quoted, null as `"null"`, the rest as JSON."""
     if isinstance(value, Verbatim):
         return value.text
@@ -117,7 +117,7 @@ def type_invalid(path: str, value: Any, detail: str) -> FieldError:
 
 def not_supported(path: str, value: Any, supported: Iterable[Any]) -> FieldError:
     """The value is none of those that the field takes."""
-    listed = ", ".join(show(each if isinstance(each, str) else show(each)) for each in supported)  # 3 stands as "3"
+    listed = ", ".join(render(each if isinstance(each, str) else render(each)) for each in supported)  # 3 stands as "3"
     return FieldError(path, ErrorType.NOT_SUPPORTED, f"supported values: {listed}" if listed else "", value)
 
 

@@ -20,7 +20,7 @@ MAX_DEPTH: Final = 200
 
 _QUOTES_PER_VALUE: Final = 4  # its own two, and those of its name
 _BRACKETS: Final = b"[]{}"
-_NO_BRACKETS: Final = bytes(set(range(256)) - set(_BRACKETS))
+_NON_BRACKETS: Final = bytes(set(range(256)) - set(_BRACKETS))
 _STEP: Final = {code: 1 if code in b"[{" else -1 for code in _BRACKETS}
 _ESCAPE: Final = re.compile(
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
@@ -69,7 +69,7 @@ def measure(text: bytes) -> Outline:
 
 
 def _depth(structure: bytes) -> int:
-    return max(itertools.accumulate(map(_STEP.__getitem__, structure.translate(None, _NO_BRACKETS))), default=0)
+    return max(itertools.accumulate(map(_STEP.__getitem__, structure.translate(None, _NON_BRACKETS))), default=0)
 
 
 def read(text: bytes | str) -> Any:

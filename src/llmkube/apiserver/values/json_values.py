@@ -26,7 +26,7 @@ _INTEGERS_BELOW: Final = 2**63  # a larger number is none, to JSON's readers her
 SCALARS: Final = frozenset({str, int, float, bool, type(None)})
 """The types of JSON's values that hold no others."""
 
-_NO_OBJECTS: Final = SCALARS | {list, tuple, _Absent}
+_NON_OBJECTS: Final = SCALARS | {list, tuple, _Absent}
 
 
 def same(left: Any, right: Any) -> bool:
@@ -48,7 +48,7 @@ def same(left: Any, right: Any) -> bool:
 def is_object(value: Any) -> TypeGuard[Mapping[str, Any]]:
     """Whether the value is a JSON object."""
     kind = type(value)  # asking an abstract class costs ten times as much as these two
-    return kind is dict or (kind not in _NO_OBJECTS and isinstance(value, Mapping))
+    return kind is dict or (kind not in _NON_OBJECTS and isinstance(value, Mapping))
 
 
 def is_list(value: Any) -> TypeGuard[list[Any]]:

@@ -39,15 +39,15 @@ def find(path: str, document: Any) -> list[Any]:
 def _compile(path: str) -> tuple[Step, ...]:
     text = path.strip().removeprefix("{").removesuffix("}").removeprefix("$")
     steps: list[Step] = []
-    at = 0
-    while at < len(text):
-        match = _TOKEN.match(text, at)
+    position = 0
+    while position < len(text):
+        match = _TOKEN.match(text, position)
         if match is None:
-            if text[at:] == ".":
+            if text[position:] == ".":
                 break  # "." is the document itself
-            raise ValueError(f"invalid JSONPath {path!r} at {text[at:]!r}")
+            raise ValueError(f"invalid JSONPath {path!r} at {text[position:]!r}")
         steps.append(_step(match))
-        at = match.end()
+        position = match.end()
     return tuple(steps)
 
 

@@ -22,10 +22,10 @@ from llmkube.k8s.wire import name_rules
 MAX_ANNOTATION_BYTES: Final = 256 * 1024
 """All keys and values of an object's annotations together."""
 
-_CHILDLESS: Final = frozenset({("v1", "Event"), ("events.k8s.io/v1", "Event")})
+_CANNOT_OWN: Final = frozenset({("v1", "Event"), ("events.k8s.io/v1", "Event")})
 """Kinds that own nothing: they are gone before the garbage collector could act."""
 
-_FIXED: Final = ("name", "namespace", "uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds")
+_IMMUTABLE: Final = ("name", "namespace", "uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds")
 
 
 def check(obj: Mapping[str, Any], old: Mapping[str, Any] | None, name_rule: Callable[[str], str]) -> list[FieldError]:
@@ -46,14 +46,14 @@ def check(obj: Mapping[str, Any], old: Mapping[str, Any] | None, name_rule: Call
 
 def _check_name(metadata: Mapping[str, Any], name_rule: Callable[[str], str]) -> Iterator[FieldError]:
     prefix = metadata.get("generateName") or ""
-    if prefix and (wrong := name_rule(prefix[:-1] + "a" if prefix.endswith(("-", ".")) else prefix)):
-        yield invalid("metadata.generateName", prefix, wrong)
+    if prefix and (problem := name_rule(prefix[:-1] + "a" if prefix.endswith(("-", ".")) else prefix)):
+        yield invalid("metadata.generateName", prefix, problem)
     name = metadata.get("name") or ""
     if not name:
         if not prefix:
             yield required("metadata.name", "name or generateName is required")
-    elif wrong := name_rule(name):
-        yield invalid("metadata.name", name, wrong)
+    elif problem := name_rule(name):
+        yield invalid("metadata.name", name, problem)
     generation = metadata.get("generation") or 0
     if generation < 0:
         yield invalid("metadata.generation", generation, "must be greater than or equal to 0")
@@ -62,10 +62,10 @@ def _check_name(metadata: Mapping[str, Any], name_rule: Callable[[str], str]) ->
 def check_labels(labels: Any, path: str) -> Iterator[FieldError]:
     """Judge a map of labels."""
     for name, value in (labels or {}).items():
-        for wrong in name_rules.label_key(name):
-            yield invalid(path, name, wrong)
-        if isinstance(value, str) and (wrong := name_rules.label_value(value)):
-            yield invalid(path, value, wrong)
+        for problem in name_rules.label_key(name):
+            yield invalid(path, name, problem)
+        if isinstance(value, str) and (problem := name_rules.label_value(value)):
+            yield invalid(path, value, problem)
 
 
 def _check_labels(metadata: Mapping[str, Any]) -> Iterator[FieldError]:
@@ -80,8 +80,8 @@ def annotations_size(annotations: Mapping[str, Any]) -> int:
 def _check_annotations(metadata: Mapping[str, Any]) -> Iterator[FieldError]:
     annotations = metadata.get("annotations") or {}
     for name in annotations:
-        for wrong in name_rules.qualified_all(name.lower()):  # upper case is allowed in annotations' prefixes
-            yield invalid("metadata.annotations", name, wrong)
+        for problem in name_rules.qualified_all(name.lower()):  # upper case is allowed in annotations' prefixes
+            yield invalid("metadata.annotations", name, problem)
     if annotations_size(annotations) > MAX_ANNOTATION_BYTES:
         yield too_long("metadata.annotations", MAX_ANNOTATION_BYTES)
 
@@ -96,7 +96,7 @@ def _check_owners(metadata: Mapping[str, Any]) -> Iterator[FieldError]:
         for name in ("kind", "name", "uid"):
             if not owner.get(name):
                 yield invalid(at(path, name), "", "must not be empty")
-        if (version, owner.get("kind")) in _CHILDLESS:
+        if (version, owner.get("kind")) in _CANNOT_OWN:
             named = f"{'' if '/' in version else '/'}{version}, Kind={owner['kind']}"
             yield invalid(path, owner, f"{named} is disallowed from being an owner")
         if owner.get("controller"):
@@ -113,8 +113,8 @@ def _check_owners(metadata: Mapping[str, Any]) -> Iterator[FieldError]:
 def _check_finalizers(metadata: Mapping[str, Any]) -> Iterator[FieldError]:
     finalizers = metadata.get("finalizers") or ()
     for finalizer in finalizers:
-        for wrong in name_rules.qualified_all(finalizer):
-            yield invalid("metadata.finalizers", finalizer, wrong)
+        for problem in name_rules.qualified_all(finalizer):
+            yield invalid("metadata.finalizers", finalizer, problem)
     if {"orphan", "foregroundDeletion"} <= set(finalizers):
         yield invalid(
             "metadata.finalizers", list(finalizers), "finalizer orphan and foregroundDeletion cannot be both set"
@@ -124,9 +124,9 @@ def _check_finalizers(metadata: Mapping[str, Any]) -> Iterator[FieldError]:
 def _check_change(new: Mapping[str, Any], old: Mapping[str, Any]) -> Iterator[FieldError]:
     if old.get("deletionTimestamp"):
         before = old.get("finalizers") or ()
-        fresh = [finalizer for finalizer in new.get("finalizers") or () if finalizer not in before]
-        if fresh:
-            listed = ", ".join(f'"{finalizer}"' for finalizer in fresh)
+        added = [finalizer for finalizer in new.get("finalizers") or () if finalizer not in before]
+        if added:
+            listed = ", ".join(f'"{finalizer}"' for finalizer in added)
             yield forbidden(
                 "metadata.finalizers",
                 "no new finalizers can be added if the object is being deleted,"
@@ -136,7 +136,7 @@ def _check_change(new: Mapping[str, Any], old: Mapping[str, Any]) -> Iterator[Fi
         yield invalid("metadata.resourceVersion", Verbatim("0"), "must be specified for an update")
     if (new.get("generation") or 0) < (old.get("generation") or 0):
         yield invalid("metadata.generation", new.get("generation") or 0, "must not be decremented")
-    for name in _FIXED:
+    for name in _IMMUTABLE:
         if not same(new.get(name), old.get(name)):
             yield immutable(at("metadata", name), new.get(name))
 

@@ -36,18 +36,18 @@ def label_selector(text: str) -> Predicate:
     if not requirements:
         return everything
 
-    def chosen(candidate: Mapping[str, Any]) -> bool:
+    def selector(candidate: Mapping[str, Any]) -> bool:
         labels = candidate["metadata"].get("labels") or {}
         return all(requirement.holds(labels) for requirement in requirements)
 
-    return chosen
+    return selector
 
 
 def _not_supported(name: str) -> str:
     return f"field label not supported: {name}"
 
 
-def not_known(name: str) -> str:
+def unknown_field_message(name: str) -> str:
     """Say that a field cannot be selected by, as built-in kinds do that have no fields of their own to select by."""
     return f'"{name}" is not a known field selector: only "metadata.name", "metadata.namespace"'
 
@@ -76,10 +76,10 @@ def field_selector(
     if not tests:
         return everything
 
-    def chosen(candidate: Mapping[str, Any]) -> bool:
+    def selector(candidate: Mapping[str, Any]) -> bool:
         return all((_field(candidate, path) == value) is wanted for path, value, wanted in tests)
 
-    return chosen
+    return selector
 
 
 def _field(candidate: Mapping[str, Any], path: list[str]) -> str:

@@ -35,8 +35,8 @@ from llmkube.apiserver.values.api_errors import (
 from llmkube.apiserver.values.json_values import ABSENT, is_object
 from llmkube.apiserver.values.metadata import MAX_ANNOTATION_BYTES, annotations_size
 from llmkube.apiserver.writes import strategy
-from llmkube.apiserver.writes.deletion import settle
-from llmkube.apiserver.writes.preparation import ObjectPreparation, complain
+from llmkube.apiserver.writes.deletion import stage
+from llmkube.apiserver.writes.preparation import ObjectPreparation, validation_warnings
 from llmkube.apiserver.writes.request_objects import (
     check_applied_type,
     check_namespace,
@@ -56,7 +56,7 @@ _ESCAPED: Final = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
 """How Go writes what a browser might take for markup."""
 
 
-def _apply_of_kubectl(
+def _apply_as_kubectl(
     attempt: Callable[..., JsonObject],
     live: Mapping[str, Any],
     applied: Mapping[str, Any],
@@ -68,15 +68,15 @@ def _apply_of_kubectl(
     try:
         written = attempt(force=force)
     except ApplyConflictError as exc:
-        own = {fieldset.dotted(path) for path in _still_as_applied(live, schema)}
+        own = {fieldset.dotted(path) for path in _unchanged_since_applied(live, schema)}
         left = tuple(conflict for conflict in exc.conflicts if conflict.path not in own)
         if left:
             raise ApplyConflictError(left) from exc
         written = attempt(force=True)
-    return _followed(written, applied)
+    return _update_annotation(written, applied)
 
 
-def _still_as_applied(live: Mapping[str, Any], schema: Schema) -> FieldSet:
+def _unchanged_since_applied(live: Mapping[str, Any], schema: Schema) -> FieldSet:
     """The fields that are as the last client-side apply has set them."""
     last = _last_applied(live)
     if last is None or any(misfits(last, schema)):
@@ -100,7 +100,7 @@ def _annotation(obj: Mapping[str, Any]) -> str:
     return str(((obj.get("metadata") or {}).get("annotations") or {}).get(ANNOTATION) or "")
 
 
-def _followed(written: JsonObject, applied: Mapping[str, Any]) -> JsonObject:
+def _update_annotation(written: JsonObject, applied: Mapping[str, Any]) -> JsonObject:
     """Return the write with the annotation, where there is one, saying what was applied; dropped if it has no room."""
     if not _annotation(written):
         return written
@@ -141,7 +141,7 @@ class ApplyPlanner:
             RequestRefusedError: 409 when others own what would change, 400 and 422 for a bad configuration.
         """
         if not isinstance(manifest.get("metadata"), Mapping | None):
-            raise _not_typed(target, {}, ".metadata: expected map")
+            raise _typed_patch_error(target, {}, ".metadata: expected map")
         wanted = with_metadata(manifest)
         if target.subresource == "scale":
             raise unprocessable("server-side apply on the scale subresource is not supported; patch or update it")
@@ -157,20 +157,20 @@ class ApplyPlanner:
             check_version(target, stored, metadata)
         metadata.pop("resourceVersion", None)
         with decoding(target):
-            warnings = complain(duplicates or [], options)
+            warnings = validation_warnings(duplicates or [], options)
         old = None if stored is None else in_version(target.kind, stored)
         merged = self._merged(target, old, wanted, options)
         place(target, merged)
         if stored is None:
             check_namespace(self._catalog, tx, target)
         with decoding(target):
-            request_bodies.check_shape(_of_clients(merged, old))
+            request_bodies.check_shape(_client_metadata(merged, old))
         new = self._admission.applied(tx, target, old, merged)
         if new is None:
             return outcome_of(target, old or {}, warnings=warnings)
         if old is None:
             return outcome_of(target, tx.put(target.ref, new), status=201, warnings=warnings)
-        after, _ = settle(tx, target.ref, new)
+        after, _ = stage(tx, target.ref, new)
         return outcome_of(target, after, warnings=warnings)
 
     def _merged(self, target: Target, old: Object | None, wanted: JsonObject, options: WriteOptions) -> JsonObject:
@@ -178,7 +178,7 @@ class ApplyPlanner:
         attempt = partial(server_side_apply, old, wanted, options.manager, endpoint, now=now)
         try:
             if options.manager == KUBECTL:
-                return _apply_of_kubectl(attempt, old or {}, wanted, endpoint.schema, force=options.force)
+                return _apply_as_kubectl(attempt, old or {}, wanted, endpoint.schema, force=options.force)
             return attempt(force=options.force)
         except ApplyConflictError as exc:
             causes = [status_cause("FieldManagerConflict", each.message, each.path) for each in exc.conflicts]
@@ -186,10 +186,10 @@ class ApplyPlanner:
         except ApplyRefusedError as exc:
             raise bad_request(str(exc)) from exc
         except MergeError as exc:
-            raise _not_typed(target, wanted["metadata"], str(exc)) from exc
+            raise _typed_patch_error(target, wanted["metadata"], str(exc)) from exc
 
 
-def _of_clients(merged: JsonObject, old: Object | None) -> JsonObject:
+def _client_metadata(merged: JsonObject, old: Object | None) -> JsonObject:
     """Return what the client can have got wrong: neither what is written down about it, nor what was there before."""
     metadata, before = merged.get("metadata"), {} if old is None else old["metadata"]
     if not isinstance(metadata, dict):
@@ -199,7 +199,7 @@ def _of_clients(merged: JsonObject, old: Object | None) -> JsonObject:
     return {"metadata": fresh}
 
 
-def _not_typed(target: Target, metadata: Mapping[str, Any], why: str) -> RequestRefusedError:
+def _typed_patch_error(target: Target, metadata: Mapping[str, Any], why: str) -> RequestRefusedError:
     """Refuse a configuration that does not fit the schema, as kube-apiserver does: as an error of its own."""
     resource = target.kind.resource
     place = f"{metadata.get('namespace') or ''}/{metadata.get('name') or ''}"

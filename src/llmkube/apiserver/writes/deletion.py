@@ -17,7 +17,7 @@ INSTANCES: Final = "customresourcecleanup.apiextensions.k8s.io"
 def delete(tx: Transaction, ref: Ref, stored: Object, now: str, propagation: Propagation = "") -> tuple[Object, bool]:
     """Stage the deletion of an object; returns its last state, and whether it is gone already.
 
-    An object with finalizers stays, marked with a deletionTimestamp, until the last one is taken away (`settle`).
+    An object with finalizers stays, marked with a deletionTimestamp, until the last one is taken away (`stage`).
     """
     metadata = dict(stored["metadata"])
     finalizers = _with_propagation(metadata.get("finalizers") or [], propagation)
@@ -25,7 +25,7 @@ def delete(tx: Transaction, ref: Ref, stored: Object, now: str, propagation: Pro
         finalizers.append(INSTANCES)
     changed = {**stored, "metadata": metadata}
     _set_or_drop(metadata, "finalizers", finalizers)
-    if not held(ref, changed):
+    if not has_finalizers(ref, changed):
         return tx.remove(ref, stored), True
     if "deletionTimestamp" in metadata:
         if finalizers == list(stored["metadata"].get("finalizers") or []):
@@ -43,15 +43,15 @@ def delete(tx: Transaction, ref: Ref, stored: Object, now: str, propagation: Pro
     return tx.put(ref, changed), False
 
 
-def settle(tx: Transaction, ref: Ref, changed: Object) -> tuple[Object, bool]:
+def stage(tx: Transaction, ref: Ref, changed: Object) -> tuple[Object, bool]:
     """Stage an update; an object that only waited for its finalizers goes with it. Returns it and whether it went."""
-    if "deletionTimestamp" in changed["metadata"] and not held(ref, changed):
+    if "deletionTimestamp" in changed["metadata"] and not has_finalizers(ref, changed):
         tx.remove(ref, changed)
         return changed, True  # as it was written: only the watch's event has the version of its end
     return tx.put(ref, changed), False
 
 
-def held(ref: Ref, candidate: Mapping[str, Any]) -> bool:
+def has_finalizers(ref: Ref, candidate: Mapping[str, Any]) -> bool:
     """Whether a finalizer still keeps the object."""
     if candidate["metadata"].get("finalizers"):
         return True

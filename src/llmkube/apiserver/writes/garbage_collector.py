@@ -20,7 +20,7 @@ from typing import Any, Final
 from llmkube.apiserver.fields.ownership import Endpoint, record_write
 from llmkube.apiserver.kinds.catalog import CRDS, NAMESPACES, Catalog
 from llmkube.apiserver.storage.revisions import Change, Object, Ref, Store, Transaction
-from llmkube.apiserver.writes.deletion import FOREGROUND, INSTANCES, ORPHAN, delete, settle, without_finalizer
+from llmkube.apiserver.writes.deletion import FOREGROUND, INSTANCES, ORPHAN, delete, stage, without_finalizer
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.times import parse_timestamp
 
@@ -58,8 +58,8 @@ class GarbageCollector:
                 if metadata.get("ownerReferences") or "deletionTimestamp" in metadata:
                     self._dirty[change.ref] = None
                 continue
-            self._look(store.dependents(metadata["uid"]))
-            self._look(_holders(change, store))
+            self._enqueue(store.dependents(metadata["uid"]))
+            self._enqueue(_waiting_refs(change, store))
 
     def step(self, tx: Transaction, now: str) -> None:
         """Stage what the next batch of places asks for; if the write fails, `enqueue_all` begins again."""
@@ -67,17 +67,17 @@ class GarbageCollector:
             del self._dirty[ref]
             stored = tx.get(ref)
             if stored is not None:
-                self._tend(tx, ref, stored, now)
+                self._process(tx, ref, stored, now)
 
-    def _look(self, refs: Iterable[Ref]) -> None:
+    def _enqueue(self, refs: Iterable[Ref]) -> None:
         for ref in refs:
             self._dirty[ref] = None
 
-    def _tend(self, tx: Transaction, ref: Ref, stored: Object, now: str) -> None:
+    def _process(self, tx: Transaction, ref: Ref, stored: Object, now: str) -> None:
         metadata = stored["metadata"]
         if "deletionTimestamp" not in metadata:
             if metadata.get("ownerReferences"):
-                self._tend_owned(tx, ref, stored, now)
+                self._process_owned(tx, ref, stored, now)
             return
         finalizers = metadata.get("finalizers") or ()
         if ORPHAN in finalizers:
@@ -89,7 +89,7 @@ class GarbageCollector:
         elif ref.kind == CRDS and INSTANCES in finalizers:
             self._remove_instances(tx, ref, stored, now)
 
-    def _tend_owned(self, tx: Transaction, ref: Ref, stored: Object, now: str) -> None:
+    def _process_owned(self, tx: Transaction, ref: Ref, stored: Object, now: str) -> None:
         """Keep an object with a living owner (and cut its ties to the others); delete one with none."""
         owners = stored["metadata"]["ownerReferences"]
         states = [self._owner_state(tx, ref.key.namespace, owner) for owner in owners]
@@ -97,8 +97,8 @@ class GarbageCollector:
         if len(solid) == len(owners):
             return
         if solid:
-            cut = {**stored, "metadata": {**stored["metadata"], "ownerReferences": solid}}
-            self._rewrite(tx, ref, stored, cut, now)
+            trimmed = {**stored, "metadata": {**stored["metadata"], "ownerReferences": solid}}
+            self._rewrite(tx, ref, stored, trimmed, now)
         elif "waiting" in states and tx.store.dependents(stored["metadata"]["uid"]):
             delete(tx, ref, stored, now, "Foreground")  # the owner waits for this one, and this one for its own
         else:
@@ -134,7 +134,7 @@ class GarbageCollector:
             else:
                 metadata.pop("ownerReferences", None)
             self._rewrite(tx, place, dependent, {**dependent, "metadata": metadata}, now)
-        settle(tx, ref, without_finalizer(stored, ORPHAN))
+        stage(tx, ref, without_finalizer(stored, ORPHAN))
 
     def _foreground(self, tx: Transaction, ref: Ref, stored: Object, now: str) -> None:
         uid = stored["metadata"]["uid"]
@@ -144,12 +144,12 @@ class GarbageCollector:
             if dependent is None:
                 continue
             if "deletionTimestamp" not in dependent["metadata"]:
-                self._tend_owned(tx, place, dependent, now)
+                self._process_owned(tx, place, dependent, now)
                 dependent = tx.get(place)
             if dependent is not None and _blocks(dependent, uid):
                 blocked = True
         if not blocked:
-            settle(tx, ref, without_finalizer(stored, FOREGROUND))
+            stage(tx, ref, without_finalizer(stored, FOREGROUND))
 
     def _empty_namespace(self, tx: Transaction, ref: Ref, stored: Object, now: str) -> None:
         namespace = ref.key.name
@@ -160,11 +160,11 @@ class GarbageCollector:
         if left:
             return
         spec = {**stored.get("spec", {}), "finalizers": []}
-        settle(tx, ref, {**stored, "spec": spec})
+        stage(tx, ref, {**stored, "spec": spec})
 
     def _remove_instances(self, tx: Transaction, ref: Ref, stored: Object, now: str) -> None:
         if not self._delete_all(tx, ref.key.name, "", now):
-            settle(tx, ref, without_finalizer(stored, INSTANCES))
+            stage(tx, ref, without_finalizer(stored, INSTANCES))
 
     def _delete_all(self, tx: Transaction, storage: str, namespace: str, now: str) -> bool:
         """Delete what is there; whether anything stays, held by a finalizer."""
@@ -178,7 +178,7 @@ class GarbageCollector:
         return left
 
 
-def _holders(gone: Change, store: Store) -> list[Ref]:
+def _waiting_refs(gone: Change, store: Store) -> list[Ref]:
     """The objects that may have waited for this one: its foreground-deleted owners, its namespace, its CRD."""
     owners = gone.after["metadata"].get("ownerReferences") or ()
     places = [store.by_uid(owner["uid"]) for owner in owners]
@@ -200,20 +200,20 @@ EVENTS: Final = "events"
 
 LIFETIME: Final = timedelta(hours=1)
 
-MOST_EVENTS: Final = 4096
+MAX_EVENTS: Final = 4096
 """Beyond so many, the oldest go before their time: a program that complains all day must not fill the disk."""
 
 EXPIRY_BATCH: Final = 256
 """Removals in one transaction: other writers wait for it."""
 
-_read: Final = lru_cache(maxsize=2 * MOST_EVENTS)(parse_timestamp)  # of all Events once a minute, in whole seconds
+_parse_time: Final = lru_cache(maxsize=2 * MAX_EVENTS)(parse_timestamp)  # of all Events once a minute, in whole seconds
 _NEVER: Final = datetime.min.replace(tzinfo=UTC)
 
 
-def overdue(events: Iterable[tuple[Key, Object]], now: datetime, *, most: int = MOST_EVENTS) -> list[Key]:
+def overdue(events: Iterable[tuple[Key, Object]], now: datetime, *, limit: int = MAX_EVENTS) -> list[Key]:
     """Return which of the Events have had their time, the oldest first."""
     by_age = sorted(((last_written(event), key) for key, event in events), key=itemgetter(0))
-    surplus = max(len(by_age) - most, 0)
+    surplus = max(len(by_age) - limit, 0)
     return [key for number, (when, key) in enumerate(by_age) if number < surplus or now - when >= LIFETIME]
 
 
@@ -221,7 +221,7 @@ def last_written(event: Object) -> datetime:
     """Return when the server last accepted a write to the object, to the second."""
     metadata = event["metadata"]
     stamps = [metadata.get("creationTimestamp"), *(entry.get("time") for entry in metadata.get("managedFields") or ())]
-    return max(filter(None, map(_read, filter(None, stamps))), default=_NEVER)
+    return max(filter(None, map(_parse_time, filter(None, stamps))), default=_NEVER)
 
 
 def expire(tx: Transaction, now: datetime) -> None:
@@ -233,9 +233,9 @@ def expire(tx: Transaction, now: datetime) -> None:
             tx.remove(ref, event)
 
 
-def seconds_to_next(events: Iterable[tuple[Key, Object]], now: datetime, *, most: int = MOST_EVENTS) -> float:
+def seconds_to_next(events: Iterable[tuple[Key, Object]], now: datetime, *, limit: int = MAX_EVENTS) -> float:
     """Return when to look again: 0 when something is due, infinity when there is nothing."""
     written = [last_written(event) for _, event in events]
-    if len(written) > most:
+    if len(written) > limit:
         return 0.0
     return max((min(written) + LIFETIME - now).total_seconds(), 0.0) if written else math.inf

@@ -74,19 +74,19 @@ def json_patch(target: Any, operations: Any) -> Any:
     if not is_list(operations):
         raise PatchDocumentError("error decoding patch: a JSON patch is a list of operations")
     for operation in operations:
-        _check_form(operation)
+        _check_operation(operation)
     if len(operations) > MAX_OPERATIONS:
         raise PatchTooLargeError(
             f"The allowed maximum operations in a JSON patch is {MAX_OPERATIONS}, got {len(operations)}"
         )
-    document, copied = copy(target), _Copied()
+    document, budget = copy(target), _CopyBudget()
     for operation in operations:
-        document = _apply(document, operation or {}, copied)
+        document = _apply(document, operation or {}, budget)
     return document
 
 
 @attrs.define(eq=False)
-class _Copied:
+class _CopyBudget:
     """Counts what a patch copies: a few doublings of a list fill any memory."""
 
     size: int = 0
@@ -108,7 +108,7 @@ class _Copied:
             raise CopiedTooMuchError(f"Unable to complete the copy, limit is {json_text.MAX_VALUES} copied values")
 
 
-def _check_form(operation: Any) -> None:
+def _check_operation(operation: Any) -> None:
     if not is_object(operation) and operation is not None:
         raise PatchDocumentError("error decoding patch: an operation is an object")
     for name in ("op", "path", "from"):
@@ -116,7 +116,7 @@ def _check_form(operation: Any) -> None:
             raise PatchDocumentError(f"error decoding patch: {name} is a text")
 
 
-def _apply(document: Any, operation: Mapping[str, Any], copied: _Copied) -> Any:
+def _apply(document: Any, operation: Mapping[str, Any], budget: _CopyBudget) -> Any:
     name, path, value = operation.get("op"), operation.get("path"), copy(operation.get("value"))
     if path is None:
         raise PatchFailedError("operation missing path field: missing value")
@@ -132,7 +132,7 @@ def _apply(document: Any, operation: Mapping[str, Any], copied: _Copied) -> Any:
         case "remove":
             _remove(document, path, name)
         case "move" | "copy":
-            _transfer(document, operation.get("from"), path, name, copied)
+            _move_or_copy(document, operation.get("from"), path, name, budget)
         case _:
             raise PatchFailedError(f"Unexpected kind: {name or 'unknown'}")
     return document
@@ -144,14 +144,14 @@ def _test(document: Any, path: str, value: Any) -> None:
         raise PatchFailedError(f"testing value {path} failed: test failed")
 
 
-def _transfer(document: Any, source: str | None, path: str, operation: str, copied: _Copied) -> None:
+def _move_or_copy(document: Any, source: str | None, path: str, operation: str, budget: _CopyBudget) -> None:
     if source is None:
         raise PatchFailedError("operation, missing from field: missing value")
     value = _get(document, source, operation)
     if operation == "move":
         _remove(document, source, operation)
     else:
-        copied.count(value)
+        budget.count(value)
         value = copy(value)
     _put(document, path, value, operation)
 
@@ -179,11 +179,11 @@ def _missing(operation: str, path: str) -> PatchFailedError:
     return PatchFailedError(f'{operation} operation does not apply: doc is missing path: "{path}": missing value')
 
 
-def _index(container: Sequence[Any], part: str, operation: str, path: str, *, room: int = 0) -> int:
-    """Read the index of an item that is there, or of one of `room` places behind the last."""
+def _index(container: Sequence[Any], part: str, operation: str, path: str, *, extra: int = 0) -> int:
+    """Read the index of an item that is there, or of one of `extra` places behind the last."""
     if not _INDEX.fullmatch(part) or len(part) > _MAX_INDEX_DIGITS:
         raise PatchFailedError(f"{operation} operation does not apply: {part!r} is no index in {path}")
-    index, size = int(part), len(container) + room
+    index, size = int(part), len(container) + extra
     if not -size <= index < size:
         raise PatchFailedError(
             f"{operation} operation does not apply: Unable to access invalid index: {index}: invalid index referenced"
@@ -205,7 +205,7 @@ def _put(document: Any, path: str, value: Any, operation: str) -> None:
     elif part == _END:
         container.append(value)
     else:
-        container.insert(_index(container, part, operation, path, room=1), value)
+        container.insert(_index(container, part, operation, path, extra=1), value)
 
 
 def _remove(document: Any, path: str, operation: str) -> None:

@@ -11,10 +11,10 @@ from typing import Any, Final
 
 import attrs
 
-from llmkube.apiserver.fields.ownership import record_write, same_but_for_times
+from llmkube.apiserver.fields.ownership import equal_except_times, record_write
 from llmkube.apiserver.kinds import crd_rules
 from llmkube.apiserver.kinds.catalog import CRDS, SERVICES
-from llmkube.apiserver.kinds.service_rules import allocate_cluster_ip, settle_families
+from llmkube.apiserver.kinds.service_rules import allocate_cluster_ip, init_families
 from llmkube.apiserver.protocol.request_bodies import DecodeError, check_types
 from llmkube.apiserver.schema.defaults import unknown_fields
 from llmkube.apiserver.storage.revisions import Object, Transaction
@@ -26,7 +26,7 @@ from llmkube.apiserver.writes.write_options import WriteOptions
 
 JsonObject = dict[str, Any]
 
-_SERVERS_OWN: Final = frozenset(
+_SERVER_FIELDS: Final = frozenset(
     {"uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "generation", "selfLink"}
 )
 """Metadata that a client cannot set on a new object; what it sends for it is ignored."""
@@ -52,7 +52,7 @@ class ObjectPreparation:
         if target.kind.builtin:
             check_types(typed, target.kind.schema, "")
         completed, dropped = strategy.complete(target.kind, typed)
-        return completed, complain([*duplicates, *unknown_fields(dropped)], options)
+        return completed, validation_warnings([*duplicates, *unknown_fields(dropped)], options)
 
     def create(self, tx: Transaction, target: Target, wanted: JsonObject, options: WriteOptions) -> JsonObject:
         """Return a new object, ready to be stored.
@@ -60,7 +60,7 @@ class ObjectPreparation:
         Raises:
             RequestRefusedError: 422.
         """
-        bare, endpoint = _without(wanted, _SERVERS_OWN), strategy.endpoint(target.kind)
+        bare, endpoint = _without(wanted, _SERVER_FIELDS), strategy.endpoint(target.kind)
         return self._new(tx, target, record_write(None, bare, options.manager, endpoint, now=self._timestamp()))
 
     def change(self, target: Target, old: Object, wanted: JsonObject, options: WriteOptions) -> JsonObject | None:
@@ -80,7 +80,7 @@ class ObjectPreparation:
         """
         completed = strategy.complete_applied(target.kind, merged, target.subresource)
         if old is None:
-            return self._new(tx, target, _without(completed, _SERVERS_OWN))
+            return self._new(tx, target, _without(completed, _SERVER_FIELDS))
         return self._changed(target, old, completed)
 
     def _new(self, tx: Transaction, target: Target, owned: JsonObject) -> JsonObject:
@@ -91,9 +91,9 @@ class ObjectPreparation:
         meta["creationTimestamp"] = self._timestamp()
         _set_generation(meta, strategy.next_generation(target.kind, stamped, None))
         if target.ref.kind == SERVICES:
-            _settle_families(target, stamped, None)
-            _allocate(tx, target, stamped)
-        _judge(target, stamped, None)
+            _init_families(target, stamped, None)
+            _allocate_addresses(tx, target, stamped)
+        _check(target, stamped, None)
         if target.ref.kind == CRDS:
             stamped["status"] = crd_rules.accepted_status(stamped, self._timestamp())
         return stamped
@@ -102,19 +102,19 @@ class ObjectPreparation:
         _check_kind(target, owned)
         stamped = strategy.prepare(target.kind, owned, old, target.subresource)
         if target.ref.kind == SERVICES and not target.subresource:
-            _settle_families(target, stamped, old)
+            _init_families(target, stamped, old)
         generation = strategy.next_generation(target.kind, stamped, old)
         _set_generation(stamped["metadata"], generation)
-        if same_but_for_times(old, stamped):
+        if equal_except_times(old, stamped):
             return None  # it was judged when it was stored
-        _judge(target, stamped, old)
+        _check(target, stamped, old)
         if target.ref.kind == CRDS and not target.subresource and "deletionTimestamp" not in stamped["metadata"]:
             stamped["status"] = crd_rules.accepted_status(stamped, self._timestamp())
-            return None if same_but_for_times(old, stamped) else stamped
+            return None if equal_except_times(old, stamped) else stamped
         return stamped
 
 
-def complain(complaints: Sequence[str], options: WriteOptions) -> list[str]:
+def validation_warnings(complaints: Sequence[str], options: WriteOptions) -> list[str]:
     """Return what to warn of.
 
     Raises:
@@ -139,7 +139,7 @@ def _check_kind(target: Target, owned: Object) -> None:
         raise invalid(attrs.evolve(target.kind_subject, resource=kind, group=group), errors)
 
 
-def _judge(target: Target, stamped: Object, old: Object | None) -> None:
+def _check(target: Target, stamped: Object, old: Object | None) -> None:
     errors = strategy.check(target.kind, stamped, old, target.subresource)
     if errors:
         raise invalid(target.kind_subject, errors)
@@ -156,7 +156,7 @@ def _set_generation(meta: JsonObject, generation: int | None) -> None:
         meta["generation"] = generation
 
 
-def _allocate(tx: Transaction, target: Target, service: JsonObject) -> None:
+def _allocate_addresses(tx: Transaction, target: Target, service: JsonObject) -> None:
     """Give a Service the addresses that it would get in a cluster (see clusterip.py)."""
     spec = service.setdefault("spec", {})
     if spec.get("type") == "ExternalName":
@@ -167,8 +167,8 @@ def _allocate(tx: Transaction, target: Target, service: JsonObject) -> None:
     spec.setdefault("clusterIPs", [spec["clusterIP"]])
 
 
-def _settle_families(target: Target, service: JsonObject, old: Object | None) -> None:
+def _init_families(target: Target, service: JsonObject, old: Object | None) -> None:
     before = None if old is None else old.get("spec") or {}
-    errors = settle_families(service.setdefault("spec", {}), before)
+    errors = init_families(service.setdefault("spec", {}), before)
     if errors:
         raise invalid(target.kind_subject, errors)

@@ -35,17 +35,17 @@ def parse_object(target: Target, body: bytes, media: str) -> tuple[JsonObject, l
     """Read an object; a custom one must say what it is."""
     if target.kind.builtin:
         return request_bodies.parse_object(body, media)
-    opening = f"the object provided is unrecognized (must be of type {target.kind.resource.kind})"
+    prefix = f"the object provided is unrecognized (must be of type {target.kind.resource.kind})"
     try:
         content, duplicates = request_bodies.parse(body, media)
         content = {} if content is None else content
         request_bodies.check_envelope(content)
     except RequestRefusedError as exc:
-        raise exc if exc.code != 400 else bad_request(f"{opening}: {exc.message} ({_summary(body)})") from exc
-    for name, called in (("kind", "Kind"), ("apiVersion", "apiVersion")):
+        raise exc if exc.code != 400 else bad_request(f"{prefix}: {exc.message} ({_summary(body)})") from exc
+    for name, field in (("kind", "Kind"), ("apiVersion", "apiVersion")):
         if not content.get(name):
             text = body.decode(errors="replace")
-            raise bad_request(f"{opening}: Object '{called}' is missing in '{text}' ({_summary(body)})")
+            raise bad_request(f"{prefix}: Object '{field}' is missing in '{text}' ({_summary(body)})")
     request_bodies.check_shape(content)
     return content, duplicates
 
@@ -137,11 +137,11 @@ def check_namespace(catalog: Catalog, tx: Transaction, target: Target) -> None:
     name = target.ref.key.namespace
     if not name:
         return
-    home = tx.get(Ref(NAMESPACES, Key("", name)))
-    if home is None:
+    namespace = tx.get(Ref(NAMESPACES, Key("", name)))
+    if namespace is None:
         kind = catalog.versions(NAMESPACES)[0]
         raise not_found(Target(kind, ref_of(kind, "", name)).subject)
-    if "deletionTimestamp" in home["metadata"]:
+    if "deletionTimestamp" in namespace["metadata"]:
         cause = status_cause("NamespaceTerminating", f"namespace {name} is being terminated", "metadata.namespace")
         why = f"unable to create new content in namespace {name} because it is being terminated"
         raise forbidden(target.subject, why, cause=cause)
@@ -206,10 +206,10 @@ def check_delete_preconditions(target: Target, stored: Object, options: DeleteOp
     """Refuse to delete another object than the client has in mind, or a newer state of it."""
     live = stored["metadata"]
     if options.uid and options.uid != live["uid"]:
-        told = f"the UID in the precondition ({options.uid}) does not match the UID in record ({live['uid']})."
-        raise conflict(target.kind_subject, f"{told} The object might have been deleted and then recreated")
+        message = f"the UID in the precondition ({options.uid}) does not match the UID in record ({live['uid']})."
+        raise conflict(target.kind_subject, f"{message} The object might have been deleted and then recreated")
     if options.resource_version and options.resource_version != live["resourceVersion"]:
-        asked, there = options.resource_version, live["resourceVersion"]
-        told = f"the ResourceVersion in the precondition ({asked}) does not match"
-        why = f"{told} the ResourceVersion in record ({there}). The object might have been modified"
+        requested, current = options.resource_version, live["resourceVersion"]
+        message = f"the ResourceVersion in the precondition ({requested}) does not match"
+        why = f"{message} the ResourceVersion in record ({current}). The object might have been modified"
         raise conflict(target.kind_subject, why)

@@ -70,8 +70,8 @@ class PlannedWrite:
 
 def outcome_of(target: Target, stored: Object, *, status: int = 200, warnings: list[str] | None = None) -> Outcome:
     """Answer with the object, or its Scale; a write (what has warnings, if only none) tells what is unwise in it."""
-    said = () if warnings is None else tuple(warnings)
+    messages = () if warnings is None else tuple(warnings)
     if warnings is not None and target.subresource != "status":
-        said = (*said, *strategy.advice(target.kind, stored))
+        messages = (*messages, *strategy.warnings(target.kind, stored))
     shown = target.scale_of(stored) if target.subresource == "scale" else stored
-    return Outcome(shown, status, warnings=said)
+    return Outcome(shown, status, warnings=messages)

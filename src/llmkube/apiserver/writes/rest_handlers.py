@@ -59,36 +59,36 @@ class RestHandlers:
             raise not_found(target.subject)
         return outcome_of(target, stored)
 
-    def plan(self, request: Request, target: Target, chosen: Callable[[], Predicate]) -> PlannedWrite:
+    def plan(self, request: Request, target: Target, selector: Callable[[], Predicate]) -> PlannedWrite:
         """Return what a request that changes something will do; its body is read here, outside of the lock.
 
         Raises:
             RequestRefusedError: The request is wrong whatever the state is.
         """
         with decoding(target):
-            return self._planned(request, target, chosen)
+            return self._plan(request, target, selector)
 
-    def _planned(self, request: Request, target: Target, chosen: Callable[[], Predicate]) -> PlannedWrite:
-        named = bool(target.ref.key.name)
-        custom = not target.kind.builtin
-        placed = bool(target.ref.key.namespace) or not target.kind.resource.namespaced
-        if not placed and custom:
+    def _plan(self, request: Request, target: Target, selector: Callable[[], Predicate]) -> PlannedWrite:
+        has_name = bool(target.ref.key.name)
+        is_custom = not target.kind.builtin
+        has_namespace = bool(target.ref.key.namespace) or not target.kind.resource.namespaced
+        if not has_namespace and is_custom:
             raise no_such_path()
-        match request.method, named:
-            case "POST", _ if placed and not target.subresource and (custom or not named):
+        match request.method, has_name:
+            case "POST", _ if has_namespace and not target.subresource and (is_custom or not has_name):
                 return self._writing.plan_create(request, target.at(""))
             case "PUT", True:
                 return self._writing.plan_update(request, target)
             case "PATCH", True:
                 return self._plan_patch(request, target)
-            case "PUT" | "PATCH", False if custom:
+            case "PUT" | "PATCH", False if is_custom:
                 raise bad_request("name must be provided")
             case "DELETE", True if not target.subresource:
                 return self._plan_delete(request, target)
-            case "DELETE", False if placed and target.ref.kind != NAMESPACES:
-                return self._plan_delete_all(request, target, chosen())
+            case "DELETE", False if has_namespace and target.ref.kind != NAMESPACES:
+                return self._plan_delete_all(request, target, selector())
         verb = {"POST": "create", "DELETE": "delete"}.get(request.method, "")
-        raise method_not_allowed(target.subject, verb) if custom else method_not_allowed()
+        raise method_not_allowed(target.subject, verb) if is_custom else method_not_allowed()
 
     def _plan_patch(self, request: Request, target: Target) -> PlannedWrite:
         media = content_type(request.headers.get("content-type") or "none", patch_types(target.kind))
@@ -119,13 +119,13 @@ class RestHandlers:
 
         return PlannedWrite(decide, options.dry_run)
 
-    def _plan_delete_all(self, request: Request, target: Target, chosen: Predicate) -> PlannedWrite:
+    def _plan_delete_all(self, request: Request, target: Target, selector: Predicate) -> PlannedWrite:
         options = DeleteOptions.parse(request)
 
         def decide(tx: Transaction) -> Outcome:
             deleted = []
             for key, stored in tx.store.list(target.ref.kind, target.ref.key.namespace):
-                if chosen(stored):
+                if selector(stored):
                     delete(tx, Ref(target.ref.kind, key), stored, self.timestamp(), options.propagation)
                     deleted.append(in_version(target.kind, stored))  # as they were chosen
             resource = target.kind.resource

@@ -8,7 +8,7 @@ obj = ownership.record_write(old, obj, manager, strategy.endpoint(kind, subresou
 obj = strategy.prepare(kind, obj, old, subresource)                           # drop what this endpoint cannot write
 errors = strategy.check(kind, obj, old, subresource)                          # 422 when there are any
 obj["metadata"]["generation"] = strategy.next_generation(kind, obj, old)
-if old is not None and ownership.same_but_for_times(old, obj): answer with old    # nothing happened
+if old is not None and ownership.equal_except_times(old, obj): answer with old    # nothing happened
 ```
 
 For an apply, `ownership.server_side_apply` comes first and `complete` after it: a default has no owner.
@@ -31,7 +31,7 @@ from llmkube.apiserver.values import metadata
 from llmkube.apiserver.values.field_errors import ErrorType, FieldError, forbidden, invalid
 from llmkube.apiserver.values.json_values import copy, go_plain, go_type_name, is_integer, is_object, same
 
-_SERVER_KEPT: Final = ("uid", "deletionTimestamp", "deletionGracePeriodSeconds", "generation")
+_SERVER_FIELDS: Final = ("uid", "deletionTimestamp", "deletionGracePeriodSeconds", "generation")
 _STATUS: Final = FieldSet(frozenset({"f:status"}))
 _SPEC: Final = FieldSet(frozenset({"f:spec"}))
 _SPEC_AND_METADATA: Final = FieldSet(frozenset({"f:spec", "f:metadata"}))
@@ -65,7 +65,7 @@ def complete(kind: KindInfo, obj: Mapping[str, Any], *, applied: bool = False) -
     completed, unknown = defaults.prune(obj, kind.schema)
     completed |= _stored_metadata(completed)
     if kind.builtin or not applied:
-        defaults.tidy(completed, kind.schema, builtin=kind.builtin)
+        defaults.drop_unset(completed, kind.schema, builtin=kind.builtin)
     defaults.fill(completed, kind.schema)
     if fill is not None and validation.well_typed(completed, kind.schema):
         fill(completed)
@@ -73,8 +73,8 @@ def complete(kind: KindInfo, obj: Mapping[str, Any], *, applied: bool = False) -
 
 
 def _stored_metadata(obj: Mapping[str, Any]) -> JsonObject:
-    tag = obj.get("metadata")
-    return {"metadata": metadata.stored_form(tag)} if isinstance(tag, Mapping) else {}
+    meta = obj.get("metadata")
+    return {"metadata": metadata.stored_form(meta)} if isinstance(meta, Mapping) else {}
 
 
 def complete_applied(kind: KindInfo, obj: Mapping[str, Any], subresource: str) -> JsonObject:
@@ -98,9 +98,9 @@ def _without_status(obj: Mapping[str, Any]) -> JsonObject:
     return {name: value for name, value in obj.items() if name != "status"}
 
 
-def advice(kind: KindInfo, obj: Mapping[str, Any]) -> list[str]:
+def warnings(kind: KindInfo, obj: Mapping[str, Any]) -> list[str]:
     """Return what kube-apiserver warns of although it takes it; the object has passed `check`."""
-    return [*metadata.finalizer_warnings(obj.get("metadata") or {}), *_behaviour(kind).advice(obj)]
+    return [*metadata.finalizer_warnings(obj.get("metadata") or {}), *_behaviour(kind).warnings(obj)]
 
 
 def prepare(kind: KindInfo, obj: Mapping[str, Any], old: Mapping[str, Any] | None, subresource: str = "") -> JsonObject:
@@ -110,34 +110,34 @@ def prepare(kind: KindInfo, obj: Mapping[str, Any], old: Mapping[str, Any] | Non
     `check` to refuse. A write to the object leaves `status` alone where it is a subresource; a write to `status` leaves
     everything else alone but `managedFields`, and of a built-in kind the rest of the metadata.
     """
-    prepared = _editable(defaults.nullified(obj, kind.schema) if kind.builtin else obj, deep=_edits(kind))
+    prepared = _editable(defaults.nullified(obj, kind.schema) if kind.builtin else obj, deep=_edits_in_place(kind))
     if old is None:
         _reset_status(kind, prepared)
-        _make_ready(kind, prepared, None)
+        _prepare_kind(kind, prepared, None)
         return prepared
-    through_status = subresource == "status"
-    if through_status and not _status_writes_metadata(kind):
+    is_status_write = subresource == "status"
+    if is_status_write and not _status_writes_metadata(kind):
         return _status_only(prepared, old)
-    if kind.status_subresource or through_status:
-        kept = "spec" if through_status else "status"
+    if kind.status_subresource or is_status_write:
+        kept = "spec" if is_status_write else "status"
         prepared.pop(kept, None)
         if kept in old:
             prepared[kept] = old[kept]
-    _keep_metadata(kind, prepared.setdefault("metadata", {}), old.get("metadata") or {})
-    if not through_status:
-        _make_ready(kind, prepared, old)
+    _restore_metadata(kind, prepared.setdefault("metadata", {}), old.get("metadata") or {})
+    if not is_status_write:
+        _prepare_kind(kind, prepared, old)
     return prepared
 
 
-def _edits(kind: KindInfo) -> bool:
+def _edits_in_place(kind: KindInfo) -> bool:
     """Whether objects of the kind are edited in place, more than their metadata, on the way to the store."""
     return _behaviour(kind).prepare is not None
 
 
-def _make_ready(kind: KindInfo, obj: JsonObject, old: Mapping[str, Any] | None) -> None:
-    ready = _behaviour(kind).prepare
-    if ready is not None and validation.well_typed(obj, kind.schema):  # what has the wrong shape is `check`'s to refuse
-        ready(obj, old)
+def _prepare_kind(kind: KindInfo, obj: JsonObject, old: Mapping[str, Any] | None) -> None:
+    hook = _behaviour(kind).prepare
+    if hook is not None and validation.well_typed(obj, kind.schema):  # what has the wrong shape is `check`'s to refuse
+        hook(obj, old)
 
 
 def _editable(obj: Mapping[str, Any], *, deep: bool) -> JsonObject:
@@ -148,15 +148,15 @@ def _editable(obj: Mapping[str, Any], *, deep: bool) -> JsonObject:
     return copied
 
 
-def _keep_metadata(kind: KindInfo, tag: JsonObject, before: Mapping[str, Any]) -> None:
+def _restore_metadata(kind: KindInfo, meta: JsonObject, before: Mapping[str, Any]) -> None:
     """Put back, in place, what the server keeps and the client left out."""
-    for name in _SERVER_KEPT:
-        if not tag.get(name) and name in before:
-            tag[name] = before[name]
+    for name in _SERVER_FIELDS:
+        if not meta.get(name) and name in before:
+            meta[name] = before[name]
     if "creationTimestamp" in before:
-        tag["creationTimestamp"] = before["creationTimestamp"]  # the one field that a client may get wrong unharmed
-    if not tag.get("resourceVersion") and kind.unconditional_update:
-        tag["resourceVersion"] = before.get("resourceVersion", "")
+        meta["creationTimestamp"] = before["creationTimestamp"]  # the one field that a client may get wrong unharmed
+    if not meta.get("resourceVersion") and kind.unconditional_update:
+        meta["resourceVersion"] = before.get("resourceVersion", "")
 
 
 def _status_writes_metadata(kind: KindInfo) -> bool:
@@ -177,17 +177,17 @@ def check(
     kind: KindInfo, obj: Mapping[str, Any], old: Mapping[str, Any] | None, subresource: str = ""
 ) -> list[FieldError]:
     """Return everything that is wrong with a prepared object; empty means that it can be stored."""
-    of_schema = _of_schema(kind, obj, old, subresource)
-    if any(_of_metadata(error) and error.type is ErrorType.TYPE_INVALID for error in of_schema):
-        return of_schema
-    of_schema = [error for error in of_schema if not _of_metadata(error)]
+    schema_errors = _schema_errors(kind, obj, old, subresource)
+    if any(_is_metadata_error(error) and error.type is ErrorType.TYPE_INVALID for error in schema_errors):
+        return schema_errors
+    schema_errors = [error for error in schema_errors if not _is_metadata_error(error)]
     errors = metadata.check(obj, old, kind.name_rule)
     namespace = (obj.get("metadata") or {}).get("namespace")
     if namespace and not kind.resource.namespaced:
         errors.append(forbidden("metadata.namespace", "not allowed on this type"))
-    errors += of_schema
+    errors += schema_errors
     if kind.builtin:
-        if not of_schema:
+        if not schema_errors:
             behaviour = _behaviour(kind)
             errors += behaviour.check_status(obj) if subresource == "status" else behaviour.check(obj, old)
         return errors
@@ -197,12 +197,12 @@ def check(
     return validation.with_rules(errors, obj, old, kind.schema)
 
 
-def _of_metadata(error: FieldError) -> bool:
+def _is_metadata_error(error: FieldError) -> bool:
     """Whether metadata's own check has said it, in its own way; a CRD may still restrict names."""
     return error.path.startswith("metadata") and error.path not in {"metadata.name", "metadata.generateName"}
 
 
-def _of_schema(
+def _schema_errors(
     kind: KindInfo, obj: Mapping[str, Any], old: Mapping[str, Any] | None, subresource: str
 ) -> list[FieldError]:
     """Judge what the endpoint writes; of status, a custom kind's messages (not their paths) begin at the status.
@@ -210,7 +210,7 @@ def _of_schema(
     What is written down about managers is the server's own, and so is nothing to judge.
     """
     if subresource != "status" or kind.builtin or "status" not in obj:
-        return validation.bounds(managed_fields.left_out(obj), old, kind.schema, repeats=not kind.builtin)
+        return validation.bounds(managed_fields.strip(obj), old, kind.schema, duplicates=not kind.builtin)
     schema, before = kind.schema.child("status"), (old or {}).get("status")
     errors = validation.bounds(obj["status"], before, schema, "status") if schema is not None else []
     return [attrs.evolve(error, detail=error.detail.removeprefix("status").removeprefix(".")) for error in errors]
@@ -221,20 +221,20 @@ def _check_replicas(obj: Mapping[str, Any], path: str) -> Iterator[FieldError]:
     value: Any = obj
     for step in path.strip(".").split("."):
         if not is_object(value):
-            yield invalid(path, 0, f"{path} accessor error: {_as_go(value)}, expected map[string]interface{{}}")
+            yield invalid(path, 0, f"{path} accessor error: {_go_text(value)}, expected map[string]interface{{}}")
             return
         value = value.get(step)
         if value is None:
             return
     if not is_integer(value) or isinstance(value, float):  # 1.0 is an integer to a schema, not to this
-        yield invalid(path, 0, f"{path} accessor error: {_as_go(value)}, expected int64")
+        yield invalid(path, 0, f"{path} accessor error: {_go_text(value)}, expected int64")
     elif value < 0:
         yield invalid(path, value, "should be a non-negative integer")
     elif value > _MAX_REPLICAS:
         yield invalid(path, value, f"should be less than or equal to {_MAX_REPLICAS}")
 
 
-def _as_go(value: Any) -> str:
+def _go_text(value: Any) -> str:
     return f"{go_plain(value)} is of the type {go_type_name(value)}"
 
 
@@ -247,9 +247,9 @@ def next_generation(kind: KindInfo, obj: Mapping[str, Any], old: Mapping[str, An
         return None
     if old is None:
         return 1
-    tag, tag_before = obj.get("metadata") or {}, old.get("metadata") or {}
-    before = int(tag_before.get("generation") or 0)
-    if kind.resource.full_name == _SLICES and not same(tag.get("labels") or {}, tag_before.get("labels") or {}):
+    meta, meta_before = obj.get("metadata") or {}, old.get("metadata") or {}
+    before = int(meta_before.get("generation") or 0)
+    if kind.resource.full_name == _SLICES and not same(meta.get("labels") or {}, meta_before.get("labels") or {}):
         return before + 1
     ignored = {"metadata", "status"} if kind.status_subresource else {"metadata"}
     desired, stored = ({name: value for name, value in side.items() if name not in ignored} for side in (obj, old))
@@ -258,16 +258,16 @@ def next_generation(kind: KindInfo, obj: Mapping[str, Any], old: Mapping[str, An
 
 def _behaviour(kind: KindInfo) -> builtin_rules.Behaviour:
     """What is special about the kind, for objects of the right shape."""
-    return builtin_rules.BEHAVIOURS.get(kind.resource.full_name, builtin_rules.NOTHING_SPECIAL)
+    return builtin_rules.BEHAVIOURS.get(kind.resource.full_name, builtin_rules.DEFAULT_BEHAVIOUR)
 
 
 def _status_only(obj: JsonObject, old: Mapping[str, Any]) -> JsonObject:
-    tag, sent = dict(old.get("metadata") or {}), obj.get("metadata") or {}
-    kept = {**_without_status(old), "metadata": tag}
+    meta, sent = dict(old.get("metadata") or {}), obj.get("metadata") or {}
+    kept = {**_without_status(old), "metadata": meta}
     if "status" in obj:
         kept["status"] = obj["status"]
     if "managedFields" in sent:
-        tag["managedFields"] = sent["managedFields"]
+        meta["managedFields"] = sent["managedFields"]
     else:
-        tag.pop("managedFields", None)
+        meta.pop("managedFields", None)
     return kept

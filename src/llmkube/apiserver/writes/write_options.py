@@ -42,8 +42,8 @@ class WriteOptions:
         if len(manager.encode()) > MAX_MANAGER:
             errors.append(too_long("fieldManager", MAX_MANAGER))
         errors += (
-            invalid_value("fieldManager", manager, f"invalid character U+{ord(letter):04X} (at position {place})")
-            for place, letter in enumerate(manager)
+            invalid_value("fieldManager", manager, f"invalid character U+{ord(letter):04X} (at position {position})")
+            for position, letter in enumerate(manager)
             if not letter.isprintable()
         )
         force = parse_flag(request.param("force"))
@@ -55,8 +55,8 @@ class WriteOptions:
         dry_run = [value for name, value in request.query if name == "dryRun"]
         errors += _check_dry_run(dry_run)
         if errors:
-            called = {"PATCH": "PatchOptions", "PUT": "UpdateOptions"}.get(request.method, "CreateOptions")
-            raise invalid(Subject(called, "meta.k8s.io"), errors)
+            options_kind = {"PATCH": "PatchOptions", "PUT": "UpdateOptions"}.get(request.method, "CreateOptions")
+            raise invalid(Subject(options_kind, "meta.k8s.io"), errors)
         agent = (request.headers.get("user-agent") or "").split("/")[0].strip()[:MAX_MANAGER]
         return cls(manager or agent or "unknown", bool(dry_run), cast("Validation", validation), bool(force))
 
@@ -90,18 +90,18 @@ class DeleteOptions:
             orphan = parse_flag(request.param("orphanDependents"))
         if propagation and orphan is not None:
             why = "orphanDependents and deletionPropagation cannot be both set"
-            raise _refused([invalid_value("propagationPolicy", propagation, why)])
+            raise _invalid_options([invalid_value("propagationPolicy", propagation, why)])
         if orphan is not None:
             propagation = "Orphan" if orphan else "Background"
         if propagation not in {"", "Background", "Foreground", "Orphan"}:
             allowed = ["Foreground", "Background", "Orphan", "nil"]
-            raise _refused([not_supported("propagationPolicy", propagation, allowed)])
+            raise _invalid_options([not_supported("propagationPolicy", propagation, allowed)])
         preconditions = body.get("preconditions") or {}
         if not isinstance(preconditions, Mapping):
             raise bad_request("json: cannot unmarshal value into Go struct field DeleteOptions.preconditions")
         dry_run = body.get("dryRun") or [value for name, value in request.query if name == "dryRun"]
         if errors := _check_dry_run(dry_run):
-            raise _refused(errors)
+            raise _invalid_options(errors)
         return cls(
             propagation=cast("Propagation", propagation),
             uid=str(preconditions.get("uid") or ""),
@@ -111,9 +111,9 @@ class DeleteOptions:
 
 
 def _check_dry_run(values: Any) -> list[FieldError]:
-    fine = isinstance(values, list) and all(value == "All" for value in values)
-    return [] if fine else [not_supported("dryRun", values, ["All"])]
+    is_valid = isinstance(values, list) and all(value == "All" for value in values)
+    return [] if is_valid else [not_supported("dryRun", values, ["All"])]
 
 
-def _refused(errors: list[FieldError]) -> RequestRefusedError:
+def _invalid_options(errors: list[FieldError]) -> RequestRefusedError:
     return invalid(Subject("DeleteOptions", "meta.k8s.io"), errors)

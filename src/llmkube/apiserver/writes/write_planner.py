@@ -15,16 +15,16 @@ from llmkube.apiserver.storage.revisions import Object, Ref, Transaction
 from llmkube.apiserver.values.api_errors import (
     RequestRefusedError,
     already_exists,
+    attach_warnings,
     bad_request,
     invalid,
     not_found,
     plain_internal,
     rejected,
     too_large,
-    warning,
 )
 from llmkube.apiserver.writes import strategy
-from llmkube.apiserver.writes.deletion import settle
+from llmkube.apiserver.writes.deletion import stage
 from llmkube.apiserver.writes.patches import (
     CopiedTooMuchError,
     PatchDocumentError,
@@ -88,19 +88,19 @@ class WritePlanner:
         self, tx: Transaction, target: Target, body: Mapping[str, Any], options: WriteOptions, duplicates: list[str]
     ) -> Outcome:
         wanted = with_metadata(body)
-        named = self._named(tx, target, wanted)
+        named = self._with_name(tx, target, wanted)
         with decoding(target):
             wanted, warnings = self._admission.decode(named, wanted, options, duplicates)
-        with warning(warnings):
+        with attach_warnings(warnings):
             check_namespace(self._catalog, tx, named)
             created = self._admission.create(tx, named, wanted, options)
         taken = tx.get(named.ref)
-        with warning([*warnings, *strategy.advice(named.kind, created)]):
+        with attach_warnings([*warnings, *strategy.warnings(named.kind, created)]):
             if taken is not None:
                 raise already_exists(named.subject, deleting="deletionTimestamp" in taken["metadata"])
         return outcome_of(named, tx.put(named.ref, created), status=201, warnings=warnings)
 
-    def _named(self, tx: Transaction, target: Target, wanted: JsonObject) -> Target:
+    def _with_name(self, tx: Transaction, target: Target, wanted: JsonObject) -> Target:
         """Return the target with the object's own name, made up if it asks for that."""
         metadata = wanted["metadata"]
         namespace = target.ref.key.namespace
@@ -153,7 +153,7 @@ class WritePlanner:
                     return self._rewrite(tx, target, stored, wanted, options=options, complaints=[])
             with decoding(target):
                 decoded, warnings = self._admission.decode(target, wanted, options, duplicates)
-            with warning(warnings):
+            with attach_warnings(warnings):
                 check_name(target, wanted)
                 if stored is None:
                     raise not_found(target.subject)
@@ -175,8 +175,8 @@ class WritePlanner:
         try:
             patch, duplicates = request_bodies.parse(request.body, media)
         except RequestRefusedError as exc:
-            unread = exc if exc.code != 400 else bad_request(f"error decoding patch: {exc.message}")
-            return PlannedWrite(partial(_refuse_if_there, target, unread), options.dry_run)
+            refusal = exc if exc.code != 400 else bad_request(f"error decoding patch: {exc.message}")
+            return PlannedWrite(partial(_refuse_if_exists, target, refusal), options.dry_run)
 
         def decide(tx: Transaction) -> Outcome:
             stored = tx.get(target.ref)
@@ -218,7 +218,7 @@ class WritePlanner:
                 raise invalid(target.kind_subject, errors)
         place(target, wanted)
         decoded, warnings = self._admission.decode(target, wanted, options, complaints)
-        with warning(warnings):
+        with attach_warnings(warnings):
             check_version(target, stored, wanted["metadata"])
         return self._replace(tx, target, stored, decoded, options=options, warnings=warnings)
 
@@ -233,15 +233,15 @@ class WritePlanner:
         warnings: list[str],
     ) -> Outcome:
         """Put a decoded object in the place of the stored one, as far as this endpoint writes it."""
-        with warning(warnings):
+        with attach_warnings(warnings):
             changed = self._admission.change(target, in_version(target.kind, stored), wanted, options)
         if changed is None:
             return outcome_of(target, stored, warnings=warnings)
-        after, _ = settle(tx, target.ref, changed)
+        after, _ = stage(tx, target.ref, changed)
         return outcome_of(target, after, warnings=warnings)
 
 
-def _refuse_if_there(target: Target, refusal: RequestRefusedError, tx: Transaction) -> Outcome:
+def _refuse_if_exists(target: Target, refusal: RequestRefusedError, tx: Transaction) -> Outcome:
     """Refuse a patch that does not read, once it is known that there is something to patch."""
     raise refusal if tx.get(target.ref) is not None else not_found(target.subject)
 
@@ -256,8 +256,8 @@ def _patched(target: Target, current: Object, patch: Any, media: str) -> Any:
         if media == JSON_PATCH:
             patched = json_patch(current, patch)
         elif not isinstance(patch, Mapping):
-            said = "Invalid JSON Patch" if patch is None else "error decoding patch: it is not an object"
-            raise bad_request(said)
+            message = "Invalid JSON Patch" if patch is None else "error decoding patch: it is not an object"
+            raise bad_request(message)
         elif media == MERGE_PATCH:
             patched = merge_patch(current, patch)
         else:

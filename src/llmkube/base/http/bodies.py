@@ -15,11 +15,11 @@ class LengthBody:
     """A body of a known number of bytes.
 
     Attributes:
-        missing: How many are still to come.
+        remaining: How many are still to come.
     """
 
     def __init__(self, length: int) -> None:
-        self.missing = length
+        self.remaining = length
         self.rest: bytes | None = None if length else b""
 
     def feed(self, data: bytes) -> bytes:
@@ -27,22 +27,22 @@ class LengthBody:
         if self.rest is not None:
             self.rest += data
             return b""
-        payload = data[: self.missing]
-        self.missing -= len(payload)
-        if self.missing == 0:
+        payload = data[: self.remaining]
+        self.remaining -= len(payload)
+        if self.remaining == 0:
             self.rest = data[len(payload) :]
         return payload
 
-    def passed_by(self, count: int) -> None:
+    def skip_payload(self, count: int) -> None:
         """Count payload that went elsewhere; no more than was missing."""
-        self.missing -= count
-        if self.missing == 0:
+        self.remaining -= count
+        if self.remaining == 0:
             self.rest = b""
 
     def feed_eof(self) -> None:
         """Refuse the end of the stream while bytes are missing."""
         if self.rest is None:
-            raise MalformedError(400, f"the body ends {self.missing} bytes early")
+            raise MalformedError(400, f"the body ends {self.remaining} bytes early")
 
 
 class ChunkedBody:
@@ -103,7 +103,7 @@ _CHUNK_HEAD = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;%b(?:=%b)?)*" % (_TOKEN, _TOK
 _TRAILER = re.compile(rb"%b:[\t -~\x80-\xff]*" % _TOKEN)
 
 
-class ChunkedEnd:
+class ChunkedEndFinder:
     """Finds the end of a body in chunks without taking it apart, for a proxy that passes it on as it is.
 
     It refuses whatever two readers could understand in two ways, and some things that they would understand in one.
@@ -141,9 +141,9 @@ class ChunkedEnd:
             line, self._line, at = self._line + data[at:end], b"", end
             if line == b"\r\n" and self._trailers:
                 return at
-            self._take(line)
+            self._read_framing(line)
 
-    def _take(self, line: bytes) -> None:
+    def _read_framing(self, line: bytes) -> None:
         text, clear = line[:-2], line.endswith(b"\r\n")
         if self._after_payload and clear and not text:
             self._after_payload = False
@@ -157,17 +157,17 @@ class ChunkedEnd:
             raise MalformedError(400, f"malformed chunk: {line[:40]!r}")
 
 
-class LengthEnd:
+class LengthEndFinder:
     """Finds the end of a body of a known number of bytes."""
 
     def __init__(self, length: int) -> None:
-        self._missing = length
+        self._remaining = length
 
     def feed(self, data: bytes) -> int:
         """Take the next bytes and return where among them the body ends, or -1."""
-        end = self._missing
-        self._missing -= len(data)
-        return end if self._missing <= 0 else -1
+        end = self._remaining
+        self._remaining -= len(data)
+        return end if self._remaining <= 0 else -1
 
 
 class EofBody:

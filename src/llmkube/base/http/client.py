@@ -12,8 +12,8 @@ import attrs
 import trio
 
 from llmkube.base.http.dial import Connect, dial
-from llmkube.base.http.errors import BodyTooLargeError, BrokenOffError, ConnectError, MalformedError, ProtocolError
-from llmkube.base.http.heads import FinalHeadReader, HeadMemory, ResponseHead, read_final_response
+from llmkube.base.http.errors import BodyTooLargeError, ConnectError, ConnectionLostError, MalformedError, ProtocolError
+from llmkube.base.http.heads import FinalHeadReader, HeadCache, ResponseHead, read_final_response
 from llmkube.base.http.hub import BROKEN, HubStream, below_tls
 from llmkube.base.http.limits import Limits
 from llmkube.base.http.message import NO_HEADERS, Headers, Origin, Response, encode_request_head, netloc
@@ -21,7 +21,7 @@ from llmkube.base.http.streamed_response import StreamedResponse, receive_from
 
 
 @attrs.frozen(eq=False)
-class _Idle:
+class _IdleConnection:
     stream: trio.abc.Stream
     since: float  # by `trio.current_time`
 
@@ -32,14 +32,14 @@ class Pool:
 
     Attributes:
         max_per_origin: How many are kept to one host and port.
-        max_in_all: How many are kept, so that engines that came and went leave few behind.
+        max_total: How many are kept, so that engines that came and went leave few behind.
         max_seconds: One that is older, by Trio's clock, is not used again.
     """
 
     max_per_origin: int
-    max_in_all: int
+    max_total: int
     max_seconds: float
-    _idle: dict[Origin, list[_Idle]] = attrs.field(factory=dict)  # of each the oldest first
+    _idle: dict[Origin, list[_IdleConnection]] = attrs.field(factory=dict)  # of each the oldest first
     _count: int = 0
 
     def __iter__(self) -> Iterator[Origin]:
@@ -49,23 +49,23 @@ class Pool:
     async def take(self, origin: Origin) -> trio.abc.Stream | None:
         """Return the connection to this origin that was used last; close those that are of no use any more."""
         oldest = trio.current_time() - self.max_seconds
-        if self._count >= self.max_in_all:
+        if self._count >= self.max_total:
             await self._close_older(oldest)
         while (idle := self._idle.get(origin)) is not None:
             newest = idle.pop()
             self._count -= 1
             if not idle:
                 del self._idle[origin]
-            if newest.since >= oldest and _is_quiet(newest.stream):
+            if newest.since >= oldest and _is_idle(newest.stream):
                 return newest.stream
             await trio.aclose_forcefully(newest.stream)
         return None
 
-    def keep_nowait(self, origin: Origin, stream: trio.abc.Stream) -> bool:
+    def release_nowait(self, origin: Origin, stream: trio.abc.Stream) -> bool:
         """Take a connection back, unless there are enough."""
-        if self._count >= self.max_in_all or len(self._idle.get(origin, ())) >= self.max_per_origin:
+        if self._count >= self.max_total or len(self._idle.get(origin, ())) >= self.max_per_origin:
             return False
-        self._idle.setdefault(origin, []).append(_Idle(stream, trio.current_time()))
+        self._idle.setdefault(origin, []).append(_IdleConnection(stream, trio.current_time()))
         self._count += 1
         return True
 
@@ -83,15 +83,15 @@ class Pool:
         await _close_all(one for _, one in everything if one.since < oldest)
 
 
-def _is_quiet(stream: trio.abc.Stream) -> bool:
+def _is_idle(stream: trio.abc.Stream) -> bool:
     """Whether nothing came on an idle connection: not its end, and no late words that would pass for an answer."""
     stream = below_tls(stream)
     if isinstance(stream, HubStream):
-        return stream.quiet
+        return stream.is_idle
     return not (isinstance(stream, trio.SocketStream) and stream.socket.is_readable())
 
 
-async def _close_all(idle: Iterable[_Idle]) -> None:
+async def _close_all(idle: Iterable[_IdleConnection]) -> None:
     async with AsyncExitStack() as stack:  # closes every one, even when the first close is cancelled
         for each in idle:
             stack.push_async_callback(trio.aclose_forcefully, each.stream)
@@ -105,12 +105,12 @@ OnSent = Callable[[], None]
 _LIMITS = Limits(max_headers=256)
 
 
-class _StaleError(BrokenOffError):
+class _StaleError(ConnectionLostError):
     """The connection ended before a byte of the answer: when it came from the pool, nothing is known to be lost."""
 
 
 @attrs.frozen
-class Upgraded:
+class UpgradedConnection:
     """A connection that speaks another protocol from here on, because the peer answered 101.
 
     Attributes:
@@ -155,7 +155,7 @@ class HttpClient:
     ) -> None:
         self._connect = connect
         self.pool = Pool(max_idle_per_origin, max_idle, max_idle_seconds)
-        self._heads = HeadMemory(_LIMITS, read_final_response)
+        self._heads = HeadCache(_LIMITS, read_final_response)
 
     async def request(
         self,
@@ -170,12 +170,12 @@ class HttpClient:
 
         Raises:
             ConnectError: No connection.
-            BrokenOffError: The peer broke off.
+            ConnectionLostError: The peer broke off.
             ProtocolError: The peer does not speak HTTP/1.1.
             BodyTooLargeError: The answer's body is above `max_body_bytes`.
         """
         async with self.open_stream(method, url, headers=headers, body=body) as answer:
-            received = await _whole(answer, max_body_bytes, f"{method} {url}")
+            received = await _read_body(answer, max_body_bytes, f"{method} {url}")
         return Response(answer.status, answer.headers, received)
 
     @asynccontextmanager
@@ -189,17 +189,17 @@ class HttpClient:
 
         Raises:
             ConnectError: No connection.
-            BrokenOffError: The peer broke off.
+            ConnectionLostError: The peer broke off.
             ProtocolError: The peer does not speak HTTP/1.1.
             ValueError: Not a plain http URL, or a header that would break out of its line.
         """
-        origin, target = _split(url)
-        head = encode_request_head(method, target, _framed(method, headers, origin, body))
+        origin, target = _split_url(url)
+        head = encode_request_head(method, target, _with_framing(method, headers, origin, body))
         answer = await self.start(origin, method, head, body)
         try:
             yield answer
         finally:
-            if not self.keep_nowait(answer):
+            if not self.release_nowait(answer):
                 await trio.aclose_forcefully(answer.stream)
 
     async def upload(
@@ -215,12 +215,12 @@ class HttpClient:
 
         Raises:
             ConnectError: No connection.
-            BrokenOffError: The peer broke off.
+            ConnectionLostError: The peer broke off.
             ProtocolError: The peer does not speak HTTP/1.1.
             BodyTooLargeError: The answer's body is above `max_body_bytes`.
             ValueError: Not a plain http URL.
         """
-        origin, target = _split(url)
+        origin, target = _split_url(url)
         lines = (("Host", netloc(origin)), ("Content-Length", str(length)), ("Connection", "close"))
         stream = await self._open(origin)
         async with stream:
@@ -229,7 +229,7 @@ class HttpClient:
                 await write(stream.send_all)
             head, early = await self._receive_head(stream, origin, switching=False)
             answer = StreamedResponse(head, "POST", stream, early, origin)
-            received = await _whole(answer, max_body_bytes, f"POST {url}")
+            received = await _read_body(answer, max_body_bytes, f"POST {url}")
         return Response(head.status, head.headers, received)
 
     async def start(
@@ -244,12 +244,12 @@ class HttpClient:
     ) -> StreamedResponse:
         """Send a request whose head is ready, and return when the head of its answer has come.
 
-        `keep_nowait` has to follow, and if it does not keep the connection, its end. With `switching` the request asks
-        for another protocol, and 101 is an answer to it.
+        `release_nowait` has to follow, and if it does not keep the connection, its end. `switching` requests another
+        protocol, which 101 accepts.
 
         Raises:
             ConnectError: No connection.
-            BrokenOffError: The peer broke off.
+            ConnectionLostError: The peer broke off.
             ProtocolError: The peer does not speak HTTP/1.1.
         """
         pooled = await self.pool.take(origin)
@@ -259,9 +259,9 @@ class HttpClient:
         fresh = await self._open(origin)
         return await self._exchange(fresh, origin, method, head, body, switching=switching, on_sent=on_sent)
 
-    def keep_nowait(self, answer: StreamedResponse) -> bool:
+    def release_nowait(self, answer: StreamedResponse) -> bool:
         """Take the connection of an answer back; if not, it has to be closed, which tells the peer to stop sending."""
-        return answer.reusable and self.pool.keep_nowait(answer.origin, answer.stream)
+        return answer.reusable and self.pool.release_nowait(answer.origin, answer.stream)
 
     async def aclose(self) -> None:
         """Close the idle connections."""
@@ -307,7 +307,7 @@ class HttpClient:
     ) -> tuple[ResponseHead, bytes]:
         try:
             data = await receive_from(stream, origin)
-        except BrokenOffError as exc:
+        except ConnectionLostError as exc:
             raise _StaleError(str(exc)) from exc
         if not data:
             raise _StaleError(f"{netloc(origin)} closed the connection without an answer")
@@ -318,7 +318,7 @@ class HttpClient:
                 while (found := reader.feed(data)) is None:
                     data = await receive_from(stream, origin)
                     if not data:
-                        raise BrokenOffError(f"{netloc(origin)} closed the connection in the head of its answer")
+                        raise ConnectionLostError(f"{netloc(origin)} closed the connection in the head of its answer")
             if "transfer-encoding" in found[0].lines and not found[0].chunked:
                 raise MalformedError(400, "the only transfer encoding here is chunked")
         except MalformedError as exc:
@@ -338,16 +338,16 @@ async def open_http_client(
         await client.aclose()
 
 
-async def _whole(answer: StreamedResponse, max_bytes: int, what: str) -> bytes:
+async def _read_body(answer: StreamedResponse, max_bytes: int, call: str) -> bytes:
     received = bytearray()
     while piece := await answer.receive_some():
         received += piece
         if len(received) > max_bytes:
-            raise BodyTooLargeError(f"{what}: the answer is larger than {max_bytes} bytes")
+            raise BodyTooLargeError(f"{call}: the answer is larger than {max_bytes} bytes")
     return bytes(received)
 
 
-def _split(url: str) -> tuple[Origin, str]:
+def _split_url(url: str) -> tuple[Origin, str]:
     parts = urlsplit(url)
     if parts.scheme != "http" or not parts.hostname or parts.username is not None:
         raise ValueError(f"not a plain http URL: {url!r}")
@@ -355,7 +355,7 @@ def _split(url: str) -> tuple[Origin, str]:
     return (parts.hostname, parts.port or 80), f"{target}?{parts.query}" if parts.query else target
 
 
-def _framed(method: str, headers: Headers, origin: Origin, body: bytes) -> Headers:
+def _with_framing(method: str, headers: Headers, origin: Origin, body: bytes) -> Headers:
     """Return the headers with the framing that this client really uses."""
     framed = headers.without("content-length", "transfer-encoding", "connection")
     if "host" not in framed:

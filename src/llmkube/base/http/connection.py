@@ -18,11 +18,11 @@ import attrs
 import structlog
 import trio
 
-from llmkube.base.errors import WorldError, leaves
+from llmkube.base.errors import ExternalError, leaves
 from llmkube.base.http.bodies import request_body
 from llmkube.base.http.errors import ClientGoneError, MalformedError
 from llmkube.base.http.exchange import StreamExchange
-from llmkube.base.http.heads import HeadMemory, HeadReader, RequestHead, read_request
+from llmkube.base.http.heads import HeadCache, HeadReader, RequestHead, read_request
 from llmkube.base.http.hub import BROKEN, HubStream, below_tls
 from llmkube.base.http.limits import Limits
 from llmkube.base.http.message import Response, encode_lines, status_line
@@ -31,13 +31,13 @@ from llmkube.base.http.tls import RECEIVE_BYTES
 StreamHandler = Callable[[StreamExchange], Awaitable[None]]
 """A `Handler` that may use what only a real connection has."""
 
-Judge = Callable[[RequestHead, str], Response | None]
+RequestFilter = Callable[[RequestHead, str], Response | None]
 """Refuses a request by its head and its peer's address alone, with the answer to give; None lets it in."""
 
 Stamp = Callable[[RequestHead], bytes]
 """Returns the header lines that every answer to a request carries: a handler's, a refusal, an error of the server."""
 
-Unread = Callable[[RequestHead | None, str, int, str], Awaitable[Response]]
+MalformedHandler = Callable[[RequestHead | None, str, int, str], Awaitable[Response]]
 """Returns what the client of a request is told that cannot be read.
 
 It gets the head where that came, the peer's address, the status and the words.
@@ -46,18 +46,18 @@ It gets the head where that came, the peer's address, the status and the words.
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 
-def let_in(head: RequestHead, peer: str) -> None:
+def accept_all(head: RequestHead, peer: str) -> None:
     """Refuse no request."""
 
 
-async def in_plain_text(  # noqa: ASYNC124 (an Unread)
-    head: RequestHead | None, peer: str, status: int, words: str
+async def plain_text_error(  # noqa: ASYNC124 (an Unread)
+    head: RequestHead | None, peer: str, status: int, message: str
 ) -> Response:
     """Tell why a request cannot be read, in a line of text."""
-    return Response.text(status, f"{words}\n")
+    return Response.text(status, f"{message}\n")
 
 
-def no_stamp(head: RequestHead) -> bytes:
+def no_common_lines(head: RequestHead) -> bytes:
     """Add no lines to any answer."""
     return b""
 
@@ -95,12 +95,12 @@ class IdleConnections:
                     wake_at = since + self.seconds
                     break
                 self.end(connection)
-                connection.make_room()
+                connection.close_waiting()
             await trio.sleep_until(wake_at)
 
 
 @attrs.define(eq=False)
-class Service:
+class ServerContext:
     """What the connections of one server share.
 
     Attributes:
@@ -116,15 +116,15 @@ class Service:
 
     handler: StreamHandler
     limits: Limits
-    judge: Judge = let_in
-    stamp: Stamp = no_stamp
-    unread: Unread = in_plain_text
-    heads: HeadMemory[RequestHead] = attrs.field(init=False)
+    judge: RequestFilter = accept_all
+    stamp: Stamp = no_common_lines
+    unread: MalformedHandler = plain_text_error
+    heads: HeadCache[RequestHead] = attrs.field(init=False)
     idle: IdleConnections = attrs.field(init=False)
     body_bytes: int = 0
 
     def __attrs_post_init__(self) -> None:
-        self.heads = HeadMemory(self.limits, read_request)
+        self.heads = HeadCache(self.limits, read_request)
         self.idle = IdleConnections(self.limits.idle_seconds)
 
 
@@ -144,10 +144,10 @@ class Connection:
         peer_host: The address at its other end; "" when there is none, or none any more.
     """
 
-    def __init__(self, service: Service, stream: trio.abc.Stream) -> None:
+    def __init__(self, service: ServerContext, stream: trio.abc.Stream) -> None:
         self.phase = Phase.IDLE
         self.peer_host = _peer_host(stream)
-        self._service = service
+        self._context = service
         self._limits = service.limits
         self._stream = stream
         self._early = b""  # received, and belongs to the next request
@@ -165,7 +165,7 @@ class Connection:
         if self._answer is not None:
             self._answer.keep_alive = False
 
-    def make_room(self) -> None:
+    def close_waiting(self) -> None:
         """End the connection, for another one: it waits for its client."""
         self._stopping = True
         self._scope.cancel(reason="it waits while others have something to say")
@@ -177,7 +177,7 @@ class Connection:
         linger = False
         try:
             with self._scope:
-                linger = await self._converse()
+                linger = await self._serve_requests()
             if linger:
                 await self._linger()
         except BROKEN:
@@ -185,7 +185,7 @@ class Connection:
         finally:
             await trio.aclose_forcefully(self._stream)
 
-    async def _converse(self) -> bool:
+    async def _serve_requests(self) -> bool:
         """Answer requests until one is the last; True when the client should get the time to read that answer."""
         head: RequestHead | None = None
         try:
@@ -194,8 +194,8 @@ class Connection:
                 head = await self._receive_head()
                 if head is None:
                     return False
-                self._stamp = self._service.stamp(head)
-                refusal = self._service.judge(head, self.peer_host)
+                self._stamp = self._context.stamp(head)
+                refusal = self._context.judge(head, self.peer_host)
                 if refusal is not None:
                     await self._respond_last(refusal)
                     return True
@@ -211,7 +211,7 @@ class Connection:
                 if not answer.keep_alive:
                     return True
         except MalformedError as exc:
-            await self._respond_last(await self._service.unread(head, self.peer_host, exc.status, str(exc)))
+            await self._respond_last(await self._context.unread(head, self.peer_host, exc.status, str(exc)))
             return True
         return False
 
@@ -225,19 +225,19 @@ class Connection:
         data, self._early, self._stamp = self._early, b"", b""
         if not data:
             self.phase = Phase.IDLE
-            self._service.idle.begin(self)
+            self._context.idle.begin(self)
             try:
                 data = await self._receive()
             finally:
-                self._service.idle.end(self)
+                self._context.idle.end(self)
             if not data:
                 return None
-        found = self._service.heads.find(data)
+        found = self._context.heads.find(data)
         if found is not None:
             head, self._early = found
             return head
         self.phase = Phase.RECEIVING
-        reader = HeadReader.of_requests(self._limits)
+        reader = HeadReader.for_requests(self._limits)
         with trio.move_on_after(self._limits.head_seconds):
             while data:
                 rest = reader.feed(data)
@@ -259,15 +259,15 @@ class Connection:
         body = decoder.feed(data)
         if decoder.rest is None:
             self.phase, started_at, pieces = Phase.RECEIVING, trio.current_time(), [body]
-            self._hold_body(len(body))
-            with trio.CancelScope() as patience:
+            self._count_body(len(body))
+            with trio.CancelScope() as stall_scope:
                 while decoder.rest is None and self._body_bytes <= limits.max_body_bytes:
-                    patience.deadline = limits.body_deadline(started_at, trio.current_time(), self._body_bytes)
+                    stall_scope.deadline = limits.body_deadline(started_at, trio.current_time(), self._body_bytes)
                     if not (data := await self._receive()):
                         decoder.feed_eof()
                     pieces.append(decoder.feed(data))
-                    self._hold_body(len(pieces[-1]))
-            if patience.cancelled_caught:
+                    self._count_body(len(pieces[-1]))
+            if stall_scope.cancelled_caught:
                 raise MalformedError(408, limits.slow_body_message)
             body = b"".join(pieces)
         if len(body) > limits.max_body_bytes:
@@ -275,16 +275,16 @@ class Connection:
         self._early = decoder.rest or b""
         return body
 
-    def _hold_body(self, size: int) -> None:
+    def _count_body(self, size: int) -> None:
         """Count what came of a body that did not come at once."""
-        service, most = self._service, self._limits.max_bodies_bytes
+        service, limit = self._context, self._limits.max_bodies_bytes
         self._body_bytes += size
         service.body_bytes += size
-        if service.body_bytes > most:
-            raise MalformedError(503, f"the bodies of all requests together are larger than {most} bytes; try again")
+        if service.body_bytes > limit:
+            raise MalformedError(503, f"the bodies of all requests together are larger than {limit} bytes; try again")
 
     def _release_body(self) -> None:
-        self._service.body_bytes -= self._body_bytes
+        self._context.body_bytes -= self._body_bytes
         self._body_bytes = 0
 
     # -- the answer ---------------------------------------------------------------------------------------------------
@@ -334,12 +334,12 @@ class Connection:
         in it to travel on.
         """
         try:
-            await self._service.handler(answer)
+            await self._context.handler(answer)
             if not answer.begun:
                 raise RuntimeError("the handler returned without an answer")
         except* ClientGoneError:
             _log_of(answer).debug("the client went away")
-        except* WorldError as errors:
+        except* ExternalError as errors:
             answer.keep_alive = False
             _log_of(answer).warning("request failed", error="; ".join(map(str, leaves(errors))))
         except* Exception:

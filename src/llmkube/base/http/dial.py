@@ -30,7 +30,7 @@ _REASONS: Final[Mapping[int, str]] = {
     errno.EHOSTUNREACH: _UNREACHABLE,
     errno.ENETUNREACH: _UNREACHABLE,
 }
-_TRIED: Final = re.compile(r"Error connecting to \('([^']+)'")
+_FAILED_ADDRESS: Final = re.compile(r"Error connecting to \('([^']+)'")
 """How Trio names the address in an error's text, where it is not to be had otherwise."""
 
 
@@ -45,19 +45,19 @@ async def dial(host: str, port: int) -> trio.SocketStream:
     except OSError as error:
         if error.__cause__ is None:
             raise
-        raise OSError(why_not_connected(error)) from error.__cause__
+        raise OSError(connect_failure(error)) from error.__cause__
 
 
-def why_not_connected(error: OSError) -> str:
+def connect_failure(error: OSError) -> str:
     """Return why each address did not answer; Trio's own words only say that all attempts have failed."""
-    tried = error.__cause__.exceptions if isinstance(error.__cause__, ExceptionGroup) else ()
-    return "; ".join(_why(each) for each in tried) or str(error)
+    attempts = error.__cause__.exceptions if isinstance(error.__cause__, ExceptionGroup) else ()
+    return "; ".join(_attempt_failure(each) for each in attempts) or str(error)
 
 
-def _why(error: Exception) -> str:
+def _attempt_failure(error: Exception) -> str:
     number = error.errno if isinstance(error, OSError) else None
     reason = _REASONS.get(number or 0)
-    address = _TRIED.search(str(error))
+    address = _FAILED_ADDRESS.search(str(error))
     return f"{address[1]}: {reason}" if address and reason else str(error)
 
 
@@ -83,9 +83,9 @@ class TlsDialer:
 
     async def __call__(self, host: str, port: int) -> trio.abc.Stream:
         """Open a connection; raises OSError, and `ssl.SSLError` among them."""
-        return await self.over(await self.connect(host, port), host, port)
+        return await self.wrap(await self.connect(host, port), host, port)
 
-    async def over(self, transport: trio.abc.Stream, host: str, port: int) -> trio.abc.Stream:
+    async def wrap(self, transport: trio.abc.Stream, host: str, port: int) -> trio.abc.Stream:
         """Shake hands over a connection to this server; if that fails, it is closed.
 
         Raises:
@@ -94,8 +94,8 @@ class TlsDialer:
         """
         done = False
         try:
-            before = self._newest.pop((host, port), None)
-            session = before.session if before else None  # TLS 1.3 sends it after the handshake
+            previous = self._newest.pop((host, port), None)
+            session = previous.session if previous else None  # TLS 1.3 sends it after the handshake
             stream = TlsStream(transport, self.context, self.server_name or host, session)
             await stream.do_handshake()
             done = True
@@ -128,7 +128,7 @@ class ProxyDialer:
         stream = await dialer(proxy.hostname or "", proxy.port or (443 if secure else 80))
         done = False
         try:
-            await _ask_for_tunnel(stream, proxy, f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+            await _open_tunnel(stream, proxy, f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
             done = True
         finally:
             if not done:
@@ -136,36 +136,36 @@ class ProxyDialer:
         return stream
 
 
-async def _ask_for_tunnel(stream: trio.abc.Stream, proxy: SplitResult, target: str) -> None:
+async def _open_tunnel(stream: trio.abc.Stream, proxy: SplitResult, target: str) -> None:
     lines = [f"CONNECT {target} HTTP/1.1", f"Host: {target}"]
     if proxy.username is not None:
         pair = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
         lines.append(f"Proxy-Authorization: Basic {base64.b64encode(pair.encode()).decode()}")
-    where = f"the proxy {proxy.hostname}:{proxy.port}" if proxy.port else f"the proxy {proxy.hostname}"
+    proxy_name = f"the proxy {proxy.hostname}:{proxy.port}" if proxy.port else f"the proxy {proxy.hostname}"
     reader, found = FinalHeadReader(Limits()), None
     try:
         await stream.send_all("\r\n".join([*lines, "", ""]).encode("latin-1"))
         while found is None:
             data = bytes(await stream.receive_some())
             if not data:
-                raise ProxyError(f"{where} closed the connection")
+                raise ProxyError(f"{proxy_name} closed the connection")
             found = reader.feed(data)
     except (trio.BrokenResourceError, MalformedError) as error:
-        raise ProxyError(f"{where} does not answer as a proxy does: {error}") from error
+        raise ProxyError(f"{proxy_name} does not answer as a proxy does: {error}") from error
     head, rest = found
     if not 200 <= head.status < 300:
-        raise ProxyError(f"{where} answers {head.status} to CONNECT {target}")
+        raise ProxyError(f"{proxy_name} answers {head.status} to CONNECT {target}")
     if rest:
-        raise ProxyError(f"{where} sent data before the server could")
+        raise ProxyError(f"{proxy_name} sent data before the server could")
 
 
-def keep_alive(connect: Connect) -> Connect:
+def with_tcp_keepalive(connect: Connect) -> Connect:
     """Return a way to connect whose connections the kernel probes while they are silent, as those of watches are."""
 
-    async def connect_probed(host: str, port: int) -> trio.abc.Stream:
+    async def connect_with_keepalive(host: str, port: int) -> trio.abc.Stream:
         stream = await connect(host, port)
         if isinstance(stream, trio.SocketStream):
             stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         return stream
 
-    return connect_probed
+    return connect_with_keepalive

@@ -1,9 +1,9 @@
 """What can go wrong between two HTTP peers; every one of these is the world's fault."""
 
-from llmkube.base.errors import WorldError
+from llmkube.base.errors import ExternalError
 
 
-class HttpError(WorldError):
+class HttpError(ExternalError):
     """An exchange with a peer failed; the sentence names the peer."""
 
 
@@ -11,7 +11,7 @@ class ConnectError(HttpError):
     """No connection came about: refused, unreachable, unknown host."""
 
 
-class BrokenOffError(HttpError):
+class ConnectionLostError(HttpError):
     """The peer broke off before its message was complete."""
 
 

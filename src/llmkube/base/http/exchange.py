@@ -92,15 +92,15 @@ class StreamExchange:
 
     async def respond(self, response: Response) -> None:
         """Answer at once."""
-        headers, body, silent = response.headers, response.body, self.head.method == "HEAD"
+        headers, body, no_body = response.headers, response.body, self.head.method == "HEAD"
         if not status_allows_body(response.status):
             lines, body = headers.lines_without(_FRAMING_AND_LENGTH), b""
-        elif silent and "content-length" in headers:
+        elif no_body and "content-length" in headers:
             lines, body = headers.lines_without(_FRAMING), b""
         else:
             lines = headers.lines_without(_FRAMING_AND_LENGTH)
             lines.append(("Content-Length", str(len(body))))
-            body = b"" if silent else body
+            body = b"" if no_body else body
         head = self.begin(response.status, encode_lines(lines))
         if len(body) < _JOIN_BELOW_BYTES:
             await self.send(head + body)
@@ -112,10 +112,10 @@ class StreamExchange:
     @asynccontextmanager
     async def stream(self, status: int, headers: Headers) -> AsyncIterator[SendChunk]:
         """Answer piece by piece."""
-        silent = self.head.method == "HEAD" or not status_allows_body(status)
+        no_body = self.head.method == "HEAD" or not status_allows_body(status)
         length = headers.get("content-length")
-        chunked = length is None and not silent and self.chunks_allowed
-        if length is None and not silent and not chunked:
+        chunked = length is None and not no_body and self.chunks_allowed
+        if length is None and not no_body and not chunked:
             self.keep_alive = False  # the end of the connection is the end of the body
         lines = encode_lines(headers.lines_without(_FRAMING))
         await self.send(self.begin(status, lines + b"Transfer-Encoding: chunked\r\n" if chunked else lines))
@@ -124,7 +124,7 @@ class StreamExchange:
         async def send_chunk(data: bytes) -> None:
             nonlocal sent_bytes
             sent_bytes += len(data)
-            if not data or silent:  # an empty chunk would be the end
+            if not data or no_body:  # an empty chunk would be the end
                 await trio.lowlevel.checkpoint()
             elif chunked:
                 await self.send(b"%x\r\n%b\r\n" % (len(data), data))
@@ -132,7 +132,7 @@ class StreamExchange:
                 await self.send(data)
 
         yield send_chunk
-        if length is not None and not silent and sent_bytes != int(length):
+        if length is not None and not no_body and sent_bytes != int(length):
             raise RuntimeError(f"the answer promised {length} bytes and has {sent_bytes}")
         if chunked:
             await self.send(b"0\r\n\r\n")

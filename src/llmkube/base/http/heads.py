@@ -124,13 +124,13 @@ class HeadReader:
     """Feed one head to an llhttp parser of its own and stop exactly behind it."""
 
     def __init__(self, parser: type[_Parser], limits: Limits) -> None:
-        self._seen = _Collector()
-        self._parser = parser(self._seen)
+        self._collected = _Collector()
+        self._parser = parser(self._collected)
         self._limits = limits
-        self._room = limits.max_head_bytes
+        self._remaining = limits.max_head_bytes
 
     @classmethod
-    def of_requests(cls, limits: Limits) -> "HeadReader":
+    def for_requests(cls, limits: Limits) -> "HeadReader":
         """Return a reader of a request's head."""
         return cls(httptools.HttpRequestParser, limits)
 
@@ -142,29 +142,29 @@ class HeadReader:
         """
         position = 0
         while position < len(data):
-            if self._room == 0:
+            if self._remaining == 0:
                 raise MalformedError(431, f"the head is longer than {self._limits.max_head_bytes} bytes")
             end = data.find(b"\n", position) + 1 or len(data)
-            line = data[position : min(end, position + self._room)]
+            line = data[position : min(end, position + self._remaining)]
             position += len(line)
-            self._room -= len(line)
+            self._remaining -= len(line)
             self._feed(line)
-            if len(self._seen.lines) > self._limits.max_headers:
+            if len(self._collected.lines) > self._limits.max_headers:
                 raise MalformedError(431, f"more than {self._limits.max_headers} headers")
-            if self._seen.complete:
+            if self._collected.complete:
                 return data[position:]
         return None
 
-    def feed_whole(self, head: bytes) -> None:
+    def feed_complete(self, head: bytes) -> None:
         """Take a head of which it is known where it ends: a call of llhttp for all lines, and not one for each.
 
         Raises:
             MalformedError: Refused, with the status to answer.
         """
         self._feed(head)
-        if len(self._seen.lines) > self._limits.max_headers:
+        if len(self._collected.lines) > self._limits.max_headers:
             raise MalformedError(431, f"more than {self._limits.max_headers} headers")
-        if not self._seen.complete:
+        if not self._collected.complete:
             raise MalformedError(400, "malformed head: it does not end where its empty line is")
 
     def _feed(self, data: bytes) -> None:
@@ -182,16 +182,16 @@ class HeadReader:
             MalformedError: Refused, with the status to answer.
         """
         assert isinstance(self._parser, httptools.HttpRequestParser)
-        method, headers = self._parser.get_method().decode("ascii"), Headers(self._seen.lines)
+        method, headers = self._parser.get_method().decode("ascii"), Headers(self._collected.lines)
         version = self._checked_version()
         if method == "CONNECT":
             raise MalformedError(501, "CONNECT is for proxies, and this server is none")
         hosts = len(headers.get_all("host"))
         if hosts > 1 or (hosts == 0 and version == "1.1"):
             raise MalformedError(400, f"a request needs exactly one Host header, this one has {hosts}")
-        target = self._seen.target.decode("ascii")
-        named, host = authority_of(target), headers.get("host")
-        if named is not None and host is not None and named.lower() != host.lower():
+        target = self._collected.target.decode("ascii")
+        authority, host = authority_of(target), headers.get("host")
+        if authority is not None and host is not None and authority.lower() != host.lower():
             raise MalformedError(400, "the request line names another host than the Host header")
         if version == "1.0" and "transfer-encoding" in headers:
             raise MalformedError(400, "HTTP/1.0 has no Transfer-Encoding")
@@ -212,7 +212,7 @@ class HeadReader:
             MalformedError: Not an answer that this client understands.
         """
         assert isinstance(self._parser, httptools.HttpResponseParser)
-        headers = Headers(self._seen.lines)
+        headers = Headers(self._collected.lines)
         version, connection = self._checked_version(), headers.tokens("connection")
         return ResponseHead(
             headers,
@@ -267,10 +267,10 @@ def _is_chunked(headers: Headers) -> bool:
     return [value.lower() for value in headers.get_all("transfer-encoding")] == ["chunked"]
 
 
-MAX_KEPT_BYTES: Final = 4096
+MAX_CACHED_BYTES: Final = 4096
 """The longest head that is kept."""
 
-MAX_KEPT_HEADS: Final = 1024
+MAX_CACHED_HEADS: Final = 1024
 
 _LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,15})[ \t]*(?=\r\n)", re.IGNORECASE)
 
@@ -283,8 +283,8 @@ def read_request(head: bytes, limits: Limits) -> RequestHead:
     Raises:
         MalformedError: Refused, with the status to answer.
     """
-    reader = HeadReader.of_requests(limits)
-    reader.feed_whole(head)
+    reader = HeadReader.for_requests(limits)
+    reader.feed_complete(head)
     return reader.request()
 
 
@@ -295,12 +295,12 @@ def read_final_response(head: bytes, limits: Limits) -> ResponseHead | None:
         MalformedError: Not an answer that this client understands.
     """
     reader = HeadReader(httptools.HttpResponseParser, limits)
-    reader.feed_whole(head)
+    reader.feed_complete(head)
     found = reader.response()
     return found if found.status >= 200 else None
 
 
-class HeadMemory(Generic[_H]):
+class HeadCache(Generic[_H]):
     """What was made of the last heads, found by their bytes; Content-Length may differ, as it does between chats.
 
     It takes a head that came whole, and ends where it seems to. Every other one is for a reader.
@@ -317,7 +317,7 @@ class HeadMemory(Generic[_H]):
         Raises:
             MalformedError: Refused, with the status to answer; or not an answer that this client understands.
         """
-        raw = self._whole(data)
+        raw = self._complete_head(data)
         if raw is None:
             return None
         key, length = _cut_length(raw)
@@ -326,17 +326,17 @@ class HeadMemory(Generic[_H]):
             head = self._read(raw, self._limits)
             if head is None:
                 return None
-            if len(self._heads) >= MAX_KEPT_HEADS:
+            if len(self._heads) >= MAX_CACHED_HEADS:
                 self._heads.clear()  # peers that never repeat themselves gain nothing from what was kept of others
             self._heads[key] = head
         elif head.length != length:
             self._heads[key] = head = _with_length(head, length)
         return head, data[len(raw) :]
 
-    def _whole(self, data: bytes) -> bytes | None:
+    def _complete_head(self, data: bytes) -> bytes | None:
         """Return a head that ends at its first empty line, with line ends that leave no doubt where that is."""
         end = data.find(b"\r\n\r\n")
-        if end <= 0 or end + 4 > min(MAX_KEPT_BYTES, self._limits.max_head_bytes):
+        if end <= 0 or end + 4 > min(MAX_CACHED_BYTES, self._limits.max_head_bytes):
             return None
         raw = data[: end + 4]
         clear = raw[0] not in b"\r\n" and raw.find(b"\n\n") < 0 and raw.find(b"\n\r\n") == end + 1
@@ -351,9 +351,9 @@ def _cut_length(raw: bytes) -> tuple[bytes, int | None]:
 
 def _with_length(head: _H, length: int | None) -> _H:
     """Return a head with the same lines but for its length, and with what was made of those lines."""
-    twin: _H = object.__new__(type(head))  # a tenth of what `attrs.evolve` costs, for almost every chat
-    twin.__dict__.update(head.__dict__, length=length)
-    twin.__dict__.pop("headers", None)
-    if "joined" in twin.__dict__:
-        twin.__dict__["joined"] = {**head.joined, "content-length": str(length)}
-    return twin
+    clone: _H = object.__new__(type(head))  # a tenth of what `attrs.evolve` costs, for almost every chat
+    clone.__dict__.update(head.__dict__, length=length)
+    clone.__dict__.pop("headers", None)
+    if "joined" in clone.__dict__:
+        clone.__dict__["joined"] = {**head.joined, "content-length": str(length)}
+    return clone

@@ -7,18 +7,18 @@ from typing import Final
 import httpx  # noqa: ASYNC127 (the project's settled choice)
 import trio
 
-from llmkube.base.http.client import HttpClient, Upgraded
-from llmkube.base.http.dial import Connect, ProxyDialer, TlsDialer, dial, keep_alive
-from llmkube.base.http.errors import BrokenOffError, ConnectError, HttpError
+from llmkube.base.http.client import HttpClient, UpgradedConnection
+from llmkube.base.http.dial import Connect, ProxyDialer, TlsDialer, dial, with_tcp_keepalive
+from llmkube.base.http.errors import ConnectError, ConnectionLostError, HttpError
 from llmkube.base.http.message import netloc
 from llmkube.base.http.streamed_response import StreamedResponse
 
-_OURS: Final = frozenset({b"host", b"content-length", b"transfer-encoding", b"connection"})
+_OWN_HEADERS: Final = frozenset({b"host", b"content-length", b"transfer-encoding", b"connection"})
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 MAX_IDLE: Final = 64
 
 UPGRADED: Final = "upgraded"
-"""The extension of an answer with status 101: the connection, as an `Upgraded`; closing the answer closes it."""
+"""Extension of a response with status 101: its `UpgradedConnection`, which closes with the response."""
 
 
 class HttpxTransport(httpx.AsyncBaseTransport):
@@ -44,8 +44,8 @@ class HttpxTransport(httpx.AsyncBaseTransport):
         max_idle_seconds: float = 60.0,
         connect: Connect = dial,
     ) -> None:
-        through = ProxyDialer(proxy_url, keep_alive(connect)) if proxy_url else keep_alive(connect)
-        dialers: dict[str, Connect] = {"http": through, "https": TlsDialer(context, server_name, through)}
+        connect_base = ProxyDialer(proxy_url, with_tcp_keepalive(connect)) if proxy_url else with_tcp_keepalive(connect)
+        dialers: dict[str, Connect] = {"http": connect_base, "https": TlsDialer(context, server_name, connect_base)}
         self._clients = {
             scheme: HttpClient(
                 dialer, max_idle_per_origin=MAX_IDLE, max_idle=MAX_IDLE, max_idle_seconds=max_idle_seconds
@@ -70,33 +70,33 @@ class HttpxTransport(httpx.AsyncBaseTransport):
         timeouts = request.extensions.get("timeout", {})
         # One deadline for the connection, the request and the head of its answer, and not a scope for each.
         seconds = [timeouts.get(name) for name in ("connect", "read", "write")]
-        allowed = sum(each or 0.0 for each in seconds) if all(each is not None for each in seconds) else None
+        timeout_seconds = sum(each or 0.0 for each in seconds) if all(each is not None for each in seconds) else None
         switching = "upgrade" in request.headers
         try:
-            if allowed is None:
+            if timeout_seconds is None:
                 answer = await client.start(origin, request.method, head, body, switching=switching)
             else:
-                with trio.fail_after(allowed):
+                with trio.fail_after(timeout_seconds):
                     answer = await client.start(origin, request.method, head, body, switching=switching)
         except trio.TooSlowError as error:
-            raise httpx.ReadTimeout(f"no answer in {allowed:g} s", request=request) from error
+            raise httpx.ReadTimeout(f"no answer in {timeout_seconds:g} s", request=request) from error
         except HttpError as error:
-            raise _translated(error, request) from error
+            raise _to_httpx_error(error, request) from error
         headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in answer.head.headers]
         rest = _Body(client, answer, timeouts.get("read"), request)
         if answer.status == 101:
-            upgraded = Upgraded(answer.headers, answer.stream, answer.early, netloc(origin))
+            upgraded = UpgradedConnection(answer.headers, answer.stream, answer.early, netloc(origin))
             return httpx.Response(101, headers=headers, stream=rest, extensions={UPGRADED: upgraded})
-        if not answer.is_whole:
+        if not answer.has_full_body:
             return httpx.Response(answer.status, headers=headers, stream=rest)
         try:
-            content = answer.take_whole()
+            content = answer.take_body()
         except HttpError as error:
-            raise _translated(error, request) from error
+            raise _to_httpx_error(error, request) from error
         finally:
             await rest.aclose()
-        whole = httpx.ByteStream(content)  # as `content=` it would be read anew
-        return httpx.Response(answer.status, headers=headers, stream=whole)
+        buffered = httpx.ByteStream(content)  # as `content=` it would be read anew
+        return httpx.Response(answer.status, headers=headers, stream=buffered)
 
     async def aclose(self) -> None:
         """Close the idle connections."""
@@ -126,7 +126,7 @@ class _Body(httpx.AsyncByteStream):
         except trio.TooSlowError as error:
             raise httpx.ReadTimeout(f"nothing for {self._read_seconds:g} s", request=self._request) from error
         except HttpError as error:
-            raise _translated(error, self._request) from error
+            raise _to_httpx_error(error, self._request) from error
         if not piece:
             raise StopAsyncIteration
         return piece
@@ -134,7 +134,7 @@ class _Body(httpx.AsyncByteStream):
     async def aclose(self) -> None:
         """Give the connection back if the answer was read to its end, or close it."""
         answer, self._answer = self._answer, None
-        if answer is not None and not self._client.keep_nowait(answer):
+        if answer is not None and not self._client.release_nowait(answer):
             await trio.aclose_forcefully(answer.stream)
 
     async def _receive(self, answer: StreamedResponse) -> bytes:
@@ -150,7 +150,7 @@ def _encode_head(request: httpx.Request, length: int) -> bytes:
     Raises:
         httpx.LocalProtocolError: A header would break out of its line.
     """
-    lines = [b"%b: %b" % line for line in request.headers.raw if line[0].lower() not in _OURS]
+    lines = [b"%b: %b" % line for line in request.headers.raw if line[0].lower() not in _OWN_HEADERS]
     if length or request.method in {"POST", "PUT", "PATCH"}:
         lines.append(b"Content-Length: %d" % length)
     if "upgrade" in request.headers:
@@ -163,10 +163,10 @@ def _encode_head(request: httpx.Request, length: int) -> bytes:
     return head
 
 
-def _translated(error: Exception, request: httpx.Request) -> httpx.TransportError:
+def _to_httpx_error(error: Exception, request: httpx.Request) -> httpx.TransportError:
     """Return an error in httpx's words."""
     if isinstance(error, ConnectError):
         return httpx.ConnectError(str(error), request=request)
-    if isinstance(error, BrokenOffError):
+    if isinstance(error, ConnectionLostError):
         return httpx.ReadError(str(error), request=request)
     return httpx.RemoteProtocolError(str(error), request=request)

@@ -63,7 +63,7 @@ class HubStream(BulkReceiveStream, trio.abc.HalfCloseableStream):
             return ""
 
     @property
-    def quiet(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether nothing has come that was not read, not even an end."""
         return not (self._ready or self.ended)
 
@@ -88,24 +88,24 @@ class HubStream(BulkReceiveStream, trio.abc.HalfCloseableStream):
             self._ready = self.ended or len(data) == limit
             return data
 
-    async def receive_into(self, room: memoryview) -> int:
+    async def receive_into(self, buffer: memoryview) -> int:
         """Fill the beginning of a buffer with what has come, and return how far; 0 at the end of the stream."""
         self._reads += 1
         if self._reads >= READS_PER_CHECKPOINT:
             self._reads = 0
             await trio.lowlevel.checkpoint()
-        room = room[:MAX_READ_BYTES]
+        buffer = buffer[:MAX_READ_BYTES]
         while True:
             if not self._ready:
                 await self._wait_ready()
             try:
-                count = self._sock.recv_into(room)
+                count = self._sock.recv_into(buffer)
             except BlockingIOError:
                 self._ready = False
                 continue
             except OSError as error:
                 raise self._broken(error) from error
-            self._ready = self.ended or count == len(room)  # as in `receive_some`
+            self._ready = self.ended or count == len(buffer)  # as in `receive_some`
             return count
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
@@ -157,7 +157,7 @@ class HubStream(BulkReceiveStream, trio.abc.HalfCloseableStream):
             self._sock.close()
             self.wake()
 
-    def notice(self, *, ended: bool) -> None:
+    def handle_event(self, *, ended: bool) -> None:
         """Take what the kernel tells of this socket: data has come, or its end."""
         self._ready = True
         if ended and not self.ended:
@@ -237,7 +237,7 @@ class Hub:
                 for descriptor, events in self._epoll.poll(0):
                     stream = self._streams.get(descriptor)
                     if stream is not None:
-                        stream.notice(ended=bool(events & ends))
+                        stream.handle_event(ended=bool(events & ends))
 
 
 class HubListener(trio.abc.Listener[trio.abc.Stream]):

@@ -18,7 +18,7 @@ With SO_REUSEADDR, which every server sets, the BSDs and macOS see no conflict t
 and give connections to the more exact of the two.
 """
 
-ASK_SECONDS: Final = 1.0
+CONNECT_SECONDS: Final = 1.0
 """How long to wait for the answer of a listener that is there already."""
 
 
@@ -42,26 +42,26 @@ async def open_listeners(host: str | None, port: int, *, field: str = "") -> lis
         PortTakenError: Another program has the port.
         ListenError: The host is not ours, unknown, or the port needs privileges.
     """
-    said = "every address" if host is None else host
-    if port and SHARES_PORTS and await _answers("localhost" if host is None else host, port):
-        raise PortTakenError(_explain(said, port, OSError(errno.EADDRINUSE, "")), field=field)
+    address = "every address" if host is None else host
+    if port and SHARES_PORTS and await _is_listening("localhost" if host is None else host, port):
+        raise PortTakenError(_explain(address, port, OSError(errno.EADDRINUSE, "")), field=field)
     try:
         listeners = await trio.open_tcp_listeners(port, host=host)
     except UnicodeError as exc:  # a name that DNS cannot carry: an empty label, or one of more than 63 bytes
         raise ListenError(f"cannot listen on {host!r}: not a host name", field=field) from exc
     except OSError as exc:
         error = PortTakenError if exc.errno == errno.EADDRINUSE else ListenError
-        raise error(_explain(said, port, exc), field=field) from exc
+        raise error(_explain(address, port, exc), field=field) from exc
     if port == 0:  # each address would get a port of its own
-        for surplus in listeners[1:]:
-            await surplus.aclose()
+        for extra in listeners[1:]:
+            await extra.aclose()
         del listeners[1:]
     return listeners
 
 
-async def _answers(host: str, port: int) -> bool:
+async def _is_listening(host: str, port: int) -> bool:
     """Whether a process accepts connections there; one that is too busy is found by `bind`, or not at all."""
-    with trio.move_on_after(ASK_SECONDS):
+    with trio.move_on_after(CONNECT_SECONDS):
         try:
             stream = await dial(host, port)
         except (OSError, UnicodeError):
@@ -72,10 +72,10 @@ async def _answers(host: str, port: int) -> bool:
 
 
 def _explain(host: str, port: int, exc: OSError) -> str:
-    return f"cannot listen on {netloc((host, port))}: {_why_not(exc)}"
+    return f"cannot listen on {netloc((host, port))}: {_failure_reason(exc)}"
 
 
-def _why_not(exc: OSError) -> str:
+def _failure_reason(exc: OSError) -> str:
     if isinstance(exc, socket.gaierror):
         return f"unknown host ({exc.strerror})"
     if exc.errno == errno.EADDRINUSE:

@@ -20,22 +20,22 @@ import attrs
 import structlog
 import trio
 
-from llmkube.base.errors import OUT_OF_RESOURCES
+from llmkube.base.errors import RESOURCE_ERRNOS
 from llmkube.base.http.connection import (
     Connection,
-    Judge,
+    MalformedHandler,
     Phase,
-    Service,
+    RequestFilter,
+    ServerContext,
     Stamp,
     StreamHandler,
-    Unread,
-    in_plain_text,
-    let_in,
-    no_stamp,
+    accept_all,
+    no_common_lines,
+    plain_text_error,
 )
 from llmkube.base.http.limits import Limits
 
-ROOM_SHARE: Final = 64
+CLOSE_ONE_IN: Final = 64
 """Where all places are taken, one of so many becomes free at once."""
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
@@ -46,9 +46,9 @@ async def run_server(
     listeners: Sequence[trio.abc.Listener[trio.abc.Stream]],
     *,
     limits: Limits = Limits(),  # noqa: B008 (a frozen value)
-    judge: Judge = let_in,
-    stamp: Stamp = no_stamp,
-    unread: Unread = in_plain_text,
+    judge: RequestFilter = accept_all,
+    stamp: Stamp = no_common_lines,
+    unread: MalformedHandler = plain_text_error,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> NoReturn:
     """Serve until cancelled, then stop in order: listeners close, idle connections close, requests in flight drain.
@@ -67,7 +67,7 @@ async def run_server(
     """
     if not listeners:
         raise ValueError("a server needs a listener")
-    service = Service(handler, limits, judge, stamp, unread)
+    service = ServerContext(handler, limits, judge, stamp, unread)
     connections = _Connections(service)
     arrivals_in, arrivals_out = trio.open_memory_channel[trio.abc.Stream](limits.max_connections)
     async with trio.open_nursery() as nursery:
@@ -89,13 +89,13 @@ async def _run_accept(
 ) -> NoReturn:
     async with listener:
         while True:
-            await connections.take_place()
+            await connections.wait_for_capacity()
             try:
                 stream = await listener.accept()
             except OSError as exc:
-                if exc.errno not in OUT_OF_RESOURCES:
+                if exc.errno not in RESOURCE_ERRNOS:
                     raise
-                connections.places.release()
+                connections.capacity.release()
                 _log.warning("cannot accept a connection", error=str(exc))
                 await trio.sleep(0.1)  # it would fail again at once; connections that end give resources back
             else:
@@ -108,25 +108,25 @@ class _Connections:
 
     Attributes:
         service: What they share.
-        places: One for each connection that there may be.
+        capacity: One for each connection that there may be.
     """
 
-    service: Service
-    places: trio.Semaphore = attrs.field(init=False)
+    service: ServerContext
+    capacity: trio.Semaphore = attrs.field(init=False)
     _live: dict[Connection, str] = attrs.field(factory=dict)  # with the peer's address, the oldest first
 
     def __attrs_post_init__(self) -> None:
-        self.places = trio.Semaphore(self.service.limits.max_connections)
+        self.capacity = trio.Semaphore(self.service.limits.max_connections)
 
-    async def take_place(self) -> None:
+    async def wait_for_capacity(self) -> None:
         """Return when there is a place; those that wait for their client have to make room.
 
         Several at once: to go through all connections for each that comes would let a flood of them hold the loop.
         """
-        if self.places.value == 0:
-            for crowded in self._longest_waiting(max(1, self.service.limits.max_connections // ROOM_SHARE)):
-                crowded.make_room()
-        await self.places.acquire()
+        if self.capacity.value == 0:
+            for waiting in self._longest_waiting(max(1, self.service.limits.max_connections // CLOSE_ONE_IN)):
+                waiting.close_waiting()
+        await self.capacity.acquire()
 
     async def run(self, arrivals: trio.MemoryReceiveChannel[trio.abc.Stream]) -> None:
         """Serve what arrives; when arrivals end, give the requests in flight their time."""
@@ -136,9 +136,9 @@ class _Connections:
             async with trio.open_nursery() as nursery:
                 async for stream in arrivals:
                     connection = Connection(self.service, stream)
-                    if self._has_its_share(connection.peer_host):
+                    if self._exceeds_share(connection.peer_host):
                         await trio.aclose_forcefully(stream)
-                        self.places.release()
+                        self.capacity.release()
                         continue
                     self._live[connection] = connection.peer_host
                     nursery.start_soon(self._serve, connection)
@@ -154,9 +154,9 @@ class _Connections:
             await connection.run()
         finally:
             del self._live[connection]
-            self.places.release()
+            self.capacity.release()
 
-    def _has_its_share(self, peer: str) -> bool:
+    def _exceeds_share(self, peer: str) -> bool:
         share = self.service.limits.max_connections_per_peer
         return share is not None and sum(each == peer for each in self._live.values()) >= share
 
@@ -165,6 +165,6 @@ class _Connections:
         for phase in (Phase.IDLE, Phase.RECEIVING):
             waiting = [connection for connection in self._live if connection.phase is phase]
             if waiting:
-                [(crowd, _)] = Counter(self._live[connection] for connection in waiting).most_common(1)
-                return [connection for connection in waiting if self._live[connection] == crowd][:count]
+                [(busiest_peer, _)] = Counter(self._live[connection] for connection in waiting).most_common(1)
+                return [connection for connection in waiting if self._live[connection] == busiest_peer][:count]
         return ()

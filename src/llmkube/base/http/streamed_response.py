@@ -3,7 +3,7 @@
 import trio
 
 from llmkube.base.http.bodies import BodyDecoder, EofBody, LengthBody, response_body
-from llmkube.base.http.errors import BrokenOffError, MalformedError, ProtocolError
+from llmkube.base.http.errors import ConnectionLostError, MalformedError, ProtocolError
 from llmkube.base.http.heads import ResponseHead
 from llmkube.base.http.hub import BROKEN
 from llmkube.base.http.message import Headers, Origin, netloc
@@ -42,7 +42,7 @@ class StreamedResponse:
         return self.head.headers
 
     @property
-    def is_whole(self) -> bool:
+    def has_full_body(self) -> bool:
         """Whether all of the body has come together with the head."""
         return self.head.length is not None and len(self.early) >= self.head.length
 
@@ -55,20 +55,20 @@ class StreamedResponse:
         """Return the next bytes of the body with its framing, as soon as they come.
 
         Raises:
-            BrokenOffError: The peer broke off, or its stream has ended.
+            ConnectionLostError: The peer broke off, or its stream has ended.
         """
         data, self.early = self.early, b""
         if not data:
             data = await receive_from(self.stream, self.origin)
             if not data:
-                raise BrokenOffError(f"{netloc(self.origin)} broke off: the body ends early")
+                raise ConnectionLostError(f"{netloc(self.origin)} broke off: the body ends early")
         return data
 
     async def receive_some(self) -> bytes:
         """Return the next piece of the body as soon as it comes, or b"" at its clean end.
 
         Raises:
-            BrokenOffError: The peer broke off before the end.
+            ConnectionLostError: The peer broke off before the end.
             ProtocolError: The peer's framing is wrong.
         """
         decoder = self._decoder = self._decoder or response_body(self._method, self.head)
@@ -77,45 +77,45 @@ class StreamedResponse:
             if not data:
                 data = await receive_from(self.stream, self.origin)
                 if not data:
-                    self._end(decoder)
+                    self._feed_eof(decoder)
                     return b""
             try:
                 payload = decoder.feed(data)
             except MalformedError as exc:
                 raise ProtocolError(f"{netloc(self.origin)} sent a {exc}") from exc
             if payload:
-                self._note_end(decoder)
+                self._update_reusable(decoder)
                 return payload
-        self._note_end(decoder)
+        self._update_reusable(decoder)
         await trio.lowlevel.checkpoint()
         return b""
 
-    async def receive_into(self, room: memoryview) -> int:
+    async def receive_into(self, buffer: memoryview) -> int:
         """Fill the beginning of a buffer with the next bytes of the body, and return how far; 0 at its clean end.
 
         A body of known length goes from the connection straight into the buffer. For large ones, and in place of
         `receive_some`, not together with it. Errors are the same.
         """
         decoder = self._decoder = self._decoder or response_body(self._method, self.head)
-        if isinstance(decoder, LengthBody) and decoder.missing and not self.early and not self._decoded:
+        if isinstance(decoder, LengthBody) and decoder.remaining and not self.early and not self._decoded:
             try:
-                count = await receive_into(self.stream, room[: decoder.missing])
+                count = await receive_into(self.stream, buffer[: decoder.remaining])
             except BROKEN as exc:
-                raise broken_off(exc, self.origin) from exc
+                raise connection_lost(exc, self.origin) from exc
             if count:
-                decoder.passed_by(count)
-                self._note_end(decoder)
+                decoder.skip_payload(count)
+                self._update_reusable(decoder)
             else:
-                self._end(decoder)
+                self._feed_eof(decoder)
             return count
         if not self._decoded:
             self._decoded = memoryview(await self.receive_some())
-        count = min(len(room), len(self._decoded))
-        room[:count], self._decoded = self._decoded[:count], self._decoded[count:]
+        count = min(len(buffer), len(self._decoded))
+        buffer[:count], self._decoded = self._decoded[:count], self._decoded[count:]
         return count
 
-    def take_whole(self) -> bytes:
-        """Return the body of an answer that `is_whole`, which nothing has been read of.
+    def take_body(self) -> bytes:
+        """Return the body of an answer that `has_full_body`, which nothing has been read of.
 
         Raises:
             ProtocolError: The peer's framing is wrong.
@@ -126,28 +126,28 @@ class StreamedResponse:
             payload = decoder.feed(data)
         except MalformedError as exc:
             raise ProtocolError(f"{netloc(self.origin)} sent a {exc}") from exc
-        self._note_end(decoder)
+        self._update_reusable(decoder)
         return payload
 
-    def _note_end(self, decoder: BodyDecoder) -> None:
+    def _update_reusable(self, decoder: BodyDecoder) -> None:
         """The body was read to its end, nothing came after it, and the peer keeps the connection."""
         self.reusable = decoder.rest == b"" and self.head.keep_alive and not isinstance(decoder, EofBody)
 
-    def _end(self, decoder: BodyDecoder) -> None:
+    def _feed_eof(self, decoder: BodyDecoder) -> None:
         try:
             decoder.feed_eof()
         except MalformedError as exc:
-            raise BrokenOffError(f"{netloc(self.origin)} broke off: {exc}") from exc
+            raise ConnectionLostError(f"{netloc(self.origin)} broke off: {exc}") from exc
 
 
 async def receive_from(stream: trio.abc.Stream, origin: Origin) -> bytes:
-    """Return what comes next from a connection, or b"" at its end; BrokenOffError when it breaks."""
+    """Return what comes next from a connection, or b"" at its end; ConnectionLostError when it breaks."""
     try:
         return bytes(await stream.receive_some(RECEIVE_BYTES))
     except BROKEN as exc:
-        raise broken_off(exc, origin) from exc
+        raise connection_lost(exc, origin) from exc
 
 
-def broken_off(exc: Exception, origin: Origin) -> BrokenOffError:
+def connection_lost(exc: Exception, origin: Origin) -> ConnectionLostError:
     """Say that the peer broke off, and by what."""
-    return BrokenOffError(f"{netloc(origin)} broke off: {exc.__cause__ or exc}")
+    return ConnectionLostError(f"{netloc(origin)} broke off: {exc.__cause__ or exc}")

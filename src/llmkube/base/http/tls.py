@@ -11,7 +11,7 @@ class BulkReceiveStream(trio.abc.ReceiveStream):
     """A stream that can receive into a buffer."""
 
     @abstractmethod
-    async def receive_into(self, room: memoryview) -> int:
+    async def receive_into(self, buffer: memoryview) -> int:
         """Fill the beginning of a buffer with what has come, and return how far; 0 at the end of the stream.
 
         Raises:
@@ -20,17 +20,17 @@ class BulkReceiveStream(trio.abc.ReceiveStream):
         """
 
 
-async def receive_into(stream: trio.abc.ReceiveStream, room: memoryview) -> int:
+async def receive_into(stream: trio.abc.ReceiveStream, buffer: memoryview) -> int:
     """Do so with any stream; one that knows nothing of buffers costs a copy. Errors as `BulkReceiveStream`'s."""
     if isinstance(stream, BulkReceiveStream):
-        return await stream.receive_into(room)
+        return await stream.receive_into(buffer)
     if isinstance(stream, trio.SocketStream):
         try:
-            return await stream.socket.recv_into(room)
+            return await stream.socket.recv_into(buffer)
         except OSError as error:
             raise trio.BrokenResourceError(f"socket connection broken: {error}") from error
-    data = await stream.receive_some(len(room))
-    room[: len(data)] = data
+    data = await stream.receive_some(len(buffer))
+    buffer[: len(data)] = data
     return len(data)
 
 
@@ -67,11 +67,11 @@ class TlsStream(BulkReceiveStream, trio.abc.Stream):
             ssl.SSLError: The peer's certificate is not to be trusted, or it refuses ours.
             trio.BrokenResourceError: The peer went away.
         """
-        agreed, refusal = False, None
-        while not agreed:
+        complete, refusal = False, None
+        while not complete:
             try:
                 self._ssl.do_handshake()
-                agreed = True
+                complete = True
             except ssl.SSLWantReadError:
                 pass
             except ssl.SSLError as error:
@@ -79,7 +79,7 @@ class TlsStream(BulkReceiveStream, trio.abc.Stream):
             await self._flush()  # also after a refusal: our alert says why
             if refusal is not None:
                 raise refusal
-            if not agreed and not await self._fill():
+            if not complete and not await self._fill():
                 raise trio.BrokenResourceError("the peer ended the TLS handshake")
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
@@ -105,13 +105,13 @@ class TlsStream(BulkReceiveStream, trio.abc.Stream):
             except ssl.SSLError as error:
                 raise trio.BrokenResourceError(f"TLS: {error}") from error
 
-    async def receive_into(self, room: memoryview) -> int:
+    async def receive_into(self, buffer: memoryview) -> int:
         """Decrypt what has come into a buffer, and return how far it is filled; 0 at the end.
 
         Raises:
             trio.BrokenResourceError: What comes is no TLS.
         """
-        while not (count := self._decrypt_into(room)):
+        while not (count := self._decrypt_into(buffer)):
             await self._flush()
             if self._encrypted is None:
                 self._encrypted = memoryview(bytearray(BULK_BYTES))
@@ -121,14 +121,14 @@ class TlsStream(BulkReceiveStream, trio.abc.Stream):
             self._incoming.write(self._encrypted[:received])
         return max(count, 0)
 
-    def _decrypt_into(self, room: memoryview) -> int:
+    def _decrypt_into(self, buffer: memoryview) -> int:
         """Decrypt record after record; 0 when more has to come first, -1 at the end."""
         if self._failure is not None:
             raise trio.BrokenResourceError(f"TLS: {self._failure}") from self._failure
         count = 0
         try:
-            while count < len(room):
-                decrypted = cast("int", self._ssl.read(len(room) - count, room[count:]))  # bytes without a buffer
+            while count < len(buffer):
+                decrypted = cast("int", self._ssl.read(len(buffer) - count, buffer[count:]))  # bytes without a buffer
                 if not decrypted:
                     return count or -1
                 count += decrypted

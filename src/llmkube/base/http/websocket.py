@@ -25,8 +25,8 @@ from wsproto.connection import Connection, ConnectionState, ConnectionType
 from wsproto.events import BytesMessage, CloseConnection, Event, Message, Ping, TextMessage
 from wsproto.frame_protocol import CloseReason
 
-from llmkube.base.http.client import Upgraded
-from llmkube.base.http.errors import BrokenOffError, ConnectError, HttpError, PeerClosedError, ProtocolError
+from llmkube.base.http.client import UpgradedConnection
+from llmkube.base.http.errors import ConnectError, ConnectionLostError, HttpError, PeerClosedError, ProtocolError
 from llmkube.base.http.message import Headers
 from llmkube.base.http.tls import RECEIVE_BYTES
 
@@ -74,7 +74,7 @@ class Offer:
             )
         )
 
-    def judge(self, answer: Headers, peer: str) -> None:
+    def check_response(self, answer: Headers, peer: str) -> None:
         """Judge the headers of the peer's 101.
 
         Raises:
@@ -82,22 +82,22 @@ class Offer:
         """
         accept = base64.b64encode(hashlib.sha1(self._key + _ACCEPT_SUFFIX, usedforsecurity=False).digest())
         chosen = answer.get_all("sec-websocket-protocol")
-        wrong = ""
+        problem = ""
         if answer.tokens("upgrade") != {"websocket"} or "upgrade" not in answer.tokens("connection"):
-            wrong = "it does not switch to WebSocket"
+            problem = "it does not switch to WebSocket"
         elif answer.get_all("sec-websocket-accept") != (accept.decode("ascii"),):
-            wrong = "its Sec-WebSocket-Accept does not fit the request"
+            problem = "its Sec-WebSocket-Accept does not fit the request"
         elif "sec-websocket-extensions" in answer:
-            wrong = "it uses an extension that was not offered"
+            problem = "it uses an extension that was not offered"
         elif not chosen:
-            wrong = f"it speaks none of the subprotocols {self.protocol}"
+            problem = f"it speaks none of the subprotocols {self.protocol}"
         elif chosen != (self.protocol,):
-            wrong = f"it chose the subprotocol {', '.join(chosen)!r}, which was not offered"
-        if wrong:
-            raise ProtocolError(f"{peer} answers the WebSocket handshake wrongly: {wrong}")
+            problem = f"it chose the subprotocol {', '.join(chosen)!r}, which was not offered"
+        if problem:
+            raise ProtocolError(f"{peer} answers the WebSocket handshake wrongly: {problem}")
 
 
-Upgrade = Callable[[Headers], Awaitable[Upgraded]]
+Upgrade = Callable[[Headers], Awaitable[UpgradedConnection]]
 """Sends a GET with these headers and returns the connection that the peer has switched; any failure is an exception."""
 
 
@@ -108,14 +108,14 @@ class WebSocket(trio.abc.Channel[bytes | str]):
     leaves half a message on the wire, so that nothing more can be sent.
     """
 
-    def __init__(self, connection: Upgraded) -> None:
+    def __init__(self, connection: UpgradedConnection) -> None:
         self._connection = connection
         self._frames = Connection(ConnectionType.CLIENT, trailing_data=connection.early)
         self._message = bytearray()  # what has come of one that is not complete
         self._sending = trio.Lock()
         self._ping: Ping | None = None  # the last that is not answered yet (RFC 6455, 5.5.3)
         self._receiving = False
-        self._torn = False  # half a frame was sent
+        self._frame_cut = False  # half a frame was sent
         self._closed = False
         self._end: CloseConnection | HttpError | None = None
         self._ended = trio.Event()
@@ -124,15 +124,15 @@ class WebSocket(trio.abc.Channel[bytes | str]):
         """Send a message; returns when the connection has taken it.
 
         Raises:
-            BrokenOffError: The peer is gone, or has closed.
+            ConnectionLostError: The peer is gone, or has closed.
             trio.ClosedResourceError: This side has closed, or a cancelled `send` has left half a message.
         """
         async with self._sending:
             if self._end is not None and not self._closed:
-                raise BrokenOffError(f"{self._connection.peer} has ended the WebSocket")
+                raise ConnectionLostError(f"{self._connection.peer} has ended the WebSocket")
             if not self._is_open:
                 raise trio.ClosedResourceError("nothing more can be sent on this WebSocket")
-            await self._put(BytesMessage(value) if isinstance(value, bytes) else TextMessage(value))
+            await self._send_frame(BytesMessage(value) if isinstance(value, bytes) else TextMessage(value))
             await self._answer_ping()
 
     async def receive(self) -> bytes | str:
@@ -141,7 +141,7 @@ class WebSocket(trio.abc.Channel[bytes | str]):
         Raises:
             trio.EndOfChannel: The peer has closed, and nothing is wrong.
             PeerClosedError: The peer has closed, and says that something is wrong.
-            BrokenOffError: The peer broke off.
+            ConnectionLostError: The peer broke off.
             ProtocolError: The peer sent no proper frame, or a message that is too long.
             trio.ClosedResourceError: This side has closed.
         """
@@ -160,14 +160,14 @@ class WebSocket(trio.abc.Channel[bytes | str]):
             return
         self._closed = True
         async with aclosing(self._connection):
-            if self._end is None and not self._torn:
+            if self._end is None and not self._frame_cut:
                 with trio.move_on_after(CLOSE_SECONDS):
-                    await self._say_farewell(CloseReason.NORMAL_CLOSURE)
-                    await self._hear_farewell()
+                    await self._send_close(CloseReason.NORMAL_CLOSURE)
+                    await self._wait_for_close()
 
     @property
     def _is_open(self) -> bool:
-        return self._frames.state is ConnectionState.OPEN and not self._torn
+        return self._frames.state is ConnectionState.OPEN and not self._frame_cut
 
     async def _receive(self) -> bytes | str:
         if self._receiving:
@@ -184,7 +184,7 @@ class WebSocket(trio.abc.Channel[bytes | str]):
                     self._message += event.data.encode() if isinstance(event.data, str) else event.data
                     if len(self._message) > MAX_MESSAGE_BYTES:
                         too_long = f"a message of more than {MAX_MESSAGE_BYTES} bytes"
-                        await self._refuse(CloseReason.MESSAGE_TOO_BIG, too_long)
+                        await self._reject(CloseReason.MESSAGE_TOO_BIG, too_long)
                     elif event.message_finished:
                         message, self._message = self._message, bytearray()
                         return message.decode() if isinstance(event.data, str) else bytes(message)
@@ -203,40 +203,40 @@ class WebSocket(trio.abc.Channel[bytes | str]):
             ConnectionState.OPEN,
             ConnectionState.LOCAL_CLOSING,
         }:  # the peer has not closed: this is how wsproto tells of a frame that is none
-            await self._refuse(event.code, event.reason or "")
+            await self._reject(event.code, event.reason or "")
         elif isinstance(event, CloseConnection):
-            self._note_end(event)
-            await self._say_farewell(event.code)
+            self._record_end(event)
+            await self._send_close(event.code)
 
-    async def _refuse(self, code: int, why: str) -> None:
-        self._note_end(ProtocolError(f"{self._connection.peer} breaks the WebSocket's rules: {why}"))
-        await self._say_farewell(code)
+    async def _reject(self, code: int, reason: str) -> None:
+        self._record_end(ProtocolError(f"{self._connection.peer} breaks the WebSocket's rules: {reason}"))
+        await self._send_close(code)
 
     async def _read_more(self) -> None:
         try:
             data = bytes(await self._connection.stream.receive_some(RECEIVE_BYTES))
         except trio.BrokenResourceError as error:
-            self._note_end(self._broken_off(error.__cause__ or error))
+            self._record_end(self._connection_lost(error.__cause__ or error))
             return
         if data:
             self._frames.receive_data(data)
         else:
-            self._note_end(self._broken_off("the connection ends without a close frame"))
+            self._record_end(self._connection_lost("the connection ends without a close frame"))
 
     async def _answer_ping(self) -> None:
         """Send the pong that is due; the lock is held."""
         while self._ping is not None and self._is_open:
             ping, self._ping = self._ping, None
-            await self._put(ping.response())
+            await self._send_frame(ping.response())
 
-    async def _say_farewell(self, code: int) -> None:
+    async def _send_close(self, code: int) -> None:
         """Send the last frame, if the connection still takes it within the time that there is."""
-        with trio.move_on_after(CLOSE_SECONDS), suppress(BrokenOffError):
+        with trio.move_on_after(CLOSE_SECONDS), suppress(ConnectionLostError):
             async with self._sending:
-                if self._frames.state in {ConnectionState.OPEN, ConnectionState.REMOTE_CLOSING} and not self._torn:
-                    await self._put(CloseConnection(code))
+                if self._frames.state in {ConnectionState.OPEN, ConnectionState.REMOTE_CLOSING} and not self._frame_cut:
+                    await self._send_frame(CloseConnection(code))
 
-    async def _hear_farewell(self) -> None:
+    async def _wait_for_close(self) -> None:
         """Read until the peer's last frame, or its end."""
         if self._receiving:
             await self._ended.wait()
@@ -245,16 +245,16 @@ class WebSocket(trio.abc.Channel[bytes | str]):
             while True:
                 await self._receive()
 
-    async def _put(self, event: Event) -> None:
+    async def _send_frame(self, event: Event) -> None:
         """Send a frame; the lock is held, and a cancellation leaves half of the frame on the wire."""
-        self._torn = True
+        self._frame_cut = True
         try:
             await self._connection.stream.send_all(self._frames.send(event))
         except trio.BrokenResourceError as error:
-            raise self._broken_off(error.__cause__ or error) from error
-        self._torn = False
+            raise self._connection_lost(error.__cause__ or error) from error
+        self._frame_cut = False
 
-    def _note_end(self, end: CloseConnection | HttpError) -> None:
+    def _record_end(self, end: CloseConnection | HttpError) -> None:
         self._end = end
         self._ended.set()
 
@@ -265,12 +265,12 @@ class WebSocket(trio.abc.Channel[bytes | str]):
         if end is not None and end.code in _CLEAN_CLOSES:
             raise trio.EndOfChannel
         if end is not None:
-            words = f"{peer} closed the WebSocket with code {int(end.code)}"
+            text = f"{peer} closed the WebSocket with code {int(end.code)}"
             reason = end.reason or ""
-            raise PeerClosedError(f"{words}: {reason}" if reason else words, int(end.code), reason)
+            raise PeerClosedError(f"{text}: {reason}" if reason else text, int(end.code), reason)
 
-    def _broken_off(self, why: object) -> BrokenOffError:
-        return BrokenOffError(f"{self._connection.peer} broke off: {why}")
+    def _connection_lost(self, reason: object) -> ConnectionLostError:
+        return ConnectionLostError(f"{self._connection.peer} broke off: {reason}")
 
 
 async def connect_websocket(upgrade: Upgrade, protocol: str) -> WebSocket:
@@ -289,7 +289,7 @@ async def connect_websocket(upgrade: Upgrade, protocol: str) -> WebSocket:
     with trio.move_on_after(HANDSHAKE_SECONDS):
         connection = await upgrade(offer.headers)
         try:
-            offer.judge(connection.headers, connection.peer)
+            offer.check_response(connection.headers, connection.peer)
         except ProtocolError:
             await connection.aclose()
             raise

@@ -8,9 +8,9 @@ from typing import Any, Final
 import attrs
 import yaml
 
-from llmkube.base.tables import read_text
+from llmkube.base.package_data import read_text
 
-CHECKED: Final = {
+CHECKS: Final = {
     "several": "its digest is in several public manifests",
     "one": "its digest is in one public manifest",
     "none": "no digest is recorded: it is taken as the source serves it",
@@ -29,7 +29,7 @@ class Entry:
         quantization: Of most tensors.
         size_bytes: Of the file.
         licence: As the model's page names it.
-        checked: How its digest is known: a key of `CHECKED`.
+        checked: How its digest is known: a key of `CHECKS`.
         architecture: Its numbers.
         sha256: The file's digest; empty where none is recorded.
         mode: What it offers; empty for chat.

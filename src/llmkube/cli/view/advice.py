@@ -21,17 +21,17 @@ def advice(reason: str, key: Key) -> str:
 
 def explain(key: Key, health: Health) -> str:
     """Return why a service cannot be served, in the words of the program that knows it, and what to do about it."""
-    words = printable(health.message)
-    failure = f"{health.reason}: {words}" if words else health.reason
+    message = printable(health.message)
+    failure = f"{health.reason}: {message}" if message else health.reason
     todo = f"What to do: {advice(health.reason, key)}"
-    if health.serves_on:
-        return f"InferenceService {key}: {refused(health)}\n{todo}"
+    if health.serving:
+        return f"InferenceService {key}: {refusal_text(health)}\n{todo}"
     return f"InferenceService {key} cannot be served: {failure}\n{todo}"
 
 
-def refused(health: Health) -> str:
+def refusal_text(health: Health) -> str:
     """Say what is wrong with the newest spec, and that an engine serves all the same."""
-    words = printable(health.headline)
-    failure = words if words == health.reason else f"{health.reason}: {words}"
+    message = printable(health.headline)
+    failure = message if message == health.reason else f"{health.reason}: {message}"
     # What is said of an engine that serves from an older spec says so itself.
-    return f"the newest spec was refused ({failure}); the previous one still serves" if health.about else failure
+    return f"the newest spec was refused ({failure}); the previous one still serves" if health.faulty_kind else failure

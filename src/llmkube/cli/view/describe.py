@@ -9,7 +9,7 @@ import attrs
 
 from llmkube.base.units import format_duration
 from llmkube.cli.view import output
-from llmkube.cli.view.advice import advice, refused
+from llmkube.cli.view.advice import advice, refusal_text
 from llmkube.cli.view.locations import Engine, Host
 from llmkube.cli.view.progress import choice_of
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -39,7 +39,7 @@ _LABEL_WIDTH: Final = 12
 
 
 @attrs.frozen
-class Scene:
+class StatusView:
     """One InferenceService and what belongs to it.
 
     Attributes:
@@ -64,30 +64,30 @@ class Scene:
         return service_health(self.service, self.model)
 
 
-def describe_service(scene: Scene, now: datetime.datetime) -> str:
+def describe_service(view: StatusView, now: datetime.datetime) -> str:
     """Return a service's state as labelled lines and a table of its conditions, with the engine's words if any."""
-    service, status = scene.service, scene.service.status
+    service, status = view.service, view.service.status
     wanted = service.spec.replicas if status.desired_replicas is None else status.desired_replicas
     rows = [
         ("phase", f"{status.phase or 'New'}, {status.ready_replicas or 0} of {wanted} ready"),
-        *(("waits for", words) for words in waits_for(scene)),
-        *(("progress", words) for words in progress(scene.model)),
-        *(("last error", words) for words in last_error(service, scene.model)),
-        *(("what to do", words) for words in what_to_do(service, scene.model)),
-        *(("next retry", words) for words in next_retry(service, scene.model, now)),
-        *(("since", words) for words in since(scene.health, now)),
-        *(("no effect", words) for words in without_effect(service)),
-        *(("update", words) for words in update(service) if not last_error(service, scene.model)),
-        ("model", _model_line(service, scene.model)),
-        *(("chosen", words) for words in filter(None, [choice_of(scene.model) if scene.model is not None else ""])),
-        ("runtime", _runtime_line(service, scene.model)),
+        *(("waits for", words) for words in waits_for(view)),
+        *(("progress", words) for words in progress(view.model)),
+        *(("last error", words) for words in last_error(service, view.model)),
+        *(("what to do", words) for words in remedies(service, view.model)),
+        *(("next retry", words) for words in next_retry(service, view.model, now)),
+        *(("since", words) for words in since(view.health, now)),
+        *(("no effect", words) for words in ignored_fields(service)),
+        *(("update", words) for words in update(service) if not last_error(service, view.model)),
+        ("model", _model_line(service, view.model)),
+        *(("chosen", words) for words in filter(None, [choice_of(view.model) if view.model is not None else ""])),
+        ("runtime", _runtime_line(service, view.model)),
         *(("engine", f"{engine} serves") for engine in filter(None, [status.engine])),
-        *(("host", words) for words in host_lines(scene)),
-        *(("memory", words) for words in filter(None, [scene.memory])),
+        *(("host", words) for words in host_lines(view)),
+        *(("memory", words) for words in filter(None, [view.memory])),
         ("endpoint", status.endpoint or output.NOTHING),
     ]
     lines = [f"InferenceService {service.key}", *_labelled(rows)]
-    words = engine_words(service)
+    words = engine_output(service)
     if words:
         lines += ["", "The engine's last lines:", *(f"  {line}" for line in words)]
     return "\n".join([*lines, *_conditions(status.conditions, "\n".join(lines))])
@@ -120,27 +120,27 @@ def describe_model(model: Model, now: datetime.datetime) -> str:
 
 def summary(service: InferenceService, model: Model | None) -> str:
     """Return one line: the phase and the most telling words about it."""
-    scene = Scene(service, model)
-    words = [*last_error(service, model), *progress(model), *waits_for(scene)]
+    view = StatusView(service, model)
+    words = [*last_error(service, model), *progress(model), *waits_for(view)]
     return ": ".join([service.status.phase or "New", *words[:1]])
 
 
-def waits_for(scene: Scene) -> list[str]:
+def waits_for(view: StatusView) -> list[str]:
     """Say what has to happen before the service is Ready; nothing when it is, or when something went wrong."""
-    service, health = scene.service, scene.health
+    service, health = view.service, view.health
     if service.spec.suspend:
         return ["nothing: spec.suspend is true"]
     if service.spec.replicas == 0:
         return ["nothing: spec.replicas is 0; `llmkube scale` starts it"]
-    if scene.model is None:
+    if view.model is None:
         return [f"a Model called {service.spec.model_ref}"]
     if health.reason == Reason.NO_HOST:
-        others = sorted({each for host in scene.hosts or () for each in host.accelerators})
+        others = sorted({each for host in view.hosts or () for each in host.accelerators})
         served = f"; live hosts serve {', '.join(others)}" if others else ""
-        return [f"a host that serves {scene.model.spec.hardware.accelerator}{served}"]
-    if progress(scene.model):
+        return [f"a host that serves {view.model.spec.hardware.accelerator}{served}"]
+    if progress(view.model):
         return ["the Model's file"]
-    if health.state is not State.WAITING or _went_wrong(health):
+    if health.state is not State.WAITING or _is_recovering(health):
         return []
     return [health.headline.removeprefix("waiting for ")]
 
@@ -148,21 +148,21 @@ def waits_for(scene: Scene) -> list[str]:
 def progress(model: Model | None) -> list[str]:
     """Say how far the Model's file is on its way."""
     health = model_health(model) if model is not None else None
-    moving = health is not None and health.reason in {Reason.FETCHING, Reason.DOWNLOAD_STARTED, Reason.COPY_STARTED}
-    return [health.headline] if health is not None and moving else []
+    is_moving = health is not None and health.reason in {Reason.FETCHING, Reason.DOWNLOAD_STARTED, Reason.COPY_STARTED}
+    return [health.headline] if health is not None and is_moving else []
 
 
 def last_error(service: InferenceService, model: Model | None) -> list[str]:
     """Say what stands in the way, if something went wrong: the spec, the file, the engine or a pod."""
     health = service_health(service, model)
-    if model is None or health.reason == Reason.NO_HOST or not (health.failing or _went_wrong(health)):
+    if model is None or health.reason == Reason.NO_HOST or not (health.failing or _is_recovering(health)):
         return []
-    if health.serves_on:
-        return [_RETRY_HEAD.sub("", refused(health))]
+    if health.serving:
+        return [_RETRY_HEAD.sub("", refusal_text(health))]
     return [f"{health.reason}: {_RETRY_HEAD.sub('', health.headline)}"]
 
 
-def what_to_do(service: InferenceService, model: Model | None) -> list[str]:
+def remedies(service: InferenceService, model: Model | None) -> list[str]:
     """Say what the user can do about a failure."""
     health = service_health(service, model)
     return [advice(health.reason, service.key)] if health.failing else []
@@ -174,10 +174,10 @@ def next_retry(service: InferenceService, model: Model | None, now: datetime.dat
 
 
 def _model_error(health: Health) -> list[str]:
-    return [f"{health.reason}: {health.headline}"] if health.failing or _went_wrong(health) else []
+    return [f"{health.reason}: {health.headline}"] if health.failing or _is_recovering(health) else []
 
 
-def _went_wrong(health: Health) -> bool:
+def _is_recovering(health: Health) -> bool:
     reason = Reason.of(health.reason)
     return reason is not None and reason.meaning is Meaning.RECOVERING
 
@@ -198,32 +198,31 @@ def update(service: InferenceService) -> list[str]:
     return [f"{newest.reason}: {_first_line(newest.message)}"]
 
 
-def without_effect(service: InferenceService) -> list[str]:
+def ignored_fields(service: InferenceService) -> list[str]:
     """Say which fields of the spec have no effect where the service runs, if there are any."""
     honoured = find_condition(service.status.conditions, SPEC_HONOURED)
-    said = honoured is not None and honoured.reason == Reason.FIELDS_IGNORED
-    return [_first_line(honoured.message)] if honoured is not None and said else []
+    reported = honoured is not None and honoured.reason == Reason.FIELDS_IGNORED
+    return [_first_line(honoured.message)] if honoured is not None and reported else []
 
 
-def engine_words(service: InferenceService) -> list[str]:
+def engine_output(service: InferenceService) -> list[str]:
     """Return the engine's last lines, which the agent puts below the first line of a failure."""
-    told = (find_condition(service.status.conditions, kind) for kind in (LOADED, UP_TO_DATE))
-    failed = next((each for each in told if each is not None and each.status == "False"), None)
+    conditions = (find_condition(service.status.conditions, kind) for kind in (LOADED, UP_TO_DATE))
+    failed = next((each for each in conditions if each is not None and each.status == "False"), None)
     return [] if failed is None else output.printable(failed.message.partition("\n")[2]).splitlines()
 
 
-def host_lines(scene: Scene) -> list[str]:
+def host_lines(view: StatusView) -> list[str]:
     """Say where it runs: each address in a slice, else the hosts that report about it."""
-    if scene.engines:
+    if view.engines:
         return [
-            f"{each.host or 'unknown'}, {each.netloc}" + ("" if each.ready else " (not ready)")
-            for each in scene.engines
+            f"{each.host or 'unknown'}, {each.netloc}" + ("" if each.ready else " (not ready)") for each in view.engines
         ]
-    if scene.service.status.phase in {"Stopped", "Suspended"}:
+    if view.service.status.phase in {"Stopped", "Suspended"}:
         return []
-    alive = None if scene.hosts is None else {host.name for host in scene.hosts}
+    alive = None if view.hosts is None else {host.name for host in view.hosts}
     return [
-        name if alive is None or name in alive else f"{name} (its Lease was not renewed)" for name in scene.reporters
+        name if alive is None or name in alive else f"{name} (its Lease was not renewed)" for name in view.reporters
     ]
 
 
@@ -249,11 +248,11 @@ def _model_line(service: InferenceService, model: Model | None) -> str:
 
 def _runtime_line(service: InferenceService, model: Model | None) -> str:
     spec, tokens = service.spec, output.context_in_effect(service, model)
-    asked = f" ({spec.context_size} asked for)" if tokens != spec.context_size else ""
-    context = f", {tokens} tokens of context{asked}" if tokens else ""
+    requested = f" ({spec.context_size} asked for)" if tokens != spec.context_size else ""
+    context = f", {tokens} tokens of context{requested}" if tokens else ""
     slots = f", {spec.parallel_slots} slots" if spec.parallel_slots != 1 else ""
     health = service_health(service, model)
-    older = " (asked for; the previous spec serves)" if health.serves_on and health.about else ""
+    older = " (asked for; the previous spec serves)" if health.serving and health.faulty_kind else ""
     return f"{spec.runtime}{context}{slots}{older}"
 
 
@@ -264,18 +263,18 @@ _ORDER: Final = (
 """From what happens first to what follows from it; others come last, by name."""
 
 
-def _conditions(conditions: Sequence[Condition], said: str) -> list[str]:
+def _conditions(conditions: Sequence[Condition], reported: str) -> list[str]:
     """Return the table of those that state something, in one order; a message that was said before is not repeated."""
     rows = []
-    for kind, status, reason, message in output.condition_rows(sorted(conditions, key=_place)):
+    for kind, status, reason, message in output.condition_rows(sorted(conditions, key=_sort_key)):
         if status == "Unknown" and reason == Reason.NOT_STATED:
             continue
-        rows.append((kind, status, reason, "(as above)" if message and message in said else message))
-        said += f"\n{message}"
+        rows.append((kind, status, reason, "(as above)" if message and message in reported else message))
+        reported += f"\n{message}"
     return ["", output.table(output.CONDITION_COLUMNS, rows)] if rows else []
 
 
-def _place(condition: Condition) -> tuple[int, str]:
+def _sort_key(condition: Condition) -> tuple[int, str]:
     kind = condition.type
     return (_ORDER.index(kind) if kind in _ORDER else len(_ORDER), kind)
 

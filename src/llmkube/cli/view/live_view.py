@@ -29,14 +29,14 @@ SETTLE_SECONDS: Final = 0.05
 """Two watches tell of one moment one after the other; a line for the half of it would be wrong."""
 
 
-def watch_quietly() -> None:
+def summarize_outages() -> None:
     """Let the watches of this process say one plain sentence per outage, instead of a log line per attempt."""
     import structlog  # noqa: PLC0415 - see above
 
     from llmkube.base.log import configure_logging  # noqa: PLC0415 - see above
 
     configure_logging("warning", style="console")
-    structlog.configure(processors=[_OutageNote()])
+    structlog.configure(processors=[_OutageFilter()])
 
 
 def is_terminal() -> bool:
@@ -58,24 +58,24 @@ async def show_in_place(changed: Mailbox[None], text: Callable[[], Awaitable[str
     with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
         while True:
             version = changed.version
-            live.update(_fitting(await text()), refresh=True)
+            live.update(_cropped(await text()), refresh=True)
             with trio.move_on_after(TICK_SECONDS):
                 await changed.wait_newer(version)
             await trio.sleep(SETTLE_SECONDS)
 
 
-async def append_lines(changed: Mailbox[None], news: Callable[[], Awaitable[Sequence[str]]]) -> Never:
+async def append_lines(changed: Mailbox[None], updates: Callable[[], Awaitable[Sequence[str]]]) -> Never:
     """Print what is new after every change until cancelled."""
     while True:
         version = changed.version
-        for line in await news():
+        for line in await updates():
             click.echo(line)
         await changed.wait_newer(version)
         await trio.sleep(SETTLE_SECONDS)
 
 
 @attrs.define(eq=False)
-class _OutageNote:
+class _OutageFilter:
     """A structlog processor: the second failure in a row is an outage, the first one is a server that ends a watch."""
 
     _last: float = float("-inf")
@@ -113,44 +113,44 @@ class RowLog:
 
     Attributes:
         columns: The headings; the first one's cell names the row.
-        silent: Columns whose change is not shown, such as AGE.
+        ignored: Columns whose change is not shown, such as AGE.
     """
 
     columns: Sequence[str]
-    silent: frozenset[str] = frozenset({"AGE"})
+    ignored: frozenset[str] = frozenset({"AGE"})
     _rows: dict[str, tuple[str, ...]] = attrs.field(factory=dict)
     _widths: list[int] = attrs.field(factory=list)
-    _headed: bool = False
+    _has_heading: bool = False
 
-    def news(self, rows: Mapping[str, Sequence[str]]) -> list[str]:
+    def updates(self, rows: Mapping[str, Sequence[str]]) -> list[str]:
         """Return the lines that tell of everything that changed since the last call; the first ones are the table."""
         shown = {key: output.shown_cells(row) for key, row in rows.items()}
-        fresh = [cells for key, cells in shown.items() if self._essence(cells) != self._essence(self._rows.get(key))]
-        gone = [self._farewell(self._rows[key]) for key in self._rows if key not in shown]
+        fresh = [cells for key, cells in shown.items() if self._content(cells) != self._content(self._rows.get(key))]
+        gone = [self._deleted_row(self._rows[key]) for key in self._rows if key not in shown]
         self._rows = shown
-        told = [*fresh, *gone]
-        if not told:
+        changed_rows = [*fresh, *gone]
+        if not changed_rows:
             return []
-        heading = [] if self._headed else [tuple(self.columns)]
-        self._headed = True
-        widths = output.widths_of([*heading, *told])
+        heading = [] if self._has_heading else [tuple(self.columns)]
+        self._has_heading = True
+        widths = output.widths_of([*heading, *changed_rows])
         self._widths = [max(pair) for pair in zip(widths, self._widths or widths, strict=True)]
-        return [output.aligned(cells, self._widths) for cells in [*heading, *told]]
+        return [output.aligned(cells, self._widths) for cells in [*heading, *changed_rows]]
 
     def heading(self) -> str:
         """Return the headings as wide as the rows have been so far."""
         return output.aligned(tuple(self.columns), self._widths)
 
-    def _essence(self, cells: Sequence[str] | None) -> tuple[str, ...] | None:
+    def _content(self, cells: Sequence[str] | None) -> tuple[str, ...] | None:
         if cells is None:
             return None
-        return tuple(cell for name, cell in zip(self.columns, cells, strict=True) if name not in self.silent)
+        return tuple(cell for name, cell in zip(self.columns, cells, strict=True) if name not in self.ignored)
 
-    def _farewell(self, cells: tuple[str, ...]) -> tuple[str, ...]:
+    def _deleted_row(self, cells: tuple[str, ...]) -> tuple[str, ...]:
         return tuple("Deleted" if name == "PHASE" else cell for name, cell in zip(self.columns, cells, strict=True))
 
 
-def _fitting(text: str) -> "Text":
+def _cropped(text: str) -> "Text":
     """Return the text cut to the terminal: a line that wraps could not be taken back."""
     from rich.text import Text  # noqa: PLC0415 - see above
 

@@ -107,8 +107,8 @@ def live_hosts(leases: Iterable[Lease], now: datetime.datetime) -> tuple[Host, .
                     lease.metadata.labels[HOST_LABEL],
                     frozenset(filter(None, lease.metadata.annotations.get(ACCELERATORS_ANNOTATION, "").split(","))),
                     lease.metadata.annotations.get(SERVICES_ANNOTATION, ""),
-                    _whole(lease.metadata.annotations.get(MEMORY_BUDGET_ANNOTATION, "")),
-                    _whole(lease.metadata.annotations.get(MEMORY_FREE_ANNOTATION, "")),
+                    _parse_int(lease.metadata.annotations.get(MEMORY_BUDGET_ANNOTATION, "")),
+                    _parse_int(lease.metadata.annotations.get(MEMORY_FREE_ANNOTATION, "")),
                 )
                 for lease in leases
                 if lease.metadata.labels.get(HOST_LABEL) and _is_alive(lease, now)
@@ -147,7 +147,7 @@ def slice_selector(name: str) -> str:
     return f"{SERVICE_NAME_LABEL}={service_name(name)}"
 
 
-def _whole(text: str) -> int | None:
+def _parse_int(text: str) -> int | None:
     return int(text) if text.isdecimal() else None
 
 

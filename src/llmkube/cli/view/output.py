@@ -16,9 +16,9 @@ from llmkube.base.units import format_age
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.meta import Condition
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.wire.service_health import State, service_health, unready
+from llmkube.k8s.wire.service_health import State, service_health, unready_condition
 from llmkube.k8s.wire.times import parse_timestamp
-from llmkube.programs.failures import broken, runnable
+from llmkube.programs.failures import runnable, wrap_text
 
 NOTHING = "<none>"
 SEPARATOR = "  "
@@ -47,30 +47,30 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, width: int |
     return "\n".join(aligned(line, widths) for line in lines)
 
 
-def wide_table(columns: Sequence[str], further: Sequence[str], rows: Iterable[Sequence[str]], width: int | None) -> str:
+def wide_table(columns: Sequence[str], extra: Sequence[str], rows: Iterable[Sequence[str]], width: int | None) -> str:
     """Return the rows with further columns; where a line has no room for those, they stand below each row.
 
     So does what had to be cut in the row itself: nothing is lost.
 
     Args:
         columns: The headings.
-        further: Those of the further columns.
+        extra: Those of the further columns.
         rows: The cells of both, in this order.
         width: How many characters a line may have. None: any number.
     """
-    kept = list(rows)
-    whole = table((*columns, *further), kept)
-    if width is None or all(len(line) <= width for line in whole.split("\n")):
-        return whole
-    names, first = (*columns, *further), len(columns)
-    head, *lines = table(columns, [row[:first] for row in kept], width=width).split("\n")
-    said, most = [head], max(map(len, further))
-    for line, row in zip(lines, kept, strict=True):
+    cells_by_row = list(rows)
+    full = table((*columns, *extra), cells_by_row)
+    if width is None or all(len(line) <= width for line in full.split("\n")):
+        return full
+    names, first = (*columns, *extra), len(columns)
+    head, *lines = table(columns, [row[:first] for row in cells_by_row], width=width).split("\n")
+    lines_shown, most = [head], max(map(len, extra))
+    for line, row in zip(lines, cells_by_row, strict=True):
         cells = list(zip(names, shown_cells(row), strict=True))
         below = [each for each in cells[:first] if each[1] not in line]
         below += [each for each in cells[first:] if each[1] != NOTHING]
-        said += [line, *(broken(f"  {name.lower():{most}}  {cell}", width) for name, cell in below)]
-    return "\n".join(said)
+        lines_shown += [line, *(wrap_text(f"  {name.lower():{most}}  {cell}", width) for name, cell in below)]
+    return "\n".join(lines_shown)
 
 
 def line_width(*, err: bool = False) -> int | None:
@@ -108,15 +108,15 @@ def aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
     return SEPARATOR.join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
 
 
-def say(text: str) -> None:
+def echo(text: str) -> None:
     """Print to standard output; a reader that has gone (`| head`, a closed terminal) does not end what is running."""
     with contextlib.suppress(OSError):
         click.echo(text)
 
 
-def flowing(text: str, *, err: bool = False) -> str:
+def wrapped(text: str, *, err: bool = False) -> str:
     """Return text for standard output (or error): long lines break between words on a terminal, and stay elsewhere."""
-    return broken(runnable(printable(text)), line_width(err=err))
+    return wrap_text(runnable(printable(text)), line_width(err=err))
 
 
 def printable(text: str) -> str:
@@ -133,12 +133,12 @@ def service_row(service: InferenceService, model: Model | None, now: datetime.da
         service.spec.model_ref,
         status.phase,
         f"{status.ready_replicas or 0}/{wanted}",
-        _judged_reason(service, model),
+        _health_reason(service, model),
         age(service.metadata.creation_timestamp, now),
     )
 
 
-def _judged_reason(service: InferenceService, model: Model | None) -> str:
+def _health_reason(service: InferenceService, model: Model | None) -> str:
     """Return what the judge says, which has the agent's words too; nothing when it serves or the phase says it."""
     if model is None:
         return reason_of(service)
@@ -149,8 +149,8 @@ def _judged_reason(service: InferenceService, model: Model | None) -> str:
 
 def reason_of(service: InferenceService) -> str:
     """Return why a service is not ready, as one word of the controller; empty when it is, or when the phase says it."""
-    why = unready(service)
-    return "" if why is None or why.reason == service.status.phase else why.reason
+    cause = unready_condition(service)
+    return "" if cause is None or cause.reason == service.status.phase else cause.reason
 
 
 def context_in_effect(service: InferenceService, model: Model | None) -> int | None:
@@ -186,8 +186,8 @@ def model_row(model: Model, now: datetime.datetime) -> tuple[str, ...]:
 def service_wide_cells(service: InferenceService, model: Model | None) -> tuple[str, ...]:
     """Return what `-o wide` adds about an InferenceService, for `SERVICE_WIDE_COLUMNS`."""
     health = service_health(service, model) if model is not None else None
-    why = unready(service)
-    message = service.status.scheduling_message or (why.message if why is not None else "")
+    cause = unready_condition(service)
+    message = service.status.scheduling_message or (cause.message if cause is not None else "")
     if health is not None and health.state not in {State.READY, State.STOPPED}:
         message = health.message
     return (

@@ -9,7 +9,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.conditions import FETCHED, find_condition
-from llmkube.k8s.wire.service_health import STEPS, unready
+from llmkube.k8s.wire.service_health import STEPS, unready_condition
 
 
 def choice_of(model: Model) -> str:
@@ -35,7 +35,7 @@ class Stopwatch:
     since: float
     laps: dict[str, float] = attrs.field(factory=dict)
 
-    def see(self, done: int, now: float) -> list[str]:
+    def mark_done(self, done: int, now: float) -> list[str]:
         """Return the steps that are newly done; a step that is undone later keeps its time."""
         new = [step for step in STEPS[:done] if step not in self.laps]
         for step in new:
@@ -55,14 +55,14 @@ class Phase:
     Attributes:
         name: The phase.
         reason: Why it does not serve, as a word; empty when it does, or when the phase says it.
-        waits: Whether what it needs does not move.
-        words: The reason in words. Figures change in them all the time, so that they make no change of their own.
+        is_stalled: Whether what it needs does not move.
+        message: The reason in words. Figures change in them all the time, so that they make no change of their own.
     """
 
     name: str
     reason: str
-    waits: bool = False
-    words: str = attrs.field(default="", eq=False)
+    is_stalled: bool = False
+    message: str = attrs.field(default="", eq=False)
 
 
 Phases = Mapping[Key, Phase]
@@ -74,9 +74,9 @@ def phases_of(services: Iterable[InferenceService]) -> Phases:
 
 
 def _phase_of(service: InferenceService) -> Phase:
-    why = unready(service)
-    words = why.message.partition("\n")[0] if why is not None else ""
-    return Phase(service.status.phase or "New", reason_of(service), words.startswith("waiting since "), words)
+    cause = unready_condition(service)
+    message = cause.message.partition("\n")[0] if cause is not None else ""
+    return Phase(service.status.phase or "New", reason_of(service), message.startswith("waiting since "), message)
 
 
 def changes(before: Phases, after: Phases) -> list[str]:
@@ -87,6 +87,6 @@ def changes(before: Phases, after: Phases) -> list[str]:
             lines.append(f"{key}: gone")
         elif before.get(key) != after[key]:
             phase = after[key]
-            words = [phase.name, *([f" ({printable(phase.reason)})"] if phase.reason else [])]
-            lines.append(f"{key}: {''.join(words)}" + (f": {printable(phase.words)}" if phase.words else ""))
+            message = [phase.name, *([f" ({printable(phase.reason)})"] if phase.reason else [])]
+            lines.append(f"{key}: {''.join(message)}" + (f": {printable(phase.message)}" if phase.message else ""))
     return lines

@@ -26,7 +26,7 @@ class PlainDisplay:
     console: Console
     _last: tuple[str, str] = ("", "")
 
-    def going_on(self, step: str, detail: str) -> None:
+    def show_step(self, step: str, detail: str) -> None:
         """Print the detail, unless it was the last thing said."""
         if detail and (step, detail) != self._last:
             self._last = (step, detail)
@@ -52,7 +52,7 @@ class LiveDisplay:
     live: Live
     _spinner: Spinner = attrs.field(factory=lambda: Spinner("dots"))
 
-    def going_on(self, step: str, detail: str) -> None:
+    def show_step(self, step: str, detail: str) -> None:
         """Put the step beside the spinner."""
         # One line whatever the terminal's width: a moving line that wraps leaves its tail behind.
         text = Text(no_wrap=True, overflow="ellipsis").append(f"{step:<{_NAME_WIDTH}}", style="bold")

@@ -12,7 +12,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.service_health import STEPS, Health, State
-from llmkube.programs.informer import Followed
+from llmkube.programs.informer import ObjectCaches
 
 STALE_SECONDS: Final = 5.0
 """How long a failure that may be older than the wait has to stand before it is believed."""
@@ -23,7 +23,7 @@ SETTLE_SECONDS: Final = 1.0
 DELETED: Final = "Deleted"
 """The reason of the failure of a service that is deleted during the wait."""
 
-Judge = Callable[[InferenceService, Model | None], Health]
+Assessor = Callable[[InferenceService, Model | None], Health]
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -31,27 +31,27 @@ class Readiness:
     """One wait for one service.
 
     Attributes:
-        followed: The objects, as the API tells them.
+        caches: The objects, as the API tells them.
         key: The service.
-        judge: Says how the service does.
+        assess: Says how the service does.
         display: Where the steps are shown.
         detail: What the display tells of a wait, beside the first line of its message.
-        doubted: Whether a failure may be older than the wait: then it has to stand for `STALE_SECONDS`.
+        may_be_stale: Whether a failure may be older than the wait: then it has to stand for `STALE_SECONDS`.
         changed: Whether the service ran before and was changed: then "Ready" has to hold for `SETTLE_SECONDS`.
         applied: Whether anything was created or changed: what was ready all along takes no steps.
-        watch: Measures the steps.
+        timer: Measures the steps.
         last: What was waited for last.
     """
 
-    followed: Followed
+    caches: ObjectCaches
     key: Key
-    judge: Judge
+    assess: Assessor
     display: Display
     detail: Callable[[InferenceService, Model | None, Health], str]
-    doubted: Callable[[Health], bool]
+    may_be_stale: Callable[[Health], bool]
     changed: bool = False
     applied: bool = True
-    watch: Stopwatch = attrs.field(factory=lambda: Stopwatch(trio.current_time()))
+    timer: Stopwatch = attrs.field(factory=lambda: Stopwatch(trio.current_time()))
     last: str = ""
     _before: Health | None = None
     _failing_since: float | None = None
@@ -60,42 +60,42 @@ class Readiness:
     async def wait(self) -> Health:
         """Return once the service is ready or stopped as asked, or with the failure that waiting does not cure."""
         while True:
-            version = self.followed.changed.version
-            service = self.followed.services.get(self.key)
+            version = self.caches.changed.version
+            service = self.caches.services.get(self.key)
             if service is None:
                 return Health(State.FAILING, 0, DELETED, f"InferenceService {self.key} was deleted meanwhile")
-            model = self.followed.model_of(service)
-            health = self.judge(service, model)
+            model = self.caches.model_of(service)
+            health = self.assess(service, model)
             if self._is_final(health, trio.current_time()):
-                if not health.failing and (self.applied or self.watch.laps):
+                if not health.failing and (self.applied or self.timer.laps):
                     self._show_done(len(STEPS), service, model)
                 return health
             # After a change only the file's step is sure: for a moment it is still the old engine that is loaded.
-            arrived = health.done == len(STEPS)
+            is_done = health.done == len(STEPS)
             self._show_done(min(health.done, 1 if self.changed else len(STEPS) - 1), service, model)
-            self.last = self._told(service, model, health)
-            if not arrived:
-                self.display.going_on(STEPS[health.done], self.last)
-            with trio.move_on_after(SETTLE_SECONDS if health.failing or arrived else STALE_SECONDS):
-                await self.followed.changed.wait_newer(version)
+            self.last = self._wait_text(service, model, health)
+            if not is_done:
+                self.display.show_step(STEPS[health.done], self.last)
+            with trio.move_on_after(SETTLE_SECONDS if health.failing or is_done else STALE_SECONDS):
+                await self.caches.changed.wait_newer(version)
 
-    def _told(self, service: InferenceService, model: Model | None, health: Health) -> str:
+    def _wait_text(self, service: InferenceService, model: Model | None, health: Health) -> str:
         """Return what is shown of a wait; not in the words of a failure that the change may have ended."""
         before = self._before = self._before or health
         old = self.changed and health.failing and (before.reason, before.message) == (health.reason, health.message)
         return "waiting for the change to be looked at" if old else self.detail(service, model, health)
 
     def _is_final(self, health: Health, now: float) -> bool:
-        arrived = health.state in {State.READY, State.STOPPED}
+        is_done = health.state in {State.READY, State.STOPPED}
         self._failing_since = _since(self._failing_since, now) if health.failing else None
-        self._ready_since = _since(self._ready_since, now) if arrived else None
+        self._ready_since = _since(self._ready_since, now) if is_done else None
         if self._failing_since is not None:
-            return not self.doubted(health) or now - self._failing_since >= STALE_SECONDS
+            return not self.may_be_stale(health) or now - self._failing_since >= STALE_SECONDS
         return self._ready_since is not None and (not self.changed or now - self._ready_since >= SETTLE_SECONDS)
 
     def _show_done(self, done: int, service: InferenceService, model: Model | None) -> None:
-        for step in self.watch.see(done, trio.current_time()):
-            self.display.done(step, detail_of(step, service, model), self.watch.laps[step])
+        for step in self.timer.mark_done(done, trio.current_time()):
+            self.display.done(step, detail_of(step, service, model), self.timer.laps[step])
 
 
 def _since(before: float | None, now: float) -> float:

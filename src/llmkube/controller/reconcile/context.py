@@ -53,16 +53,16 @@ class WorkloadPlan:
 
 
 @attrs.define(eq=False)
-class Computed(Generic[V]):
+class Memo(Generic[V]):
     """One value, kept for as long as what it was made from is the same; callers share it and must not change it."""
 
-    _kept: tuple[tuple[Any, ...], V] | None = attrs.field(default=None, init=False)
+    _entry: tuple[tuple[Any, ...], V] | None = attrs.field(default=None, init=False)
 
-    def get(self, made_from: tuple[Any, ...], make: Callable[[], V]) -> V:
+    def get(self, inputs: tuple[Any, ...], make: Callable[[], V]) -> V:
         """Return the value that is kept, if it was made from equal things; else make it. An error is not kept."""
-        if self._kept is None or self._kept[0] != made_from:
-            self._kept = (made_from, make())
-        return self._kept[1]
+        if self._entry is None or self._entry[0] != inputs:
+            self._entry = (inputs, make())
+        return self._entry[1]
 
 
 @attrs.define(eq=False)
@@ -75,24 +75,24 @@ class ServiceRecord:
         manifests: From the workload and the number of pods.
         deferred_since: When the replacement of its pods began to wait for requests to end, in seconds of Trio's clock;
             None when nothing waits. A controller that is started again begins that wait again.
-        deferred_for: What that replacement waits for, as a sentence.
-        looked_for_predecessors: Whether it was looked once if another controller has made pods of it.
+        deferral_reason: What that replacement waits for, as a sentence.
+        predecessors_labelled: Whether it was looked once if another controller has made pods of it.
     """
 
-    container: Computed[ContainerPlan | PlanError] = attrs.field(factory=Computed, init=False)
-    workload: Computed[WorkloadPlan] = attrs.field(factory=Computed, init=False)
-    manifests: Computed[Manifests] = attrs.field(factory=Computed, init=False)
+    container: Memo[ContainerPlan | PlanError] = attrs.field(factory=Memo, init=False)
+    workload: Memo[WorkloadPlan] = attrs.field(factory=Memo, init=False)
+    manifests: Memo[Manifests] = attrs.field(factory=Memo, init=False)
     deferred_since: float | None = attrs.field(default=None, init=False)
-    deferred_for: str = attrs.field(default="", init=False)
-    looked_for_predecessors: bool = attrs.field(default=False, init=False)
+    deferral_reason: str = attrs.field(default="", init=False)
+    predecessors_labelled: bool = attrs.field(default=False, init=False)
 
-    def stop_waiting(self) -> None:
+    def clear_deferral(self) -> None:
         """Note that no replacement of pods waits any more."""
-        self.deferred_since, self.deferred_for = None, ""
+        self.deferred_since, self.deferral_reason = None, ""
 
 
 @attrs.frozen
-class Waiting:
+class QueuedService:
     """A service whose pods find no GPU.
 
     Attributes:
@@ -112,26 +112,26 @@ class Waiting:
 class GpuQueue:
     """Those that wait, each with its position, from 1; the order is worked out once per change, not once per look."""
 
-    _line: dict[Key, tuple[Waiting, int]] = attrs.field(factory=dict, init=False)
+    _queue: dict[Key, tuple[QueuedService, int]] = attrs.field(factory=dict, init=False)
 
-    def put(self, key: Key, waiting: Waiting | None) -> frozenset[Key]:
+    def put(self, key: Key, waiting: QueuedService | None) -> frozenset[Key]:
         """Say that a service waits, or does not; return those whose position is another one now, itself left out."""
-        before = self._line
+        before = self._queue
         if (before[key][0] if key in before else None) == waiting:
             return frozenset()
         others = [one for one, _ in before.values() if one.key != key]
-        self._line = line(others if waiting is None else [*others, waiting])
-        return frozenset(one.key for one in others if before[one.key] != self._line[one.key])
+        self._queue = number_waiting(others if waiting is None else [*others, waiting])
+        return frozenset(one.key for one in others if before[one.key] != self._queue[one.key])
 
     def position(self, key: Key) -> int:
         """The position of a service, from 1; 0 for one that does not wait."""
-        return self._line[key][1] if key in self._line else 0
+        return self._queue[key][1] if key in self._queue else 0
 
     def __len__(self) -> int:
-        return len(self._line)
+        return len(self._queue)
 
 
-def line(waiting: Iterable[Waiting]) -> dict[Key, tuple[Waiting, int]]:
+def number_waiting(waiting: Iterable[QueuedService]) -> dict[Key, tuple[QueuedService, int]]:
     """Number those that wait: the most important first, of equals the oldest, of the same second by name."""
     ordered = sorted(waiting, key=lambda one: (-one.weight, one.since, one.key))
     return {one.key: (one, position) for position, one in enumerate(ordered, 1)}
@@ -165,23 +165,23 @@ class Context:
 
     def __attrs_post_init__(self) -> None:
         self.queues = Queues(self.rng)
-        self.hosts = HostMonitor(self.client, self.settings.lease_namespace, self.wake_all)
-        self.models = StatusWriter(self.client, Model, self.phase_changes.tell)
-        self.services = StatusWriter(self.client, InferenceService, self.phase_changes.tell)
+        self.hosts = HostMonitor(self.client, self.settings.lease_namespace, self.enqueue_all)
+        self.models = StatusWriter(self.client, Model, self.phase_changes.emit)
+        self.services = StatusWriter(self.client, InferenceService, self.phase_changes.emit)
         self.routers = StatusWriter(self.client, ModelRouter)
 
-    def wake_all(self) -> None:
+    def enqueue_all(self) -> None:
         """Reconcile everything: hosts come and go rarely, and any object may be concerned."""
         self.queues.models.add_all(model.key for model in self.informers.models.values())
-        self.wake_services()
-        self.queues.slices.add_all(piece.key for piece in self.informers.slices.values())
+        self.enqueue_services()
+        self.queues.slices.add_all(endpoint_slice.key for endpoint_slice in self.informers.slices.values())
 
-    def wake_owners(self) -> None:
+    def enqueue_owners(self) -> None:
         """Reconcile every service and router: a kind that they may use has been installed or uninstalled."""
-        self.wake_services()
+        self.enqueue_services()
         self.queues.routers.add_all(router.key for router in self.informers.routers.values())
 
-    def wake_services(self) -> None:
+    def enqueue_services(self) -> None:
         """Reconcile every service: what all of them go by has changed."""
         self.queues.services.add_all(service.key for service in self.informers.services.values())
 
@@ -213,7 +213,7 @@ class PodContext(Context):
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
         self.owned = OwnedKinds(self.client, self.pods)
-        self.optional = OptionalKinds(self.client, self.settings.namespace, self.wake_owners)
+        self.optional = OptionalKinds(self.client, self.settings.namespace, self.enqueue_owners)
 
     def is_pruning(self, namespace: str) -> bool:
         """Whether folders of a namespace's claim are being removed."""

@@ -13,7 +13,7 @@ import attrs
 import structlog
 import trio
 
-from llmkube.controller.reconcile.context import Context, GpuQueue, PodContext, Waiting, WorkloadPlan
+from llmkube.controller.reconcile.context import Context, GpuQueue, PodContext, QueuedService, WorkloadPlan
 from llmkube.controller.reconcile.models import ensure_service_claim
 from llmkube.controller.reconcile.rollout_gate import deployment_of, due_manifests, waits_for_idle
 from llmkube.controller.reconcile.workload_plans import has_to_fetch, plan_workload, priority_obstacle
@@ -21,16 +21,16 @@ from llmkube.controller.render.manifests import group_name, objective_name, obje
 from llmkube.controller.render.storage import Weights, names_own_cache
 from llmkube.controller.status.pod_service_status import (
     ServiceFacts,
+    assess_pods,
     derive_pod_status,
     desired_replicas,
-    judge_pods,
     wanted_gpus,
 )
 from llmkube.controller.status.service_status import (
     WAITING_FOR_GPU,
     HostPart,
+    assess_host_part,
     derive_service_status,
-    judge_host_part,
     unknown_host_part,
     weight_of,
 )
@@ -56,17 +56,17 @@ class PodServices:
 
     async def reconcile(self, cached: InferenceService, model: Model | None, part: HostPart | None = None) -> None:
         """Have a service's pods made, and say how they do, and hosts beside them."""
-        if cached.spec.multi_node is not None and not self.context.optional.has_looked(LeaderWorkerSet):
+        if cached.spec.multi_node is not None and not self.context.optional.has_checked(LeaderWorkerSet):
             return  # the answer wakes every service
         workload = plan_workload(self.context, cached, model) if model is not None else WorkloadPlan(ServiceFacts())
         facts = await self._make_pods(cached, workload)
         facts = attrs.evolve(self._observe(cached, facts), hosts=part)
         key, newest, now = cached.key, self.context.services.newest(cached), self.context.utcnow()
-        verdict = judge_pods(newest, facts)
-        self._queue_up(newest, facts, waits=verdict.phase == WAITING_FOR_GPU)
+        verdict = assess_pods(newest, facts)
+        self._update_gpu_queue(newest, facts, waits=verdict.phase == WAITING_FOR_GPU)
         position = self.gpu_queue.position(key)
         status = derive_pod_status(newest, facts, self.context.settings, verdict=verdict, position=position, now=now)
-        await self.context.services.write(cached, status, along={"lastUpdated": timestamp(now)})
+        await self.context.services.write(cached, status, extra={"lastUpdated": timestamp(now)})
 
     async def retire(self, service: InferenceService) -> None:
         """Take away what a service had as pods, now that a host serves it; nothing of it is ever the host's."""
@@ -78,7 +78,7 @@ class PodServices:
     @property
     def is_known(self) -> bool:
         """Whether all is known that a service in pods needs; until then each stays as it is."""
-        return self.context.pods.make_services
+        return self.context.pods.can_make_services
 
     def is_empty(self, service: InferenceService) -> bool:
         """Whether a service has no pods of ours: without a Model nothing else says where it belongs."""
@@ -98,7 +98,7 @@ class PodServices:
             if facts.plan is not None and workload.weights is not None:
                 await self._apply(service, facts.plan, workload.weights)
             else:
-                await self._hold(service)
+                await self._keep_current_pods(service)
         except REFUSED as error:
             self.context.queues.services.add_after(service.key, REFUSED_RETRY_SECONDS)
             if isinstance(error, NameTakenError):
@@ -114,7 +114,7 @@ class PodServices:
             deployment=deployment_of(self.context, service),
             pods=self.context.pods.pods_of_service(service.key),
             unmet=self._unmet(service, facts.plan),
-            deferred=self.context.records[service.key].deferred_for,
+            deferred=self.context.records[service.key].deferral_reason,
             route=route if route is not None and is_controlled_by(route, service.metadata.uid) else None,
         )
 
@@ -152,13 +152,13 @@ class PodServices:
         await self.context.optional.apply(owned.groups, None, named, uid)
         await owned.deployments.ensure(manifest)
 
-    async def _hold(self, service: InferenceService) -> None:
+    async def _keep_current_pods(self, service: InferenceService) -> None:
         """Leave the pods of an earlier spec alone while the new one cannot be made, except that it stops when told."""
         record = self.context.records[service.key]
-        record.stop_waiting()  # what waited is not wanted any more
-        if not record.looked_for_predecessors:  # pods of another controller serve on, and count, until ours can be made
-            await self.context.owned.deployments.find_predecessors(service.key, service.metadata.uid)
-            record.looked_for_predecessors = True
+        record.clear_deferral()  # what waited is not wanted any more
+        if not record.predecessors_labelled:  # pods of another controller serve on, and count, until ours can be made
+            await self.context.owned.deployments.label_predecessors(service.key, service.metadata.uid)
+            record.predecessors_labelled = True
         if service.spec.suspend or not service.spec.replicas:
             await self.context.owned.autoscalers.remove(service.key, service.metadata.uid)
         await self._scale(service)
@@ -216,12 +216,12 @@ class PodServices:
             (owned.kubernetes_services, service_name(key.name)),
         )
 
-    def _queue_up(self, service: InferenceService, facts: ServiceFacts, *, waits: bool) -> None:
+    def _update_gpu_queue(self, service: InferenceService, facts: ServiceFacts, *, waits: bool) -> None:
         waiting = None
         if facts.plan is not None and waits:
             weight = weight_of(service)
             since = service.metadata.creation_timestamp or ""
-            waiting = Waiting(service.key, weight, since, wanted_gpus(facts.plan))
+            waiting = QueuedService(service.key, weight, since, wanted_gpus(facts.plan))
         self.context.queues.services.add_all(self.gpu_queue.put(service.key, waiting))
 
 
@@ -253,9 +253,9 @@ class ServiceReconciler:
             on_hosts = cached.on_hosts
             await self._reconcile_on_hosts(on_hosts, model if on_hosts is cached else self._model_of(on_hosts))
         else:
-            await self._reconcile_where_it_belongs(cached, model, self.in_pods)
+            await self._reconcile_by_placement(cached, model, self.in_pods)
 
-    async def _reconcile_where_it_belongs(
+    async def _reconcile_by_placement(
         self, cached: InferenceService, model: Model | None, in_pods: PodServices
     ) -> None:
         if not in_pods.is_known and (model is None or cached.spec.hosts is not None):
@@ -282,7 +282,7 @@ class ServiceReconciler:
             return unknown_host_part(service)
         known, live, settings = self.context.informers, self.context.hosts.tracker.hosts, self.context.settings
         slices, holders = known.slices_of(service.key), known.holders(service.key)
-        return judge_host_part(service, self._model_of(service), slices, live, holders=holders, settings=settings)
+        return assess_host_part(service, self._model_of(service), slices, live, holders=holders, settings=settings)
 
     async def _reconcile_on_hosts(self, cached: InferenceService, model: Model | None) -> None:
         settings, known, writer = self.context.settings, self.context.informers, self.context.services
@@ -301,7 +301,7 @@ class ServiceReconciler:
             holders=known.holders(cached.key),
             now=now,
         )
-        await writer.write(cached, status, along={"lastUpdated": timestamp(now)})
+        await writer.write(cached, status, extra={"lastUpdated": timestamp(now)})
 
 
 log = structlog.get_logger()
@@ -316,16 +316,21 @@ class SliceReconciler:
     async def reconcile(self, key: Key) -> None:
         """Take a slice's endpoints out of service if its host is gone, and no program has written to it since."""
         await trio.lowlevel.checkpoint()
-        piece, hosts = self.context.informers.slices.get(key), self.context.hosts
-        host = piece.metadata.labels.get(HOST_LABEL, "") if piece else ""
+        endpoint_slice, hosts = self.context.informers.slices.get(key), self.context.hosts
+        host = endpoint_slice.metadata.labels.get(HOST_LABEL, "") if endpoint_slice else ""
         hosts_known = hosts.leases.synced.is_set()  # else their arrival wakes every slice
-        if piece is None or not hosts_known or not is_in_service(piece) or hosts.tracker.hosts.alive(host):
+        if (
+            endpoint_slice is None
+            or not hosts_known
+            or not is_in_service(endpoint_slice)
+            or hosts.tracker.hosts.is_alive(host)
+        ):
             return
         # A host that comes back renews its Lease before it says again where its engines are, but the two watches may
         # tell us the other way round.
-        if host and not await hosts.wait_gone(host):
+        if host and not await hosts.check_gone(host):
             return
-        patch = out_of_service(piece)
+        patch = out_of_service(endpoint_slice)
         try:
             await self.context.client.patch(EndpointSlice, key, patch, field_manager=CONTROLLER_FIELD_MANAGER)
         except NotFoundError:
@@ -333,16 +338,16 @@ class SliceReconciler:
         log.warning("endpoints taken out of service: their host is gone", slice=str(key), host=host)
 
 
-def is_in_service(piece: EndpointSlice) -> bool:
+def is_in_service(endpoint_slice: EndpointSlice) -> bool:
     """Whether clients are sent to any endpoint of a slice; a readiness that is not stated counts as ready."""
-    return any(endpoint.conditions.ready is not False for endpoint in piece.endpoints)
+    return any(endpoint.conditions.ready is not False for endpoint in endpoint_slice.endpoints)
 
 
-def out_of_service(piece: EndpointSlice) -> dict[str, Any]:
+def out_of_service(endpoint_slice: EndpointSlice) -> dict[str, Any]:
     """Return the merge patch after which no endpoint of this very version of a slice is ready."""
-    endpoints = encode(piece)["endpoints"]
+    endpoints = encode(endpoint_slice)["endpoints"]
     return {
-        "metadata": {"resourceVersion": piece.metadata.resource_version},
+        "metadata": {"resourceVersion": endpoint_slice.metadata.resource_version},
         "endpoints": [
             {**endpoint, "conditions": {**(endpoint.get("conditions") or {}), "ready": False}} for endpoint in endpoints
         ],

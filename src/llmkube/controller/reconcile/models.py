@@ -16,7 +16,7 @@ from llmkube.controller.render.jobs import fetch_job, inspect_job
 from llmkube.controller.render.labels import DIGEST
 from llmkube.controller.render.model_sources import claim_path, job_name, source_of
 from llmkube.controller.render.storage import CACHE_CLAIM, Weights, cache_claim, service_claim
-from llmkube.controller.status.job_result import Seen, ended_at, is_complete, is_failed, is_known, read_fetched
+from llmkube.controller.status.job_result import JobFacts, ended_at, is_complete, is_failed, is_known, read_fetched
 from llmkube.controller.status.model_status import (
     derive_model_status,
     derive_supplied_status,
@@ -110,20 +110,22 @@ class PodModels:
             cached, [user_of(self.context, service, cached) for service in users], self.context.workloads
         )
         newest = self.context.models.newest(cached)
-        seen = await self._look(newest, supply)
+        observed = await self._observe(newest, supply)
         if supply.by == "job":
-            newest = without_lost_volume(newest, seen.claim)
+            newest = without_lost_volume(newest, observed.claim)
         if not cached.metadata.deletion_timestamp:
             try:
-                seen = attrs.evolve(seen, obstacle=await self._reconcile_jobs(newest, supply, seen))
+                observed = attrs.evolve(observed, obstacle=await self._reconcile_jobs(newest, supply, observed))
             except REFUSED as error:
                 reason = Reason.NAME_TAKEN if isinstance(error, NameTakenError) else Reason.INVALID
                 supply = Supply("nothing", reason, str(error))
                 self.context.queues.models.add_after(cached.key, REFUSED_RETRY_SECONDS)
-            seen = attrs.evolve(seen, job=self.context.owned.jobs.get(Key(cached.key.namespace, job_name(cached))))
-        if _is_lost(supply, seen):
-            seen = attrs.evolve(seen, job=None, pods=())
-        status = derive_supplied_status(newest, supply, seen, now=self.context.utcnow())
+            observed = attrs.evolve(
+                observed, job=self.context.owned.jobs.get(Key(cached.key.namespace, job_name(cached)))
+            )
+        if _is_lost(supply, observed):
+            observed = attrs.evolve(observed, job=None, pods=())
+        status = derive_supplied_status(newest, supply, observed, now=self.context.utcnow())
         if status["phase"] == "Pending" and supply.by == "claim":
             self.context.queues.models.add_after(cached.key, CLAIM_POLL_SECONDS)
         await self.context.models.write(cached, status)
@@ -131,31 +133,31 @@ class PodModels:
     @property
     def is_known(self) -> bool:
         """Whether all is known that says how weights reach pods, and for whom."""
-        return self.context.informers.services.is_known and self.context.pods.make_models
+        return self.context.informers.services.is_known and self.context.pods.can_make_models
 
     async def release(self, model: Model) -> None:
         """End the Jobs of a Model that a host serves now."""
         for key in self.context.pods.jobs_by_model.keys(model.key):
             await self.context.owned.jobs.remove(key, model.metadata.uid)
 
-    async def _look(self, model: Model, supply: Supply) -> Seen:
+    async def _observe(self, model: Model, supply: Supply) -> JobFacts:
         key = Key(model.key.namespace, job_name(model))
         job = self.context.owned.jobs.get(key)
-        seen = Seen(job, self.context.pods.pods_of_job(job), percent=self.context.percents.get(key))
+        observed = JobFacts(job, self.context.pods.pods_of_job(job), percent=self.context.percents.get(key))
         if supply.by in ("node", "image"):
-            return seen
+            return observed
         if supply.by != "claim":
             cache = Key(model.key.namespace, CACHE_CLAIM)
             claim = self.context.pods.volume_claims.get(cache)
-            if claim is None and supply.by == "job" and (ended_at(seen.job) or model.status.cache_volume):
+            if claim is None and supply.by == "job" and (ended_at(observed.job) or model.status.cache_volume):
                 claim = await self._read_claim(cache)  # an admin may have made it, without our label
-            return attrs.evolve(seen, claim=claim)
+            return attrs.evolve(observed, claim=claim)
         source = source_of(model.spec)
         assert isinstance(source, VolumeSource), "choose_supply has looked"
         claim = await self._read_claim(Key(model.key.namespace, claim_path(source)[0]))
         if claim is None:
             self.context.queues.models.add_after(model.key, CLAIM_POLL_SECONDS)
-        return attrs.evolve(seen, claim=claim)
+        return attrs.evolve(observed, claim=claim)
 
     async def _read_claim(self, key: Key) -> PersistentVolumeClaim | None:
         try:
@@ -163,13 +165,13 @@ class PodModels:
         except NotFoundError:
             return None
 
-    async def _reconcile_jobs(self, model: Model, supply: Supply, seen: Seen) -> str:
+    async def _reconcile_jobs(self, model: Model, supply: Supply, observed: JobFacts) -> str:
         """Make the Job that is needed, and end those of an earlier source; return why an optional one failed.
 
         A Job's template cannot be changed: one that has failed, or does not run yet, is made anew as it is wanted now,
         with the Secret or the toleration that it lacked. One that fetches goes on.
         """
-        key, lost = Key(model.key.namespace, job_name(model)), _is_lost(supply, seen)
+        key, lost = Key(model.key.namespace, job_name(model)), _is_lost(supply, observed)
         reads = has_header_read(model, supply)
         for one in self.context.pods.jobs_by_model.keys(model.key):
             if one != key or lost or not (reads or supply.by == "job"):
@@ -177,14 +179,14 @@ class PodModels:
         if lost:
             return ""  # it is on its way out, and its end wakes the Model
         if reads:
-            return await self._inspect(model, supply, seen)
-        if supply.by != "job" or (is_remembered(model) and not await self._is_revalidation_due(model, seen)):
+            return await self._inspect(model, supply, observed)
+        if supply.by != "job" or (is_remembered(model) and not await self._is_revalidation_due(model, observed)):
             return ""
         wanted = fetch_job(model, self.context.workloads)
-        if seen.job is not None and _is_outdated(seen, wanted):
+        if observed.job is not None and _is_outdated(observed, wanted):
             await self.context.owned.jobs.remove(key, model.metadata.uid)
-        elif seen.job is not None:
-            await self._remove_job_without_result(model, seen)
+        elif observed.job is not None:
+            await self._remove_job_without_result(model, observed)
         elif self.context.is_pruning(model.key.namespace):
             self.context.queues.models.add_after(model.key, PRUNING_POLL_SECONDS)
         else:
@@ -192,17 +194,17 @@ class PodModels:
             await self.context.owned.jobs.ensure(wanted)
         return ""
 
-    async def _inspect(self, model: Model, supply: Supply, seen: Seen) -> str:
+    async def _inspect(self, model: Model, supply: Supply, observed: JobFacts) -> str:
         """Have the header of a mounted file read, beside pods that serve it; return why it cannot be."""
-        beside = self._labels_of_running_users(model.key)
-        if is_known(model, seen):
+        services = self._labels_of_running_users(model.key)
+        if is_known(model, observed):
             return ""
-        if seen.job is not None:
-            await self._remove_job_without_result(model, seen)
-        elif beside:
+        if observed.job is not None:
+            await self._remove_job_without_result(model, observed)
+        elif services:
             try:
                 path = weights_path(model, supply)
-                await self.context.owned.jobs.ensure(inspect_job(model, path, beside, self.context.workloads))
+                await self.context.owned.jobs.ensure(inspect_job(model, path, services, self.context.workloads))
             except REFUSED as error:
                 return str(error)
         return ""
@@ -211,25 +213,25 @@ class PodModels:
         users = self.context.informers.users(model)
         return [label_value(user.key.name) for user in users if self.context.pods.has_running_pod(user.key)]
 
-    async def _remove_job_without_result(self, model: Model, seen: Seen) -> None:
+    async def _remove_job_without_result(self, model: Model, observed: JobFacts) -> None:
         """Remove a Job that has ended well and whose pod is gone: its successor finds what there is, and reports it."""
-        if seen.job is None or not is_complete(seen.job) or read_fetched(seen.pods) is not None:
+        if observed.job is None or not is_complete(observed.job) or read_fetched(observed.pods) is not None:
             return
-        if await self._has_lost_its_pods(seen.job):
-            await self.context.owned.jobs.remove(seen.job.key, model.metadata.uid)
+        if await self._has_lost_its_pods(observed.job):
+            await self.context.owned.jobs.remove(observed.job.key, model.metadata.uid)
 
-    async def _is_revalidation_due(self, model: Model, seen: Seen) -> bool:
+    async def _is_revalidation_due(self, model: Model, observed: JobFacts) -> bool:
         """Whether a source that has been fetched is to be looked at now; the Job of the last look goes before."""
-        wait_seconds = revalidate_in_seconds(model, seen.job, self.context.workloads, self.context.utcnow())
+        wait_seconds = revalidate_in_seconds(model, observed.job, self.context.workloads, self.context.utcnow())
         if wait_seconds is None:
             return False
         if wait_seconds > 0:
             self.context.queues.models.add_after(model.key, wait_seconds)
             return False
-        if seen.job is not None and ended_at(seen.job):
-            await self.context.owned.jobs.remove(seen.job.key, model.metadata.uid)
+        if observed.job is not None and ended_at(observed.job):
+            await self.context.owned.jobs.remove(observed.job.key, model.metadata.uid)
             return False  # its end wakes the Model again
-        return seen.job is None
+        return observed.job is None
 
     async def _has_lost_its_pods(self, job: Job) -> bool:
         """Whether no pod of a Job is left that could tell; asked of the server, for pods and Jobs come separately."""
@@ -238,17 +240,17 @@ class PodModels:
         return not any(is_controlled_by(pod, job.metadata.uid) for pod in pods.items)
 
 
-def _is_lost(supply: Supply, seen: Seen) -> bool:
+def _is_lost(supply: Supply, observed: JobFacts) -> bool:
     """Whether what the Job has found went with an earlier claim; a folder of the nodes has none, nor has an image."""
-    return supply.by not in ("node", "image") and is_from_old_volume(seen.job, seen.claim)
+    return supply.by not in ("node", "image") and is_from_old_volume(observed.job, observed.claim)
 
 
-def _is_outdated(seen: Seen, wanted: Mapping[str, Any]) -> bool:
+def _is_outdated(observed: JobFacts, wanted: Mapping[str, Any]) -> bool:
     """Whether a Job that gets nowhere would be another one today."""
-    job = seen.job
+    job = observed.job
     if job is None or job.metadata.annotations.get(DIGEST) == wanted["metadata"]["annotations"][DIGEST]:
         return False
-    return is_failed(job) or not (ended_at(job) or any(pod.status.phase == "Running" for pod in seen.pods))
+    return is_failed(job) or not (ended_at(job) or any(pod.status.phase == "Running" for pod in observed.pods))
 
 
 FINALIZER: Final = "inference.llmkube.dev/in-use"
@@ -273,7 +275,7 @@ class ModelReconciler:
         if models.is_unreadable(key):
             return  # nothing can be written over its newest state from an older one
         if FINALIZER in cached.metadata.finalizers:
-            await self._free(cached)  # the answer wakes it again
+            await self._remove_finalizer(cached)  # the answer wakes it again
         elif self.in_pods is not None and not self.context.settings.is_for_hosts(cached):
             if self.in_pods.is_known:
                 await self.in_pods.reconcile(cached)
@@ -282,9 +284,9 @@ class ModelReconciler:
                 await self.in_pods.release(cached)
             await self._reconcile_on_hosts(cached)
 
-    async def _free(self, model: Model) -> None:
-        kept = [name for name in model.metadata.finalizers if name != FINALIZER]
-        patch = {"metadata": {"resourceVersion": model.metadata.resource_version, "finalizers": kept}}
+    async def _remove_finalizer(self, model: Model) -> None:
+        remaining = [name for name in model.metadata.finalizers if name != FINALIZER]
+        patch = {"metadata": {"resourceVersion": model.metadata.resource_version, "finalizers": remaining}}
         await self.context.client.patch(Model, model.key, patch, field_manager=CONTROLLER_FIELD_MANAGER)
 
     async def _reconcile_on_hosts(self, cached: Model) -> None:

@@ -34,16 +34,16 @@ async def run_namespace_keeper(client: Client, name: str, rng: random.Random, *,
     right on no cluster, and warns of nothing.
     """
     failures = 0
-    told = False
+    warned = False
     while True:
         try:
             with trio.fail_after(CALL_SECONDS):
                 await _ensure(client, name)
         except ForbiddenError as error:
-            if not told:
-                say = log.info if confined else log.warning
-                say("the namespace of the leases is an administrator's to make", namespace=name, error=str(error))
-            told, failures = True, 0
+            if not warned:
+                log_event = log.info if confined else log.warning
+                log_event("the namespace of the leases is an administrator's to make", namespace=name, error=str(error))
+            warned, failures = True, 0
         except (LLMKubeError, trio.TooSlowError) as error:
             failures += 1
             log.info("namespace of the leases not checked", namespace=name, error=str(error) or "no answer")

@@ -27,7 +27,7 @@ from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER
 from llmkube.k8s.workloads import Pod
 
 POLL_SECONDS: Final = 10.0
-PATIENCE_SECONDS: Final = 600.0
+RETENTION_SECONDS: Final = 600.0
 """How long a folder stays without a name: a Model that is deleted and made again finds its weights there."""
 
 CALL_SECONDS: Final = 60.0
@@ -42,22 +42,22 @@ class Pruner:
     context: PodContext
     _named: dict[str, set[str]] = attrs.field(factory=dict, init=False)
     _since: dict[tuple[str, str], float] = attrs.field(factory=dict, init=False)  # by namespace and key
-    _heard: dict[str, str] = attrs.field(factory=dict, init=False)  # uid of the Job whose end is known
+    _reported_jobs: dict[str, str] = attrs.field(factory=dict, init=False)  # uid of the Job whose end is known
 
     async def run(self) -> Never:
         """Look every ten seconds; what cannot be done is tried again later, and never fatal."""
         while True:
             await trio.sleep(POLL_SECONDS)
-            self._take_note()
+            self._record_named_folders()
             for namespace in list(self._named):
                 try:
                     with trio.fail_after(CALL_SECONDS):
-                        await self._tend(namespace)
+                        await self._prune(namespace)
                 except (LLMKubeError, trio.TooSlowError) as error:
                     log.info("volume not pruned", namespace=namespace, error=str(error) or "no answer")
                     self._postpone(namespace)
 
-    def _take_note(self) -> None:
+    def _record_named_folders(self) -> None:
         """Note which folders are named now, and begin or end the wait of the others."""
         named: dict[str, set[str]] = {}
         for model in self.context.informers.models.values():
@@ -72,7 +72,7 @@ class Pruner:
                 else:
                     self._since.setdefault((namespace, key), now)
 
-    async def _tend(self, namespace: str) -> None:
+    async def _prune(self, namespace: str) -> None:
         await trio.lowlevel.checkpoint()
         claim = self.context.pods.volume_claims.get(Key(namespace, CACHE_CLAIM))
         if claim is None:  # all of it went with the volume
@@ -80,26 +80,26 @@ class Pruner:
                 self._since.pop((namespace, key), None)
             return
         job = self.context.owned.jobs.get(Key(namespace, PRUNE_JOB))
-        if job is not None and is_complete(job) and self._heard.get(namespace) != job.metadata.uid:
-            self._heard[namespace] = job.metadata.uid
+        if job is not None and is_complete(job) and self._reported_jobs.get(namespace) != job.metadata.uid:
+            self._reported_jobs[namespace] = job.metadata.uid
             keys = job.metadata.annotations.get(PRUNED, "").split(",")
             log.info("folders removed", namespace=namespace, folders=keys)
             for key in keys:
                 self._since.pop((namespace, key), None)
                 self._named[namespace].discard(key)
-        due = trio.current_time() - PATIENCE_SECONDS
-        doomed = {key for key in self._named[namespace] if self._since.get((namespace, key), due + 1) <= due}
-        doomed -= self._deployed(namespace, doomed)
-        if not doomed or self._is_fetching(namespace) or (job is not None and not is_complete(job)):
+        due = trio.current_time() - RETENTION_SECONDS
+        expired = {key for key in self._named[namespace] if self._since.get((namespace, key), due + 1) <= due}
+        expired -= self._deployed(namespace, expired)
+        if not expired or self._is_fetching(namespace) or (job is not None and not is_complete(job)):
             return  # a Job that has failed stays for a day, and is made again then
         if job is not None:
             await self.context.owned.jobs.remove(job.key, claim.metadata.uid)
             return
         self.context.pruning.add(namespace)  # from here on no fetch begins
         try:
-            doomed -= await self._in_use(namespace, doomed)
-            if doomed:
-                await self.context.owned.jobs.ensure(prune_job(claim, sorted(doomed), self.context.workloads))
+            expired -= await self._in_use(namespace, expired)
+            if expired:
+                await self.context.owned.jobs.ensure(prune_job(claim, sorted(expired), self.context.workloads))
             else:
                 self._postpone(namespace)
         finally:
@@ -128,7 +128,7 @@ class Pruner:
         models = (await client.list(Model, namespace=namespace)).items  # DecodeError: one that could name any of them
         named = {key for model in models for key in _keys(model)}
         pods = [pod for pod in (await client.list(Pod, namespace=namespace)).raw if _may_read(pod)]
-        if any(_is_a_strangers(pod) for pod in pods):
+        if any(_is_foreign(pod) for pod in pods):
             return keys  # what a foreign pod reads is not known
         return (keys & named) | _mentioned(keys, pods)
 
@@ -152,5 +152,5 @@ def _may_read(pod: Mapping[str, Any]) -> bool:
     return CACHE_CLAIM in claims and pod.get("status", {}).get("phase") not in {"Succeeded", "Failed"}
 
 
-def _is_a_strangers(pod: Mapping[str, Any]) -> bool:
+def _is_foreign(pod: Mapping[str, Any]) -> bool:
     return (pod["metadata"].get("labels") or {}).get(MANAGED_BY) != CONTROLLER_FIELD_MANAGER

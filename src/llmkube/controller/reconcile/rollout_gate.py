@@ -18,9 +18,9 @@ import attrs
 import trio
 
 from llmkube.controller.reconcile.context import PodContext
-from llmkube.controller.reconcile.pod_answers import are_idle
+from llmkube.controller.reconcile.pod_polling import are_idle
 from llmkube.controller.reconcile.workload_plans import find_prefix
-from llmkube.controller.render.drain import IDLE_TIMEOUT_SECONDS, Kept
+from llmkube.controller.render.drain import IDLE_TIMEOUT_SECONDS, RetainedSettings
 from llmkube.controller.render.labels import DRAIN_SECONDS, OUR_IMAGE, RESTARTED, TEMPLATE
 from llmkube.controller.render.manifests import Manifests, WantedPods, group_name, render_manifests
 from llmkube.controller.render.storage import Weights
@@ -38,7 +38,7 @@ def waits_for_idle(service: InferenceService) -> bool:
     return policy is not None and bool(policy.wait_for_idle) and not policy.force
 
 
-def edit_patience_seconds(service: InferenceService) -> float:
+def edit_idle_timeout_seconds(service: InferenceService) -> float:
     """Return how long an edit waits for replicas to be idle; 0 when it does not."""
     policy = service.spec.rollout_policy
     if policy is None or not waits_for_idle(service):
@@ -46,7 +46,7 @@ def edit_patience_seconds(service: InferenceService) -> float:
     return float(policy.idle_timeout_seconds or IDLE_TIMEOUT_SECONDS)
 
 
-def aged_in_seconds(
+def seconds_until_max_age(
     service: InferenceService, live: Workload, pods: Sequence[Pod], now: datetime.datetime
 ) -> float | None:
     """Return how long until the oldest pod of a service is to be replaced for its age.
@@ -58,8 +58,8 @@ def aged_in_seconds(
         status.observed_generation >= live.metadata.generation
         and 0 < live.spec.replicas == status.replicas == status.updated_replicas == status.ready_replicas
     )
-    born = [pod.metadata.creation_timestamp for pod in pods if not pod.metadata.deletion_timestamp]
-    known = [moment for moment in map(parse_timestamp, born) if moment is not None]
+    created = [pod.metadata.creation_timestamp for pod in pods if not pod.metadata.deletion_timestamp]
+    known = [moment for moment in map(parse_timestamp, created) if moment is not None]
     if lifetime is None or not settled or not known:
         return None
     return max(lifetime - (now - min(known)).total_seconds(), 0.0)
@@ -82,27 +82,27 @@ async def due_manifests(
     annotations = live.metadata.annotations if live is not None else {}
     wanted = _manifests(context, service, plan, weights, annotations.get(RESTARTED, ""))
     if live is None or (spec.max_pod_lifetime_seconds is None and not waits_for_idle(service)):
-        record.stop_waiting()
+        record.clear_deferral()
         return wanted
     pods = context.pods.pods_of_service(key)
     cause = "an edit"
-    patience: float | None = edit_patience_seconds(service)
+    idle_timeout: float | None = edit_idle_timeout_seconds(service)
     if wanted.deployment["metadata"]["annotations"][TEMPLATE] == annotations.get(TEMPLATE):
         now = context.utcnow()
-        due = aged_in_seconds(service, live, pods, now)
+        due = seconds_until_max_age(service, live, pods, now)
         if due:
             context.queues.services.add_after(key, due)
         if due is None or due > 0:
-            record.stop_waiting()
+            record.clear_deferral()
             return wanted
-        cause, patience = "their age", spec.max_pod_lifetime_idle_timeout_seconds
+        cause, idle_timeout = "their age", spec.max_pod_lifetime_idle_timeout_seconds
         wanted = _manifests(context, service, plan, weights, timestamp(now))
     since = trio.current_time() if record.deferred_since is None else record.deferred_since
-    over = patience is not None and trio.current_time() - since >= patience
-    if over or not live.status.ready_replicas or not plan.busy_metrics or await are_idle(plan, pods):
-        record.stop_waiting()
+    expired = idle_timeout is not None and trio.current_time() - since >= idle_timeout
+    if expired or not live.status.ready_replicas or not plan.busy_metrics or await are_idle(plan, pods):
+        record.clear_deferral()
         return wanted
-    record.deferred_since, record.deferred_for = since, f"pods are replaced for {cause} once they have no request"
+    record.deferred_since, record.deferral_reason = since, f"pods are replaced for {cause} once they have no request"
     context.queues.services.add_after(key, IDLE_POLL_SECONDS)
     return wanted
 
@@ -130,27 +130,27 @@ def _manifests(
     live = deployment_of(context, service)
     replicas = desired_replicas(service, live)
     pods = WantedPods(replicas, weights, live is None or is_loading(live, replicas), restarted)
-    kept = _kept(live)
-    if kept is not None and plan.key_check is not None:  # what asks for keys is renewed with LLMKube
-        kept = attrs.evolve(kept, image=context.workloads.image)
-    template = live.metadata.annotations.get(TEMPLATE, "") if live is not None and kept is not None else ""
+    retained = _retained_settings(live)
+    if retained is not None and plan.key_check is not None:  # what asks for keys is renewed with LLMKube
+        retained = attrs.evolve(retained, image=context.workloads.image)
+    template = live.metadata.annotations.get(TEMPLATE, "") if live is not None and retained is not None else ""
     settings = attrs.evolve(context.workloads, priority_class_prefix=find_prefix(context, service, live))
     meta, classes = service.metadata, settings.priority_class_prefix
     render = partial(render_manifests, service, settings=settings, pods=pods)
 
     def make() -> Manifests:
         images = (plan.image, plan.image_before) if plan.image_before else (plan.image,)
-        for image in images if kept is not None else ():
-            same = render(plan=attrs.evolve(plan, image=image), kept=kept)
+        for image in images if retained is not None else ():
+            same = render(plan=attrs.evolve(plan, image=image), retained=retained)
             if same.deployment["metadata"]["annotations"][TEMPLATE] == template:
                 return same
         return render(plan=plan)
 
-    made_from = meta.uid, meta.generation, plan, pods, classes, kept, template
-    return context.records[service.key].manifests.get(made_from, make)
+    inputs = meta.uid, meta.generation, plan, pods, classes, retained, template
+    return context.records[service.key].manifests.get(inputs, make)
 
 
-def _kept(live: Workload | None) -> Kept | None:
+def _retained_settings(live: Workload | None) -> RetainedSettings | None:
     """Return what pods that serve have of ours: if nothing else is to change, they keep it.
 
     An upgrade of LLMKube, or a policy about replacing pods, would else load models anew; so would an image that is
@@ -159,4 +159,4 @@ def _kept(live: Workload | None) -> Kept | None:
     if live is None or not live.status.ready_replicas:
         return None
     image, seconds = (live.metadata.annotations.get(name, "") for name in (OUR_IMAGE, DRAIN_SECONDS))
-    return Kept(image, int(seconds)) if image and seconds.isdecimal() else None
+    return RetainedSettings(image, int(seconds)) if image and seconds.isdecimal() else None

@@ -15,19 +15,24 @@ from llmkube.controller.render.router_objects import (
     to_provider,
     to_service,
 )
-from llmkube.controller.status.router_status import RouterFacts, derive_router_status, not_routed, seen_of
+from llmkube.controller.status.router_status import (
+    RouterFacts,
+    deployment_facts,
+    derive_router_status,
+    unsupported_status,
+)
 from llmkube.controller.writes.owned_objects import REFUSED, REFUSED_RETRY_SECONDS, OwnedObjects
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.modelrouter import ModelRouter, ProxySpec
-from llmkube.k8s.rbac import FOLLOW, Permission
+from llmkube.k8s.rbac import LIST_AND_WATCH, Permission
 from llmkube.k8s.resource import Key, is_controlled_by
 from llmkube.k8s.wire.names import endpoint_url, service_name
 from llmkube.k8s.wire.times import timestamp
-from llmkube.router.config.compile_router import Compiled, KeyFile, ResolvedService, compile_router
-from llmkube.router.config.routing_config import RoutingConfig, stays_here
-from llmkube.router.config.written_form import encode_config
+from llmkube.router.config.compile_router import CompiledRouter, KeyFile, ResolvedService, compile_router
+from llmkube.router.config.config_json import encode_config
+from llmkube.router.config.routing_config import RoutingConfig, is_local_url
 
-PERMISSIONS: Final = (Permission(ModelRouter, FOLLOW | {"get"}),)
+PERMISSIONS: Final = (Permission(ModelRouter, LIST_AND_WATCH | {"get"}),)
 
 _NO_PODS: Final = "there are no nodes here that could run its pods: `llmkube router -f FILE` runs a router by itself"
 
@@ -36,7 +41,7 @@ class RouterPlacement(Protocol):
     """Where routers run."""
 
     @property
-    def look_seconds(self) -> float | None:
+    def resync_seconds(self) -> float | None:
         """After how many seconds a router is looked at again, whatever happens; None where all changes are seen."""
         ...
 
@@ -74,14 +79,14 @@ class RouterReconciler:
             return  # what serves serves on, until the router is gone
         now = self.context.utcnow()
         if placement is None:
-            await writer.write(cached, not_routed(writer.newest(cached), _NO_PODS, now=now))
+            await writer.write(cached, unsupported_status(writer.newest(cached), _NO_PODS, now=now))
             return
-        if placement.look_seconds is not None:
-            self.context.queues.routers.add_after(key, placement.look_seconds)
+        if placement.resync_seconds is not None:
+            self.context.queues.routers.add_after(key, placement.resync_seconds)
         if placement.is_known:
             facts = await placement.place(cached)
             status = derive_router_status(writer.newest(cached), facts, now=now)
-            await writer.write(cached, status, along={"lastUpdated": timestamp(now)})
+            await writer.write(cached, status, extra={"lastUpdated": timestamp(now)})
 
 
 @attrs.frozen(eq=False)
@@ -89,12 +94,12 @@ class PodRouters:
     """Place routers in pods: a `RouterPlacement`."""
 
     context: PodContext
-    look_seconds: None = None
+    resync_seconds: None = None
 
     @property
     def is_known(self) -> bool:
         """Whether all is known that a router in pods needs."""
-        return self.context.pods.make_routers and self.context.informers.services.is_known
+        return self.context.pods.can_make_routers and self.context.informers.services.is_known
 
     async def place(self, router: ModelRouter) -> RouterFacts:
         """Have a router's pods made; return what is known of it."""
@@ -106,9 +111,9 @@ class PodRouters:
         return RouterFacts(
             config=compiled.config,
             errors=compiled.errors,
-            ignored=(*compiled.not_honoured, *_counted_apart(router)),
+            ignored=(*compiled.not_honoured, *_per_pod_budgets(router)),
             refusal=refusal,
-            **seen_of(ours),
+            **deployment_facts(ours),
             pods=self.context.pods.pods_of_router(router.key),
             health=self.context.health.get(router.key, {}),
             endpoint=self._endpoint(router),
@@ -129,7 +134,7 @@ class PodRouters:
         for kind in kinds:
             kind.forget(named)
 
-    def _compile(self, router: ModelRouter) -> Compiled:
+    def _compile(self, router: ModelRouter) -> CompiledRouter:
         keys: list[KeyFile] = []
 
         def resolve(name: str) -> ResolvedService | None:
@@ -152,7 +157,7 @@ class PodRouters:
         name = service_name(service.key.name)
         return endpoint_url(name, service.key.namespace, port=port, path="/v1", cluster_domain=domain)
 
-    async def _apply(self, router: ModelRouter, compiled: Compiled) -> str:
+    async def _apply(self, router: ModelRouter, compiled: CompiledRouter) -> str:
         """Write the objects of a router; return why the API server takes one of them not, or nothing."""
         if compiled.config is None:
             return ""  # what serves an earlier spec serves on
@@ -183,14 +188,14 @@ class PodRouters:
             if backend.inference_service_ref is not None:
                 name = backend.inference_service_ref.name
                 yield to_service(name)
-                for piece in self.context.informers.slices_of(Key(router.key.namespace, name)):
-                    for endpoint in piece.endpoints:
-                        for port in piece.ports:
+                for endpoint_slice in self.context.informers.slices_of(Key(router.key.namespace, name)):
+                    for endpoint in endpoint_slice.endpoints:
+                        for port in endpoint_slice.ports:
                             if port.port is not None and endpoint.addresses:
                                 yield to_host(endpoint.addresses[0], port.port)
             elif url := config.backends[backend.name].base_url:
                 yield to_provider(url, local=config.backends[backend.name].local)
-        yield from _servers(config)
+        yield from _auxiliary_servers(config)
 
     def _endpoint(self, router: ModelRouter) -> str:
         endpoint, name = router.spec.endpoint, router_objects_name(router.key.name)
@@ -198,21 +203,21 @@ class PodRouters:
         return endpoint_url(name, router.key.namespace, port=endpoint.port, path=endpoint.path, cluster_domain=domain)
 
 
-def _counted_apart(router: ModelRouter) -> Iterator[str]:
+def _per_pod_budgets(router: ModelRouter) -> Iterator[str]:
     """Name what each pod of several keeps for itself."""
     replicas = (router.spec.proxy or ProxySpec()).replicas or 1
     policy = router.spec.policy
     if replicas > 1 and policy is not None and policy.budgets and policy.budget_store is None:
-        words = f"each of {replicas} pods counts by itself: together they admit as many times more"
-        yield f"spec.policy.budgets ({words}; a budgetStore keeps one count)"
+        note = f"each of {replicas} pods counts by itself: together they admit as many times more"
+        yield f"spec.policy.budgets ({note}; a budgetStore keeps one count)"
 
 
-def _servers(config: RoutingConfig) -> Iterator[Rule]:
+def _auxiliary_servers(config: RoutingConfig) -> Iterator[Rule]:
     """Name what a router asks for itself; a name may be of a server beside the cluster, or of a public one."""
     tokens, store = config.auth.tokens, config.budget_store
     if tokens is not None and tokens.jwks_uri:
         yield to_provider(tokens.jwks_uri, local=True)
-        if not stays_here(tokens.jwks_uri):
+        if not is_local_url(tokens.jwks_uri):
             yield to_provider(tokens.jwks_uri, local=False)
     if store is not None:
         host = f"[{store.host}]" if ":" in store.host else store.host

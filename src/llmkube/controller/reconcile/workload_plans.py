@@ -42,15 +42,15 @@ def plan_workload(context: PodContext, service: InferenceService, model: Model) 
     """Return what the pods of a service are, or why there can be none yet."""
     drafts = tuple(context.informers.models.get(Key(service.key.namespace, name)) for name in drafts_of(service))
     groups = context.pods.groups.is_known
-    made_from = (service.metadata.uid, service.metadata.generation, model, drafts, groups)
-    return context.records[service.key].workload.get(made_from, lambda: _plan_workload(context, service, model))
+    inputs = (service.metadata.uid, service.metadata.generation, model, drafts, groups)
+    return context.records[service.key].workload.get(inputs, lambda: _plan_workload(context, service, model))
 
 
 def plan_container(context: PodContext, service: InferenceService, model: Model) -> ContainerPlan | PlanError:
     """Return the container of a service, or why there can be none; made again when a spec or the header changes."""
     mine, its = service.metadata, model.metadata
-    made_from = (mine.uid, mine.generation, its.uid, its.generation, model.status.gguf)
-    return context.records[service.key].container.get(made_from, lambda: _plan_container(context, service, model))
+    inputs = (mine.uid, mine.generation, its.uid, its.generation, model.status.gguf)
+    return context.records[service.key].container.get(inputs, lambda: _plan_container(context, service, model))
 
 
 def user_of(context: PodContext, service: InferenceService, model: Model) -> User:
@@ -87,13 +87,13 @@ def _plan_container(context: PodContext, service: InferenceService, model: Model
 def _plan_workload(context: PodContext, service: InferenceService, model: Model) -> WorkloadPlan:
     plan = plan_container(context, service, model)
     if isinstance(plan, PlanError):
-        return WorkloadPlan(ServiceFacts(model=_verdict_on(model), refusal=str(plan)))
+        return WorkloadPlan(ServiceFacts(model=_model_verdict(model), refusal=str(plan)))
     if plan.group is not None and not context.pods.groups.is_known:
-        return WorkloadPlan(ServiceFacts(model=_verdict_on(model), plan=plan, refusal=_NO_GROUPS))
+        return WorkloadPlan(ServiceFacts(model=_model_verdict(model), plan=plan, refusal=_NO_GROUPS))
     if refusals := service_refusals(service.spec, context.workloads):
-        said = refusal_message(refusals)
+        statement = refusal_message(refusals)
         return WorkloadPlan(
-            ServiceFacts(model=_verdict_on(model), plan=plan, refusal=said, refusal_reason=Reason.NOT_ALLOWED)
+            ServiceFacts(model=_model_verdict(model), plan=plan, refusal=statement, refusal_reason=Reason.NOT_ALLOWED)
         )
     supply = _supply_of(context, service, model)
     ignored = without_effect(model, supply, plan.not_honoured)
@@ -106,7 +106,7 @@ def _plan_workload(context: PodContext, service: InferenceService, model: Model)
         if plan.draft_model:
             draft_verdict, draft = _find_draft(context, service, plan)
     except (WeightsError, PlanError) as error:
-        return WorkloadPlan(attrs.evolve(facts, model=_verdict_on(model), refusal=str(error)))
+        return WorkloadPlan(attrs.evolve(facts, model=_model_verdict(model), refusal=str(error)))
     missing = [one for one in (verdict, draft_verdict) if one.phase != "Ready"]
     blocking = [one for one in missing if one.reason != Reason.PVC_NOT_BOUND]
     worst, *_ = *blocking, *missing, verdict
@@ -128,7 +128,7 @@ def _find_weights(
     """
     if not plan.uses_weights and not plan.needs_model_init:
         return Verdict("Ready", Reason.RUNTIME_RESOLVED, ""), Storage()
-    verdict = _verdict_on(model)
+    verdict = _model_verdict(model)
     if supply.by == "pods":
         verdict = Verdict("Ready", Reason.WORKLOAD_RESOLVED, "")
     elif supply.by == "job" and verdict.phase == "Ready" and not is_remembered(model):
@@ -162,16 +162,16 @@ def _find_draft(context: PodContext, service: InferenceService, plan: ContainerP
     return _find_weights(context, service, model, plan, _supply_of(context, service, model))
 
 
-def _verdict_on(model: Model) -> Verdict:
+def _model_verdict(model: Model) -> Verdict:
     """Return what the Model's own status says of its newest spec."""
     generation = model.metadata.generation
     kinds = {"Ready": AVAILABLE, "Failed": DEGRADED}
-    said = current(model.status.conditions, kinds.get(model.status.phase, PROGRESSING), generation)
-    if said is None:
+    statement = current(model.status.conditions, kinds.get(model.status.phase, PROGRESSING), generation)
+    if statement is None:
         return Verdict("Pending", Reason.PENDING, "waiting for the Model's status")
-    if said.reason == Reason.NO_RESULT or model.status.phase not in kinds:
-        return Verdict("Pending", said.reason, said.message)
-    return Verdict(model.status.phase, said.reason, said.message)
+    if statement.reason == Reason.NO_RESULT or model.status.phase not in kinds:
+        return Verdict("Pending", statement.reason, statement.message)
+    return Verdict(model.status.phase, statement.reason, statement.message)
 
 
 _DEFAULT_PRIORITY = "normal"

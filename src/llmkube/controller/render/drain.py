@@ -44,7 +44,7 @@ _PORT: Final = 21420
 
 
 @attrs.frozen
-class Kept:
+class RetainedSettings:
     """What pods that serve may keep although new ones get another: it alone is no reason to load a model again.
 
     Attributes:
@@ -116,10 +116,10 @@ def drain_containers(
     if not settings.drain_container or plan.key_check is not None:
         return ()
     args = ["drain", "--engine", str(engine_port(plan)), *drain_args(service, plan, seconds)]
-    return (beside(NAME, args, plan, settings),)
+    return (sidecar(NAME, args, plan, settings),)
 
 
-def beside(name: str, args: list[str], plan: ContainerPlan, settings: WorkloadSettings) -> dict[str, Any]:
+def sidecar(name: str, args: list[str], plan: ContainerPlan, settings: WorkloadSettings) -> dict[str, Any]:
     """Return a container of our image that stays beside the engine for as long as that has requests.
 
     Its probe keeps the pod from being ready before its hooks are answered; once is enough.
@@ -168,7 +168,7 @@ def key_containers(
     args += drain_args(service, plan, drain_seconds)
     resources = {"requests": {"cpu": "50m", "memory": "128Mi"}}  # no limit: all of the service's traffic is its work
     mounts = [{"name": KEYS_NAME, "mountPath": KEYS_FOLDER, "readOnly": True}]
-    return (beside(KEYS_NAME, args, plan, settings) | {"resources": resources, "volumeMounts": mounts},)
+    return (sidecar(KEYS_NAME, args, plan, settings) | {"resources": resources, "volumeMounts": mounts},)
 
 
 def key_volumes(plan: ContainerPlan) -> tuple[dict[str, Any], ...]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from llmkube.controller.render.labels import FETCH_LABELS, model_labels, owned_manifest
-from llmkube.controller.render.model_sources import CACHE_FOLDER, SOURCE_FOLDER, follows, job_name
+from llmkube.controller.render.model_sources import CACHE_FOLDER, SOURCE_FOLDER, job_name, refreshes_on_change
 from llmkube.controller.render.storage import (
     CACHE_CLAIM,
     FETCH,
@@ -47,7 +47,7 @@ def fetch_job(model: Model, settings: WorkloadSettings) -> dict[str, Any]:
     """Return the Job that fetches a Model's weights into the namespace's claim."""
     labels = model_labels(model)
     tolerations = [dict(one) for one in model.spec.prefetch_tolerations]
-    more = ["--versions"] if follows(model.spec) else []
+    more = ["--versions"] if refreshes_on_change(model.spec) else []
     container = fetch_container(model, settings, *more, f"--progress-port={PROGRESS_PORT}")
     claim = {"name": "models", "persistentVolumeClaim": {"claimName": CACHE_CLAIM}}
     pod = {
@@ -74,12 +74,12 @@ def inspect_job(model: Model, path: str, services: Sequence[str], settings: Work
     labels, volume = model_labels(model), source_volume(model)
     assert volume is not None, "the caller has looked"
     mount = {"name": volume["name"], "mountPath": SOURCE_FOLDER, "readOnly": True}
-    beside = {
+    affinity_term = {
         "labelSelector": {"matchExpressions": [{"key": SERVICE_LABEL, "operator": "In", "values": list(services)}]},
         "topologyKey": "kubernetes.io/hostname",
     }
     pod = {
-        "affinity": {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [beside]}},
+        "affinity": {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [affinity_term]}},
         "tolerations": [{"operator": "Exists", "effect": "NoSchedule"}],
         "containers": [llmkube_container(settings, ["fetch", "--inspect", path], (), [mount])],
         "volumes": [volume],
@@ -125,7 +125,7 @@ def job_spec(
         },
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
     ]
-    whole = {
+    pod_spec = {
         "restartPolicy": "Never",
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -137,5 +137,5 @@ def job_spec(
         **more,
         "ttlSecondsAfterFinished": JOB_TTL_SECONDS,
         "podFailurePolicy": {"rules": rules},
-        "template": {"metadata": {"labels": dict(labels)}, "spec": whole},
+        "template": {"metadata": {"labels": dict(labels)}, "spec": pod_spec},
     }

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import attrs
 
-from llmkube.controller.render.drain import Kept, drain_seconds
+from llmkube.controller.render.drain import RetainedSettings, drain_seconds
 from llmkube.controller.render.labels import (
     DRAIN_SECONDS,
     MODEL_LABEL,
@@ -47,20 +47,20 @@ from llmkube.runtimes.container.container_plan import PORT_NAME, ContainerPlan
 from llmkube.runtimes.container.group import uses_fabric
 
 _ENDING: Final = "-group"
-_ROOM: Final = 45
+_MAX_GROUP_NAME: Final = 45
 """Characters of a group's name that leave room for what its pods and their revisions append."""
 
-_ANSWERING: Final = ("ports", "startupProbe", "livenessProbe", "readinessProbe", "lifecycle")
+_SERVING_FIELDS: Final = ("ports", "startupProbe", "livenessProbe", "readinessProbe", "lifecycle")
 """What only the container that answers has."""
 
 
 def group_name(service: str) -> str:
     """Return the name of a service's LeaderWorkerSet: that makes a headless Service of its own name, so not ours."""
     name = f"{service_name(service)}{_ENDING}"
-    if len(name) <= _ROOM:
+    if len(name) <= _MAX_GROUP_NAME:
         return name
     digest = hashlib.sha256(service.encode()).hexdigest()[:6]
-    return f"{name[: _ROOM - len(_ENDING) - len(digest) - 1].rstrip('-')}-{digest}{_ENDING}"
+    return f"{name[: _MAX_GROUP_NAME - len(_ENDING) - len(digest) - 1].rstrip('-')}-{digest}{_ENDING}"
 
 
 def leader_plan(plan: ContainerPlan) -> ContainerPlan:
@@ -92,9 +92,9 @@ def group_spec(
         worker: That of the others, made from `worker_plan`.
         replicas: How many groups; 0 or 1.
     """
-    wish = service.spec.multi_node
-    assert wish is not None, "the caller has looked"
-    nodes = [member.node for member in wish.members]
+    multi_node = service.spec.multi_node
+    assert multi_node is not None, "the caller has looked"
+    nodes = [member.node for member in multi_node.members]
     return {
         "replicas": replicas,
         "startupPolicy": "LeaderCreated",
@@ -105,20 +105,20 @@ def group_spec(
         "leaderWorkerTemplate": {
             "size": len(nodes),
             "restartPolicy": "RecreateGroupOnPodRestart",
-            "leaderTemplate": _placed(service, wish, leader, nodes[:1]),
-            "workerTemplate": _placed(service, wish, _silent(worker), nodes[1:]),
+            "leaderTemplate": _placed(service, multi_node, leader, nodes[:1]),
+            "workerTemplate": _placed(service, multi_node, _without_serving_fields(worker), nodes[1:]),
         },
     }
 
 
-def _silent(template: Mapping[str, Any]) -> dict[str, Any]:
+def _without_serving_fields(template: Mapping[str, Any]) -> dict[str, Any]:
     engine, *_ = template["spec"]["containers"]
-    kept = {name: value for name, value in engine.items() if name not in _ANSWERING}
-    return {**template, "spec": {**template["spec"], "containers": [kept]}}
+    retained = {name: value for name, value in engine.items() if name not in _SERVING_FIELDS}
+    return {**template, "spec": {**template["spec"], "containers": [retained]}}
 
 
 def _placed(
-    service: InferenceService, wish: MultiNode, template: Mapping[str, Any], nodes: Sequence[str]
+    service: InferenceService, multi_node: MultiNode, template: Mapping[str, Any], nodes: Sequence[str]
 ) -> dict[str, Any]:
     """Return a template whose pods run on these nodes alone, one on each."""
     terms = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]} for node in nodes]
@@ -129,17 +129,17 @@ def _placed(
     required = "requiredDuringSchedulingIgnoredDuringExecution"
     others[required] = [*(others.get(required) or ()), apart]
     affinity |= {"nodeAffinity": {required: {"nodeSelectorTerms": terms}}, "podAntiAffinity": others}
-    engine, *beside = spec["containers"]
-    network = {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"} if uses_fabric(wish) else {}
-    placed = {**spec, **network, "affinity": affinity, "containers": [_with_rdma(engine, wish), *beside]}
+    engine, *sidecars = spec["containers"]
+    network = {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"} if uses_fabric(multi_node) else {}
+    placed = {**spec, **network, "affinity": affinity, "containers": [_with_rdma(engine, multi_node), *sidecars]}
     return {**template, "spec": placed}
 
 
-def _with_rdma(engine: Mapping[str, Any], wish: MultiNode) -> dict[str, Any]:
-    if not wish.rdma_resource:
+def _with_rdma(engine: Mapping[str, Any], multi_node: MultiNode) -> dict[str, Any]:
+    if not multi_node.rdma_resource:
         return dict(engine)
     resources = dict(engine.get("resources") or {})
-    resources["limits"] = {**(resources.get("limits") or {}), wish.rdma_resource: "1"}
+    resources["limits"] = {**(resources.get("limits") or {}), multi_node.rdma_resource: "1"}
     return {**engine, "resources": resources}
 
 
@@ -289,7 +289,7 @@ def render_manifests(
     plan: ContainerPlan,
     settings: WorkloadSettings,
     pods: WantedPods,
-    kept: Kept | None = None,
+    retained: RetainedSettings | None = None,
 ) -> Manifests:
     """Return the objects of a service.
 
@@ -298,10 +298,10 @@ def render_manifests(
         plan: What its container is.
         settings: What the operator says about pods.
         pods: Parameters of its pods.
-        kept: What its pods keep of ours.
+        retained: What its pods keep of ours.
     """
     return Manifests(
-        deployment=deployment(service, plan, settings, pods, kept),
+        deployment=deployment(service, plan, settings, pods, retained),
         kubernetes_service=kubernetes_service(service, plan),
         autoscaler=autoscaler(service, plan),
         budget=disruption_budget(service, plan, starting=pods.starting),
@@ -316,7 +316,7 @@ def deployment(
     plan: ContainerPlan,
     settings: WorkloadSettings,
     pods: WantedPods,
-    kept: Kept | None = None,
+    retained: RetainedSettings | None = None,
 ) -> dict[str, Any]:
     """Return the Deployment of a service.
 
@@ -328,14 +328,14 @@ def deployment(
         plan: What its container is.
         settings: What the operator says about pods.
         pods: Parameters of its pods.
-        kept: What its pods keep of ours; None: they get today's.
+        retained: What its pods keep of ours; None: they get today's.
     """
-    kept = kept or Kept(settings.image, drain_seconds(service, plan))
-    settings = attrs.evolve(settings, image=kept.image)
+    retained = retained or RetainedSettings(settings.image, drain_seconds(service, plan))
+    settings = attrs.evolve(settings, image=retained.image)
     surge = {"maxSurge": 0, "maxUnavailable": 1} if plan.resources.on_gpu else {"maxSurge": 1, "maxUnavailable": 0}
     history = service.spec.revision_history_limit
     volumes = pods.weights.model, draft_storage(pods.weights)
-    template = pod_template(service, leader_plan(plan), *volumes, settings, drain_seconds=kept.drain_seconds)
+    template = pod_template(service, leader_plan(plan), *volumes, settings, drain_seconds=retained.drain_seconds)
     if pods.restarted:
         template["metadata"].setdefault("annotations", {})[RESTARTED] = pods.restarted
     spec: dict[str, Any] = {
@@ -348,12 +348,12 @@ def deployment(
     }
     resource, name, made_of = Deployment.RESOURCE, service.key.name, template
     if plan.group is not None:
-        worker = pod_template(service, worker_plan(plan), *volumes, settings, drain_seconds=kept.drain_seconds)
+        worker = pod_template(service, worker_plan(plan), *volumes, settings, drain_seconds=retained.drain_seconds)
         spec = group_spec(service, template, worker, replicas=pods.replicas)
         resource, name, made_of = LeaderWorkerSet.RESOURCE, group_name(name), spec["leaderWorkerTemplate"]
     manifest = service_manifest(resource, service, plan.runtime, spec, name=name)
     manifest["metadata"]["annotations"][TEMPLATE] = digest(made_of)
-    manifest["metadata"]["annotations"] |= {OUR_IMAGE: kept.image, DRAIN_SECONDS: str(kept.drain_seconds)}
+    manifest["metadata"]["annotations"] |= {OUR_IMAGE: retained.image, DRAIN_SECONDS: str(retained.drain_seconds)}
     if pods.restarted:
         manifest["metadata"]["annotations"][RESTARTED] = pods.restarted
     return manifest

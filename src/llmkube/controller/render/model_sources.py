@@ -43,7 +43,7 @@ def cache_key(spec: ModelSpec) -> str:
     facts = [spec.source, list(spec.files), spec.mmproj, (spec.sha256 or "").lower()]
     if spec.source_secret_ref and spec.source.startswith("s3://"):
         facts.append(spec.source_secret_ref.name)
-    if follows(spec):
+    if refreshes_on_change(spec):
         facts.append(ON_CHANGE)
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:_KEY_CHARS]
 
@@ -108,6 +108,6 @@ def job_name(model: Model) -> str:
     return f"{name}-{cache_key(model.spec)}"
 
 
-def follows(spec: ModelSpec) -> bool:
+def refreshes_on_change(spec: ModelSpec) -> bool:
     """Whether a source is looked at again once it has been fetched."""
     return spec.refresh_policy == ON_CHANGE

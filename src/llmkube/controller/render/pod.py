@@ -50,11 +50,11 @@ def pod_template(
     metadata: dict[str, Any] = {"labels": {**spec.pod_labels, **labels}}
     volumes, mounts = _volumes(service, plan, storage, draft)
     engine = with_pre_stop(_engine(service, plan, storage, draft, mounts), plan, settings)
-    beside = [
+    sidecars = [
         *key_containers(service, plan, engine, settings, drain_seconds),
         *drain_containers(service, plan, settings, drain_seconds),
     ]
-    annotations = {**({DEFAULT_CONTAINER: plan.container_name} if beside else {}), **spec.pod_annotations}
+    annotations = {**({DEFAULT_CONTAINER: plan.container_name} if sidecars else {}), **spec.pod_annotations}
     if annotations:
         metadata["annotations"] = annotations
     pod: dict[str, Any] = {
@@ -63,13 +63,13 @@ def pod_template(
         # Variables for every Service of a namespace collide with those of engines (VLLM_PORT is one of vLLM's own).
         "enableServiceLinks": False,
         "securityContext": _pod_context(service, plan, storage, settings),
-        "containers": [engine, *beside],
+        "containers": [engine, *sidecars],
     }
     init = [*storage.init_containers, *({**one, "name": f"{one['name']}-draft"} for one in draft.init_containers)]
     optional: Mapping[str, Any] = {
         "initContainers": init,
         "volumes": volumes,
-        "imagePullSecrets": _pull_secrets(service, [*init, *beside], settings),
+        "imagePullSecrets": _pull_secrets(service, [*init, *sidecars], settings),
         "nodeSelector": {**(settings.shared_gpu_selector if plan.resources.shared else {}), **spec.node_selector},
         "tolerations": [*_gpu_tolerations(plan), *(dict(one) for one in spec.tolerations)],
         "affinity": dict(spec.affinity or {}),

@@ -297,10 +297,10 @@ def _key_volumes(keys: Iterable[KeyFile]) -> list[dict[str, Any]]:
     A Secret may be missing: what needs it says so then, and the rest serves. A kubelet renews the files.
     """
     sources: dict[str, list[dict[str, Any]]] = {}
-    whole: dict[str, str] = {}
+    whole_secrets: dict[str, str] = {}
     for one in keys:
         if not one.key:
-            whole[posixpath.basename(one.path)] = one.secret
+            whole_secrets[posixpath.basename(one.path)] = one.secret
             continue
         folder, name = posixpath.split(one.path)
         secret = {"name": one.secret, "items": [{"key": one.key, "path": name}], "optional": True}
@@ -309,7 +309,7 @@ def _key_volumes(keys: Iterable[KeyFile]) -> list[dict[str, Any]]:
         *({"name": _volume(folder), "projected": {"sources": found}} for folder, found in sources.items()),
         *(
             {"name": _volume(folder), "secret": {"secretName": name, "optional": True}}
-            for folder, name in whole.items()
+            for folder, name in whole_secrets.items()
         ),
     ]
 

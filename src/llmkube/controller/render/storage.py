@@ -25,8 +25,8 @@ from llmkube.controller.render.model_sources import (
     cache_key,
     claim_path,
     extra_files,
-    follows,
     predecessors_key,
+    refreshes_on_change,
     source_of,
 )
 from llmkube.controller.settings import WorkloadSettings
@@ -69,7 +69,7 @@ def fetch_container(model: Model, settings: WorkloadSettings, *more: str) -> dic
     args += [word for name in extra_files(spec) for word in ("--beside", name)]
     args += ["--adopt", f"{CACHE_FOLDER}/{predecessors_key(spec)}"]
     args += ["--sha256", spec.sha256.lower()] if spec.sha256 else []
-    args += [word for word in ("--fresh" if follows(spec) else "", *more) if word]
+    args += [word for word in ("--fresh" if refreshes_on_change(spec) else "", *more) if word]
     args += ["--hub-endpoint", settings.hub_endpoint] if settings.hub_endpoint else []
     args += [word for network in settings.private_sources for word in ("--allow-private-sources", network)]
     env: list[dict[str, Any]] = [{"name": "LLMKUBE_SOURCE", "value": literal(spec.source)}]

@@ -13,19 +13,19 @@ import attrs
 from llmkube.base.units import format_bytes
 from llmkube.controller.render.model_sources import cache_key, source_of
 from llmkube.controller.render.storage import FETCH
-from llmkube.controller.status.pods import ended, trouble_of
+from llmkube.controller.status.pods import terminated_state, trouble_of
 from llmkube.k8s.codec import encode
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.wire.conditions import Statement, find_condition
 from llmkube.k8s.wire.reasons import Reason
-from llmkube.k8s.wire.termination_message import Fetched, parse_failure, parse_fetched
+from llmkube.k8s.wire.termination_message import Fetched, parse_failure, parse_fetch_result
 from llmkube.k8s.workloads import Job, PersistentVolumeClaim, Pod
 from llmkube.weights.errors import WeightsError
 from llmkube.weights.source import ImageSource, LocalFile, VolumeSource
 
 
 @attrs.frozen
-class Seen:
+class JobFacts:
     """What is known of a Model's weights: its Job, that Job's pods, and the claim: its own, or the namespace's.
 
     Attributes:
@@ -45,15 +45,15 @@ class Seen:
 
 def read_fetched(pods: Sequence[Pod]) -> Fetched | None:
     """Return what a fetch that succeeded has left, or None when no pod left a result."""
-    ends = [end for pod in pods if (end := ended(pod, FETCH)) is not None and not end.exit_code]
-    return next(filter(None, (parse_fetched(end.message) for end in ends)), None)
+    ends = [end for pod in pods if (end := terminated_state(pod, FETCH)) is not None and not end.exit_code]
+    return next(filter(None, (parse_fetch_result(end.message) for end in ends)), None)
 
 
 def read_failure(pods: Sequence[Pod]) -> tuple[str, str]:
     """Return reason and message of the newest fetch that failed; both empty when none has said anything."""
     newest = sorted(pods, key=lambda pod: pod.metadata.creation_timestamp or "", reverse=True)
     for pod in newest:
-        end = ended(pod, FETCH)
+        end = terminated_state(pod, FETCH)
         if end is None or not end.exit_code:
             continue
         if end.reason == Reason.OOM_KILLED:
@@ -104,45 +104,45 @@ def is_inspected(model: Model) -> bool:
     return model.spec.format == "gguf" and is_mounted(model)
 
 
-def is_known(model: Model, seen: Seen) -> bool:
+def is_known(model: Model, observed: JobFacts) -> bool:
     """Whether the status holds the header of this very file."""
     status = model.status
-    return status.gguf is not None and (status.cache_key, status.cache_volume) == _identity(model, seen)
+    return status.gguf is not None and (status.cache_key, status.cache_volume) == _identity(model, observed)
 
 
-def inspected_facts(model: Model, seen: Seen) -> dict[str, Any]:
+def inspected_facts(model: Model, observed: JobFacts) -> dict[str, Any]:
     """Return what the status holds of the file; nothing before it has been read."""
-    if is_known(model, seen):
+    if is_known(model, observed):
         size, gguf = model.status.size, model.status.gguf
     else:
-        found = read_fetched(seen.pods) if is_complete(seen.job) else None
+        found = read_fetched(observed.pods) if is_complete(observed.job) else None
         if found is None:
             return {}
         size, gguf = format_bytes(found.size_bytes), found.gguf
-    key, volume = _identity(model, seen)
+    key, volume = _identity(model, observed)
     facts = {"cacheKey": key, "cacheVolume": volume, "size": size, "gguf": encode(gguf) if gguf is not None else None}
     return {name: value for name, value in facts.items() if value}
 
 
-def judge_inspection(model: Model, seen: Seen) -> Statement:
+def inspection_statement(model: Model, observed: JobFacts) -> Statement:
     """Say how reading the header goes."""
-    if inspected_facts(model, seen):
+    if inspected_facts(model, observed):
         return Statement(INSPECTED, True, Reason.HEADER_READ, "status.gguf holds what the header says")
-    reason, message = _hindrance(seen)
+    reason, message = _inspection_problem(observed)
     return Statement(INSPECTED, False, reason, message)
 
 
-def _hindrance(seen: Seen) -> tuple[str, str]:
-    if seen.obstacle:
-        return Reason.JOB_REFUSED, seen.obstacle
-    if seen.job is None:
+def _inspection_problem(observed: JobFacts) -> tuple[str, str]:
+    if observed.obstacle:
+        return Reason.JOB_REFUSED, observed.obstacle
+    if observed.job is None:
         return Reason.NOT_IN_USE, "its header is read once a pod that serves it runs"
-    name = seen.job.key.name
-    reason, message = read_failure(seen.pods)
-    if is_failed(seen.job):
+    name = observed.job.key.name
+    reason, message = read_failure(observed.pods)
+    if is_failed(observed.job):
         why = message or "the Job failed and left no message: its pod may not fit on the node, or not get the volume"
         return reason or Reason.INSPECTION_FAILED, f"{why}; delete Job {name} to try again at once"
-    trouble = trouble_of(seen.pods)
+    trouble = trouble_of(observed.pods)
     return (
         (trouble.reason, trouble.message)
         if trouble is not None
@@ -150,6 +150,6 @@ def _hindrance(seen: Seen) -> tuple[str, str]:
     )
 
 
-def _identity(model: Model, seen: Seen) -> tuple[str, str]:
+def _identity(model: Model, observed: JobFacts) -> tuple[str, str]:
     """Return the source's key, and the volume where it has one."""
-    return cache_key(model.spec), seen.claim.metadata.uid if seen.claim is not None else ""
+    return cache_key(model.spec), observed.claim.metadata.uid if observed.claim is not None else ""

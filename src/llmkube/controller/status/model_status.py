@@ -51,15 +51,15 @@ from typing import Any, Final
 import attrs
 
 from llmkube.base.units import format_bytes
-from llmkube.controller.render.model_sources import CACHE_FOLDER, cache_key, claim_path, follows, source_of
+from llmkube.controller.render.model_sources import CACHE_FOLDER, cache_key, claim_path, refreshes_on_change, source_of
 from llmkube.controller.settings import WorkloadSettings
 from llmkube.controller.status.job_result import (
-    Seen,
+    JobFacts,
     ended_at,
     inspected_facts,
+    inspection_statement,
     is_complete,
     is_failed,
-    judge_inspection,
     read_failure,
     read_fetched,
 )
@@ -94,7 +94,7 @@ def accelerator_of(model: Model) -> str:
     return model.spec.hardware.accelerator
 
 
-def judge_model(model: Model, hosts: LiveHosts) -> Verdict:
+def assess_model(model: Model, hosts: LiveHosts) -> Verdict:
     """Decide a Model's phase."""
     fetched = current(model.status.conditions, FETCHED, model.metadata.generation)
     if fetched is not None and fetched.status == "True":
@@ -119,7 +119,7 @@ def no_host_message(accelerator: str, hosts: LiveHosts) -> str:
     return f"{none}; start `llmkube agent --accelerator {accelerator}` on one"
 
 
-def judge_quantization(model: Model, found: str) -> Statement:
+def quantization_statement(model: Model, found: str) -> Statement:
     """Say whether a file is quantized as the spec says; where either says nothing, nothing contradicts.
 
     Args:
@@ -138,7 +138,7 @@ def judge_quantization(model: Model, found: str) -> Statement:
 
 
 def label_quantization(model: Model, found: str) -> dict[str, str]:
-    """Return `status.quantization`, if there is one; the arguments are those of `judge_quantization`."""
+    """Return `status.quantization`, if there is one; the arguments are those of `quantization_statement`."""
     label = found or model.spec.quantization
     return {"quantization": label} if label else {}
 
@@ -151,11 +151,11 @@ def derive_model_status(model: Model, hosts: LiveHosts, *, now: datetime.datetim
         hosts: The hosts that are alive.
         now: The time of a condition that flips here.
     """
-    verdict = judge_model(model, hosts)
+    verdict = assess_model(model, hosts)
     ready = verdict.phase == "Ready"
     read = model.status.gguf if ready else None
     found = read.quantization if read is not None else ""
-    statements = [*_phase_statements(verdict), judge_quantization(model, found)]
+    statements = [*_phase_statements(verdict), quantization_statement(model, found)]
     conditions = settle(statements, model.status.conditions, generation=model.metadata.generation, now=now)
     ready_since = conditions[0]["lastTransitionTime"] if ready else model.status.last_updated
     return {
@@ -169,15 +169,15 @@ def derive_model_status(model: Model, hosts: LiveHosts, *, now: datetime.datetim
 
 def _phase_statements(verdict: Verdict) -> list[Statement]:
     moving = verdict.phase in {"Pending", "Downloading", "Copying"}
-    said = {AVAILABLE: verdict.phase == "Ready", PROGRESSING: moving, DEGRADED: verdict.phase == "Failed"}
-    return [Statement(kind, holds, verdict.reason, verdict.message) for kind, holds in said.items()]
+    reported = {AVAILABLE: verdict.phase == "Ready", PROGRESSING: moving, DEGRADED: verdict.phase == "Failed"}
+    return [Statement(kind, holds, verdict.reason, verdict.message) for kind, holds in reported.items()]
 
 
 def _plain(label: str) -> str:
     return label.upper().replace("-", "_").strip()
 
 
-def judge_supply(model: Model, supply: Supply, seen: Seen) -> Verdict:
+def assess_supply(model: Model, supply: Supply, observed: JobFacts) -> Verdict:
     """Decide a Model's phase; the table above."""
     if supply.by == "nothing":
         return Verdict("Failed", supply.reason, supply.message)
@@ -191,30 +191,32 @@ def judge_supply(model: Model, supply: Supply, seen: Seen) -> Verdict:
         early = "; spec.prefetch has no effect, for each service has a volume of its own" if model.spec.prefetch else ""
         return Verdict("Ready", Reason.WORKLOAD_RESOLVED, f"each pod fetches it into a volume of its own{early}")
     if supply.by == "claim":
-        return _judge_claim(model, seen.claim)
-    return _judge_job(model, seen)
+        return _assess_claim(model, observed.claim)
+    return _assess_job(model, observed)
 
 
-def derive_supplied_status(model: Model, supply: Supply, seen: Seen, *, now: datetime.datetime) -> dict[str, Any]:
+def derive_supplied_status(
+    model: Model, supply: Supply, observed: JobFacts, *, now: datetime.datetime
+) -> dict[str, Any]:
     """Return the status of a Model that pods serve, except what only a host could say.
 
     Args:
         model: The Model as observed.
         supply: Who brings its weights.
-        seen: What is known of that.
+        observed: What is known of that.
         now: The time of a condition that flips here.
     """
-    verdict = judge_supply(model, supply, seen)
-    facts = _facts(model, supply, seen) if verdict.phase == "Ready" else {}
+    verdict = assess_supply(model, supply, observed)
+    facts = _facts(model, supply, observed) if verdict.phase == "Ready" else {}
     ready = verdict.phase == "Ready"
     found = str((facts.get("gguf") or {}).get("quantization") or "")
-    said = [
+    reported = [
         *_phase_statements(verdict),
-        judge_quantization(model, found),
-        *([judge_up_to_date(model, seen)] if supply.by == "job" and follows(model.spec) else []),
-        *([judge_inspection(model, seen)] if has_header_read(model, supply) else []),
+        quantization_statement(model, found),
+        *([up_to_date_statement(model, observed)] if supply.by == "job" and refreshes_on_change(model.spec) else []),
+        *([inspection_statement(model, observed)] if has_header_read(model, supply) else []),
     ]
-    conditions = settle(said, model.status.conditions, generation=model.metadata.generation, now=now)
+    conditions = settle(reported, model.status.conditions, generation=model.metadata.generation, now=now)
     return {
         "phase": verdict.phase,
         **facts,
@@ -224,7 +226,7 @@ def derive_supplied_status(model: Model, supply: Supply, seen: Seen, *, now: dat
     }
 
 
-def _judge_claim(model: Model, claim: PersistentVolumeClaim | None) -> Verdict:
+def _assess_claim(model: Model, claim: PersistentVolumeClaim | None) -> Verdict:
     source = source_of(model.spec)
     assert isinstance(source, VolumeSource), "choose_supply has looked"
     name, _ = claim_path(source)
@@ -235,29 +237,31 @@ def _judge_claim(model: Model, claim: PersistentVolumeClaim | None) -> Verdict:
     return Verdict("Ready", Reason.PVC_MODEL_READY, f'it is on PersistentVolumeClaim "{name}"')
 
 
-def _judge_job(model: Model, seen: Seen) -> Verdict:
-    job, fetched = seen.job, read_fetched(seen.pods)
+def _assess_job(model: Model, observed: JobFacts) -> Verdict:
+    job, fetched = observed.job, read_fetched(observed.pods)
     if is_remembered(model):
-        newer = newer_version(model, seen)
+        newer = newer_version(model, observed)
         size = format_bytes(newer.size_bytes) if newer is not None else model.status.size
         return Verdict("Ready", Reason.MODEL_READY, f"{size} on the namespace's volume")
     if job is None:
         return Verdict("Pending", Reason.PENDING, "waiting for the Job that fetches it")
     if fetched is not None and is_complete(job):
         return Verdict("Ready", Reason.MODEL_READY, f"{format_bytes(fetched.size_bytes)} on the namespace's volume")
-    running = any(pod.status.phase == "Running" for pod in seen.pods)  # or seen to: pods and Jobs are told separately
+    running = any(
+        pod.status.phase == "Running" for pod in observed.pods
+    )  # or seen to: pods and Jobs are told separately
     if is_complete(job) and not running:
         return Verdict("Pending", Reason.NO_RESULT, f"Job {job.key.name} has ended, but its pod left no result")
-    reason, message = read_failure(seen.pods)
+    reason, message = read_failure(observed.pods)
     if is_failed(job):
         failed = find_condition(job.status.conditions, "Failed")
-        said = (failed.reason, failed.message) if failed else ("", "")
+        reported = (failed.reason, failed.message) if failed else ("", "")
         again = f"; delete Job {job.key.name} to try again at once"
-        return Verdict("Failed", reason or said[0] or Reason.FETCH_FAILED, f"{message or said[1]}{again}")
-    trouble = trouble_of(seen.pods)
+        return Verdict("Failed", reason or reported[0] or Reason.FETCH_FAILED, f"{message or reported[1]}{again}")
+    trouble = trouble_of(observed.pods)
     if trouble is not None and not reason:
         return Verdict("Pending", trouble.reason, trouble.message)
-    share = "" if seen.percent is None or not running else f": {seen.percent} %"
+    share = "" if observed.percent is None or not running else f": {observed.percent} %"
     if reason and fetched is None:
         return Verdict("Downloading", reason, f"{message}; the Job tries again{share}")
     if running or fetched is not None:
@@ -268,33 +272,33 @@ def _judge_job(model: Model, seen: Seen) -> Verdict:
     return Verdict("Pending", Reason.PENDING, message)
 
 
-def _facts(model: Model, supply: Supply, seen: Seen) -> dict[str, Any]:
+def _facts(model: Model, supply: Supply, observed: JobFacts) -> dict[str, Any]:
     """Return what the status holds about the weights: from the fetch that has just ended, or as it stands there."""
     if supply.by != "job":
         path = weights_path(model, supply)
-        read = inspected_facts(model, seen) if has_header_read(model, supply) else {}
+        read = inspected_facts(model, observed) if has_header_read(model, supply) else {}
         return {**({"path": path} if path else {}), **read}
-    status, key, newer = model.status, cache_key(model.spec), newer_version(model, seen)
+    status, key, newer = model.status, cache_key(model.spec), newer_version(model, observed)
     if is_remembered(model) and newer is None:
         facts: dict[str, Any] = {"size": status.size, "sha256": status.sha256, "path": status.path}
         facts |= {"sourceETag": status.source_etag, "sourceContentLength": status.source_content_length}
         facts["lastRevalidated"] = status.last_revalidated
         gguf, files = status.gguf, status.staged_files
     else:
-        fetched = newer or read_fetched(seen.pods)
+        fetched = newer or read_fetched(observed.pods)
         assert fetched is not None, "it is Ready by the result of the fetch"
         facts = {"size": format_bytes(fetched.size_bytes), "sha256": fetched.sha256}
         facts["path"] = f"{CACHE_FOLDER}/{key}/{fetched.path}"
-        if follows(model.spec):
+        if refreshes_on_change(model.spec):
             facts |= {"sourceETag": fetched.etag, "sourceContentLength": fetched.size_bytes}
-            facts["lastRevalidated"] = ended_at(seen.job)
+            facts["lastRevalidated"] = ended_at(observed.job)
         gguf, files = fetched.gguf, fetched.files
     facts = {name: value for name, value in facts.items() if value}
     if gguf is not None:
         facts["gguf"] = encode(gguf)
     if len(files) > 1:
         facts["stagedFiles"] = list(files)
-    volume = seen.claim.metadata.uid if seen.claim is not None else status.cache_volume
+    volume = observed.claim.metadata.uid if observed.claim is not None else status.cache_volume
     return {"cacheKey": key, **facts, **({"cacheVolume": volume} if volume else {})}
 
 
@@ -326,23 +330,23 @@ def revalidate_in_seconds(
 
     The moments are those of the cluster's clock and `now` is ours; at an hour's interval their difference is nothing.
     """
-    if not follows(model.spec) or not is_remembered(model):
+    if not refreshes_on_change(model.spec) or not is_remembered(model):
         return None
     looks = filter(None, map(parse_timestamp, (model.status.last_revalidated, ended_at(job))))
     since = now - max(looks, default=_LONG_AGO)
     return max(settings.look_seconds - since.total_seconds(), 0.0)
 
 
-def newer_version(model: Model, seen: Seen) -> Fetched | None:
+def newer_version(model: Model, observed: JobFacts) -> Fetched | None:
     """Return what a later look at a source has brought that the status does not tell yet."""
-    if not follows(model.spec) or not is_remembered(model) or not is_complete(seen.job):
+    if not refreshes_on_change(model.spec) or not is_remembered(model) or not is_complete(observed.job):
         return None
-    return read_fetched(seen.pods) if ended_at(seen.job) != model.status.last_revalidated else None
+    return read_fetched(observed.pods) if ended_at(observed.job) != model.status.last_revalidated else None
 
 
-def judge_up_to_date(model: Model, seen: Seen) -> Statement:
+def up_to_date_statement(model: Model, observed: JobFacts) -> Statement:
     """Say how the last look at a source went; what it said stays when its Job is gone."""
-    fetched = read_fetched(seen.pods) if is_complete(seen.job) else None
+    fetched = read_fetched(observed.pods) if is_complete(observed.job) else None
     if fetched is not None and fetched.kept:
         message = f"the file that is there is kept: {fetched.kept}"
         return Statement(UP_TO_DATE, False, Reason.LOOK_FAILED, message)

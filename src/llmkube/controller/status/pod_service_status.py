@@ -33,18 +33,18 @@ import attrs
 from llmkube.controller.render.labels import RUNTIME_LABEL, pod_selector
 from llmkube.controller.render.manifests import is_accepted
 from llmkube.controller.settings import ControllerSettings
-from llmkube.controller.status.pods import lacks, trouble_of
+from llmkube.controller.status.pods import shortage_message, trouble_of
 from llmkube.controller.status.service_status import (
     WAITING_FOR_GPU,
     HostPart,
     Replicas,
-    both,
-    judge_both,
-    missing_model,
+    combined_verdict,
+    missing_model_verdict,
     phase_statements,
     resolve_mode,
-    stopped,
-    suspended,
+    stopped_verdict,
+    suspended_verdict,
+    total_replicas,
     weight_of,
 )
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -97,7 +97,7 @@ class ServiceFacts:
     @property
     def no_gpu(self) -> str:
         """What the scheduler says if a pod finds no GPU."""
-        return lacks(self.pods, self.plan.resources.gpu_resource) if self.plan else ""
+        return shortage_message(self.pods, self.plan.resources.gpu_resource) if self.plan else ""
 
 
 def desired_replicas(service: InferenceService, deployment: Workload | None) -> int:
@@ -120,25 +120,25 @@ def count_pods(service: InferenceService, deployment: Workload | None) -> Replic
     return Replicas(desired, deployment.status.replicas, deployment.status.ready_replicas)
 
 
-def judge_pods(service: InferenceService, facts: ServiceFacts) -> Verdict:
+def assess_pods(service: InferenceService, facts: ServiceFacts) -> Verdict:
     """Decide a service's phase; the table above, from top to bottom."""
     replicas = count_pods(service, facts.deployment)
     desired, ready = replicas.desired, replicas.ready
     if service.spec.suspend:
-        return suspended(ready)
+        return suspended_verdict(ready)
     if not ready:
         if facts.model is None:
-            return missing_model(service)
+            return missing_model_verdict(service)
         if facts.refusal:
             return Verdict("Failed", facts.refusal_reason, facts.refusal)
         if facts.obstacle:
             return Verdict("Pending" if facts.passing else "Failed", Reason.NAME_TAKEN, facts.obstacle)
     if not desired:
-        return stopped(ready)
-    model = facts.model or missing_model(service)
+        return stopped_verdict(ready)
+    model = facts.model or missing_model_verdict(service)
     if ready >= desired and model.phase == "Ready" and _is_rolled_out(facts):
         return Verdict("Ready", Reason.INFERENCE_READY, f"{ready} of {desired} replicas ready")
-    return _judge_start(facts, model, desired, ready)
+    return _assess_start(facts, model, desired, ready)
 
 
 def derive_pod_status(
@@ -156,7 +156,7 @@ def derive_pod_status(
         service: The service as observed.
         facts: What it is derived from.
         settings: For the endpoint's address.
-        verdict: What `judge_pods` says of its pods.
+        verdict: What `assess_pods` says of its pods.
         position: Its place in the queue for GPUs, from 1; 0 when it does not wait.
         now: The time of a condition that flips here.
     """
@@ -164,8 +164,8 @@ def derive_pod_status(
     queued = verdict.phase == WAITING_FOR_GPU and position > 0
     if queued:
         verdict = attrs.evolve(verdict, message=f"number {position} in the queue; {verdict.message}")
-    counted = both(replicas, facts.hosts)
-    overall = judge_both(verdict, counted, facts.hosts)
+    counted = total_replicas(replicas, facts.hosts)
+    overall = combined_verdict(verdict, counted, facts.hosts)
     failed = "Failed" in (verdict.phase, facts.hosts.verdict.phase if facts.hosts is not None else "")
     statements = _statements(service, facts, overall, counted, failed=failed)
     return {
@@ -211,7 +211,7 @@ def _is_rolled_out(facts: ServiceFacts) -> bool:
     )
 
 
-def _judge_start(facts: ServiceFacts, model: Verdict, desired: int, ready: int) -> Verdict:
+def _assess_start(facts: ServiceFacts, model: Verdict, desired: int, ready: int) -> Verdict:
     """Say why not everything is ready."""
     counted = f"{ready} of {desired} replicas ready"
     going = "Progressing" if ready else "Creating"

@@ -24,7 +24,7 @@ _CONFIG_REASONS: Final = frozenset({"CreateContainerConfigError", "CreateContain
 LOOPS: Final = 2
 """After so many restarts a container that is started again has not recovered by that: only an answer shows that."""
 
-STEADY: Final = datetime.timedelta(minutes=10)
+STABLE_RUN: Final = datetime.timedelta(minutes=10)
 """After a run of this length the kubelet begins anew to count what it waits between two starts."""
 
 _MAX_MESSAGE_BYTES: Final = 1024
@@ -50,7 +50,7 @@ def trouble_of(pods: Iterable[Pod]) -> Trouble | None:
     return min(found, key=lambda one: (_rank(one), one.message), default=None)
 
 
-def lacks(pods: Sequence[Pod], resource: str) -> str:
+def shortage_message(pods: Sequence[Pod], resource: str) -> str:
     """Return the scheduler's sentence if a pod has no node for want of this resource; else nothing."""
     if not resource:
         return ""
@@ -61,7 +61,7 @@ def lacks(pods: Sequence[Pod], resource: str) -> str:
     return ""
 
 
-def ended(pod: Pod, container: str) -> ContainerTerminated | None:
+def terminated_state(pod: Pod, container: str) -> ContainerTerminated | None:
     """Return how a container of a pod ended, if it did."""
     for status in pod.status.container_statuses:
         if status.name == container:
@@ -102,10 +102,10 @@ def _container_trouble(status: ContainerStatus) -> Trouble | None:
     if (waiting is not None and waiting.reason == Reason.CRASH_LOOP) or _loops(status, last):
         reason = Reason.OOM_KILLED if last is not None and last.reason == Reason.OOM_KILLED else Reason.CRASH_LOOP
         times = f"started {status.restart_count + 1} times"
-        return Trouble(reason, _short(f"container {status.name} {_ending(last)}; {times}"))
+        return Trouble(reason, _short(f"container {status.name} {_exit_text(last)}; {times}"))
     if status.state.terminated is not None and status.state.terminated.exit_code:
         reason = Reason.OOM_KILLED if status.state.terminated.reason == Reason.OOM_KILLED else Reason.CONTAINER_FAILED
-        return Trouble(reason, _short(f"container {status.name} {_ending(status.state.terminated)}"), passing=True)
+        return Trouble(reason, _short(f"container {status.name} {_exit_text(status.state.terminated)}"), passing=True)
     return None
 
 
@@ -114,10 +114,10 @@ def _loops(status: ContainerStatus, last: ContainerTerminated | None) -> bool:
     if last is None or not last.exit_code or status.ready or status.restart_count < LOOPS:
         return False
     began, end = parse_timestamp(last.started_at), parse_timestamp(last.finished_at)
-    return began is None or end is None or end - began < STEADY
+    return began is None or end is None or end - began < STABLE_RUN
 
 
-def _ending(last: ContainerTerminated | None) -> str:
+def _exit_text(last: ContainerTerminated | None) -> str:
     if last is None:
         return "keeps ending"
     if last.reason == Reason.OOM_KILLED:

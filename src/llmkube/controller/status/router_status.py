@@ -70,7 +70,7 @@ class RouterFacts:
     budgets: tuple[Mapping[str, Any], ...] = ()
 
 
-def seen_of(deployment: Deployment | None) -> dict[str, Any]:
+def deployment_facts(deployment: Deployment | None) -> dict[str, Any]:
     """Return those of a router's facts that its Deployment shows."""
     if deployment is None:
         return {}
@@ -106,11 +106,11 @@ def derive_router_status(router: ModelRouter, facts: RouterFacts, *, now: dateti
     }
 
 
-def not_routed(router: ModelRouter, message: str, *, now: datetime.datetime) -> dict[str, Any]:
+def unsupported_status(router: ModelRouter, message: str, *, now: datetime.datetime) -> dict[str, Any]:
     """Return the status of a router that this controller has no place for."""
-    said = [Statement(kind, False, Reason.NOT_SUPPORTED, message) for kind in (ACCEPTED, AVAILABLE)]
+    result = [Statement(kind, False, Reason.NOT_SUPPORTED, message) for kind in (ACCEPTED, AVAILABLE)]
     generation = router.metadata.generation
-    return {"phase": "Failed", "conditions": settle(said, router.status.conditions, generation=generation, now=now)}
+    return {"phase": "Failed", "conditions": settle(result, router.status.conditions, generation=generation, now=now)}
 
 
 def _phase(facts: RouterFacts, down: list[str], trouble: Trouble | None) -> str:
@@ -165,19 +165,19 @@ def _backend(
     now: datetime.datetime,
 ) -> dict[str, Any]:
     name, tier, backend = one
-    said: dict[str, Any] = {"name": name, "tier": tier, "address": backend.base_url if backend is not None else ""}
+    result: dict[str, Any] = {"name": name, "tier": tier, "address": backend.base_url if backend is not None else ""}
     health = facts.health.get(name)
     if backend is not None and backend.missing:
-        said |= {"healthy": False, "message": backend.missing}
+        result |= {"healthy": False, "message": backend.missing}
     elif health is not None:
-        said |= {"healthy": health.healthy, "message": health.message}
+        result |= {"healthy": health.healthy, "message": health.message}
     # When it was found so: a time that moved at every look would be a write at every look.
     last = next((status for status in before if status.name == name), None)
     same = last is not None and (last.healthy, last.message, last.address) == (
-        said.get("healthy"),
-        said.get("message", ""),
-        said["address"],
+        result.get("healthy"),
+        result.get("message", ""),
+        result["address"],
     )
-    if "healthy" in said:
-        said["lastProbeTime"] = last.last_probe_time if same and last and last.last_probe_time else timestamp(now)
-    return said
+    if "healthy" in result:
+        result["lastProbeTime"] = last.last_probe_time if same and last and last.last_probe_time else timestamp(now)
+    return result

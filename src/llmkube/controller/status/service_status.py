@@ -42,7 +42,7 @@ from typing import Any, Final
 import attrs
 
 from llmkube.controller.settings import ControllerSettings
-from llmkube.controller.status.model_status import accelerator_of, judge_model, no_host_message
+from llmkube.controller.status.model_status import accelerator_of, assess_model, no_host_message
 from llmkube.k8s.builtins import EndpointSlice
 from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceSpec, InferenceServiceStatus
 from llmkube.k8s.crd.meta import Condition
@@ -114,9 +114,9 @@ def count_replicas(
     if slices:
         endpoints = [
             endpoint
-            for piece in slices
-            if hosts.alive(piece.metadata.labels.get(HOST_LABEL, ""))
-            for endpoint in piece.endpoints
+            for endpoint_slice in slices
+            if hosts.is_alive(endpoint_slice.metadata.labels.get(HOST_LABEL, ""))
+            for endpoint in endpoint_slice.endpoints
             if endpoint.addresses
         ]
         ready = sum(endpoint.conditions.ready is not False for endpoint in endpoints)  # None reads as ready
@@ -129,17 +129,17 @@ def count_replicas(
     return Replicas(desired, running=int(runs or loaded.reason in _OCCUPYING_REASONS), ready=ready)
 
 
-def judge_service(
+def assess_service(
     service: InferenceService, model: Model | None, replicas: Replicas, hosts: LiveHosts, holders: Sequence[str] = ()
 ) -> Verdict:
     """Decide a service's phase; the table above, from top to bottom."""
     desired, ready = replicas.desired, replicas.ready
     if service.spec.suspend:
-        return suspended(ready)
+        return suspended_verdict(ready)
     if model is None:
-        return missing_model(service)
+        return missing_model_verdict(service)
     if not desired:
-        return stopped(ready)
+        return stopped_verdict(ready)
     if ready >= desired:
         return Verdict("Ready", Reason.INFERENCE_READY, f"{ready} of {desired} replicas ready")
     serving = len(hosts.serving(accelerator_of(model)))
@@ -149,23 +149,23 @@ def judge_service(
         return Verdict("Progressing", Reason.CREATING, f"{ready} of {desired} replicas ready")
     if not serving:
         return Verdict("Pending", Reason.NO_HOST, no_host_message(accelerator_of(model), hosts))
-    return _judge_start(service, model, hosts, holders)
+    return _assess_start(service, model, hosts, holders)
 
 
-def suspended(ready: int) -> Verdict:
+def suspended_verdict(ready: int) -> Verdict:
     """Return the verdict on a service with `spec.suspend`."""
     still = f"; {ready} still ready" if ready else ""
     return Verdict("Suspended", Reason.SUSPENDED, f"spec.suspend is true{still}")
 
 
-def stopped(ready: int) -> Verdict:
+def stopped_verdict(ready: int) -> Verdict:
     """Return the verdict on a service of which no replica is wanted."""
     if ready:
         return Verdict("Progressing", Reason.CREATING, f"stopping: {ready} still ready")
     return Verdict("Stopped", Reason.MANUALLY_SCALED_TO_ZERO, "spec.replicas is 0")
 
 
-def missing_model(service: InferenceService) -> Verdict:
+def missing_model_verdict(service: InferenceService) -> Verdict:
     """Return the verdict on a service whose Model is not there."""
     return Verdict("Pending", Reason.MODEL_NOT_FOUND, f'there is no Model "{service.spec.model_ref}" in this namespace')
 
@@ -214,7 +214,7 @@ def derive_service_status(
         now: The time of a condition that flips here.
     """
     replicas = count_replicas(service, model, slices, hosts)
-    verdict = judge_service(service, model, replicas, hosts, holders)
+    verdict = assess_service(service, model, replicas, hosts, holders)
     statements = _statements(service, verdict, replicas)
     generation = service.metadata.generation
     return {
@@ -223,7 +223,7 @@ def derive_service_status(
         "readyReplicas": replicas.ready,
         "desiredReplicas": replicas.desired,
         "endpoint": _endpoint(service, settings),
-        "modelReady": model is not None and judge_model(model, hosts).phase == "Ready",
+        "modelReady": model is not None and assess_model(model, hosts).phase == "Ready",
         "mode": resolve_mode(service.spec),
         **({"runtime": runtime} if (runtime := _runtime(service, model)) else {}),
         "effectivePriority": weight_of(service),
@@ -235,22 +235,22 @@ def _runtime(service: InferenceService, model: Model | None) -> str:
     """Return what serves, by its agent, else what is asked for; "" where the host chooses an engine built on MLX."""
     if service.status.engine is not None:
         return service.status.engine.runtime
-    asked = service.spec.runtime
+    requested = service.spec.runtime
     if model is None:
-        return asked
-    taken = resolve_runtime(asked, model.spec.format, model.spec.hardware.accelerator)
-    return asked if taken == asked else ""
+        return requested
+    taken = resolve_runtime(requested, model.spec.format, model.spec.hardware.accelerator)
+    return requested if taken == requested else ""
 
 
 def resolve_mode(spec: InferenceServiceSpec) -> str:
     """What kind of requests a service answers: as it says, else by its engine's flags, else as the engine is run."""
     if spec.mode:
         return spec.mode
-    said = (_MODE_FLAGS.get(flag.partition("=")[0]) for flag in (*spec.args, *spec.extra_args))
-    return next(filter(None, said), None) or mode_of(spec)
+    modes = (_MODE_FLAGS.get(flag.partition("=")[0]) for flag in (*spec.args, *spec.extra_args))
+    return next(filter(None, modes), None) or mode_of(spec)
 
 
-def refusal_beside_pods(service: InferenceService, model: Model) -> str:
+def host_refusal(service: InferenceService, model: Model) -> str:
     """Return why no host can serve the replicas of `spec.hosts`, with the way out; "" when one can.
 
     Agents say nothing of a service that pods serve, too.
@@ -269,26 +269,26 @@ def refusal_beside_pods(service: InferenceService, model: Model) -> str:
     return ""
 
 
-def _judge_start(service: InferenceService, model: Model, hosts: LiveHosts, holders: Sequence[str]) -> Verdict:
+def _assess_start(service: InferenceService, model: Model, hosts: LiveHosts, holders: Sequence[str]) -> Verdict:
     """Say why nothing is ready although a host could serve it."""
-    claimed = [host for host in holders if hosts.alive(host)]
-    if not claimed and (left := _left(service, holders)):
-        return Verdict("Pending", Reason.NOT_CLAIMED, left)
-    if service.spec.hosts is not None and (refusal := refusal_beside_pods(service, model)):
+    claimed = [host for host in holders if hosts.is_alive(host)]
+    if not claimed and (lost := _lost_host_message(service, holders)):
+        return Verdict("Pending", Reason.NOT_CLAIMED, lost)
+    if service.spec.hosts is not None and (refusal := host_refusal(service, model)):
         return Verdict("Failed", Reason.INVALID, refusal)
     if (failure := host_failure(service, model)) is not None:
         return Verdict("Failed", failure.reason, failure.message)
-    file = judge_model(model, hosts)
+    file = assess_model(model, hosts)
     if file.phase in {"Downloading", "Copying"}:
         return Verdict("Pending", Reason.FETCHING, file.message)
     if file.phase == "Failed":  # and fetched again without an edit, else it were the host's failure
         return Verdict("Pending", file.reason, file.message)
     # Also about an older spec: a host that looks after the service will see the new one.
-    told = any(find_condition(service.status.conditions, kind) for kind in (ACCEPTED, LOADED))
-    if not told and not claimed:
-        able = ", ".join(sorted(hosts.serving(accelerator_of(model))))
+    has_report = any(find_condition(service.status.conditions, kind) for kind in (ACCEPTED, LOADED))
+    if not has_report and not claimed:
+        candidates = ", ".join(sorted(hosts.serving(accelerator_of(model))))
         return Verdict(
-            "Pending", Reason.NOT_CLAIMED, f"no host has claimed it yet; hosts that serve its accelerator: {able}"
+            "Pending", Reason.NOT_CLAIMED, f"no host has claimed it yet; hosts that serve its accelerator: {candidates}"
         )
     if file.phase != "Ready":
         return Verdict("Pending", file.reason, file.message)
@@ -297,7 +297,7 @@ def _judge_start(service: InferenceService, model: Model, hosts: LiveHosts, hold
     return Verdict("Creating", Reason.CREATING, message or "waiting for a host to start the engine")
 
 
-def _left(service: InferenceService, holders: Sequence[str]) -> str:
+def _lost_host_message(service: InferenceService, holders: Sequence[str]) -> str:
     """Say how a service has lost its last host; whatever that one has said of it is not true any more."""
     if holders:
         return f"host {', '.join(holders)} is gone, and no other host has claimed this service yet"
@@ -351,7 +351,7 @@ class HostPart:
     verdict: Verdict
 
 
-def judge_host_part(
+def assess_host_part(
     service: InferenceService,
     model: Model | None,
     slices: Sequence[EndpointSlice],
@@ -380,9 +380,9 @@ def judge_host_part(
             f"serve; name a Model with hardware.accelerator {served}"
         )
         return HostPart(replicas, Verdict("Failed", Reason.INVALID, message))
-    if model is not None and desired and (refusal := refusal_beside_pods(service, model)):
+    if model is not None and desired and (refusal := host_refusal(service, model)):
         return HostPart(replicas, Verdict("Failed", Reason.INVALID, refusal))
-    return HostPart(replicas, judge_service(unreported, model, replicas, hosts, holders))
+    return HostPart(replicas, assess_service(unreported, model, replicas, hosts, holders))
 
 
 def unknown_host_part(service: InferenceService) -> HostPart:
@@ -392,7 +392,7 @@ def unknown_host_part(service: InferenceService) -> HostPart:
     return HostPart(Replicas(desired, running=0, ready=0), Verdict("Pending", Reason.PENDING, message))
 
 
-def both(pods: Replicas, part: HostPart | None) -> Replicas:
+def total_replicas(pods: Replicas, part: HostPart | None) -> Replicas:
     """Return the replicas in pods and on hosts."""
     if part is None:
         return pods
@@ -400,7 +400,7 @@ def both(pods: Replicas, part: HostPart | None) -> Replicas:
     return Replicas(pods.desired + hosts.desired, pods.running, pods.ready + hosts.ready)
 
 
-def judge_both(pods: Verdict, counted: Replicas, part: HostPart | None) -> Verdict:
+def combined_verdict(pods: Verdict, counted: Replicas, part: HostPart | None) -> Verdict:
     """Decide the phase of a service that pods and hosts serve; the table above.
 
     Args:

@@ -24,7 +24,7 @@ from llmkube.weights.errors import WeightsError
 from llmkube.weights.ollama_model import REMEDY, OllamaModel
 from llmkube.weights.source import BucketFile, HubRepository, ImageSource, LocalFile, VolumeSource
 
-Bringer = Literal["nothing", "runtime", "claim", "node", "image", "pods", "job"]
+SupplyMode = Literal["nothing", "runtime", "claim", "node", "image", "pods", "job"]
 
 _SOURCE: Final = "Model.spec.source"
 
@@ -55,7 +55,7 @@ class User:
 class Supply:
     """What brings a Model's weights; for `nothing`, why."""
 
-    by: Bringer
+    by: SupplyMode
     reason: str = ""
     message: str = ""
 
@@ -69,16 +69,16 @@ def choose_supply(model: Model, users: Sequence[User], settings: WorkloadSetting
         settings: Which paths on nodes may be named, and where weights are kept.
     """
     fetchers = [user for user in users if not user.brings_weights]
-    brought = bool(users) and not fetchers and not model.spec.prefetch
+    by_engine = bool(users) and not fetchers and not model.spec.prefetch
     try:
         source = source_of(model.spec)
         if isinstance(source, VolumeSource | ImageSource | OllamaModel):
             return _as_it_is(source)
     except WeightsError as error:
-        return Supply("runtime") if brought else Supply("nothing", error.reason, str(error))
-    if isinstance(source, LocalFile) and (_is_allowed(source, settings) or not brought):
+        return Supply("runtime") if by_engine else Supply("nothing", error.reason, str(error))
+    if isinstance(source, LocalFile) and (_is_allowed(source, settings) or not by_engine):
         return _on_node(source, settings)
-    if brought:
+    if by_engine:
         return Supply("runtime")
     if isinstance(source, BucketFile) and model.spec.format != "gguf":
         advice = (

@@ -59,25 +59,25 @@ class OptionalKinds:
     client: Client
     namespace: str | None
     changed: Callable[[], None]
-    _looked: set[type[Any]] = attrs.field(factory=set, init=False)
+    _checked: set[type[Any]] = attrs.field(factory=set, init=False)
 
-    def has_looked(self, kind: type[Any]) -> bool:
+    def has_checked(self, kind: type[Any]) -> bool:
         """Whether it is known if the API server serves a kind: before, nothing can be said to be missing."""
-        return kind in self._looked
+        return kind in self._checked
 
     async def run(self, informer: Informer[Any], handle: Callable[[Event[Any]], None], rng: random.Random) -> Never:
         """Run an informer from the moment that its kind is installed until it is uninstalled, again and again."""
         while True:
             while not await self.serves(informer.kind):
-                if not self.has_looked(informer.kind):
-                    self._looked.add(informer.kind)
+                if not self.has_checked(informer.kind):
+                    self._checked.add(informer.kind)
                     self.changed()
                 await trio.sleep(INSTALL_POLL_SECONDS)
             informer.clear()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(partial(informer.run, self.client, handle, namespace=self.namespace, rng=rng))
                 await informer.cache.synced.wait()
-                self._looked.add(informer.kind)
+                self._checked.add(informer.kind)
                 self.changed()
                 await informer.uninstalled.wait()
                 nursery.cancel_scope.cancel(reason="the kind is not served any more")

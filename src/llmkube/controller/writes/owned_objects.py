@@ -55,7 +55,7 @@ REFUSED: Final = (NameTakenError, BadRequestError, ForbiddenError, InvalidError,
 A quota that is used up, and most admission webhooks, say Forbidden: the status of the service has to show it.
 """
 
-_KEPT_MANAGERS: Final = frozenset({"kube-controller-manager", "kubelet", "kube-scheduler"})
+_PRESERVED_MANAGERS: Final = frozenset({"kube-controller-manager", "kubelet", "kube-scheduler"})
 """Who sets fields of our objects besides us, and may go on to."""
 
 REFUSED_RETRY_SECONDS: Final = 60.0
@@ -155,7 +155,7 @@ class OwnedObjects(Generic[T]):
             live = await self._take_over(live)
         return await self._apply(key, manifest, live.metadata.resource_version)
 
-    async def find_predecessors(self, key: Key, owner_uid: str) -> None:
+    async def label_predecessors(self, key: Key, owner_uid: str) -> None:
         """Put our label on what another controller has made for this owner, so that the cache has it from now on.
 
         Nothing else of it changes before it is taken over (`ensure`). Asked of the server: the cache has only ours.
@@ -206,11 +206,11 @@ class OwnedObjects(Generic[T]):
         self._records.pop(key, None)
 
     async def _confirm_owner(self, manifest: Mapping[str, Any]) -> None:
-        wanted = manifest["metadata"]["ownerReferences"][0]
-        kind = _OWNERS[wanted["kind"]]
-        owner = await self.client.get(kind, Key(manifest["metadata"]["namespace"], wanted["name"]))
-        if owner.metadata.uid != wanted["uid"]:
-            raise ConflictError(f"{wanted['kind']} {owner.key} was deleted and made anew meanwhile")
+        desired = manifest["metadata"]["ownerReferences"][0]
+        kind = _OWNERS[desired["kind"]]
+        owner = await self.client.get(kind, Key(manifest["metadata"]["namespace"], desired["name"]))
+        if owner.metadata.uid != desired["uid"]:
+            raise ConflictError(f"{desired['kind']} {owner.key} was deleted and made anew meanwhile")
 
     async def _read_unseen(self, key: Key, refusal: ConflictError) -> T:
         """Return what the cache lacks: it lags behind, our label was removed, or the object has another owner."""
@@ -241,11 +241,11 @@ class OwnedObjects(Generic[T]):
         """
         newest = await self.client.get(self.kind, live.key)
         taken: dict[str, Any] = {}
-        kept: list[Mapping[str, Any]] = []
+        preserved: list[Mapping[str, Any]] = []
         for entry in newest.metadata.managed_fields:
             ours = entry.get("manager") == CONTROLLER_FIELD_MANAGER
-            if entry.get("subresource") or (entry.get("manager") in _KEPT_MANAGERS and not ours):
-                kept.append(entry)
+            if entry.get("subresource") or (entry.get("manager") in _PRESERVED_MANAGERS and not ours):
+                preserved.append(entry)
             else:
                 taken = _union(taken, entry.get("fieldsV1") or {})
         if not taken:
@@ -258,7 +258,7 @@ class OwnedObjects(Generic[T]):
             "fieldsV1": taken,
         }
         version = {"resourceVersion": newest.metadata.resource_version}
-        patch = {"metadata": {**version, "managedFields": [entry, *kept]}}
+        patch = {"metadata": {**version, "managedFields": [entry, *preserved]}}
         return await self.client.patch(self.kind, live.key, patch, field_manager=CONTROLLER_FIELD_MANAGER)
 
     async def _delete(self, live: T) -> None:
@@ -277,18 +277,18 @@ class OwnedObjects(Generic[T]):
     def _is_known(self, manifest: Mapping[str, Any], live: T) -> bool:
         """Whether these two have been compared before, or the one is the server's answer to the other."""
         last = self._records.get(live.key)
-        return last is not None and last.manifest is manifest and differs_in_state_alone(last.live, live)
+        return last is not None and last.manifest is manifest and differs_in_status_only(last.live, live)
 
     def _is_up_to_date(self, manifest: Mapping[str, Any], live: T) -> bool:
-        there = encode(live)
+        actual = encode(live)
         # A field that we no longer want leaves no trace in what there is: the digest in the manifest differs then.
-        if is_subset(manifest, there):
+        if is_subset(manifest, actual):
             return True
         # Asked for before, and the server made something else of it: asking again would change nothing.
         last = self._records.get(live.key)
         if last is None or last.manifest != manifest or last.live.metadata.uid != live.metadata.uid:
             return False
-        return bool(_project(manifest, encode(last.live)) == _project(manifest, there))
+        return bool(_project(manifest, encode(last.live)) == _project(manifest, actual))
 
     def _name_taken(self, live: T, owner: Mapping[str, Any]) -> NameTakenError:
         theirs, kind = controller_key(live, owner["kind"]), owner["kind"]
@@ -310,7 +310,7 @@ def _is_same(one: Object, other: Object) -> bool:
     return (mine.uid, mine.resource_version) == (its.uid, its.resource_version)
 
 
-def differs_in_state_alone(one: Object, other: Object) -> bool:
+def differs_in_status_only(one: Object, other: Object) -> bool:
     """Whether two states of an object differ in nothing that a manifest can ask for; most changes are of the status."""
     if _is_same(one, other):
         return True
@@ -324,35 +324,35 @@ def differs_in_state_alone(one: Object, other: Object) -> bool:
     return all(getattr(one, name) == getattr(other, name) for name in parts)
 
 
-def is_subset(wanted: Any, there: Any, *, amount: bool = False) -> bool:
+def is_subset(desired: Any, actual: Any, *, amount: bool = False) -> bool:
     """Whether everything that is wanted is there; what is there besides does not count.
 
     Lists have to be of the same length; nothing and an empty list or map are the same; amounts are compared by value.
     """
-    if isinstance(wanted, Mapping):
-        held = there or {}
+    if isinstance(desired, Mapping):
+        held = actual or {}
         return isinstance(held, Mapping) and all(
-            is_subset(value, held.get(name), amount=amount or name in _AMOUNTS) for name, value in wanted.items()
+            is_subset(value, held.get(name), amount=amount or name in _AMOUNTS) for name, value in desired.items()
         )
-    if isinstance(wanted, list | tuple):
-        held = there or []
-        return len(held) == len(wanted) and all(
-            is_subset(one, other, amount=amount) for one, other in zip(wanted, held, strict=True)
+    if isinstance(desired, list | tuple):
+        held = actual or []
+        return len(held) == len(desired) and all(
+            is_subset(one, other, amount=amount) for one, other in zip(desired, held, strict=True)
         )
-    return bool(wanted == there) or (amount and there is not None and _same_amount(wanted, there))
+    return bool(desired == actual) or (amount and actual is not None and _same_amount(desired, actual))
 
 
-def _same_amount(wanted: Any, there: Any) -> bool:
+def _same_amount(desired: Any, actual: Any) -> bool:
     try:
-        return parse_quantity(wanted) == parse_quantity(there)
+        return parse_quantity(desired) == parse_quantity(actual)
     except UserError:
         return False
 
 
-def _project(wanted: Any, there: Any) -> Any:
+def _project(desired: Any, actual: Any) -> Any:
     """Return what is there of the fields that are wanted."""
-    if isinstance(wanted, Mapping) and isinstance(there, Mapping):
-        return {name: _project(value, there.get(name)) for name, value in wanted.items()}
-    if isinstance(wanted, list | tuple) and isinstance(there, list | tuple) and len(wanted) == len(there):
-        return [_project(one, other) for one, other in zip(wanted, there, strict=True)]
-    return there
+    if isinstance(desired, Mapping) and isinstance(actual, Mapping):
+        return {name: _project(value, actual.get(name)) for name, value in desired.items()}
+    if isinstance(desired, list | tuple) and isinstance(actual, list | tuple) and len(desired) == len(actual):
+        return [_project(one, other) for one, other in zip(desired, actual, strict=True)]
+    return actual

@@ -53,44 +53,44 @@ class _Record(Generic[T]):
     """The last status of an object that needs no write, and the request that says so.
 
     Attributes:
-        over_version: The version of the object in the cache, from which the status was derived.
+        base_version: The version of the object in the cache, from which the status was derived.
         status: The request, as JSON.
         live: The object: the answer to our write, or what the cache had when it was compared.
     """
 
-    over_version: str
+    base_version: str
     status: Mapping[str, Any]
     live: T
 
 
 @attrs.define(eq=False)
 class StatusWriter(Generic[T]):
-    """The only door through which the controller writes the status of one kind; `tell` is called for what was written.
+    """The only door through which the controller writes the status of one kind; `emit` is called for what was written.
 
     It gets the object as it was before, and the status.
     """
 
     _client: Client
     _kind: type[T]
-    _tell: Callable[[T, Mapping[str, Any]], None] | None = None
+    _on_write: Callable[[T, Mapping[str, Any]], None] | None = None
     _records: dict[Key, _Record[T]] = attrs.field(factory=dict, init=False)
 
     def newest(self, cached: T) -> T:
         """Return the object as far as we know it: the answer to our last write while the cache still lags behind it."""
         last = self._last(cached)
-        if last is not None and last.over_version == cached.metadata.resource_version:
+        if last is not None and last.base_version == cached.metadata.resource_version:
             return last.live
         return cached
 
     async def write(
-        self, cached: T, status: Mapping[str, Any], *, along: Mapping[str, Any] = MappingProxyType({})
+        self, cached: T, status: Mapping[str, Any], *, extra: Mapping[str, Any] = MappingProxyType({})
     ) -> bool:
         """Apply a status unless the object has it already; return whether anything was sent.
 
         Args:
             cached: The object from the cache; compared is what `newest` says of it.
             status: The fields that we own, as JSON.
-            along: Fields that are written with the others but do not cause a write, such as the time of it.
+            extra: Fields that are written with the others but do not cause a write, such as the time of it.
 
         Raises:
             ConflictError: The object has changed since, or is another one by now; look at it again.
@@ -98,25 +98,25 @@ class StatusWriter(Generic[T]):
             ApiError: The API server could not or would not.
         """
         observed = self.newest(cached)
-        last, over_version = self._last(cached), cached.metadata.resource_version
+        last, base_version = self._last(cached), cached.metadata.resource_version
         if last is not None and last.status == status and last.live.status == observed.status:
             return False  # found before; what else changes of an object changes nothing in that
         if observed.status.wire.given:  # else there is nothing yet
             held = self._fields(observed.status, status)
             if held == self._fields(decode(type(observed.status), status), status):
-                self._records[cached.key] = _Record(over_version, status, observed)
+                self._records[cached.key] = _Record(base_version, status, observed)
                 return False
             if last is not None and last.status == status and held == self._fields(last.live.status, status):
                 return False  # asked for before, and the server keeps something else: asking again changes nothing
         answer = await self._client.apply(
             self._kind,
-            self._manifest(observed, {**status, **along}),
+            self._manifest(observed, {**status, **extra}),
             field_manager=CONTROLLER_FIELD_MANAGER,
             subresource="status",
         )
-        self._records[cached.key] = _Record(over_version, status, answer)
-        if self._tell is not None:
-            self._tell(observed, status)
+        self._records[cached.key] = _Record(base_version, status, answer)
+        if self._on_write is not None:
+            self._on_write(observed, status)
         return True
 
     def is_own(self, obj: T) -> bool:
@@ -143,12 +143,12 @@ class StatusWriter(Generic[T]):
         return {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": metadata, "status": status}
 
     @staticmethod
-    def _fields(typed: _Status, asked: Mapping[str, Any]) -> _Fields:
+    def _fields(typed: _Status, requested: Mapping[str, Any]) -> _Fields:
         """Return the values of the fields that are asked for; of the conditions, those of the types that are."""
         kind: type = type(typed)
-        fields = {slot.key: getattr(typed, slot.attribute) for slot in wire_fields(kind) if slot.key in asked}
+        fields = {slot.key: getattr(typed, slot.attribute) for slot in wire_fields(kind) if slot.key in requested}
         found = {condition.type: condition for condition in typed.conditions}
-        return {**fields, "conditions": [found.get(condition["type"]) for condition in asked["conditions"]]}
+        return {**fields, "conditions": [found.get(condition["type"]) for condition in requested["conditions"]]}
 
 
 @attrs.frozen(eq=False)
@@ -159,7 +159,7 @@ class PhaseChanges:
     durations: Durations
     utcnow: Callable[[], datetime.datetime]
 
-    def tell(self, before: Model | InferenceService, status: Mapping[str, Any]) -> None:
+    def emit(self, before: Model | InferenceService, status: Mapping[str, Any]) -> None:
         """Tell of a status that has just been written, if its phase is another one than before."""
         phase = status["phase"]
         if phase == before.status.phase:
@@ -168,6 +168,6 @@ class PhaseChanges:
         reason, message = progressing["reason"], progressing["message"]
         log.info("phase changed", kind=before.RESOURCE.kind, name=str(before.key), phase=phase, reason=reason)
         if phase == "Ready":
-            self.durations.became_ready(before, self.utcnow())
+            self.durations.observe_ready(before, self.utcnow())
         if phase in EVENT_TYPES:
             self.recorder.emit_nowait(before, reason, message, type=EVENT_TYPES[phase])

@@ -93,7 +93,7 @@ class TokenFileCredentials:
 
 
 @attrs.frozen
-class Issued:
+class IssuedCredential:
     """What a plugin printed."""
 
     credential: Credential
@@ -107,7 +107,7 @@ class ExecCredentials:
         self._plugin = plugin
         self._utcnow = utcnow
         self._lock = trio.Lock()
-        self._issued: Issued | None = None
+        self._issued: IssuedCredential | None = None
         self._refresh_at: datetime | None = None
 
     async def current(self) -> Credential:
@@ -120,16 +120,16 @@ class ExecCredentials:
                     if self._issued is None or self._issued.expires_at is None or self._is_due(self._issued.expires_at):
                         raise
                     self._refresh_at = self._utcnow() + timedelta(seconds=RETRY_SECONDS)
-            return self._known()
+            return self._issued_credential()
 
     async def renew(self, refused: Credential) -> Credential:
         """Run the plugin, unless another task has since the refused credential was issued."""
         async with self._lock:
             if self._issued is None or self._issued.credential == refused:
                 await self._run()
-            return self._known()
+            return self._issued_credential()
 
-    def _known(self) -> Credential:
+    def _issued_credential(self) -> Credential:
         assert self._issued is not None
         return self._issued.credential
 
@@ -156,24 +156,24 @@ async def run_plugin(plugin: ExecPlugin) -> bytes:
     info: dict[str, Any] = {"interactive": False}
     if plugin.cluster is not None:
         info["cluster"] = plugin.cluster
-    told = {"apiVersion": plugin.api_version, "kind": "ExecCredential", "spec": info}
-    env = {**os.environ, **plugin.env, "KUBERNETES_EXEC_INFO": json.dumps(told)}
+    exec_info = {"apiVersion": plugin.api_version, "kind": "ExecCredential", "spec": info}
+    env = {**os.environ, **plugin.env, "KUBERNETES_EXEC_INFO": json.dumps(exec_info)}
     with trio.move_on_after(plugin.deadline_seconds):
         try:
-            done = await trio.run_process(
+            completed = await trio.run_process(
                 plugin.argv, stdin=b"", capture_stdout=True, capture_stderr=True, check=False, env=env
             )
         except OSError as error:
             hint = f"; {plugin.install_hint}" if plugin.install_hint else ""
             raise CredentialsError(f"auth plugin {plugin.program} cannot be run: {error.strerror}{hint}") from error
-        if done.returncode != 0:
-            words = done.stderr.decode(errors="replace").strip()[-_STDERR_CHARACTERS:]
-            raise CredentialsError(f"auth plugin {plugin.program} exited with {done.returncode}: {words}")
-        return done.stdout
+        if completed.returncode != 0:
+            stderr_text = completed.stderr.decode(errors="replace").strip()[-_STDERR_CHARACTERS:]
+            raise CredentialsError(f"auth plugin {plugin.program} exited with {completed.returncode}: {stderr_text}")
+        return completed.stdout
     raise CredentialsError(f"auth plugin {plugin.program} took longer than {plugin.deadline_seconds:g} s")
 
 
-def parse_exec_credential(plugin: ExecPlugin, output: bytes) -> Issued:
+def parse_exec_credential(plugin: ExecPlugin, output: bytes) -> IssuedCredential:
     """Read an ExecCredential; errors never quote it, since it holds the secret."""
     try:
         printed = json.loads(output)
@@ -195,7 +195,7 @@ def parse_exec_credential(plugin: ExecPlugin, output: bytes) -> Issued:
         raise CredentialsError(f"auth plugin {plugin.program} printed a token with characters that no token has")
     if not token and certificate is None:
         raise CredentialsError(f"auth plugin {plugin.program} printed neither a token nor a certificate with its key")
-    return Issued(Credential(f"Bearer {token}" if token else "", certificate), expires_at)
+    return IssuedCredential(Credential(f"Bearer {token}" if token else "", certificate), expires_at)
 
 
 def _parse_time(text: str) -> datetime:

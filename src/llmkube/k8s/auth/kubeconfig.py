@@ -75,7 +75,7 @@ def read_kubeconfig(paths: str, context: str | None) -> ClusterConfig:
         ConfigError: As `load_config` says.
     """
     names = [os.path.expanduser(name) for name in paths.split(os.pathsep) if name]  # noqa: PTH111 - raises for ~nobody
-    files = [File.read(Path(name)) for name in names if Path(name).exists()]
+    files = [KubeconfigFile.read(Path(name)) for name in names if Path(name).exists()]
     if not files:
         raise ConfigError(f"kubeconfig {paths} does not exist")
     current = [file.entries["current-context"] for file in files if file.entries.get("current-context")]
@@ -89,14 +89,14 @@ def read_kubeconfig(paths: str, context: str | None) -> ClusterConfig:
 
 
 @attrs.frozen
-class File:
+class KubeconfigFile:
     """One kubeconfig as it stands; what is in it may still be anything."""
 
     path: Path
     entries: Mapping[str, Any] = attrs.field(repr=False)
 
     @classmethod
-    def read(cls, path: Path) -> "File":
+    def read(cls, path: Path) -> "KubeconfigFile":
         """Read a file.
 
         Raises:
@@ -110,16 +110,16 @@ class File:
             raise ConfigError(f"kubeconfig {path} cannot be read: it is {'no mapping' if entries else 'empty'}")
         return cls(path, entries)
 
-    def named(self, what: str) -> Mapping[str, Any]:
+    def named(self, section: str) -> Mapping[str, Any]:
         """The entries of `clusters`, `contexts` or `users` by their names; of two of one name the first.
 
         Raises:
             ConfigError: It is not a list of named things.
         """
         try:
-            return {entry["name"]: entry for entry in reversed(self.entries.get(f"{what}s") or [])}
+            return {entry["name"]: entry for entry in reversed(self.entries.get(f"{section}s") or [])}
         except (TypeError, KeyError) as error:
-            raise ConfigError(f"kubeconfig {self.path} cannot be read: {what}s is no list of names") from error
+            raise ConfigError(f"kubeconfig {self.path} cannot be read: {section}s is no list of names") from error
 
 
 @attrs.frozen
@@ -176,19 +176,19 @@ class Section:
         return self.path(name)
 
 
-def _find(files: Sequence[File], what: str, name: str) -> Section:
+def _find(files: Sequence[KubeconfigFile], section: str, name: str) -> Section:
     """Return one entry of `clusters`, `contexts` or `users`: the first file that has it wins."""
     read = ", ".join(str(file.path) for file in files)
     if not name:
-        raise ConfigError(f"kubeconfig {read}: the context names no {what}")
+        raise ConfigError(f"kubeconfig {read}: the context names no {section}")
     for file in files:
-        if (found := file.named(what).get(name)) is None:
+        if (found := file.named(section).get(name)) is None:
             continue
-        entries = found.get(what) or {}
+        entries = found.get(section) or {}
         if not isinstance(entries, Mapping):
-            raise ConfigError(f"kubeconfig {file.path}: {what} {name!r} is not a mapping")
-        return Section(f"{what} {name!r} of kubeconfig {file.path}", entries, file.path.absolute().parent)
-    raise ConfigError(f"kubeconfig {read} has no {what} {name!r}")
+            raise ConfigError(f"kubeconfig {file.path}: {section} {name!r} is not a mapping")
+        return Section(f"{section} {name!r} of kubeconfig {file.path}", entries, file.path.absolute().parent)
+    raise ConfigError(f"kubeconfig {read} has no {section} {name!r}")
 
 
 def _is_http(server: str) -> bool:
@@ -284,7 +284,7 @@ def _exec_cluster(cluster: Section) -> Mapping[str, Any]:
     config = [
         e.get("extension") for e in extensions if isinstance(e, Mapping) and e.get("name") == _EXEC_CONFIG_EXTENSION
     ]
-    told = {
+    cluster_info = {
         "server": cluster.text("server"),
         "tls-server-name": cluster.text("tls-server-name"),
         "insecure-skip-tls-verify": cluster.flag("insecure-skip-tls-verify"),
@@ -292,7 +292,7 @@ def _exec_cluster(cluster: Section) -> Mapping[str, Any]:
         "proxy-url": cluster.text("proxy-url"),
         "config": config[0] if config else None,
     }
-    return {name: value for name, value in told.items() if value}
+    return {name: value for name, value in cluster_info.items() if value}
 
 
 def _impersonation(user: Section) -> tuple[tuple[str, str], ...]:

@@ -59,7 +59,7 @@ class AuthTransport(httpx.AsyncBaseTransport):
             max_idle_seconds=KEEPALIVE_EXPIRY_SECONDS,
         )
         self._credentials = make_credentials(config.identity, utcnow)
-        self._lane = _Lane(self._connect, config.tls, None)
+        self._pool = _Pool(self._connect, config.tls, None)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request with fresh credentials; CredentialsError when there are none to be had."""
@@ -78,58 +78,58 @@ class AuthTransport(httpx.AsyncBaseTransport):
 
     async def aclose(self) -> None:
         """Close all idle connections."""
-        await self._lane.retire()
+        await self._pool.retire()
 
     async def _send(
         self, request: httpx.Request, headers: list[tuple[bytes, bytes]], credential: Credential
     ) -> httpx.Response:
-        lane = await self._choose_lane(credential.certificate)
-        proof = [(b"Authorization", credential.authorization.encode())] if credential.authorization else []
-        request.headers = httpx.Headers([*headers, *proof])  # as httpx's own `Auth` does: a second Request costs more
+        pool = await self._choose_pool(credential.certificate)
+        auth = [(b"Authorization", credential.authorization.encode())] if credential.authorization else []
+        request.headers = httpx.Headers([*headers, *auth])  # as httpx's own `Auth` does: a second Request costs more
         held = False
-        lane.hold()
+        pool.hold()
         try:
-            response = await lane.transport.handle_async_request(request)
+            response = await pool.transport.handle_async_request(request)
             if not isinstance(response.stream, httpx.ByteStream):  # that one is here already, and holds no connection
                 assert isinstance(response.stream, httpx.AsyncByteStream)
-                response.stream, held = _HeldStream(response.stream, lane), True
+                response.stream, held = _PooledStream(response.stream, pool), True
         finally:
             if not held:
-                await lane.release()  # noqa: ASYNC102 (shields itself, with a deadline)
+                await pool.release()  # noqa: ASYNC102 (shields itself, with a deadline)
         return response
 
-    async def _choose_lane(self, issued: ClientCertificate | None) -> "_Lane":
+    async def _choose_pool(self, issued: ClientCertificate | None) -> "_Pool":
         """Return the lane for the certificates of now; a rotation that is half done leaves us in the old one."""
-        old = self._lane
+        old = self._pool
         if old.issued == issued and old.stamp == stamp_of(self._config.tls):
             return old
         try:
-            self._lane = _Lane(self._connect, self._config.tls, issued)
+            self._pool = _Pool(self._connect, self._config.tls, issued)
         except ConfigError as error:
             if old.issued != issued:
                 raise CredentialsError(f"the auth plugin's certificate: {error}") from error
             return old
         await old.retire()
-        return self._lane
+        return self._pool
 
 
-class _Lane:
+class _Pool:
     """A pool of connections with one TLS context; held once for each answer that is still being read."""
 
     def __init__(self, connect: Connect, settings: TlsSettings, issued: ClientCertificate | None) -> None:
         self.stamp = stamp_of(settings)  # before reading: a change in between is noticed next time
         self.issued = issued
         self.transport = connect(make_context(settings, issued))
-        self._answers = 0
+        self._open_responses = 0
         self._retired = False
 
     def hold(self) -> None:
         """Stay open; `release` has to follow."""
-        self._answers += 1
+        self._open_responses += 1
 
     async def release(self) -> None:
         """Close if this lane is retired and this was its last answer."""
-        self._answers -= 1
+        self._open_responses -= 1
         if self._retired:
             with trio.move_on_after(CLOSE_SECONDS, shield=True):
                 await self._close_if_unused()
@@ -140,27 +140,27 @@ class _Lane:
         await self._close_if_unused()
 
     async def _close_if_unused(self) -> None:
-        if self._retired and self._answers == 0:
+        if self._retired and self._open_responses == 0:
             await self.transport.aclose()
 
 
-class _HeldStream(httpx.AsyncByteStream):
+class _PooledStream(httpx.AsyncByteStream):
     """An answer's body that keeps its lane open until it is closed."""
 
-    def __init__(self, stream: httpx.AsyncByteStream, lane: _Lane) -> None:
+    def __init__(self, stream: httpx.AsyncByteStream, pool: _Pool) -> None:
         self._stream = stream
-        self._lane: _Lane | None = lane
+        self._pool: _Pool | None = pool
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         return self._stream.__aiter__()
 
     async def aclose(self) -> None:
-        lane, self._lane = self._lane, None
+        pool, self._pool = self._pool, None
         try:
             await self._stream.aclose()
         finally:
-            if lane is not None:
-                await lane.release()  # noqa: ASYNC102 (shields itself, with a deadline)
+            if pool is not None:
+                await pool.release()  # noqa: ASYNC102 (shields itself, with a deadline)
 
 
 Stamp = tuple[tuple[int, int, int], ...]

@@ -153,7 +153,7 @@ def _item_schema(annotation: Any, facts: SchemaFacts) -> dict[str, Any]:
 
 
 def _bounds(facts: SchemaFacts) -> dict[str, Any]:
-    said = {
+    entries = {
         "format": facts.format,
         "enum": list(facts.enum),
         "minimum": facts.minimum,
@@ -165,7 +165,7 @@ def _bounds(facts: SchemaFacts) -> dict[str, Any]:
         "maxItems": facts.max_items,
         "pattern": facts.pattern,
     }
-    return {key: value for key, value in said.items() if value is not None and value not in ("", [])}
+    return {key: value for key, value in entries.items() if value is not None and value not in ("", [])}
 
 
 def _rules(rules: Iterable[Rule]) -> dict[str, Any]:
@@ -174,8 +174,8 @@ def _rules(rules: Iterable[Rule]) -> dict[str, Any]:
 
 
 def _rule(rule: Rule) -> dict[str, str]:
-    said = {"rule": rule.rule, "message": rule.message}
-    return {**said, "fieldPath": rule.field_path} if rule.field_path else said
+    entries = {"rule": rule.rule, "message": rule.message}
+    return {**entries, "fieldPath": rule.field_path} if rule.field_path else entries
 
 
 def _default(slot: WireField) -> dict[str, Any]:

@@ -26,10 +26,10 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.fields import wire_fields
 
 OLD_GROUP: Final = "llmkube.io"
-_SERVERS_OWN: Final = frozenset(
+_SERVER_FIELDS: Final = frozenset(
     {"uid", "resourceVersion", "generation", "creationTimestamp", "managedFields", "selfLink", "deletionTimestamp"}
 )
-_CARRIED: Final = ("name", "namespace", "labels", "annotations")
+_COPIED_METADATA: Final = ("name", "namespace", "labels", "annotations")
 _LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 _URLS: Final = ("http://", "https://", "hf://", "s3://", "pvc://", "file://", "/")
 _HUB: Final = ("huggingface", "hf")
@@ -71,38 +71,38 @@ def convert(body: Mapping[str, Any]) -> Conversion:
         raise ConversionError(f"{body.get('kind')} is not a kind of {OLD_GROUP} that is known", field="kind")
     old = _Remaining(dict(body))
     for name in ("apiVersion", "kind"):
-        old.take(name)
-    tag = {name: value for name in _CARRIED if (value := old.take("metadata", name)) is not None}
-    tag["annotations"] = {key: value for key, value in tag.get("annotations", {}).items() if key != _LAST_APPLIED}
-    tag = {name: value for name, value in tag.items() if value}
+        old.pop(name)
+    meta = {name: value for name in _COPIED_METADATA if (value := old.pop("metadata", name)) is not None}
+    meta["annotations"] = {key: value for key, value in meta.get("annotations", {}).items() if key != _LAST_APPLIED}
+    meta = {name: value for name, value in meta.items() if value}
     model = {
         "apiVersion": Model.RESOURCE.api_version,
         "kind": "Model",
-        "metadata": dict(tag),
+        "metadata": dict(meta),
         "spec": _model_spec(old),
     }
-    gpus = old.take("spec", "resources", "gpuCount")
-    spec: JsonObject = {"modelRef": tag.get("name", "")}
+    gpus = old.pop("spec", "resources", "gpuCount")
+    spec: JsonObject = {"modelRef": meta.get("name", "")}
     if gpus is not None:
         spec["resources"] = {"gpu": gpus}
-    _carry(old, spec)
+    _copy_known_fields(old, spec)
     service = {
         "apiVersion": InferenceService.RESOURCE.api_version,
         "kind": "InferenceService",
-        "metadata": dict(tag),
+        "metadata": dict(meta),
         "spec": spec,
     }
-    return Conversion(model, service, (*old.remarks, *_lost(old.rest)))
+    return Conversion(model, service, (*old.remarks, *_dropped(old.rest)))
 
 
 def _model_spec(old: "_Remaining") -> JsonObject:
     spec: JsonObject = {"source": _source(old), "format": "gguf"}
-    below, beside = old.take("spec", "model", "accelerator"), old.take("spec", "accelerator")
-    if None not in (below, beside) and below != beside:
-        old.remark(f"spec.model.accelerator: {below} is left out, because spec.accelerator is {beside}")
-    accelerator = below if beside is None else beside
+    in_model, in_spec = old.pop("spec", "model", "accelerator"), old.pop("spec", "accelerator")
+    if None not in (in_model, in_spec) and in_model != in_spec:
+        old.remark(f"spec.model.accelerator: {in_model} is left out, because spec.accelerator is {in_spec}")
+    accelerator = in_model if in_spec is None else in_spec
     hardware: JsonObject = {} if accelerator is None else {"accelerator": accelerator}
-    layers = old.take("spec", "resources", "gpuLayers")
+    layers = old.pop("spec", "resources", "gpuLayers")
     gpu: JsonObject = {} if layers is None else {"layers": layers}
     if accelerator not in {None, "cpu", "metal"}:
         gpu = {"enabled": True, **gpu}
@@ -112,7 +112,7 @@ def _model_spec(old: "_Remaining") -> JsonObject:
 
 
 def _source(old: "_Remaining") -> str:
-    source, name = old.take("spec", "model", "source"), old.take("spec", "model", "name")
+    source, name = old.pop("spec", "model", "source"), old.pop("spec", "model", "name")
     if isinstance(source, str) and source.startswith(_URLS):
         if name is not None:
             old.remark(f"spec.model.name: {name!r} is not needed: the source is an address")
@@ -130,7 +130,7 @@ def _source(old: "_Remaining") -> str:
     return f"hf://{name}"
 
 
-def _carry(old: "_Remaining", spec: JsonObject) -> None:
+def _copy_known_fields(old: "_Remaining", spec: JsonObject) -> None:
     """Take over what an InferenceService of today knows by the same name, resources field by field."""
     rest = old.rest.get("spec")
     if not isinstance(rest, dict):
@@ -139,23 +139,23 @@ def _carry(old: "_Remaining", spec: JsonObject) -> None:
         if slot.key not in rest or slot.key == "modelRef":
             continue
         if not (isinstance(rest[slot.key], dict) and rest[slot.key] and attrs.has(slot.type)):
-            spec[slot.key] = old.take("spec", slot.key)
+            spec[slot.key] = old.pop("spec", slot.key)
             continue
         for name in [inner.key for inner in wire_fields(slot.type) if inner.key in rest[slot.key]]:
             block = spec.setdefault(slot.key, {})
             if name not in block:
-                block[name] = old.take("spec", slot.key, name)
+                block[name] = old.pop("spec", slot.key, name)
 
 
-def _lost(rest: Any, path: str = "") -> Iterator[str]:
+def _dropped(rest: Any, path: str = "") -> Iterator[str]:
     """Say what was not converted, leaf by leaf; of what the server writes by itself, once and for all."""
     if path == "status":
         yield "status: is left out; the controller writes a new one"
-    elif path.startswith("metadata.") and path.count(".") == 1 and path.rpartition(".")[2] in _SERVERS_OWN:
+    elif path.startswith("metadata.") and path.count(".") == 1 and path.rpartition(".")[2] in _SERVER_FIELDS:
         yield f"{path}: is left out; the API server writes a new one"
     elif isinstance(rest, dict) and rest:
         for name, value in rest.items():
-            yield from _lost(value, f"{path}.{name}" if path else name)
+            yield from _dropped(value, f"{path}.{name}" if path else name)
     elif path:
         yield f"{path}: {rest!r} is no field of {InferenceService.RESOURCE.api_version}, and is left out"
 
@@ -167,7 +167,7 @@ class _Remaining:
     rest: JsonObject
     remarks: list[str] = attrs.Factory(list)
 
-    def take(self, *path: str) -> Any:
+    def pop(self, *path: str) -> Any:
         """Return the value at a path and remove it; None where there is none."""
         self.rest, value = _without(self.rest, path)
         return value
@@ -176,15 +176,15 @@ class _Remaining:
         self.remarks.append(sentence)
 
 
-def _without(place: JsonObject, path: Sequence[str]) -> tuple[JsonObject, Any]:
+def _without(obj: JsonObject, path: Sequence[str]) -> tuple[JsonObject, Any]:
     """Return an object without the value at a path, and without what holds nothing any more; and the value."""
     step, *rest = path
-    if step not in place:
-        return place, None
-    others = {name: value for name, value in place.items() if name != step}
+    if step not in obj:
+        return obj, None
+    others = {name: value for name, value in obj.items() if name != step}
     if not rest:
-        return others, place[step]
-    if not isinstance(place[step], dict):
-        return place, None
-    left, value = _without(place[step], rest)
-    return ({**place, step: left} if left or not place[step] else others), value
+        return others, obj[step]
+    if not isinstance(obj[step], dict):
+        return obj, None
+    remainder, value = _without(obj[step], rest)
+    return ({**obj, step: remainder} if remainder or not obj[step] else others), value

@@ -8,7 +8,7 @@ import attrs
 from llmkube.k8s.crd.inferenceservice import GatewayStatus
 from llmkube.k8s.crd.meta import DECIMAL, DURATION, GROUP, VERSION, Condition, LocalObjectReference
 from llmkube.k8s.crd.placement import EndpointSpec, GatewayReference
-from llmkube.k8s.crd.router_policy import DATA_CLASS, MOST_CLASSES, NAME_CHARACTERS, ROUTER_NAME, RouterPolicy
+from llmkube.k8s.crd.router_policy import DATA_CLASS, MAX_CLASSES, NAME_CHARACTERS, ROUTER_NAME, RouterPolicy
 from llmkube.k8s.fields import REQUIRED, Column, Rule, SchemaFacts, Wired, field
 from llmkube.k8s.resource import Object, Resource
 
@@ -62,9 +62,9 @@ CLOUD: Final = "cloud"
 TIERS: Final = (LOCAL, CLOUD)
 
 # The cost of a rule is reckoned with the longest lists and texts that the schema admits
-_MOST_BACKENDS: Final = 64
-_MOST_RULES: Final = 64
-_MOST_ROUTED: Final = 16
+_MAX_BACKENDS: Final = 64
+_MAX_RULES: Final = 64
+_MAX_ROUTE_BACKENDS: Final = 16
 _TIME_LIMITS: Final = (
     Rule(
         f"!self.matches('{DURATION}') || (duration(self) >= duration('100ms') && duration(self) <= duration('30m'))",
@@ -167,7 +167,7 @@ class Match(Wired):
     data_classification: tuple[str, ...] = field(
         "Data classes, of which the request has one; upper and lower case are the same.",
         (),
-        max_items=MOST_CLASSES,
+        max_items=MAX_CLASSES,
         items=DATA_CLASS,
     )
     models: tuple[str, ...] = field(
@@ -189,7 +189,7 @@ class Route(Wired):
         "Names of backends, best first.",
         REQUIRED,
         min_items=1,
-        max_items=_MOST_ROUTED,
+        max_items=_MAX_ROUTE_BACKENDS,
         items=SchemaFacts(min_length=1, max_length=NAME_CHARACTERS),
     )
     strategy: str = field("How a backend is chosen.", "primary-fallback", enum=ROUTE_STRATEGIES)
@@ -292,9 +292,9 @@ class ModelRouterSpec(Wired):
         Rule("self.dataPlane != 'Gateway' || has(self.gatewayRef)", "dataPlane Gateway needs a gatewayRef"),
     )
     backends: tuple[Backend, ...] = field(
-        "Destinations of requests.", REQUIRED, min_items=1, max_items=_MOST_BACKENDS, list_map_keys=("name",)
+        "Destinations of requests.", REQUIRED, min_items=1, max_items=_MAX_BACKENDS, list_map_keys=("name",)
     )
-    rules: tuple[RouterRule, ...] = field("Rules; the first that matches decides.", (), max_items=_MOST_RULES)
+    rules: tuple[RouterRule, ...] = field("Rules; the first that matches decides.", (), max_items=_MAX_RULES)
     default_route: str | None = field(
         "Backend for requests that no rule matches; unset refuses them.", max_length=NAME_CHARACTERS
     )

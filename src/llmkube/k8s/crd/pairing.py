@@ -122,7 +122,7 @@ def pod_mismatch(runtime: str, model_format: str, accelerator: str, *, brings_we
         return ""
     fitting = [name for name, facts in RUNTIMES.items() if model_format in facts.pods]
     other = _other_runtime(fitting or host_engines_for(model_format, accelerator))
-    return f"{_unread(runtime, readable, model_format)}: set that format{other}"
+    return f"{_format_problem(runtime, readable, model_format)}: set that format{other}"
 
 
 def host_mismatch(engine: str, model_format: str, accelerator: str) -> str:
@@ -138,11 +138,11 @@ def host_mismatch(engine: str, model_format: str, accelerator: str) -> str:
     readable = RUNTIMES[engine].hosts
     if model_format in readable:
         return ""
-    said, fitting = _unread(engine, readable, model_format), host_engines_for(model_format, accelerator)
+    problem, fitting = _format_problem(engine, readable, model_format), host_engines_for(model_format, accelerator)
     if fitting:
-        return f"{said}: set that format{_other_runtime(fitting)}"
+        return f"{problem}: set that format{_other_runtime(fitting)}"
     served = [name for name in FORMATS if host_engines_for(name, accelerator)]
-    return f"{said}: name weights in {' or '.join(served)}, which an agent serves on {accelerator}"
+    return f"{problem}: name weights in {' or '.join(served)}, which an agent serves on {accelerator}"
 
 
 def hardware_mismatch(engine: str, model_format: str, accelerator: str) -> str:
@@ -161,5 +161,5 @@ def _other_runtime(fitting: Sequence[str]) -> str:
     return f", or spec.runtime to {' or '.join(fitting)}" if fitting else ""
 
 
-def _unread(engine: str, readable: tuple[str, ...], model_format: str) -> str:
+def _format_problem(engine: str, readable: tuple[str, ...], model_format: str) -> str:
     return f"{engine} reads {' or '.join(readable)}, not {model_format}"

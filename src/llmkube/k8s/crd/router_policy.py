@@ -9,7 +9,7 @@ from llmkube.k8s.fields import REQUIRED, Rule, SchemaFacts, Wired, field
 
 ROUTER_NAME: Final = r"^[a-z0-9][a-z0-9-]{0,62}$"
 NAME_CHARACTERS: Final = 63
-MOST_CLASSES: Final = 16
+MAX_CLASSES: Final = 16
 DATA_CLASS: Final = SchemaFacts(min_length=1, max_length=NAME_CHARACTERS)
 
 
@@ -26,7 +26,7 @@ class Classification(Wired):
         "Classes that stay local or are refused; unset means pii and phi.",
         (),
         min_items=1,
-        max_items=MOST_CLASSES,
+        max_items=MAX_CLASSES,
         items=DATA_CLASS,
     )
 

@@ -24,7 +24,7 @@ _WITHOUT_DRAFT: Final = (
 SPECULATION_TYPES: Final = (*_WITH_DRAFT, *_WITH_OPTIONAL_DRAFT, *_WITHOUT_DRAFT)
 
 # An API server compares a whole number with the bounds' whole parts: to it, 0 is not below 0.1
-_NOT_NOTHING: Final = (Rule("self != 0.0", "must be at least 0.1"),)
+_NOT_ZERO: Final = (Rule("self != 0.0", "must be at least 0.1"),)
 
 # -- llama.cpp --------------------------------------------------------------------------------------------------------
 
@@ -87,7 +87,7 @@ class VLLMConfig(Wired):
     tensor_parallel_size: int | None = field("GPUs that share each layer; unset means all of the replica's.", minimum=1)
     pipeline_parallel_size: int | None = field("GPUs that hold one layer after the other.", minimum=1)
     gpu_memory_utilization: float | None = field(
-        "Share of GPU memory to take.", minimum=0.1, maximum=0.99, rules=_NOT_NOTHING
+        "Share of GPU memory to take.", minimum=0.1, maximum=0.99, rules=_NOT_ZERO
     )
     max_num_batched_tokens: int | None = field("Most tokens in one step.", minimum=512)
     kv_cache_dtype: str = field("Type of the KV cache.", "auto", enum=KV_DTYPES)
@@ -147,7 +147,7 @@ class SGLangConfig(Wired):
     data_parallel_size: int | None = field("Copies of the model within the process.", minimum=1)
     expert_parallel_size: int | None = field("GPUs that experts are spread over.", minimum=1)
     mem_fraction_static: float | None = field(
-        "Share of GPU memory for weights and KV cache.", minimum=0.1, maximum=0.99, rules=_NOT_NOTHING
+        "Share of GPU memory for weights and KV cache.", minimum=0.1, maximum=0.99, rules=_NOT_ZERO
     )
     max_running_requests: int | None = field("Most requests at the same time.", minimum=1)
     chunked_prefill_size: int | None = field("Most tokens of a prompt in one step.", minimum=512)

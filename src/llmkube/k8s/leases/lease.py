@@ -34,7 +34,7 @@ import attrs
 import structlog
 import trio
 
-from llmkube.base.errors import LLMKubeError, WorldError
+from llmkube.base.errors import ExternalError, LLMKubeError
 from llmkube.k8s.builtins import Lease
 from llmkube.k8s.client import Client
 from llmkube.k8s.codec import decode
@@ -60,7 +60,7 @@ RELEASE_SECONDS: Final = 2.0
 _log = structlog.get_logger()
 
 
-class LeaseLostError(WorldError):
+class LeaseLostError(ExternalError):
     """The Lease could not be renewed in time, or another process holds it; the body was cancelled."""
 
 
@@ -86,7 +86,7 @@ class _Candidate:
 
     async def acquire(self) -> None:
         """Return once the Lease names us; no failure of the API server ends this."""
-        told = ""
+        logged_holder = ""
         while True:
             try:
                 with trio.fail_after(RENEW_SECONDS):
@@ -96,12 +96,12 @@ class _Candidate:
             else:
                 if other is None:
                     return
-                if other != told:
+                if other != logged_holder:
                     _log.info("lease is held by another", lease=str(self.key), holder=other)
-                    told = other
+                    logged_holder = other
             await trio.sleep(self._pause_seconds())
 
-    async def keep(self, scope: trio.CancelScope) -> None:
+    async def renew(self, scope: trio.CancelScope) -> None:
         """Renew, and move the scope's deadline with each renewal; return when another process holds the Lease."""
         while True:
             await trio.sleep(self._pause_seconds())
@@ -173,7 +173,7 @@ class _Candidate:
         patch = {"metadata": {"resourceVersion": over_version}, "spec": {**spec, "renewTime": self._now()}}
         lease = await self.client.patch(Lease, self.key, patch)
         if lease.metadata.resource_version == over_version:
-            raise WorldError("the API server answered the renewal without a new resourceVersion")
+            raise ExternalError("the API server answered the renewal without a new resourceVersion")
         self.version, self.renewed_at = lease.metadata.resource_version, sent_at
 
     def _claim(self) -> dict[str, Any]:
@@ -225,11 +225,11 @@ async def hold_lease(
             scope = nursery.cancel_scope
             scope.deadline = candidate.renewed_at + HOLD_SECONDS
 
-            async def keep() -> None:
-                await candidate.keep(scope)
+            async def renew() -> None:
+                await candidate.renew(scope)
                 scope.cancel(reason="another process holds the Lease")
 
-            nursery.start_soon(keep)
+            nursery.start_soon(renew)
             yield candidate.holder
             ended = True
             scope.cancel(reason="the body has ended")

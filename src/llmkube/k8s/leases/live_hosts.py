@@ -35,7 +35,7 @@ class LiveHosts:
     accelerators: Mapping[str, frozenset[str]] = attrs.field(factory=dict)
     cordons: Mapping[str, str] = attrs.field(factory=dict)
 
-    def alive(self, host: str) -> bool:
+    def is_alive(self, host: str) -> bool:
         """Whether this host holds a live Lease."""
         return host in self.accelerators
 
@@ -53,7 +53,7 @@ class _ObservedLease:
     deadline: float
     free_bytes: int
     cordon: str = ""
-    alive: bool = True
+    is_alive: bool = True
 
 
 @attrs.define(eq=False)
@@ -71,20 +71,20 @@ class LeaseTracker:
         """The hosts that are alive."""
         merged: dict[str, frozenset[str]] = {}
         for observed in self._observed.values():
-            if observed.alive:
+            if observed.is_alive:
                 merged[observed.host] = merged.get(observed.host, frozenset()) | observed.accelerators
-        cordons = {each.host: each.cordon for each in self._observed.values() if each.alive and each.cordon}
+        cordons = {each.host: each.cordon for each in self._observed.values() if each.is_alive and each.cordon}
         return LiveHosts(merged, cordons)
 
     @property
     def free_bytes(self) -> dict[str, int]:
         """How much memory each live host has said to have free; 0 where it has not said."""
-        return {s.host: s.free_bytes for s in self._observed.values() if s.alive}
+        return {s.host: s.free_bytes for s in self._observed.values() if s.is_alive}
 
     @property
     def next_deadline(self) -> float:
         """When the next Lease becomes overdue; infinity when none can."""
-        return min((s.deadline for s in self._observed.values() if s.alive), default=math.inf)
+        return min((s.deadline for s in self._observed.values() if s.is_alive), default=math.inf)
 
     def observe(self, lease: Lease, now: float, *, renewed: bool = False) -> None:
         """Take note of a Lease; only a change, or `renewed`, restarts its clock.
@@ -116,7 +116,7 @@ class LeaseTracker:
 
     def overdue(self, now: float) -> tuple[Key, ...]:
         """The Leases of hosts held to be alive that have not changed for their whole duration."""
-        return tuple(key for key, s in self._observed.items() if s.alive and s.deadline <= now)
+        return tuple(key for key, s in self._observed.items() if s.is_alive and s.deadline <= now)
 
     def postpone(self, key: Key, until: float) -> None:
         """Look again at a later time: whether the host is alive is not known now."""
@@ -126,9 +126,9 @@ class LeaseTracker:
     def mark_gone(self, key: Key) -> None:
         """Hold a host for dead until its Lease changes again."""
         if key in self._observed:
-            self._observed[key] = attrs.evolve(self._observed[key], alive=False)
+            self._observed[key] = attrs.evolve(self._observed[key], is_alive=False)
 
 
 def _free_bytes(lease: Lease) -> int:
-    said = lease.metadata.annotations.get(MEMORY_FREE_ANNOTATION, "")
-    return int(said) if said.isascii() and said.isdigit() and len(said) < _MAX_DIGITS else 0
+    text = lease.metadata.annotations.get(MEMORY_FREE_ANNOTATION, "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < _MAX_DIGITS else 0

@@ -112,18 +112,18 @@ def settled(
         generation: The `metadata.generation` that it was derived from.
         now: The time of a flip that happens here.
     """
-    stays = before is not None and before[0] == statement.status and before[1]
+    is_unchanged = before is not None and before[0] == statement.status and before[1]
     return {
         "type": statement.type,
         "status": statement.status,
-        "reason": _spelled(statement.reason),
+        "reason": _to_reason(statement.reason),
         "message": shorten(statement.message, MAX_MESSAGE_BYTES),
-        "lastTransitionTime": before[1] if before is not None and stays else timestamp(now),
+        "lastTransitionTime": before[1] if before is not None and is_unchanged else timestamp(now),
         "observedGeneration": generation if statement.generation is None else statement.generation,
     }
 
 
-def _spelled(reason: str) -> str:
+def _to_reason(reason: str) -> str:
     """Return a reason as the schema wants it: the kubelet's own has dots and slashes (`OutOfnvidia.com/gpu`)."""
     word = _NOT_IN_REASONS.sub("_", reason)[:_MAX_REASON].strip("_,:")
     return word if word[:1].isalpha() else f"Reason_{word}".rstrip("_")

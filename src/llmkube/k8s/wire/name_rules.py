@@ -69,29 +69,29 @@ def subdomain(text: str) -> str:
 
 def label_key(text: str) -> tuple[str, ...]:
     """Return everything that is wrong with a label's key."""
-    return tuple(wrong.replace("a qualified name", "a valid label key", 1) for wrong in qualified_all(text))
+    return tuple(problem.replace("a qualified name", "a valid label key", 1) for problem in qualified_all(text))
 
 
 def port_name(text: str) -> tuple[str, ...]:
     """Return everything that is wrong with a port's name (RFC 6335)."""
-    wrong = []
+    problem = []
     if len(text) > _MAX_PORT_NAME:
-        wrong.append(f"must be no more than {_MAX_PORT_NAME} characters")
+        problem.append(f"must be no more than {_MAX_PORT_NAME} characters")
     if not _matches("[-a-z0-9]+", text):
-        wrong.append("must contain only alpha-numeric characters (a-z, 0-9), and hyphens (-)")
+        problem.append("must contain only alpha-numeric characters (a-z, 0-9), and hyphens (-)")
     elif not re.search("[a-z]", text):
-        wrong.append("must contain at least one letter (a-z)")
+        problem.append("must contain at least one letter (a-z)")
     elif "--" in text:
-        wrong.append("must not contain consecutive hyphens")
+        problem.append("must not contain consecutive hyphens")
     elif text[0] == "-" or text[-1] == "-":
-        wrong.append("must not begin or end with a hyphen")
-    return tuple(wrong)
+        problem.append("must not begin or end with a hyphen")
+    return tuple(problem)
 
 
 def qualified_all(text: str) -> tuple[str, ...]:
     """Return everything that is wrong with a qualified name."""
-    wrong = qualified(text)
-    return (wrong, _NAME_PART) if wrong == _NO_NAME_PART else (wrong,) if wrong else ()
+    problem = qualified(text)
+    return (problem, _NAME_PART) if problem == _NO_NAME_PART else (problem,) if problem else ()
 
 
 def qualified(text: str) -> str:
@@ -105,8 +105,8 @@ def qualified(text: str) -> str:
             " alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is"
             f" '{_QUALIFIED}') with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')"
         )
-    if prefix and (wrong := subdomain(prefix)):
-        return f"prefix part {wrong}"
+    if prefix and (problem := subdomain(prefix)):
+        return f"prefix part {problem}"
     if not name:
         return _NO_NAME_PART
     if too_long := _length(name, _MAX_LABEL):

@@ -104,7 +104,7 @@ CONTROLLER_FIELD_MANAGER: Final = "llmkube-controller"
 
 _DIGEST_CHARS: Final = 6
 _MAX_SUBDOMAIN: Final = 253
-_OTHERS_LEASES: Final = ("claim.", CONTROLLER_FIELD_MANAGER)
+_RESERVED_PREFIXES: Final = ("claim.", CONTROLLER_FIELD_MANAGER)
 _DNS_1035_LABEL: Final = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?", re.ASCII)
 _DNS_1123_SUBDOMAIN: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", re.ASCII)
 
@@ -134,10 +134,10 @@ def host_id(host_name: str) -> str:
     A name that is a DNS-1123 subdomain of at most 63 characters is itself; any other one (`Ann's Mac`, `mac_mini`) is
     respelled and gets 6 hex digits of its SHA-256; so does one that would be the name of another kind of Lease of ours.
     """
-    taken = host_name.startswith(_OTHERS_LEASES)
-    if len(host_name) <= MAX_LABEL and _DNS_1123_SUBDOMAIN.fullmatch(host_name) and not taken:
+    reserved = host_name.startswith(_RESERVED_PREFIXES)
+    if len(host_name) <= MAX_LABEL and _DNS_1123_SUBDOMAIN.fullmatch(host_name) and not reserved:
         return host_name
-    if taken:
+    if reserved:
         return _with_digest(f"host-{re.sub(r'[^a-z0-9]+', '-', host_name.lower())}", host_name)
     spelled = re.sub(r"[^a-z0-9]+", "-", host_name.lower()).strip("-")
     return _with_digest(spelled or "host", host_name)
@@ -176,8 +176,8 @@ def claim_name(namespace: str, isvc_name: str, slot: int) -> str:
     if len(name) <= _MAX_SUBDOMAIN:
         return name
     digest = hashlib.sha256(isvc_name.encode()).hexdigest()
-    kept = isvc_name[: _MAX_SUBDOMAIN - len(f"claim.{namespace}.-{digest}.{slot}")].rstrip("-.")
-    return f"claim.{namespace}.{kept}-{digest}.{slot}"
+    head = isvc_name[: _MAX_SUBDOMAIN - len(f"claim.{namespace}.-{digest}.{slot}")].rstrip("-.")
+    return f"claim.{namespace}.{head}-{digest}.{slot}"
 
 
 def endpoint_url(service: str, namespace: str, *, port: int, path: str, cluster_domain: str = "cluster.local") -> str:

@@ -19,7 +19,7 @@ class Meaning(enum.Enum):
     STOPPED = enum.auto()
     """Nothing runs, as the spec asks."""
 
-    PASSING = enum.auto()
+    WAITING = enum.auto()
     """It is on its way: wait."""
 
     RECOVERING = enum.auto()
@@ -53,18 +53,18 @@ class Reason(enum.StrEnum):
         return member
 
     # Loaded, of an engine on a host (docs/architecture.md has the states)
-    PENDING = "Pending", Meaning.PASSING
-    WAITING_FOR_MODEL = "WaitingForModel", Meaning.PASSING
+    PENDING = "Pending", Meaning.WAITING
+    WAITING_FOR_MODEL = "WaitingForModel", Meaning.WAITING
     INSUFFICIENT_MEMORY = "InsufficientMemory", Meaning.RECOVERING
     EXCEEDS_MEMORY = "ExceedsMemory", Meaning.USER
     MEMORY_CHECK_FAILED = "MemoryCheckFailed", Meaning.RECOVERING
     EVICTED = "Evicted", Meaning.RECOVERING
-    LOADING = "Loading", Meaning.PASSING
+    LOADING = "Loading", Meaning.WAITING
     LOADED = "Loaded", Meaning.FINE
     NOT_ANSWERING = "NotAnswering", Meaning.RECOVERING
     RESTARTING = "Restarting", Meaning.RECOVERING
-    STOPPING = "Stopping", Meaning.PASSING
-    RELEASED = "Released", Meaning.PASSING
+    STOPPING = "Stopping", Meaning.WAITING
+    RELEASED = "Released", Meaning.WAITING
     SCALED_TO_ZERO = "ScaledToZero", Meaning.STOPPED
     ENGINE_EXITED = "EngineExited", Meaning.RETRIED
     CRASH_LOOP = "CrashLoopBackOff", Meaning.RETRIED
@@ -87,39 +87,39 @@ class Reason(enum.StrEnum):
     NOT_ALLOWED = "NotAllowed", Meaning.USER
     HONOURED = "Honoured", Meaning.FINE
     FIELDS_IGNORED = "FieldsIgnored", Meaning.FINE
-    NOT_PLANNED = "NotPlanned", Meaning.PASSING
+    NOT_PLANNED = "NotPlanned", Meaning.WAITING
     NAME_TAKEN = "NameTaken", Meaning.USER
     BACKENDS_UNAVAILABLE = "BackendsUnavailable", Meaning.RECOVERING
 
     # UpToDate, Published, MemoryPressure, of a host
     UP_TO_DATE = "UpToDate", Meaning.FINE
-    REPLACING = "Replacing", Meaning.PASSING
-    NOT_SERVING = "NotServing", Meaning.PASSING
+    REPLACING = "Replacing", Meaning.WAITING
+    NOT_SERVING = "NotServing", Meaning.WAITING
     PUBLISHED = "Published", Meaning.FINE
     NO_ADDRESS = "NoAddress", Meaning.HOST
     REFUSED = "Refused", Meaning.HOST
     NORMAL = "Normal", Meaning.FINE
-    WARNING = "Warning", Meaning.PASSING
-    CRITICAL = "Critical", Meaning.PASSING
-    UNKNOWN = "Unknown", Meaning.PASSING
+    WARNING = "Warning", Meaning.WAITING
+    CRITICAL = "Critical", Meaning.WAITING
+    UNKNOWN = "Unknown", Meaning.WAITING
     NOT_STATED = "NotStated", Meaning.FINE
 
     # Available, Progressing, Degraded, Suspended, RolloutDeferred
     INFERENCE_READY = "InferenceReady", Meaning.FINE
-    NO_READY_REPLICAS = "NoReadyReplicas", Meaning.PASSING
-    CREATING = "Creating", Meaning.PASSING
+    NO_READY_REPLICAS = "NoReadyReplicas", Meaning.WAITING
+    CREATING = "Creating", Meaning.WAITING
     MODEL_NOT_FOUND = "ModelNotFound", Meaning.USER
     NO_HOST = "NoHost", Meaning.HOST
-    NOT_CLAIMED = "NotClaimed", Meaning.PASSING
+    NOT_CLAIMED = "NotClaimed", Meaning.WAITING
     MANUALLY_SCALED_TO_ZERO = "ManuallyScaledToZero", Meaning.STOPPED
     SUSPENDED = "Suspended", Meaning.STOPPED
     NOT_SUSPENDED = "NotSuspended", Meaning.FINE
-    PODS_BUSY = "PodsBusy", Meaning.PASSING
+    PODS_BUSY = "PodsBusy", Meaning.WAITING
     NOTHING_WAITS = "NothingWaits", Meaning.FINE
 
     # of a Deployment and its pods: the ones that a reader can do something about
-    WAITING_FOR_GPU = "WaitingForGPU", Meaning.PASSING
-    INSUFFICIENT_GPU = "InsufficientGPU", Meaning.PASSING
+    WAITING_FOR_GPU = "WaitingForGPU", Meaning.WAITING
+    INSUFFICIENT_GPU = "InsufficientGPU", Meaning.WAITING
     UNSCHEDULABLE = "Unschedulable", Meaning.RECOVERING
     CONTAINER_FAILED = "ContainerFailed", Meaning.RECOVERING
     OOM_KILLED = "OOMKilled", Meaning.RETRIED
@@ -138,7 +138,7 @@ class Reason(enum.StrEnum):
 
     # Fetched, of a host, and why a fetch fails, in a pod as well
     FETCHED = "Fetched", Meaning.FINE
-    FETCHING = "Fetching", Meaning.PASSING
+    FETCHING = "Fetching", Meaning.WAITING
     FETCH_FAILED = "FetchFailed", Meaning.RECOVERING
     STALLED = "Stalled", Meaning.RECOVERING
     THROTTLED = "Throttled", Meaning.RECOVERING
@@ -163,18 +163,18 @@ class Reason(enum.StrEnum):
 
     # Available, Progressing, Degraded, Inspected, QuantizationMatches, UpToDate of a Model
     MODEL_READY = "ModelReady", Meaning.FINE
-    DOWNLOAD_STARTED = "DownloadStarted", Meaning.PASSING
-    COPY_STARTED = "CopyStarted", Meaning.PASSING
+    DOWNLOAD_STARTED = "DownloadStarted", Meaning.WAITING
+    COPY_STARTED = "CopyStarted", Meaning.WAITING
     RUNTIME_RESOLVED = "RuntimeResolved", Meaning.FINE
     WORKLOAD_RESOLVED = "WorkloadResolved", Meaning.FINE
     NODE_PATH = "NodePath", Meaning.FINE
     PVC_MODEL_READY = "PVCModelReady", Meaning.FINE
-    PVC_NOT_BOUND = "PVCNotBound", Meaning.PASSING
+    PVC_NOT_BOUND = "PVCNotBound", Meaning.WAITING
     PVC_NOT_FOUND = "PVCNotFound", Meaning.USER
     NO_RESULT = "NoResult", Meaning.RECOVERING
     HEADER_READ = "HeaderRead", Meaning.FINE
-    INSPECTING = "Inspecting", Meaning.PASSING
-    NOT_IN_USE = "NotInUse", Meaning.PASSING
+    INSPECTING = "Inspecting", Meaning.WAITING
+    NOT_IN_USE = "NotInUse", Meaning.WAITING
     JOB_REFUSED = "JobRefused", Meaning.HOST
     INSPECTION_FAILED = "InspectionFailed", Meaning.RETRIED
     NOT_COMPARED = "NotCompared", Meaning.FINE
@@ -182,7 +182,7 @@ class Reason(enum.StrEnum):
     QUANTIZATION_MISMATCH = "QuantizationMismatch", Meaning.USER
     IN_SYNC = "InSync", Meaning.FINE
     LOOK_FAILED = "LookFailed", Meaning.RECOVERING
-    NOT_FETCHED = "NotFetched", Meaning.PASSING
+    NOT_FETCHED = "NotFetched", Meaning.WAITING
 
     @classmethod
     def of(cls, word: str) -> "Reason | None":

@@ -67,8 +67,8 @@ class Health:
         reason: Why it is not ready, as a word (`Reason`, or one that the kubelet uses).
         message: The same in words; the lines after the first are the engine's own.
         since: When the condition that says so last flipped, as RFC 3339; empty when no condition says it.
-        about: The kind whose present spec is at fault; empty where no spec is.
-        serves_on: Whether an engine answers all the same, until the user edits what is wrong.
+        faulty_kind: The kind whose present spec is at fault; empty where no spec is.
+        serving: Whether an engine answers all the same, until the user edits what is wrong.
     """
 
     state: State
@@ -76,8 +76,8 @@ class Health:
     reason: str = ""
     message: str = ""
     since: str = ""
-    about: str = ""
-    serves_on: bool = False
+    faulty_kind: str = ""
+    serving: bool = False
 
     @property
     def failing(self) -> bool:
@@ -97,30 +97,30 @@ def service_health(service: InferenceService, model: Model | None) -> Health:
         service: The service as observed.
         model: The Model that it refers to; None if there is none.
     """
-    health = _judged(service, model)
-    serves = find_condition(service.status.conditions, LOADED)
+    health = _evaluate(service, model)
+    loaded = find_condition(service.status.conditions, LOADED)
     reason = Reason.of(health.reason)
-    mends = health.failing and reason is not None and reason.meaning is Meaning.USER
-    return attrs.evolve(health, serves_on=True) if mends and serves is not None and serves.status == "True" else health
+    fixable = health.failing and reason is not None and reason.meaning is Meaning.USER
+    return attrs.evolve(health, serving=True) if fixable and loaded is not None and loaded.status == "True" else health
 
 
-def _judged(service: InferenceService, model: Model | None) -> Health:
+def _evaluate(service: InferenceService, model: Model | None) -> Health:
     if model is None:
         message = f"there is no Model {service.spec.model_ref} in namespace {service.key.namespace}"
-        return Health(State.FAILING, 0, Reason.MODEL_NOT_FOUND, message, about=service.RESOURCE.kind)
+        return Health(State.FAILING, 0, Reason.MODEL_NOT_FOUND, message, faulty_kind=service.RESOURCE.kind)
     accepted = current(service.status.conditions, ACCEPTED, service.metadata.generation)
     if accepted is not None and accepted.status == "False":
         return _failing(accepted, 0)
     on_hosts = service.spec.hosts.replicas if service.spec.hosts is not None else 0
     if service.spec.suspend or service.spec.replicas + on_hosts == 0:
-        return _stopping(service)
+        return _stopped_health(service)
     available = current(service.status.conditions, AVAILABLE, service.metadata.generation)
     if available is not None and available.status == "False" and available.reason == Reason.NO_HOST:
         return _failing(available, 0)
     if is_reported_by_host(service) or find_condition(model.status.conditions, FETCHED) is not None:
-        looked_at = accepted is not None and accepted.status == "True"
-        return _on_host(service, model, looked_at=looked_at)
-    return _by_controller(service, available)
+        is_accepted = accepted is not None and accepted.status == "True"
+        return _host_health(service, model, is_accepted=is_accepted)
+    return _controller_health(service, available)
 
 
 def model_health(model: Model) -> Health:
@@ -129,18 +129,18 @@ def model_health(model: Model) -> Health:
     fetched = current(model.status.conditions, FETCHED, generation)
     if fetched is not None:
         if fetched.status == "True":
-            return _of(fetched, State.READY, 1)
+            return _health(fetched, State.READY, 1)
         failing = is_failing(fetched.reason, unknown=True)
-        return _failing(fetched, 0) if failing else _of(fetched, State.WAITING, 0)
+        return _failing(fetched, 0) if failing else _health(fetched, State.WAITING, 0)
     available = current(model.status.conditions, AVAILABLE, generation)
     if available is None:
         return Health(State.WAITING, 0, Reason.PENDING, "waiting for an agent or the controller to take it up")
     if available.status == "True":
-        return _of(available, State.READY, 1)
+        return _health(available, State.READY, 1)
     degraded = current(model.status.conditions, DEGRADED, generation)
     if degraded is not None and degraded.status == "True":
-        return attrs.evolve(_of(degraded, State.FAILING, 0), about=model.RESOURCE.kind)
-    return _of(available, State.WAITING, 0)
+        return attrs.evolve(_health(degraded, State.FAILING, 0), faulty_kind=model.RESOURCE.kind)
+    return _health(available, State.WAITING, 0)
 
 
 def host_failure(service: InferenceService, model: Model | None) -> Condition | None:
@@ -171,7 +171,7 @@ def _is_edited(model: Model) -> bool:
     return find_condition(conditions, FETCHED) is not None and current(conditions, FETCHED, generation) is None
 
 
-def _is_news(loaded: Condition, service: InferenceService, model: Model) -> bool:
+def _is_up_to_date(loaded: Condition, service: InferenceService, model: Model) -> bool:
     """Whether what an agent says of an engine that does not serve is about the newest specs.
 
     A wait may go on as it was once the agent has looked at an edit; a failure is that of the spec before.
@@ -182,8 +182,8 @@ def _is_news(loaded: Condition, service: InferenceService, model: Model) -> bool
     if current([loaded], LOADED, generation) is not None:
         return True
     accepted = current(service.status.conditions, ACCEPTED, generation)
-    looked_at = accepted is not None and accepted.status == "True"
-    return looked_at and not is_failing(loaded.reason, unknown=True) and loaded.reason != Reason.RESTARTING
+    is_accepted = accepted is not None and accepted.status == "True"
+    return is_accepted and not is_failing(loaded.reason, unknown=True) and loaded.reason != Reason.RESTARTING
 
 
 def is_reported_by_host(service: InferenceService) -> bool:
@@ -199,7 +199,7 @@ def pods_of(service: InferenceService) -> str:
     return "" if is_reported_by_host(service) else service.status.selector
 
 
-def unready(service: InferenceService) -> Condition | None:
+def unready_condition(service: InferenceService) -> Condition | None:
     """Return the controller's condition that says why a service is not ready; None when it is, or is stopped."""
     conditions = service.status.conditions
     available = find_condition(conditions, AVAILABLE)
@@ -209,7 +209,7 @@ def unready(service: InferenceService) -> Condition | None:
     return progressing if available.reason == Reason.NO_READY_REPLICAS and progressing is not None else available
 
 
-def _stopping(service: InferenceService) -> Health:
+def _stopped_health(service: InferenceService) -> Health:
     field = "spec.suspend is true" if service.spec.suspend else "spec.replicas is 0"
     reason = Reason.SUSPENDED if service.spec.suspend else Reason.MANUALLY_SCALED_TO_ZERO
     if service.status.phase in _STOPPED_PHASES:
@@ -217,33 +217,33 @@ def _stopping(service: InferenceService) -> Health:
     return Health(State.WAITING, 0, reason, f"stopping: {field}")
 
 
-def _on_host(service: InferenceService, model: Model, *, looked_at: bool) -> Health:
+def _host_health(service: InferenceService, model: Model, *, is_accepted: bool) -> Health:
     fetched = current(model.status.conditions, FETCHED, model.metadata.generation)
     done = int(fetched is not None and fetched.status == "True")
     if (failure := host_failure(service, model)) is not None:
         return _failing(failure, done)
     if fetched is not None and not done:
-        return _of(fetched, State.WAITING, 0)
+        return _health(fetched, State.WAITING, 0)
     loaded = find_condition(service.status.conditions, LOADED)  # also about an older spec: it is what runs
-    if loaded is None or not (looked_at if loaded.status == "True" else _is_news(loaded, service, model)):
+    if loaded is None or not (is_accepted if loaded.status == "True" else _is_up_to_date(loaded, service, model)):
         return Health(State.WAITING, done, Reason.PENDING, "waiting for the agent to look at it")
     if loaded.status == "True":
-        return _of_update(service) or _of_replicas(service, loaded)
+        return _update_health(service) or _replica_health(service, loaded)
     if done and loaded.reason == Reason.FETCHING:  # its Model was written first; the service is a step behind
         return Health(State.WAITING, done, Reason.FETCHING)
-    return _of(loaded, State.WAITING, done)
+    return _health(loaded, State.WAITING, done)
 
 
-def _of_replicas(service: InferenceService, loaded: Condition) -> Health:
+def _replica_health(service: InferenceService, loaded: Condition) -> Health:
     if service.status.phase == "Ready":
-        return _of(loaded, State.READY, len(STEPS))
-    waits = find_condition(service.status.conditions, PROGRESSING)
-    if service.status.phase == "Progressing" and waits is not None:  # other replicas are missing
-        return _of(waits, State.WAITING, 2)
+        return _health(loaded, State.READY, len(STEPS))
+    progressing = find_condition(service.status.conditions, PROGRESSING)
+    if service.status.phase == "Progressing" and progressing is not None:  # other replicas are missing
+        return _health(progressing, State.WAITING, 2)
     return Health(State.WAITING, 2, Reason.PENDING, "the engine answers; waiting for the controller to see it")
 
 
-def _of_update(service: InferenceService) -> Health | None:
+def _update_health(service: InferenceService) -> Health | None:
     """Where the replacement of an engine stands that serves from an older spec; None when it serves the newest."""
     if find_condition(service.status.conditions, UP_TO_DATE) is None:
         return None
@@ -252,26 +252,26 @@ def _of_update(service: InferenceService) -> Health | None:
         return Health(State.WAITING, 1, Reason.PENDING, "waiting for the agent to look at it")
     if newest.status != "False":
         return None
-    return _failing(newest, 1) if is_failing(newest.reason, unknown=False) else _of(newest, State.WAITING, 1)
+    return _failing(newest, 1) if is_failing(newest.reason, unknown=False) else _health(newest, State.WAITING, 1)
 
 
-def _by_controller(service: InferenceService, available: Condition | None) -> Health:
+def _controller_health(service: InferenceService, available: Condition | None) -> Health:
     done = int(bool(service.status.model_ready))
     if available is None:
         return Health(State.WAITING, done, Reason.PENDING, "waiting for the controller to look at it")
     if service.status.phase == "Ready":
-        return _of(available, State.READY, len(STEPS))
+        return _health(available, State.READY, len(STEPS))
     degraded = current(service.status.conditions, DEGRADED, service.metadata.generation)
     if degraded is not None and degraded.status == "True":
         return _failing(degraded, done)
     answers = available.status == "True"
-    return _of(unready(service) or available, State.WAITING, 2 if done and answers else done)
+    return _health(unready_condition(service) or available, State.WAITING, 2 if done and answers else done)
 
 
 def _failing(condition: Condition, done: int) -> Health:
-    return attrs.evolve(_of(condition, State.FAILING, done), about=_KIND_AT_FAULT.get(condition.type, ""))
+    return attrs.evolve(_health(condition, State.FAILING, done), faulty_kind=_KIND_AT_FAULT.get(condition.type, ""))
 
 
-def _of(condition: Condition, state: State, done: int) -> Health:
+def _health(condition: Condition, state: State, done: int) -> Health:
     since = condition.last_transition_time or ""
     return Health(state, done, condition.reason, condition.message, since)

@@ -58,36 +58,36 @@ def to_bytes(message: Mapping[str, Any]) -> bytes:
     return _to_json(message)
 
 
-def cut(text: str, most_bytes: int) -> str:
+def truncate(text: str, max_bytes: int) -> str:
     """Return the beginning of a text that takes so many bytes in JSON."""
-    taken = 0
+    size = 0
     for index, character in enumerate(text):
-        taken += len(_to_json(character)) - len('""')
-        if taken > most_bytes:
+        size += len(_to_json(character)) - len('""')
+        if size > max_bytes:
             return text[:index]
     return text
 
 
-def parse_fetched(text: str) -> Fetched | None:
+def parse_fetch_result(text: str) -> Fetched | None:
     """Return what a fetch that has succeeded tells; None when the message is not one of ours."""
     try:
-        told = decode(Fetched, json.loads(text))
+        result = decode(Fetched, json.loads(text))
     except _NOT_A_MESSAGE:
         return None
-    leads_out = told.path.startswith("/") or ".." in told.path.split("/")  # of the folder that was asked for
-    return None if leads_out else told
+    leads_out = result.path.startswith("/") or ".." in result.path.split("/")  # of the folder that was asked for
+    return None if leads_out else result
 
 
 def parse_failure(text: str) -> tuple[str, str] | None:
     """Return the reason and the sentence of a fetch that has failed; None when the message is not one of ours."""
     try:
-        said = json.loads(text)
-        return str(said["reason"]), str(said["message"])
+        failure = json.loads(text)
+        return str(failure["reason"]), str(failure["message"])
     except _NOT_A_MESSAGE:
         return None
 
 
-def parse_tried(text: str) -> str | None:
+def parse_reach_result(text: str) -> str | None:
     """Return what `llmkube reach` tells of an address; None when the message is not one of ours."""
     try:
         return str(json.loads(text)["result"])

@@ -171,7 +171,7 @@ _USER_SET: Final[Mapping[str, str]] = {
 }
 
 
-def note(settings: Settings, flag: Value | Switch, value: Any) -> None:
+def record(settings: Settings, flag: Value | Switch, value: Any) -> None:
     """Note what a flag sets; of two values for one attribute the later wins, but tensor overrides add up."""
     sets = flag.sets if isinstance(flag, Switch) else dict.fromkeys(flag.targets.split(), value)
     for target, new in sets.items():

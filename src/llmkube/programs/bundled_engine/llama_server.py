@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import llmkube
-from llmkube.programs.bundled_engine.llama_params import FLAGS, Settings, Switch, Value, apply, note
+from llmkube.programs.bundled_engine.llama_params import FLAGS, Settings, Switch, Value, apply, record
 
 PROGRAM: Final = "llmkube-llama-server"
-SMALL_BYTES: Final = 16 * 1024**2
+SMALL_MODEL_BYTES: Final = 16 * 1024**2
 """A model file below this is computed by one thread: a layer takes so little that each further thread spins while it
 waits for the others, 7 s of processor instead of 0.03 s for an answer of the demo on a busy machine."""
 
@@ -37,29 +37,29 @@ def parse(argv: Sequence[str]) -> Settings:
     for title, flags in FLAGS.items():
         group = parser.add_argument_group(title)
         for flag in flags:
-            keep = _keeping(settings, flag)
+            action = _store_action(settings, flag)
             if isinstance(flag, Value):
                 metavar = getattr(flag.read, "metavar", flag.metavar)
-                group.add_argument(*flag.names.split(), action=keep, type=flag.read, metavar=metavar, help=flag.help)
+                group.add_argument(*flag.names.split(), action=action, type=flag.read, metavar=metavar, help=flag.help)
             else:
-                group.add_argument(*flag.names.split(), action=keep, nargs=0, help=flag.help)
-    _, strangers = parser.parse_known_args(argv)
-    if strangers:
-        name = next((word for word in strangers if word.startswith("-")), strangers[0]).partition("=")[0]
+                group.add_argument(*flag.names.split(), action=action, nargs=0, help=flag.help)
+    _, unknown = parser.parse_known_args(argv)
+    if unknown:
+        name = next((word for word in unknown if word.startswith("-")), unknown[0]).partition("=")[0]
         parser.error(f"{name} is not honoured by the engine that comes with LLMKube; --help lists what is")
     if "model.path" not in settings:
         parser.error("name a model file with --model")
     return settings
 
 
-def _keeping(settings: Settings, flag: Value | Switch) -> type[argparse.Action]:
+def _store_action(settings: Settings, flag: Value | Switch) -> type[argparse.Action]:
     """Make the kind of action that notes a flag in the settings; argparse asks for a class."""
 
-    class Keep(argparse.Action):
+    class StoreAction(argparse.Action):
         def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-            note(settings, flag, values)
+            record(settings, flag, values)
 
-    return Keep
+    return StoreAction
 
 
 def remedy(error: ImportError) -> str:
@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     model = Path(settings["model.path"])
     try:
         _check_model(model)
-        if model.stat().st_size < SMALL_BYTES:
+        if model.stat().st_size < SMALL_MODEL_BYTES:
             settings.setdefault("cpuparams.n_threads", 1)
         params = apply(settings, engine)
         if not params.reuse_port:
@@ -109,22 +109,22 @@ def _catch_signals() -> Callable[[], object]:
     The kernel may hand a signal to any of the engine's threads, which would not wake a main thread that sleeps in
     Python: the wake-up descriptor works from all of them.
     """
-    waiting, waking = os.pipe()
-    os.set_blocking(waking, False)
-    signal.set_wakeup_fd(waking, warn_on_full_buffer=False)
+    read_fd, write_fd = os.pipe()
+    os.set_blocking(write_fd, False)
+    signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
-    return functools.partial(os.read, waiting, 1)
+    return functools.partial(os.read, read_fd, 1)
 
 
 def _check_model(path: Path) -> None:
     try:
         with path.open("rb") as file:
-            start = file.read(4)
+            magic = file.read(4)
     except OSError as exc:
         raise OSError(f"cannot read the model {path}: {exc.strerror}") from exc
-    if start != b"GGUF":
-        raise ValueError(f"the model {path} is not a GGUF file: it starts with {start!r}")
+    if magic != b"GGUF":
+        raise ValueError(f"the model {path} is not a GGUF file: it starts with {magic!r}")
 
 
 def _check_address(host: str, port: int) -> None:
@@ -147,8 +147,8 @@ def _version() -> str:
     return f"version: {PROGRAM} {llmkube.__version__} ({engine})"
 
 
-def _fail(why: str) -> int:
-    print(f"{PROGRAM}: {why}", file=sys.stderr, flush=True)
+def _fail(reason: str) -> int:
+    print(f"{PROGRAM}: {reason}", file=sys.stderr, flush=True)
     return 1
 
 

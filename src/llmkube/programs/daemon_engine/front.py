@@ -14,13 +14,13 @@ import structlog
 import trio
 
 from llmkube.base.http.client import HttpClient
-from llmkube.base.http.connection import Judge, StreamHandler
+from llmkube.base.http.connection import RequestFilter, StreamHandler
 from llmkube.base.http.errors import HttpError
 from llmkube.base.http.exchange import StreamExchange
 from llmkube.base.http.heads import RequestHead
 from llmkube.base.http.message import NO_HEADERS, Headers, Response
 from llmkube.programs.daemon_engine.keeper import Counters, Keeper
-from llmkube.router.auth.client_key import digest_of_key, key_refusal, only_reads, shows_key
+from llmkube.router.auth.client_key import digest_of_key, is_read_only, key_refusal, presents_key
 from llmkube.router.engine_proxy import OPEN_PATHS
 
 _KEYS: Final = (b'"model":', b'"model": ')
@@ -50,7 +50,7 @@ def with_model(body: bytes, name: str) -> bytes:
 
 
 @attrs.define(eq=False)
-class AnswerNames:
+class ModelNameRewriter:
     """Put the name that clients know in the place of the daemon's, in an answer that comes in pieces.
 
     Text of a model cannot be taken for it: within a JSON string, quotes have a backslash before them.
@@ -58,41 +58,41 @@ class AnswerNames:
 
     _theirs: tuple[bytes, ...]
     _ours: bytes
-    _held: bytes = b""
+    _pending: bytes = b""
 
     @classmethod
-    def between(cls, theirs: str, ours: str) -> "AnswerNames":
+    def between(cls, theirs: str, ours: str) -> "ModelNameRewriter":
         """Replace one name by another, whether or not a daemon writes a space after a colon."""
         return cls(tuple(key + orjson.dumps(theirs) for key in _KEYS), _KEYS[0] + orjson.dumps(ours))
 
     def feed(self, piece: bytes) -> bytes:
         """Return what can be sent; the beginning of a name waits for its rest, which no end of an event is."""
-        data = self._held + piece
+        data = self._pending + piece
         for theirs in self._theirs:
             data = data.replace(theirs, self._ours)
-        keep = max(_begun(theirs, data) for theirs in self._theirs)
-        self._held = data[len(data) - keep :]
-        return data[: len(data) - keep]
+        tail = max(_partial_match(theirs, data) for theirs in self._theirs)
+        self._pending = data[len(data) - tail :]
+        return data[: len(data) - tail]
 
     def end(self) -> bytes:
         """Return what has waited."""
-        held, self._held = self._held, b""
-        return held
+        pending, self._pending = self._pending, b""
+        return pending
 
 
-def _begun(name: bytes, data: bytes) -> int:
+def _partial_match(name: bytes, data: bytes) -> int:
     """Return how many bytes of a name the data end with, of one that is not complete."""
     return next((n for n in range(min(len(name) - 1, len(data)), 0, -1) if data.endswith(name[:n])), 0)
 
 
-TYPE: Final = "text/plain; version=0.0.4"
+METRICS_TYPE: Final = "text/plain; version=0.0.4"
 
 _USAGE: Final = re.compile(rb'"(prompt_tokens|completion_tokens|input_tokens|output_tokens)":\s*(\d{1,12})')
 _TAIL_BYTES: Final = 512
 
 
 @attrs.define(eq=False)
-class Usage:
+class UsageReader:
     """Read how many tokens an answer says that it has taken; the last word in it counts."""
 
     _tail: bytes = b""
@@ -123,12 +123,12 @@ THREAD_BYTES: Final = 256 * 1024
 log = structlog.get_logger()
 
 
-def judge_of(keys: frozenset[str]) -> Judge:
+def judge_of(keys: frozenset[str]) -> RequestFilter:
     """Return what lets requests in that show a key; without keys all are let in, as by llama-server."""
     digests = frozenset(map(digest_of_key, keys))
 
     def judge(head: RequestHead, _peer: str) -> Response | None:
-        if not digests or (head.path in OPEN_PATHS and only_reads(head)) or shows_key(head, digests):
+        if not digests or (head.path in OPEN_PATHS and is_read_only(head)) or presents_key(head, digests):
             return None
         return key_refusal("this engine asks for a key: send `Authorization: Bearer KEY`")
 
@@ -149,11 +149,11 @@ def handler_of(
     """
     proxied = EMBEDDINGS if embeds else PROXIED
     said: dict[str, Callable[[], Response]] = {
-        "/metrics": lambda: Response(200, Headers.of({"Content-Type": TYPE}), counters.metrics()),
+        "/metrics": lambda: Response(200, Headers.of({"Content-Type": METRICS_TYPE}), counters.metrics()),
         "/slots": lambda: Response(200, Headers.of({"Content-Type": "application/json"}), counters.slots()),
         "/props": lambda: Response.json(200, {"model_alias": alias, "build_info": keeper.build}),
-        "/v1/models": lambda: Response.json(200, _models(alias, keeper.adapter.words.name.lower())),
-        "/models": lambda: Response.json(200, _models(alias, keeper.adapter.words.name.lower())),
+        "/v1/models": lambda: Response.json(200, _models(alias, keeper.adapter.texts.name.lower())),
+        "/models": lambda: Response.json(200, _models(alias, keeper.adapter.texts.name.lower())),
         "/health": lambda: Response.json(200, {"status": "ok"}) if keeper.ready else _loading(),
         "/v1/health": lambda: Response.json(200, {"status": "ok"}) if keeper.ready else _loading(),
     }
@@ -169,14 +169,14 @@ def handler_of(
         else:
             counters.processing += 1
             try:
-                await _ask_daemon(exchange, keeper, client, alias, counters)
+                await _forward(exchange, keeper, client, alias, counters)
             finally:
                 counters.processing -= 1
 
     return handle
 
 
-async def _ask_daemon(
+async def _forward(
     exchange: StreamExchange, keeper: Keeper, client: HttpClient, alias: str, counters: Counters
 ) -> None:
     adapter = keeper.adapter
@@ -193,11 +193,11 @@ async def _ask_daemon(
     try:
         async with client.open_stream("POST", url, headers=headers, body=body) as answer:
             if answer.status in (401, 403):  # it is our key that it refuses, or misses: the client's was good
-                keeper.look_soon()
-                said = f"{adapter.words.name} refuses requests of this host with {answer.status}"
+                keeper.sample_soon()
+                said = f"{adapter.texts.name} refuses requests of this host with {answer.status}"
                 await exchange.respond(_error(502, said, "server_error"))
                 return
-            names, usage = AnswerNames.between(adapter.name, alias), Usage()
+            names, usage = ModelNameRewriter.between(adapter.name, alias), UsageReader()
             lines = answer.headers.end_to_end().without("content-length")
             async with exchange.stream(answer.status, lines) as send:
                 while piece := await answer.receive_some():
@@ -209,12 +209,12 @@ async def _ask_daemon(
             counters.prompt_tokens += prompt
             counters.predicted_tokens += predicted
         if answer.status >= 500:
-            keeper.look_soon()
+            keeper.sample_soon()
     except HttpError as error:
-        keeper.look_soon()
+        keeper.sample_soon()
         if exchange.begun:
             raise  # half an answer is out: the server closes the connection, so that it is not taken for a whole
-        said = f"{adapter.words.name} did not answer"
+        said = f"{adapter.texts.name} did not answer"
         log.warning(said, error=str(error))
         await exchange.respond(_error(502, said, "server_error"))
 

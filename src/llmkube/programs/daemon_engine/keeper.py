@@ -1,4 +1,4 @@
-"""Looks at one model, decides, acts; and unloads it at the end. `keeping` and `unloading` decide, and say why."""
+"""Looks at one model, decides, acts; and unloads it at the end. `decisions` and `unloading` decide, and say why."""
 
 import abc
 from collections.abc import Sequence
@@ -9,25 +9,33 @@ import orjson
 import structlog
 import trio
 
-from llmkube.base.errors import WorldError
+from llmkube.base.errors import ExternalError
 from llmkube.base.http.message import NO_HEADERS, Headers
-from llmkube.programs.daemon_engine import keeping
-from llmkube.programs.daemon_engine.keeping import UNKNOWN_RELEASE, Act, Outcome, Seen, State, Step, Words
+from llmkube.programs.daemon_engine import decisions
+from llmkube.programs.daemon_engine.decisions import (
+    UNKNOWN_RELEASE,
+    Act,
+    DaemonSample,
+    DaemonTexts,
+    KeeperState,
+    Outcome,
+    Step,
+)
 from llmkube.programs.daemon_engine.model_lock import ModelLock
 from llmkube.programs.daemon_engine.server import DaemonError, ProcessTable
 
 
 class Adapter(abc.ABC):
-    """One model of one daemon. All methods but `look`, `cpu_seconds` and `end` raise `DaemonError`.
+    """One model of one daemon. All methods but `sample`, `cpu_seconds` and `end` raise `DaemonError`.
 
     Attributes:
-        words: What is said of this daemon.
+        texts: What is said of this daemon.
         name: What the model is called in requests to the daemon.
         table: The processes.
     """
 
     __slots__ = ()
-    words: ClassVar[Words]
+    texts: ClassVar[DaemonTexts]
     name: str
     table: ProcessTable
 
@@ -43,11 +51,11 @@ class Adapter(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def shared_as(self) -> str:
+    def lock_key(self) -> str:
         """What tells the model from all others of this machine, for other fronts on it; "" of a server that is ours."""
 
     @abc.abstractmethod
-    async def look(self) -> Seen:
+    async def sample(self) -> DaemonSample:
         """Ask the daemon, and look at the processes."""
 
     @abc.abstractmethod
@@ -79,16 +87,16 @@ class Adapter(abc.ABC):
         await self.table.end(pids)
 
 
-TELL_SECONDS: Final = 5.0
+PROGRESS_SECONDS: Final = 5.0
 """Between two lines while a load moves: the agent gives up a load of which nothing moves for two minutes."""
 
-LAST_SECONDS: Final = keeping.UNLOAD_SECONDS + 2.0
+UNLOAD_LIMIT_SECONDS: Final = decisions.UNLOAD_SECONDS + 2.0
 """For all that an unload may take, whatever hangs."""
 
 log = structlog.get_logger()
 
 
-class GivenUpError(WorldError):
+class GivenUpError(ExternalError):
     """The model cannot be kept loaded; says why, and what helps."""
 
 
@@ -139,15 +147,15 @@ class Keeper:
         counters: Told what the process that holds it has used.
         lock: Who else uses the model.
         state: What is remembered between looks.
-        seen: The last look.
+        sample: The last look.
     """
 
     adapter: Adapter
     counters: Counters
     lock: ModelLock = attrs.field(factory=ModelLock)
-    state: State = attrs.field(factory=State)
-    seen: Seen = attrs.field(factory=Seen)
-    _poke: trio.Event = attrs.field(factory=trio.Event)
+    state: KeeperState = attrs.field(factory=KeeperState)
+    sample: DaemonSample = attrs.field(factory=DaemonSample)
+    _wake: trio.Event = attrs.field(factory=trio.Event)
 
     @property
     def ready(self) -> bool:
@@ -159,9 +167,9 @@ class Keeper:
         """The release of the server that has answered last; "" while it is not known."""
         return "" if self.state.version == UNKNOWN_RELEASE else self.state.version
 
-    def look_soon(self) -> None:
+    def sample_soon(self) -> None:
         """A request has failed: look now, and not in some seconds."""
-        self._poke.set()
+        self._wake.set()
 
     async def run(self) -> None:
         """Keep it loaded until cancelled.
@@ -172,26 +180,26 @@ class Keeper:
         """
         await self.lock.share()
         while True:
-            self.seen = await self.adapter.look()
-            self.counters.runner_cpu_seconds = await self.adapter.cpu_seconds(self.seen.holders)
-            self.state, step = keeping.decide(self.state, self.seen, trio.current_time())
-            if step.why:
-                log.info(step.why, pid=self.seen.holders[0] if self.seen.holders else None)
+            self.sample = await self.adapter.sample()
+            self.counters.runner_cpu_seconds = await self.adapter.cpu_seconds(self.sample.holders)
+            self.state, step = decisions.decide(self.state, self.sample, trio.current_time())
+            if step.reason:
+                log.info(step.reason, pid=self.sample.holders[0] if self.sample.holders else None)
             if step.act is Act.GIVE_UP:
-                raise GivenUpError(step.why)
+                raise GivenUpError(step.reason)
             if step.act is not Act.NOTHING:
                 await self._act(step)
             await self._wait(step.wait_seconds)
 
     async def _wait(self, seconds: float) -> None:
         with trio.move_on_after(seconds):
-            await self._poke.wait()
+            await self._wake.wait()
             await trio.sleep(min(seconds, 0.2))  # many requests fail at once, and are one reason to look
-        self._poke = trio.Event()
+        self._wake = trio.Event()
 
     async def _act(self, step: Step) -> None:
         outcome = await self._outcome(step.act)
-        self.state, given_up = keeping.after(self.state, step.act, outcome, trio.current_time())
+        self.state, given_up = decisions.after_action(self.state, step.act, outcome, trio.current_time())
         if given_up:
             raise GivenUpError(given_up)
         if outcome.error:
@@ -217,7 +225,7 @@ class Keeper:
 
     async def _load(self) -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._tell_load)
+            nursery.start_soon(self._log_load_progress)
             error = await self._load_error()
             nursery.cancel_scope.cancel(reason="the load has ended")
         if error is not None:  # raised in there it would come as a group
@@ -230,23 +238,23 @@ class Keeper:
             return error
         return None
 
-    async def _tell_load(self) -> None:
+    async def _log_load_progress(self) -> None:
         """Write a line whenever the process that loads has moved."""
         before = -1.0
         while True:
-            await trio.sleep(TELL_SECONDS)
-            self.seen = await self.adapter.look()
-            used = await self.adapter.cpu_seconds(self.seen.holders)
-            if self.seen.holders and used != before:
-                said = f"{self.adapter.words.name} loads the model"
-                log.info(said, pid=self.seen.holders[0], cpu_seconds=round(used, 2))
+            await trio.sleep(PROGRESS_SECONDS)
+            self.sample = await self.adapter.sample()
+            used = await self.adapter.cpu_seconds(self.sample.holders)
+            if self.sample.holders and used != before:
+                message = f"{self.adapter.texts.name} loads the model"
+                log.info(message, pid=self.sample.holders[0], cpu_seconds=round(used, 2))
             before = used
 
     async def _end_runners(self) -> None:
-        seen = await self.adapter.look()  # a number may be another process' by now
-        pids = (*seen.holders, *seen.orphans)
-        said = f"ending the processes of our own {self.adapter.words.name} that hold the model"
-        log.warning(said, pids=pids)
+        sample = await self.adapter.sample()  # a number may be another process' by now
+        pids = (*sample.holders, *sample.orphans)
+        message = f"ending the processes of our own {self.adapter.texts.name} that hold the model"
+        log.warning(message, pids=pids)
         await self.adapter.end(pids)
 
     # -- the end --------------------------------------------------------------------------------------------------
@@ -259,16 +267,16 @@ class Keeper:
         Raises:
             ModelLockError: It cannot be told who else uses it.
         """
-        with trio.move_on_after(LAST_SECONDS, shield=True):
-            if not await self.lock.alone():
+        with trio.move_on_after(UNLOAD_LIMIT_SECONDS, shield=True):
+            if not await self.lock.exclusive():
                 log.info("another engine of this host uses the model, which stays loaded")
                 return True
-            back = await self._unload()
-            if back:
+            released = await self._unload()
+            if released:
                 await self.lock.clear()
-            return back
-        said = f"{self.adapter.words.name} has not unloaded the model in time"
-        log.error(said, seconds=LAST_SECONDS)
+            return released
+        message = f"{self.adapter.texts.name} has not unloaded the model in time"
+        log.error(message, seconds=UNLOAD_LIMIT_SECONDS)
         return False
 
     async def unload_left(self) -> bool:
@@ -277,24 +285,24 @@ class Keeper:
         Raises:
             ModelLockError: It cannot be told whether there is any.
         """
-        return await self.unload() if await self.lock.is_left() else True
+        return await self.unload() if await self.lock.has_leftover() else True
 
     async def _unload(self) -> bool:
-        since, asked_at = trio.current_time(), None
+        since, requested_at = trio.current_time(), None
         while True:
-            seen = await self.adapter.look()
-            step = keeping.unload(seen, since, asked_at, trio.current_time())
+            sample = await self.adapter.sample()
+            step = decisions.unload(sample, since, requested_at, trio.current_time())
             if step.act in (Act.DONE, Act.GIVE_UP):
-                (log.info if step.act is Act.DONE else log.error)(step.why)
+                (log.info if step.act is Act.DONE else log.error)(step.reason)
                 return step.act is Act.DONE
             if step.act is Act.UNLOAD:
-                asked_at = trio.current_time()
+                requested_at = trio.current_time()
                 try:
                     await self.adapter.unload()
                 except DaemonError as error:
                     if error.status != 404:  # a model that it does not know is not loaded
-                        said = f"{seen.words.name} did not take the unload; it is repeated"
-                        log.warning(said, error=str(error))
+                        message = f"{sample.texts.name} did not take the unload; it is repeated"
+                        log.warning(message, error=str(error))
             elif step.act is Act.END_RUNNERS:
                 await self._end_runners()
             await trio.sleep(step.wait_seconds)

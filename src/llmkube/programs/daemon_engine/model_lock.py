@@ -19,18 +19,18 @@ from typing import Final, TypeVar
 import attrs
 import trio
 
-from llmkube.base.errors import WorldError
+from llmkube.base.errors import ExternalError
 
 T = TypeVar("T")
 
-AGAIN_SECONDS: Final = 0.2
+RETRY_SECONDS: Final = 0.2
 """Between two looks at a lock while another front unloads the model, which takes some seconds at most."""
 
 _FOLDER: Final = "daemon-models"
 _MARK: Final = b"1"
 
 
-class ModelLockError(WorldError):
+class ModelLockError(ExternalError):
     """The file of a model's lock cannot be used; names it, and what helps."""
 
 
@@ -44,12 +44,12 @@ class ModelLock:
         """Use the model from now on, beside others; wait while one of them unloads it."""
         await trio.lowlevel.checkpoint()
 
-    async def alone(self) -> bool:
+    async def exclusive(self) -> bool:
         """Whether no other front uses the model; then none begins to until this lock is let go."""
         await trio.lowlevel.checkpoint()
         return True
 
-    async def is_left(self) -> bool:
+    async def has_leftover(self) -> bool:
         """Whether a front that has died may have left the model loaded; then none uses it until this lock is let go."""
         await trio.lowlevel.checkpoint()
         return False
@@ -63,13 +63,13 @@ OpenLock = Callable[[str], AbstractAsyncContextManager[ModelLock]]
 """Opens the lock of a model, by what tells it from all others on this machine; leaving it lets the lock go."""
 
 
-def locks_in(state_dir: str) -> OpenLock:
+def lock_opener(state_dir: str) -> OpenLock:
     """Return what opens the locks of the agent with this state directory; "" of a front that no agent has started."""
-    return partial(opened, Path(state_dir) / _FOLDER if state_dir else None)
+    return partial(open_model_lock, Path(state_dir) / _FOLDER if state_dir else None)
 
 
 @asynccontextmanager
-async def opened(folder: Path | None, model: str) -> AsyncIterator[ModelLock]:
+async def open_model_lock(folder: Path | None, model: str) -> AsyncIterator[ModelLock]:
     """Have the lock of a model during the block.
 
     Args:
@@ -141,17 +141,17 @@ class FileLock(ModelLock):
 
     async def share(self) -> None:
         """Use the model from now on."""
-        while not await self._do(partial(_locked, how=fcntl.LOCK_SH)):  # noqa: ASYNC110 - a lock has no event
-            await trio.sleep(AGAIN_SECONDS)
+        while not await self._do(partial(_try_lock, operation=fcntl.LOCK_SH)):  # noqa: ASYNC110 - a lock has no event
+            await trio.sleep(RETRY_SECONDS)
         await self._do(lambda fd: os.pwrite(fd, _MARK, 0))
 
-    async def alone(self) -> bool:
+    async def exclusive(self) -> bool:
         """Whether no other front uses the model; where one does, this front has lost its own share as well."""
-        return await self._do(partial(_locked, how=fcntl.LOCK_EX))
+        return await self._do(partial(_try_lock, operation=fcntl.LOCK_EX))
 
-    async def is_left(self) -> bool:
+    async def has_leftover(self) -> bool:
         """Whether a front that has died may have left it loaded."""
-        return await self.alone() and await self._do(lambda fd: os.fstat(fd).st_size > 0)
+        return await self.exclusive() and await self._do(lambda fd: os.fstat(fd).st_size > 0)
 
     async def clear(self) -> None:
         """The model is unloaded."""
@@ -175,9 +175,9 @@ def _open(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
-def _locked(fd: int, how: int) -> bool:
+def _try_lock(fd: int, operation: int) -> bool:
     try:
-        fcntl.flock(fd, how | fcntl.LOCK_NB)
+        fcntl.flock(fd, operation | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
             return False

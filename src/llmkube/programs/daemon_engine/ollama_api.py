@@ -16,15 +16,15 @@ from llmkube.base.http.client import HttpClient, SendBytes
 from llmkube.base.http.errors import ConnectError, HttpError
 from llmkube.base.http.message import Headers
 from llmkube.programs.daemon_engine.server import (
-    ASK_SECONDS,
+    REQUEST_SECONDS,
     DaemonError,
     DaemonHttp,
     DaemonLateError,
-    body_of,
-    words_of,
+    error_text,
+    to_json,
 )
 
-QUIET_SECONDS: Final = 600.0
+IDLE_SECONDS: Final = 600.0
 """So long a pull or a creation may say nothing: the server hashes the file of a large model in silence."""
 
 LOAD_SECONDS: Final = 3600.0
@@ -38,12 +38,12 @@ _LINE_BYTES: Final = 1 << 20
 _FROM: Final = re.compile(r"^FROM\s+\S*(sha256[-:][0-9a-f]{64})", re.MULTILINE)
 _FOLDER: Final = re.compile(r"^FROM\s+(/.*)/blobs/sha256[-:][0-9a-f]{64}", re.MULTILINE)
 
-Tell = Callable[[str, int, int], None]
+ProgressCallback = Callable[[str, int, int], None]
 """Gets what is done, and how many bytes of how many; 0 where there is no number."""
 
 
 @attrs.frozen
-class DaemonApi:
+class OllamaApi:
     """One server.
 
     Attributes:
@@ -55,7 +55,7 @@ class DaemonApi:
     url: str
 
     @property
-    def _way(self) -> DaemonHttp:
+    def _api(self) -> DaemonHttp:
         return DaemonHttp(self.http, self.url, "Ollama", _JSON)
 
     async def version(self) -> str:
@@ -64,10 +64,10 @@ class DaemonApi:
         Raises:
             DaemonError: It does not answer, or is no Ollama.
         """
-        said = (await self._way.ask("/api/version")).get("version")
-        if not isinstance(said, str) or not said:
+        reply = (await self._api.get_object("/api/version")).get("version")
+        if not isinstance(reply, str) or not reply:
             raise DaemonError(f"what answers at {self.url} is no Ollama: it tells no version")
-        return said
+        return reply
 
     async def loaded(self) -> tuple[str, ...]:
         """Return the names of what it lists as loaded.
@@ -75,7 +75,7 @@ class DaemonApi:
         Raises:
             DaemonError: It does not answer, or says something else.
         """
-        models = (await self._way.ask("/api/ps")).get("models")
+        models = (await self._api.get_object("/api/ps")).get("models")
         if models is None:
             return ()
         if not isinstance(models, list):
@@ -91,8 +91,8 @@ class DaemonApi:
         answer = await self.show(name, verbose=False)
         if answer is None:
             return None
-        said = self._way.parsed(answer)
-        found = _FROM.search(str(said.get("modelfile", "")))
+        reply = self._api.parse(answer)
+        found = _FROM.search(str(reply.get("modelfile", "")))
         if found is None:
             raise DaemonError(f"Ollama names no file of weights for {name}: only models in GGUF are served here", 400)
         return found[1].replace(":", "-")
@@ -104,7 +104,7 @@ class DaemonApi:
             DaemonError: It does not answer.
         """
         answer = await self.show(name, verbose=False)
-        found = _FOLDER.search(str(self._way.parsed(answer).get("modelfile", ""))) if answer is not None else None
+        found = _FOLDER.search(str(self._api.parse(answer).get("modelfile", ""))) if answer is not None else None
         return Path(found[1]) if found else None
 
     async def show(self, name: str, *, verbose: bool = True) -> bytes | None:
@@ -113,12 +113,12 @@ class DaemonApi:
         Raises:
             DaemonError: It does not answer.
         """
-        body = body_of({"model": name, "verbose": verbose})
-        answer = await self._way.within(ASK_SECONDS * 5, "POST", "/api/show", body, most=_SHOW_BYTES)
+        body = to_json({"model": name, "verbose": verbose})
+        answer = await self._api.call(REQUEST_SECONDS * 5, "POST", "/api/show", body, max_bytes=_SHOW_BYTES)
         if answer.status == 404:
             return None
         if answer.status != 200:
-            raise self._way.refusal(answer)
+            raise self._api.refusal(answer)
         return answer.body
 
     async def sizes(self) -> dict[str, int]:
@@ -127,16 +127,16 @@ class DaemonApi:
         Raises:
             DaemonError: It does not answer, or says something else.
         """
-        models = (await self._way.ask("/api/tags")).get("models")
+        models = (await self._api.get_object("/api/tags")).get("models")
         found = [each for each in models or () if isinstance(each, dict)] if isinstance(models, list) else []
         return {str(each.get("name", "")): _count(each.get("size")) for each in found}
 
     async def has_blob(self, digest: str) -> bool:
         """Whether a file with this digest is in its store."""
-        answer = await self._way.within(ASK_SECONDS * 5, "HEAD", f"/api/blobs/sha256:{digest}")
+        answer = await self._api.call(REQUEST_SECONDS * 5, "HEAD", f"/api/blobs/sha256:{digest}")
         return answer.status == 200
 
-    async def upload(self, digest: str, path: Path, tell: Tell) -> None:
+    async def upload(self, digest: str, path: Path, report: ProgressCallback) -> None:
         """Put a file into its store.
 
         Raises:
@@ -151,35 +151,35 @@ class DaemonApi:
                 while piece := await file.read(min(PIECE_BYTES, size - sent)):
                     await send(piece)
                     sent += len(piece)
-                    tell("copying the weights into Ollama's store", sent, size)
+                    report("copying the weights into Ollama's store", sent, size)
 
         try:
             answer = await self.http.upload(f"{self.url}/api/blobs/sha256:{digest}", size, write)
         except HttpError as error:
             raise DaemonError(f"Ollama did not take the weights: {error}", gone=True) from error
         if answer.status not in (200, 201):
-            raise self._way.refusal(answer)
+            raise self._api.refusal(answer)
 
-    async def create(self, name: str, source: Mapping[str, Any], tell: Tell) -> None:
+    async def create(self, name: str, source: Mapping[str, Any], report: ProgressCallback) -> None:
         """Make a model of a file in its store, or of another model.
 
         Args:
             name: What it is to be called.
             source: `files` or `from`, and `parameters`, as the API has them.
-            tell: Told of the progress.
+            report: Told of the progress.
 
         Raises:
             DaemonError: It did not.
         """
-        await self._follow("/api/create", {"model": name, **source}, tell)
+        await self._stream_progress("/api/create", {"model": name, **source}, report)
 
-    async def pull(self, name: str, tell: Tell) -> None:
+    async def pull(self, name: str, report: ProgressCallback) -> None:
         """Have it fetch a model of its library.
 
         Raises:
             DaemonError: It did not.
         """
-        await self._follow("/api/pull", {"model": name}, tell)
+        await self._stream_progress("/api/pull", {"model": name}, report)
 
     async def load(self, name: str, keep_alive: str, *, embeds: bool = False) -> None:
         """Have it load a model, and keep it for so long.
@@ -192,7 +192,7 @@ class DaemonApi:
         Raises:
             DaemonError: It did not.
         """
-        await self._stay(LOAD_SECONDS, name, keep_alive, embeds=embeds)
+        await self._set_keep_alive(LOAD_SECONDS, name, keep_alive, embeds=embeds)
 
     async def renew(self, name: str, keep_alive: str, *, embeds: bool = False) -> None:
         """Prolong the stay of a model that is loaded; the arguments are those of `load`.
@@ -200,7 +200,7 @@ class DaemonApi:
         Raises:
             DaemonError: It did not, in time.
         """
-        await self._stay(ASK_SECONDS * 5, name, keep_alive, embeds=embeds)
+        await self._set_keep_alive(REQUEST_SECONDS * 5, name, keep_alive, embeds=embeds)
 
     async def unload(self, name: str) -> None:
         """Tell it to unload a model; it answers before that is done.
@@ -208,47 +208,47 @@ class DaemonApi:
         Raises:
             DaemonError: It did not take that.
         """
-        body = body_of({"model": name, "keep_alive": 0, "stream": False})
-        self._way.object_of(await self._way.within(ASK_SECONDS, "POST", "/api/generate", body))
+        body = to_json({"model": name, "keep_alive": 0, "stream": False})
+        self._api.checked_object(await self._api.call(REQUEST_SECONDS, "POST", "/api/generate", body))
 
-    async def _stay(self, seconds: float, name: str, keep_alive: str, *, embeds: bool) -> None:
-        path, nothing = ("/api/embed", {"input": ""}) if embeds else ("/api/generate", {"stream": False})
-        self._way.object_of(
-            await self._way.within(seconds, "POST", path, body_of({"model": name, "keep_alive": keep_alive, **nothing}))
+    async def _set_keep_alive(self, seconds: float, name: str, keep_alive: str, *, embeds: bool) -> None:
+        path, minimal = ("/api/embed", {"input": ""}) if embeds else ("/api/generate", {"stream": False})
+        self._api.checked_object(
+            await self._api.call(seconds, "POST", path, to_json({"model": name, "keep_alive": keep_alive, **minimal}))
         )
 
-    async def _follow(self, path: str, body: Mapping[str, Any], tell: Tell) -> None:
+    async def _stream_progress(self, path: str, body: Mapping[str, Any], report: ProgressCallback) -> None:
         """Follow progress to its end, which is `success`: an answer that stops before it has failed."""
         done = False
-        with trio.move_on_after(QUIET_SECONDS) as quiet:
+        with trio.move_on_after(IDLE_SECONDS) as idle:
             try:
-                async with self.http.open_stream("POST", self.url + path, headers=_JSON, body=body_of(body)) as answer:
+                async with self.http.open_stream("POST", self.url + path, headers=_JSON, body=to_json(body)) as answer:
                     lines = bytearray()
                     while piece := await answer.receive_some():
-                        quiet.deadline = trio.current_time() + QUIET_SECONDS
+                        idle.deadline = trio.current_time() + IDLE_SECONDS
                         lines += piece
-                        *whole, rest = bytes(lines).split(b"\n")
+                        *complete, rest = bytes(lines).split(b"\n")
                         lines = bytearray(rest)
                         if len(lines) > _LINE_BYTES:
                             raise DaemonError("Ollama's answer has a line without an end")
-                        for line in filter(None, whole):
-                            done = _progress(self._way.parsed(line), line, answer.status, tell)
+                        for line in filter(None, complete):
+                            done = _progress(self._api.parse(line), line, answer.status, report)
                     if lines:
-                        done = _progress(self._way.parsed(bytes(lines)), bytes(lines), answer.status, tell)
+                        done = _progress(self._api.parse(bytes(lines)), bytes(lines), answer.status, report)
             except HttpError as error:
                 raise DaemonError(f"Ollama broke off: {error}", gone=isinstance(error, ConnectError)) from error
-        if quiet.cancelled_caught:
-            raise DaemonLateError(f"Ollama has said nothing of {path} for {QUIET_SECONDS:g} s")
+        if idle.cancelled_caught:
+            raise DaemonLateError(f"Ollama has said nothing of {path} for {IDLE_SECONDS:g} s")
         if not done:
             raise DaemonError(f"Ollama's answer to {path} ends before its success")
 
 
-def _progress(said: Mapping[str, Any], line: bytes, status: int, tell: Tell) -> bool:
+def _progress(reply: Mapping[str, Any], line: bytes, status: int, report: ProgressCallback) -> bool:
     """Tell of a line; return whether it is the last one of a success."""
-    if "error" in said or status >= 400:
-        raise DaemonError(words_of(said, line), status if status >= 400 else _status_of(str(said.get("error", ""))))
-    text = str(said.get("status", ""))[:200]
-    tell(text, _count(said.get("completed")), _count(said.get("total")))
+    if "error" in reply or status >= 400:
+        raise DaemonError(error_text(reply, line), status if status >= 400 else _status_of(str(reply.get("error", ""))))
+    text = str(reply.get("status", ""))[:200]
+    report(text, _count(reply.get("completed")), _count(reply.get("total")))
     return text == "success"
 
 

@@ -21,10 +21,10 @@ import trio
 
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.hub import open_sockets
+from llmkube.programs.daemon_engine.decisions import DaemonSample, DaemonTexts
 from llmkube.programs.daemon_engine.keeper import Adapter
-from llmkube.programs.daemon_engine.keeping import Seen, Words
-from llmkube.programs.daemon_engine.model_lock import locks_in
-from llmkube.programs.daemon_engine.ollama_api import DaemonApi
+from llmkube.programs.daemon_engine.model_lock import lock_opener
+from llmkube.programs.daemon_engine.ollama_api import OllamaApi
 from llmkube.programs.daemon_engine.ollama_weights import LibraryModel, ModelFile, Weights
 from llmkube.programs.daemon_engine.processes import Holders, holders_of, ollama_servers_in
 from llmkube.programs.daemon_engine.server import (
@@ -33,11 +33,11 @@ from llmkube.programs.daemon_engine.server import (
     ProcessTable,
     Server,
     ServerCommand,
-    borrowed_or_own,
+    borrow_or_start,
 )
 from llmkube.programs.daemon_engine.serving import (
+    Dependencies,
     FrontOptions,
-    Outside,
     free_port,
     front_fields,
     front_parser,
@@ -52,7 +52,7 @@ from llmkube.weights.ollama_model import OWN_NAMESPACE
 SCAN_SECONDS: Final = 30.0
 """Between two looks at all processes while nothing changes: a look at a few costs a hundredth."""
 
-WORDS: Final = Words(
+TEXTS: Final = DaemonTexts(
     name="Ollama",
     moved="start the agent with OLLAMA_HOST=ADDRESS:PORT",
     search="looking for the model in Ollama's store",
@@ -93,8 +93,8 @@ class OllamaModel(Adapter):
         blob: The model's file, once it is known.
     """
 
-    words = WORDS
-    api: DaemonApi
+    texts = TEXTS
+    api: OllamaApi
     port: int
     name: str
     table: ProcessTable
@@ -103,7 +103,7 @@ class OllamaModel(Adapter):
     server: int | None = None
     blob: str = ""
     _borrowed: int | None = None
-    _before: "_Scan | None" = None
+    _last_scan: "_Scan | None" = None
 
     @property
     def url(self) -> str:
@@ -111,11 +111,11 @@ class OllamaModel(Adapter):
         return self.api.url
 
     @property
-    def shared_as(self) -> str:
+    def lock_key(self) -> str:
         """The server and the name, which two engines of one service may share while one replaces the other."""
         return "" if self.server is not None else f"{self.url} {self.name}"
 
-    async def look(self) -> Seen:
+    async def sample(self) -> DaemonSample:
         """Ask the server, and look at the processes."""
         version, names, answers = "", tuple[str, ...](), "yes"
         try:
@@ -125,37 +125,37 @@ class OllamaModel(Adapter):
             answers = "late"
         except DaemonError as error:
             answers = "gone" if error.gone or not version else "late"
-        held, server = await self.look_at_processes(names)
+        found, server = await self.find_holders(names)
         ours = {self.name, f"{self.name}:latest"}
         listed = sum(name in ours for name in names)
-        return Seen(
-            words=self.words,
+        return DaemonSample(
+            texts=self.texts,
             answers=answers,  # type: ignore[arg-type]  # one of its three words
             url=self.api.url,
             version=version,
             listed=listed > 0,
             others_listed=len(names) - listed,
-            holders=held.served,
-            others=held.others,
-            orphans=held.orphans,
-            visible=server is not None or bool(held.orphans),
+            holders=found.served,
+            others=found.others,
+            orphans=found.orphans,
+            visible=server is not None or bool(found.orphans),
             owned=self.server is not None,
         )
 
-    async def look_at_processes(self, names: tuple[str, ...]) -> tuple[Holders, int | None]:
+    async def find_holders(self, names: tuple[str, ...]) -> tuple[Holders, int | None]:
         """Return who holds the model, and the server's pid: those found before, while all of them run."""
-        before, facts = self._before, (self.blob, names)
-        recent = before is not None and before.facts == facts and trio.current_time() < before.until
-        if before is not None and recent and await self.table.starts(before.pids) == before.starts:
-            return before.holders, before.server
+        last, facts = self._last_scan, (self.blob, names)
+        recent = last is not None and last.facts == facts and trio.current_time() < last.until
+        if last is not None and recent and await self.table.starts(last.pids) == last.starts:
+            return last.holders, last.server
         holders, server = await self._scan()
-        self._before = None
+        self._last_scan = None
         if server is not None and holders.served and not holders.orphans:
             pids = (server, *holders.served, *holders.others)
             starts = await self.table.starts(pids)
             if all(starts):
                 until = trio.current_time() + SCAN_SECONDS
-                self._before = _Scan(facts, holders, server, pids, starts, until)
+                self._last_scan = _Scan(facts, holders, server, pids, starts, until)
         return holders, server
 
     async def _scan(self) -> tuple[Holders, int | None]:
@@ -192,7 +192,7 @@ _LONGEST: Final = 80
 """What a part of a name may have (`types/model/name.go` of Ollama, 0.17.4)."""
 
 
-def store_name(namespace: str, name: str, *what: object) -> str:
+def store_name(namespace: str, name: str, *parts: object) -> str:
     """Return what a service's model is called in Ollama's store.
 
     While a service is given other weights or another context, the models of both have to have names.
@@ -200,9 +200,9 @@ def store_name(namespace: str, name: str, *what: object) -> str:
     Args:
         namespace: The service's.
         name: The service's.
-        what: The weights, and what they are served with.
+        parts: The weights, and what they are served with.
     """
-    tag = hashlib.sha256(repr(what).encode()).hexdigest()[:8]
+    tag = hashlib.sha256(repr(parts).encode()).hexdigest()[:8]
     return f"{OWN_NAMESPACE}/{_ALLOWED.sub('-', f'{namespace}_{name}'.lower())[:_LONGEST]}:{tag}"
 
 
@@ -252,36 +252,36 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     parser.add_argument("--model", required=True, help="file in GGUF, or ollama://NAME:TAG", metavar="MODEL")
     parser.add_argument("--n-gpu-layers", type=int, help="layers on the GPU (default: Ollama's own)")
     parser.add_argument("--ollama", default="ollama", help="program to start where no server answers")
-    said = parser.parse_args(argv)
-    namespace, name = service_of(parser, said)
-    if not said.model.removeprefix(_SCHEME):
+    given = parser.parse_args(argv)
+    namespace, name = service_of(parser, given)
+    if not given.model.removeprefix(_SCHEME):
         parser.error("--model ollama://: name a model of Ollama's library, as ollama://NAME:TAG")
     try:
         daemon = daemon_url(environ)
-        refuse_elsewhere(daemon)
+        require_local(daemon)
     except DaemonAddressError as error:
         parser.error(str(error))
     return Options(
-        **front_fields(said),
-        model=said.model,
-        store_name=store_name(namespace, name, said.model, said.context, said.n_gpu_layers),
-        gpu_layers=said.n_gpu_layers,
-        program=said.ollama,
+        **front_fields(given),
+        model=given.model,
+        store_name=store_name(namespace, name, given.model, given.context, given.n_gpu_layers),
+        gpu_layers=given.n_gpu_layers,
+        program=given.ollama,
         daemon=daemon,
     )
 
 
 def daemon_url(environ: Mapping[str, str]) -> str:
     """Return where Ollama's server is asked, by its own variable; where it listens on all addresses, on loopback."""
-    said = environ.get("OLLAMA_HOST", "").strip().removeprefix("http://").rstrip("/")
-    host, colon, port = said.rpartition(":")
-    if not colon or said.endswith("]"):
-        host, port = said, ""
+    given = environ.get("OLLAMA_HOST", "").strip().removeprefix("http://").rstrip("/")
+    host, colon, port = given.rpartition(":")
+    if not colon or given.endswith("]"):
+        host, port = given, ""
     host = "127.0.0.1" if host in _WILDCARDS else host
     return f"http://{host}:{port if port.isdecimal() else DEFAULT_PORT}"
 
 
-def refuse_elsewhere(url: str) -> None:
+def require_local(url: str) -> None:
     """Refuse a server on another machine.
 
     Raises:
@@ -306,7 +306,7 @@ def weights_of(options: Options) -> Weights:
 
 
 def own_server(
-    program: str, api: DaemonApi, port: int, environ: Mapping[str, str]
+    program: str, api: OllamaApi, port: int, environ: Mapping[str, str]
 ) -> AbstractAsyncContextManager[Server]:
     """Run Ollama's own program during the block, and end it afterwards.
 
@@ -334,31 +334,29 @@ def own_server(
 
 
 @asynccontextmanager
-async def opened_model(options: Options, outside: Outside) -> AsyncIterator[OllamaModel]:
+async def open_model(options: Options, deps: Dependencies) -> AsyncIterator[OllamaModel]:
     """Have a server during the block, and the model in it.
 
     Raises:
         NoDaemonError: There is none, and none can be started.
     """
-    api = DaemonApi(outside.client, options.daemon)
-    async with borrowed_or_own("Ollama", api.url, api.version, outside.starter) as server:
-        api = DaemonApi(outside.client, server.url)
+    api = OllamaApi(deps.client, options.daemon)
+    async with borrow_or_start("Ollama", api.url, api.version, deps.starter) as server:
+        api = OllamaApi(deps.client, server.url)
         weights = weights_of(options)
-        yield OllamaModel(
-            api, server.port, options.store_name, outside.table, weights, options.embeds, server=server.pid
-        )
+        yield OllamaModel(api, server.port, options.store_name, deps.table, weights, options.embeds, server=server.pid)
 
 
-serve: Final = partial(serve_model, opened_model)
+serve: Final = partial(serve_model, open_model)
 """Serves the model until a stop (`serve_model`)."""
 
 
 async def _run(options: Options, keys: frozenset[str], stop: Stop) -> bool:
     async with open_sockets() as sockets, open_http_client(sockets.connect, max_idle_per_origin=64) as client:
-        api = DaemonApi(client, options.daemon)
+        api = OllamaApi(client, options.daemon)
         starter = partial(own_server, options.program, api, await free_port(), os.environ)
-        locks = locks_in(os.environ.get(OWNER_VARIABLE, ""))
-        return await serve(options, keys, Outside(client, ProcessTable(), starter, open_lock=locks), stop)
+        locks = lock_opener(os.environ.get(OWNER_VARIABLE, ""))
+        return await serve(options, keys, Dependencies(client, ProcessTable(), starter, open_lock=locks), stop)
 
 
 def main() -> None:

@@ -15,21 +15,21 @@ import attrs
 import structlog
 import trio
 
-from llmkube.programs.daemon_engine.ollama_api import DaemonApi, Tell
+from llmkube.programs.daemon_engine.ollama_api import OllamaApi, ProgressCallback
 from llmkube.programs.daemon_engine.server import DaemonError
 from llmkube.weights.errors import NoSpaceError
 from llmkube.weights.store.disk import free_bytes, margin_of
 
 REMEDY: Final = "ollama rm removes models"
 
-_ASKED_MODELS: Final = 3
+_SAMPLED_MODELS: Final = 3
 
-Free = Callable[[Path], Awaitable[int]]
+FreeSpace = Callable[[Path], Awaitable[int]]
 """Returns how many bytes are free where a folder is, or will be."""
 
 
 @attrs.define(eq=False)
-class PullRoom:
+class PullCapacity:
     """The room that one pull has.
 
     Attributes:
@@ -52,10 +52,10 @@ class PullRoom:
         if total and text not in self._missing:
             self._missing[text] = max(total - done, 0)
             self.needed_bytes = sum(self._missing.values())
-            refuse_too_much(self.folder, self.needed_bytes, self.free_bytes)
+            check_capacity(self.folder, self.needed_bytes, self.free_bytes)
 
 
-def refuse_too_much(folder: Path, needed_bytes: int, free: int) -> None:
+def check_capacity(folder: Path, needed_bytes: int, free: int) -> None:
     """Refuse what does not fit, with a margin.
 
     Raises:
@@ -67,7 +67,7 @@ def refuse_too_much(folder: Path, needed_bytes: int, free: int) -> None:
         raise NoSpaceError(str(folder), needed_bytes=needed, free_bytes=max(free, 0), store=store, remedy=REMEDY)
 
 
-async def measured(api: DaemonApi, free: Free) -> PullRoom:
+async def measure_capacity(api: OllamaApi, free: FreeSpace) -> PullCapacity:
     """Return the room of a pull that is about to begin.
 
     Args:
@@ -78,11 +78,11 @@ async def measured(api: DaemonApi, free: Free) -> PullRoom:
     Raises:
         DaemonError: It does not answer.
     """
-    folder = await _told_folder(api) or folder_of(os.environ)
-    return PullRoom(folder, await free(folder))
+    folder = await _reported_folder(api) or folder_of(os.environ)
+    return PullCapacity(folder, await free(folder))
 
 
-async def pull_within(api: DaemonApi, name: str, room: PullRoom, tell: Tell) -> None:
+async def pull_within(api: OllamaApi, name: str, capacity: PullCapacity, report: ProgressCallback) -> None:
     """Have a model pulled, and end that as soon as it is known not to fit.
 
     Raises:
@@ -91,26 +91,26 @@ async def pull_within(api: DaemonApi, name: str, room: PullRoom, tell: Tell) -> 
     """
 
     def take(text: str, done: int, total: int) -> None:
-        room.take(text, done, total)
-        tell(text, done, total)
+        capacity.take(text, done, total)
+        report(text, done, total)
 
     await api.pull(name, take)
 
 
 def folder_of(environ: Mapping[str, str]) -> Path:
     """Return where an Ollama of this user keeps its models."""
-    said = environ.get("OLLAMA_MODELS", "")
-    return Path(said).expanduser() if said else Path(environ.get("HOME") or Path.home()) / ".ollama" / "models"
+    chosen = environ.get("OLLAMA_MODELS", "")
+    return Path(chosen).expanduser() if chosen else Path(environ.get("HOME") or Path.home()) / ".ollama" / "models"
 
 
-async def _told_folder(api: DaemonApi) -> Path | None:
-    for name in list(await api.sizes())[:_ASKED_MODELS]:
+async def _reported_folder(api: OllamaApi) -> Path | None:
+    for name in list(await api.sizes())[:_SAMPLED_MODELS]:
         if (folder := await api.folder_of(name)) is not None:
             return folder
     return None
 
 
-async def free_near(folder: Path) -> int:
+async def free_bytes_near(folder: Path) -> int:
     """Return how many bytes are free where a folder is, or will be."""
     return await trio.to_thread.run_sync(_free_bytes, folder, abandon_on_cancel=True)
 
@@ -127,7 +127,7 @@ def _free_bytes(folder: Path) -> int:
 _TOO_LARGE: Final = 413
 """As if the server had refused it: to ask at once again would fail again."""
 
-TELL_SECONDS: Final = 5.0
+PROGRESS_SECONDS: Final = 5.0
 """Between two lines of progress."""
 
 log = structlog.get_logger()
@@ -136,7 +136,7 @@ log = structlog.get_logger()
 class Weights(Protocol):
     """Where a model's weights come from."""
 
-    async def prepare(self, api: DaemonApi) -> str:
+    async def prepare(self, api: OllamaApi) -> str:
         """Have the model in the store, made anew; return the name of its file there.
 
         Raises:
@@ -161,17 +161,17 @@ class ModelFile:
     parameters: dict[str, int]
     _digest: str = ""
 
-    async def prepare(self, api: DaemonApi) -> str:
+    async def prepare(self, api: OllamaApi) -> str:
         """Have it in the store."""
         if not self._digest:
             log.info("hashing the weights", path=str(self.path))
             # a file of hundreds of GiB: the thread is left behind if this process has to end meanwhile
             self._digest = await trio.to_thread.run_sync(_digest_of, self.path, abandon_on_cancel=True)
-        told = _Progress()
+        progress = _Progress()
         if not await api.has_blob(self._digest):
-            await api.upload(self._digest, self.path, told)
+            await api.upload(self._digest, self.path, progress)
         source: dict[str, Any] = {"files": {"model.gguf": f"sha256:{self._digest}"}}
-        await api.create(self.name, _with(source, self.parameters), told)
+        await api.create(self.name, _with(source, self.parameters), progress)
         return await _blob(api, self.name)
 
 
@@ -189,18 +189,18 @@ class LibraryModel:
     source: str
     name: str
     parameters: dict[str, int]
-    free: Free = free_near
+    free: FreeSpace = free_bytes_near
 
-    async def prepare(self, api: DaemonApi) -> str:
+    async def prepare(self, api: OllamaApi) -> str:
         """Have it in the store."""
-        told = _Progress()
+        progress = _Progress()
         if await api.blob_of(self.source) is None:
             log.info("fetching the model from Ollama's library", model=self.source)
             try:
-                await pull_within(api, self.source, await measured(api, self.free), told)
+                await pull_within(api, self.source, await measure_capacity(api, self.free), progress)
             except NoSpaceError as error:
                 raise DaemonError(str(error), _TOO_LARGE) from error
-        await api.create(self.name, _with({"from": self.source}, self.parameters), told)
+        await api.create(self.name, _with({"from": self.source}, self.parameters), progress)
         return await _blob(api, self.name)
 
 
@@ -208,14 +208,14 @@ class LibraryModel:
 class _Progress:
     """Writes what a server says of its progress, where that has moved."""
 
-    _said: tuple[str, int] = ("", 0)
+    _last_line: tuple[str, int] = ("", 0)
     _next_at: float = float("-inf")
 
     def __call__(self, text: str, done: int, total: int) -> None:
         now, percent = trio.current_time(), 100 * done // total if total else 0
-        if (text, done) == self._said or (text == self._said[0] and now < self._next_at):
+        if (text, done) == self._last_line or (text == self._last_line[0] and now < self._next_at):
             return
-        self._said, self._next_at = (text, done), now + TELL_SECONDS
+        self._last_line, self._next_at = (text, done), now + PROGRESS_SECONDS
         log.info(text or "Ollama is at work", **({"percent": percent, "bytes": done} if total else {}))
 
 
@@ -223,7 +223,7 @@ def _with(source: dict[str, Any], parameters: dict[str, int]) -> dict[str, Any]:
     return source | ({"parameters": parameters} if parameters else {})
 
 
-async def _blob(api: DaemonApi, name: str) -> str:
+async def _blob(api: OllamaApi, name: str) -> str:
     found = await api.blob_of(name)
     if found is None:
         raise DaemonError(f"Ollama has made the model {name}, and does not know it")

@@ -12,8 +12,8 @@ import attrs
 
 from llmkube.base.http.client import HttpClient
 from llmkube.base.http.message import Headers, Response
-from llmkube.programs.daemon_engine.keeping import UNKNOWN_RELEASE
-from llmkube.programs.daemon_engine.server import ASK_SECONDS, DaemonError, DaemonHttp, DaemonLateError, body_of
+from llmkube.programs.daemon_engine.decisions import UNKNOWN_RELEASE
+from llmkube.programs.daemon_engine.server import REQUEST_SECONDS, DaemonError, DaemonHttp, DaemonLateError, to_json
 
 LOAD_SECONDS: Final = 3600.0
 """For a load, in which the server says nothing at all."""
@@ -24,12 +24,12 @@ UNLOAD_SECONDS: Final = 3.0
 NAME: Final = "oMLX"
 
 _LIST_BYTES: Final = 8 << 20
-_AGAIN: Final = frozenset({408, 409, 429})
+_RETRYABLE: Final = frozenset({408, 409, 429})
 """Refusals that may be none a moment later, such as while another client's load is under way."""
 
 
 @attrs.frozen
-class Entry:
+class ModelEntry:
     """A model of the server's list.
 
     Attributes:
@@ -48,7 +48,7 @@ class Entry:
 
 
 @attrs.frozen
-class DaemonApi:
+class OmlxApi:
     """One server.
 
     Attributes:
@@ -68,7 +68,7 @@ class DaemonApi:
         return Headers.of(kind | ({"Authorization": f"Bearer {self.key}"} if self.key else {}))
 
     @property
-    def _way(self) -> DaemonHttp:
+    def _api(self) -> DaemonHttp:
         return DaemonHttp(self.http, self.url, NAME, self.headers)
 
     async def is_omlx(self) -> bool:
@@ -78,7 +78,7 @@ class DaemonApi:
             DaemonError: Nothing answers, or not in time.
         """
         try:
-            return "engine_pool" in await self._way.ask("/health")
+            return "engine_pool" in await self._api.get_object("/health")
         except DaemonError as error:
             if error.gone or isinstance(error, DaemonLateError):
                 raise
@@ -91,21 +91,21 @@ class DaemonApi:
             DaemonError: It does not answer, or asks for another key.
         """
         try:
-            said = (await self._way.ask("/api/status")).get("version")
+            reply = (await self._api.get_object("/api/status")).get("version")
         except DaemonError as error:
             if error.status == 404:
                 return UNKNOWN_RELEASE
             raise
-        return said if isinstance(said, str) and said else UNKNOWN_RELEASE
+        return reply if isinstance(reply, str) and reply else UNKNOWN_RELEASE
 
-    async def models(self) -> tuple[Entry, ...]:
+    async def models(self) -> tuple[ModelEntry, ...]:
         """Return its models, loaded or not.
 
         Raises:
             DaemonError: It does not answer, asks for another key, or says something else.
         """
-        answer = await self._way.within(ASK_SECONDS, "GET", "/v1/models/status", most=_LIST_BYTES)
-        models = self._way.object_of(answer).get("models")
+        answer = await self._api.call(REQUEST_SECONDS, "GET", "/v1/models/status", max_bytes=_LIST_BYTES)
+        models = self._api.checked_object(answer).get("models")
         if not isinstance(models, list):
             raise DaemonError("oMLX's list of models is no list")
         return tuple(_entry(each) for each in models if isinstance(each, dict))
@@ -120,17 +120,17 @@ class DaemonApi:
         Raises:
             DaemonError: It did not, or another model has answered.
         """
-        path, asked = "/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+        path, body = "/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
         if embeds:
-            path, asked = "/v1/embeddings", {"input": "hi"}
-        answer = await self._way.within(LOAD_SECONDS, "POST", path, body_of({"model": name, **asked}))
-        if answer.status in _AGAIN:
-            raise DaemonError(str(self._way.refusal(answer)))
-        said = self._way.object_of(answer)
-        if "error" in said:  # its head is sent before the model is loaded
-            raise DaemonError(str(self._way.refusal(answer)))
-        if said.get("model", name) != name:
-            raise DaemonError(f"oMLX was asked for {name}, and {str(said['model'])[:100]} has answered")
+            path, body = "/v1/embeddings", {"input": "hi"}
+        answer = await self._api.call(LOAD_SECONDS, "POST", path, to_json({"model": name, **body}))
+        if answer.status in _RETRYABLE:
+            raise DaemonError(str(self._api.refusal(answer)))
+        reply = self._api.checked_object(answer)
+        if "error" in reply:  # its head is sent before the model is loaded
+            raise DaemonError(str(self._api.refusal(answer)))
+        if reply.get("model", name) != name:
+            raise DaemonError(f"oMLX was asked for {name}, and {str(reply['model'])[:100]} has answered")
 
     async def unload(self, name: str) -> None:
         """Have it unload a model: by the path of its API, and by that of its pages where it lacks the first.
@@ -139,29 +139,29 @@ class DaemonApi:
             DaemonError: It did not take that.
         """
         where = f"models/{quote(name, safe='')}/unload"
-        answer = await self._way.within(UNLOAD_SECONDS, "POST", f"/v1/{where}")
-        if _has_no_such_path(answer, self._way):
-            answer = await self._way.within(UNLOAD_SECONDS, "POST", f"/admin/api/{where}")
+        answer = await self._api.call(UNLOAD_SECONDS, "POST", f"/v1/{where}")
+        if _is_unknown_path(answer, self._api):
+            answer = await self._api.call(UNLOAD_SECONDS, "POST", f"/admin/api/{where}")
             if answer.status in (401, 403):
                 raise DaemonError(
                     "this oMLX takes an unload by its own pages alone: install a newer one", answer.status
                 )
         if answer.status == 400:  # it is not loaded
             return
-        self._way.object_of(answer)
+        self._api.checked_object(answer)
 
 
-def _has_no_such_path(answer: Response, way: DaemonHttp) -> bool:
+def _is_unknown_path(answer: Response, daemon: DaemonHttp) -> bool:
     """Tell a path that a release does not have from a model that it does not know."""
-    return answer.status == 405 or (answer.status == 404 and "Model not found" not in str(way.refusal(answer)))
+    return answer.status == 405 or (answer.status == 404 and "Model not found" not in str(daemon.refusal(answer)))
 
 
-def _entry(said: dict[str, Any]) -> Entry:
-    sizes = (said.get("actual_size"), said.get("estimated_size"))
-    return Entry(
-        id=str(said.get("id", "")),
-        path=str(said.get("model_path") or ""),
-        loaded=said.get("loaded") is True,
-        loading=said.get("is_loading") is True,
+def _entry(reply: dict[str, Any]) -> ModelEntry:
+    sizes = (reply.get("actual_size"), reply.get("estimated_size"))
+    return ModelEntry(
+        id=str(reply.get("id", "")),
+        path=str(reply.get("model_path") or ""),
+        loaded=reply.get("loaded") is True,
+        loading=reply.get("is_loading") is True,
         size=next((size for size in sizes if isinstance(size, int) and size > 0), 0),
     )

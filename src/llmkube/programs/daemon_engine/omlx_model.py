@@ -9,9 +9,9 @@ import attrs
 import trio
 
 from llmkube.base.http.message import Headers
+from llmkube.programs.daemon_engine.decisions import DaemonSample, DaemonTexts
 from llmkube.programs.daemon_engine.keeper import Adapter
-from llmkube.programs.daemon_engine.keeping import Seen, Words
-from llmkube.programs.daemon_engine.omlx_api import LOAD_SECONDS, NAME, DaemonApi, Entry
+from llmkube.programs.daemon_engine.omlx_api import LOAD_SECONDS, NAME, ModelEntry, OmlxApi
 from llmkube.programs.daemon_engine.processes import omlx_servers_in
 from llmkube.programs.daemon_engine.server import DaemonError, DaemonLateError, ProcessTable
 
@@ -22,7 +22,7 @@ _NONE: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 @attrs.frozen(kw_only=True)
-class Shot:
+class MemorySample:
     """What a process holds, at one look.
 
     Attributes:
@@ -39,7 +39,7 @@ class Shot:
 
 
 @attrs.frozen(kw_only=True)
-class Account:
+class MemoryHistory:
     """What is remembered of one process, which holds other models too and does not end with ours.
 
     What it holds is looked at while the model is listed, and again when it is not: unless that has fallen by half of
@@ -51,66 +51,66 @@ class Account:
         loaded: The last look at which it was listed as loaded; None once its memory is back.
     """
 
-    before: Shot | None = None
-    loaded: Shot | None = None
+    before: MemorySample | None = None
+    loaded: MemorySample | None = None
 
 
-def noted(account: Account, shot: Shot, *, listed: bool) -> Account:
+def record_sample(history: MemoryHistory, sample: MemorySample, *, listed: bool) -> MemoryHistory:
     """Take a look into account; of another process than before nothing is known."""
-    last = account.loaded or account.before
-    if shot.pid is None or (last is not None and last.pid != shot.pid):
-        account = Account()
-    if shot.pid is None:
-        return account
+    last = history.loaded or history.before
+    if sample.pid is None or (last is not None and last.pid != sample.pid):
+        history = MemoryHistory()
+    if sample.pid is None:
+        return history
     if listed:
-        return attrs.evolve(account, loaded=_with_lagging(account.loaded, shot))
-    return account if remains(account, shot) else Account(before=shot)
+        return attrs.evolve(history, loaded=_with_unreleased(history.loaded, sample))
+    return history if is_still_held(history, sample) else MemoryHistory(before=sample)
 
 
-def remains(account: Account, shot: Shot) -> bool:
+def is_still_held(history: MemoryHistory, sample: MemorySample) -> bool:
     """Whether the process holds the model still, of which the server says that it is not loaded."""
-    loaded = account.loaded
-    if loaded is None or loaded.pid != shot.pid:
+    loaded = history.loaded
+    if loaded is None or loaded.pid != sample.pid:
         return False
-    size = _size(account)
-    return size >= MEASURABLE_BYTES and 2 * (loaded.held + grown_by_others(loaded, shot) - shot.held) < size
+    size = _model_size(history)
+    return size >= MEASURABLE_BYTES and 2 * (loaded.held + growth_of_others(loaded, sample) - sample.held) < size
 
 
-def _with_lagging(earlier: Shot | None, shot: Shot) -> Shot:
+def _with_unreleased(earlier: MemorySample | None, sample: MemorySample) -> MemorySample:
     """Count models with a look that are not listed any more, and whose memory is not back yet."""
-    gone = {} if earlier is None else {name: of for name, of in earlier.others.items() if name not in shot.others}
+    gone = {} if earlier is None else {name: of for name, of in earlier.others.items() if name not in sample.others}
     if earlier is None or not gone:
-        return shot
-    if 2 * (earlier.held + grown_by_others(earlier, shot) + sum(gone.values()) - shot.held) >= sum(gone.values()):
-        return shot
-    return attrs.evolve(shot, others={**shot.others, **gone})
+        return sample
+    if 2 * (earlier.held + growth_of_others(earlier, sample) + sum(gone.values()) - sample.held) >= sum(gone.values()):
+        return sample
+    return attrs.evolve(sample, others={**sample.others, **gone})
 
 
-def _size(account: Account) -> int:
+def _model_size(history: MemoryHistory) -> int:
     """What the model takes, in bytes: as the server says, or less if the process has grown by less."""
-    loaded, before = account.loaded, account.before
+    loaded, before = history.loaded, history.before
     assert loaded is not None, "asked of a model that was listed"
     if before is None:
         return loaded.size
-    grown = max(0, loaded.held - before.held - grown_by_others(before, loaded))
+    grown = max(0, loaded.held - before.held - growth_of_others(before, loaded))
     return min(loaded.size, grown) if loaded.size else grown
 
 
-def grown_by_others(earlier: Shot, later: Shot) -> int:
+def growth_of_others(earlier: MemorySample, later: MemorySample) -> int:
     """Return by how much other models have let the process grow between two looks, in bytes."""
     came = sum(size for name, size in later.others.items() if name not in earlier.others)
     return came - sum(size for name, size in earlier.others.items() if name not in later.others)
 
 
-WORDS: Final = Words(
+TEXTS: Final = DaemonTexts(
     name=NAME,
     moved="start the agent with --omlx-port PORT",
     search="looking for the model's folder among oMLX's models",
     gone="the model is unloaded, and its memory is back",
 )
 
-_AGAIN_SECONDS: Final = 1.0
-_LOOK_FOR_SECONDS: Final = 30.0
+_RETRY_SECONDS: Final = 1.0
+_SEARCH_SECONDS: Final = 30.0
 """Between two looks at all processes for one that listens and is not seen."""
 
 
@@ -124,24 +124,24 @@ class OmlxModel(Adapter):
         folder: The model's folder, with links followed.
         table: The processes.
         embeds: Whether the model computes embeddings alone.
-        follow: Returns a path with its links followed.
+        resolve: Returns a path with its links followed.
         server: The server's process, where it is ours; None of a borrowed one, which is looked for.
         name: What the server calls the model; "" until it was found there.
     """
 
-    words = WORDS
-    api: DaemonApi
+    texts = TEXTS
+    api: OmlxApi
     port: int
     folder: str
     table: ProcessTable
     embeds: bool = False
-    follow: Callable[[str], Awaitable[str]] = attrs.field(factory=lambda: followed)
+    resolve: Callable[[str], Awaitable[str]] = attrs.field(factory=lambda: resolve_links)
     server: int | None = None
     name: str = ""
-    _account: Account = attrs.field(factory=Account)
-    _loads: bool = False
+    _history: MemoryHistory = attrs.field(factory=MemoryHistory)
+    _is_loading: bool = False
     _borrowed: tuple[int, str] | None = None
-    _look_for_at: float = float("-inf")
+    _next_search_at: float = float("-inf")
 
     @property
     def url(self) -> str:
@@ -154,42 +154,42 @@ class OmlxModel(Adapter):
         return self.api.headers.without("content-type")
 
     @property
-    def shared_as(self) -> str:
+    def lock_key(self) -> str:
         """The server and the folder: services of one folder share what is loaded."""
         return "" if self.server is not None else f"{self.url} {self.folder}"
 
-    async def look(self) -> Seen:
+    async def sample(self) -> DaemonSample:
         """Ask the server for its models, and the kernel what its process holds."""
-        version, answers, said, entries = "", "yes", "", tuple[Entry, ...]()
+        version, answers, problem, entries = "", "yes", "", tuple[ModelEntry, ...]()
         try:
             version = await self.api.version()
             entries = await self.api.models()
         except DaemonError as error:
-            answers, said = "gone" if error.gone else "late", str(error) if error.status else ""
+            answers, problem = "gone" if error.gone else "late", str(error) if error.status else ""
         pid = await self._pid(search=answers != "gone")
         held = (await self.table.footprints([pid])).get(pid, 0) if pid is not None else 0
-        ours = await self.of_folder(entry for entry in entries if self.name in ("", entry.id))
+        ours = await self.find_model(entry for entry in entries if self.name in ("", entry.id))
         listed = ours is not None and ours.loaded
         others = {entry.id: entry.size for entry in entries if entry.loaded and entry is not ours}
-        shot = Shot(pid=pid, held=held, size=ours.size if ours else 0, others=others)
+        sample = MemorySample(pid=pid, held=held, size=ours.size if ours else 0, others=others)
         if answers == "yes":
-            self._account = noted(self._account, shot, listed=listed)
-        has = listed or remains(self._account, shot) or (self._loads and answers != "gone")
-        return Seen(
-            words=self.words,
+            self._history = record_sample(self._history, sample, listed=listed)
+        is_held = listed or is_still_held(self._history, sample) or (self._is_loading and answers != "gone")
+        return DaemonSample(
+            texts=self.texts,
             answers=answers,  # type: ignore[arg-type]  # one of its three words
             url=self.api.url,
-            said=said,
+            problem=problem,
             version=version,
             listed=listed,
-            holders=(pid,) if pid is not None and has else (),
+            holders=(pid,) if pid is not None and is_held else (),
             visible=pid is not None,
             owned=self.server is not None,
         )
 
     async def prepare(self) -> None:
         """Find out what the server calls the model."""
-        entry = await self.of_folder(await self.api.models())
+        entry = await self.find_model(await self.api.models())
         if entry is None:
             self.name = ""
             why = f"the oMLX at {self.url} does not have {self.folder} among its models any more; add the folder above "
@@ -201,40 +201,40 @@ class OmlxModel(Adapter):
 
     async def load(self) -> None:
         """Have it loaded, once no other client's load of it is under way."""
-        self._loads = True
+        self._is_loading = True
         try:
             with trio.move_on_after(LOAD_SECONDS):
-                entry = await self._not_loading()
+                entry = await self._wait_not_loading()
                 if entry is None or entry.id != self.name:  # the default model would answer in its place
                     raise DaemonError(f"oMLX does not know {self.name} any more", 404)
                 await self.api.load(self.name, embeds=self.embeds)
                 return
             raise DaemonLateError(f"another client's load of the model has not ended in {LOAD_SECONDS:g} s")
         finally:
-            self._loads = False
+            self._is_loading = False
 
     async def unload(self) -> None:
         """Have it unloaded, also what an earlier front has left, and if that had it loaded, once the load has ended.
 
         Until then oMLX says that it is not loaded.
         """
-        entry = await self._not_loading()
-        if entry is not None and entry.loaded and self._account.loaded is None:
-            await self.look()  # at what its process holds with it, which is to become less
+        entry = await self._wait_not_loading()
+        if entry is not None and entry.loaded and self._history.loaded is None:
+            await self.sample()  # at what its process holds with it, which is to become less
         if name := entry.id if entry else self.name:
             await self.api.unload(name)
 
-    async def of_folder(self, entries: Iterable[Entry]) -> Entry | None:
+    async def find_model(self, entries: Iterable[ModelEntry]) -> ModelEntry | None:
         """Return which model is ours: by its folder, as a name may come to mean another one."""
         for entry in entries:
-            if await self.follow(entry.path) == self.folder:
+            if await self.resolve(entry.path) == self.folder:
                 return entry
         return None
 
-    async def _not_loading(self) -> Entry | None:
+    async def _wait_not_loading(self) -> ModelEntry | None:
         """Return which model is ours, once no load of it is under way."""
-        while (entry := await self.of_folder(await self.api.models())) and entry.loading:  # noqa: ASYNC110
-            await trio.sleep(_AGAIN_SECONDS)
+        while (entry := await self.find_model(await self.api.models())) and entry.loading:  # noqa: ASYNC110
+            await trio.sleep(_RETRY_SECONDS)
         return entry
 
     async def _pid(self, *, search: bool) -> int | None:
@@ -244,18 +244,18 @@ class OmlxModel(Adapter):
             pid, started = self._borrowed
             if (await self.table.starts([pid]))[0] == started:
                 return pid
-            self._borrowed, self._look_for_at = None, float("-inf")
+            self._borrowed, self._next_search_at = None, float("-inf")
         if not search:
-            self._look_for_at = float("-inf")
-        if not search or trio.current_time() < self._look_for_at:
+            self._next_search_at = float("-inf")
+        if not search or trio.current_time() < self._next_search_at:
             return None
-        self._look_for_at = trio.current_time() + _LOOK_FOR_SECONDS
+        self._next_search_at = trio.current_time() + _SEARCH_SECONDS
         found = await self.table.listener(omlx_servers_in(await self.table.read()), self.port)
         if found is not None:
             self._borrowed = (found, (await self.table.starts([found]))[0])
         return found
 
 
-async def followed(path: str) -> str:
+async def resolve_links(path: str) -> str:
     """Return a path with its links followed; "" of none."""
     return await trio.to_thread.run_sync(os.path.realpath, path, abandon_on_cancel=True) if path else ""

@@ -17,14 +17,14 @@ import trio
 
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.hub import open_sockets
-from llmkube.programs.daemon_engine.model_lock import locks_in
-from llmkube.programs.daemon_engine.omlx_api import DaemonApi
-from llmkube.programs.daemon_engine.omlx_model import OmlxModel, followed
+from llmkube.programs.daemon_engine.model_lock import lock_opener
+from llmkube.programs.daemon_engine.omlx_api import OmlxApi
+from llmkube.programs.daemon_engine.omlx_model import OmlxModel, resolve_links
 from llmkube.programs.daemon_engine.omlx_server import START_SECONDS, OmlxProgram, remove_abandoned
 from llmkube.programs.daemon_engine.server import DaemonError, NoDaemonError, ProcessTable, Server
 from llmkube.programs.daemon_engine.serving import (
+    Dependencies,
     FrontOptions,
-    Outside,
     free_port,
     front_fields,
     front_parser,
@@ -37,7 +37,7 @@ from llmkube.supervisor.host.processes import OWNER_VARIABLE
 
 
 @attrs.frozen(kw_only=True)
-class Found:
+class OwnerServer:
     """What answers at the address of the owner's oMLX.
 
     Attributes:
@@ -57,7 +57,7 @@ class Found:
     folders: Collection[str] = ()
 
 
-def choose(found: Found, folder: str) -> tuple[bool, str]:
+def choose(owner: OwnerServer, folder: str) -> tuple[bool, str]:
     """Return whether the oMLX that runs serves the model in this folder, whose links are followed, and why or why not.
 
     An oMLX that runs is used if it has the folder among its models. It reads its folders when it starts, and takes a
@@ -66,21 +66,21 @@ def choose(found: Found, folder: str) -> tuple[bool, str]:
     Raises:
         NoDaemonError: It is not used, and none of our own may be started beside it.
     """
-    if not found.answers:
-        return False, f"no oMLX runs at {found.url}"
-    if not found.is_omlx:
-        return False, f"what answers at {found.url} does not answer as oMLX does"
-    if found.status in (401, 403):
-        why = f"the oMLX at {found.url} asks for a key: to have it used, name a file with the key by --omlx-key-file"
-        return False, why
-    if found.error:  # it may have models in memory of which nothing can be told
-        raise NoDaemonError(f"{found.error}; no second one is started beside it")
-    if folder in found.folders:
-        return True, f"the oMLX at {found.url} has the model"
-    if found.folders and not any(found.folders):
-        return False, f"the oMLX at {found.url} does not say where its models are: it is too old to be used"
-    why = f"the oMLX at {found.url} does not have the model: to have it used, add the folder above {folder} to its"
-    return False, f"{why} model folders"
+    if not owner.answers:
+        return False, f"no oMLX runs at {owner.url}"
+    if not owner.is_omlx:
+        return False, f"what answers at {owner.url} does not answer as oMLX does"
+    if owner.status in (401, 403):
+        reason = f"the oMLX at {owner.url} asks for a key: to have it used, name a file with the key by --omlx-key-file"
+        return False, reason
+    if owner.error:  # it may have models in memory of which nothing can be told
+        raise NoDaemonError(f"{owner.error}; no second one is started beside it")
+    if folder in owner.folders:
+        return True, f"the oMLX at {owner.url} has the model"
+    if owner.folders and not any(owner.folders):
+        return False, f"the oMLX at {owner.url} does not say where its models are: it is too old to be used"
+    reason = f"the oMLX at {owner.url} does not have the model: to have it used, add the folder above {folder} to its"
+    return False, f"{reason} model folders"
 
 
 DEFAULT_PORT: Final = 8000
@@ -117,8 +117,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     parser = front_parser("omlx-engine", "One model of an oMLX, served as llama-server serves one.")
     parser.add_argument("--model", type=Path, required=True, help="folder of the model", metavar="FOLDER")
     parser.add_argument("--omlx", default="omlx", help="program to start where no oMLX has the model")
-    said = parser.parse_args(argv)
-    service_of(parser, said)
+    given = parser.parse_args(argv)
+    service_of(parser, given)
     port, seconds = environ.get(PORT_VARIABLE, "").strip(), environ.get(START_VARIABLE, "").strip()
     if port and not (port.isdecimal() and 0 < int(port) <= _MOST_PORT):
         parser.error(f"{PORT_VARIABLE}={port}: write a port, such as {DEFAULT_PORT}")
@@ -128,9 +128,9 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         parser.error(f"{START_VARIABLE}={seconds}: write seconds, such as {START_SECONDS:g}")
     key_file = environ.get(KEY_FILE_VARIABLE, "")
     return Options(
-        **front_fields(said),
-        model=said.model,
-        program=said.omlx,
+        **front_fields(given),
+        model=given.model,
+        program=given.omlx,
         daemon=f"http://127.0.0.1:{port or DEFAULT_PORT}",
         key_file=Path(key_file) if key_file else None,
         start_seconds=start_seconds,
@@ -141,70 +141,70 @@ log = structlog.get_logger()
 
 
 @attrs.frozen
-class OmlxOutside(Outside):
+class OmlxDependencies(Dependencies):
     """What of the world a test replaces.
 
     Attributes:
         key: What the owner's oMLX asks for; "" where none was given.
-        follow: Returns a path with its links followed.
+        resolve: Returns a path with its links followed.
     """
 
     key: str = attrs.field(default="", repr=False)
-    follow: Callable[[str], Awaitable[str]] = followed
+    resolve: Callable[[str], Awaitable[str]] = resolve_links
 
 
 @asynccontextmanager
-async def opened_model(options: Options, outside: OmlxOutside) -> AsyncIterator[OmlxModel]:
+async def open_model(options: Options, deps: OmlxDependencies) -> AsyncIterator[OmlxModel]:
     """Have a server during the block, and the model in it.
 
     Raises:
         NoDaemonError: There is none, and none can be started.
     """
-    folder = await outside.follow(str(options.model))
-    theirs = DaemonApi(outside.client, options.daemon, outside.key)
-    is_used, why = choose(await look_for(theirs, outside.follow), folder)
+    folder = await deps.resolve(str(options.model))
+    theirs = OmlxApi(deps.client, options.daemon, deps.key)
+    is_used, reason = choose(await probe_owner(theirs, deps.resolve), folder)
     async with AsyncExitStack() as stack:
-        server = Server(options.daemon, key=outside.key)
+        server = Server(options.daemon, key=deps.key)
         if is_used:
-            log.info(why, then="it is used, and stays when this engine ends")
+            log.info(reason, then="it is used, and stays when this engine ends")
         else:
-            log.info(why, then="one of our own is started for this engine")
-            server = await stack.enter_async_context(outside.starter())
-        api = DaemonApi(outside.client, server.url, server.key)
-        yield OmlxModel(api, server.port, folder, outside.table, options.embeds, outside.follow, server=server.pid)
+            log.info(reason, then="one of our own is started for this engine")
+            server = await stack.enter_async_context(deps.starter())
+        api = OmlxApi(deps.client, server.url, server.key)
+        yield OmlxModel(api, server.port, folder, deps.table, options.embeds, deps.resolve, server=server.pid)
 
 
-async def look_for(api: DaemonApi, follow: Callable[[str], Awaitable[str]] = followed) -> Found:
+async def probe_owner(api: OmlxApi, resolve: Callable[[str], Awaitable[str]] = resolve_links) -> OwnerServer:
     """Return what answers at the address of the owner's oMLX; the folders of its models with links followed."""
     try:
         if not await api.is_omlx():
-            return Found(url=api.url, is_omlx=False)
+            return OwnerServer(url=api.url, is_omlx=False)
         entries = await api.models()
     except DaemonError as error:
-        return Found(url=api.url, answers=not error.gone, error=str(error), status=error.status)
-    return Found(url=api.url, folders=[await follow(entry.path) for entry in entries])
+        return OwnerServer(url=api.url, answers=not error.gone, error=str(error), status=error.status)
+    return OwnerServer(url=api.url, folders=[await resolve(entry.path) for entry in entries])
 
 
-serve: Final = partial(serve_model, opened_model)
+serve: Final = partial(serve_model, open_model)
 """Serves the model until a stop (`serve_model`)."""
 
 
 async def _run(options: Options, key: str, keys: frozenset[str], stop: Stop) -> bool:
-    for left in await trio.to_thread.run_sync(remove_abandoned, abandon_on_cancel=True):
-        log.info("removed what a killed engine has left", folder=str(left))
+    for folder in await trio.to_thread.run_sync(remove_abandoned, abandon_on_cancel=True):
+        log.info("removed what a killed engine has left", folder=str(folder))
     async with open_sockets() as sockets, open_http_client(sockets.connect, max_idle_per_origin=64) as client:
         starter = OmlxProgram(
             options.program,
             options.model,
-            DaemonApi(client, options.daemon),
+            OmlxApi(client, options.daemon),
             await free_port(),
             options.embeds,
             options.context,
             options.start_seconds,
         )
-        locks = locks_in(os.environ.get(OWNER_VARIABLE, ""))
-        outside = OmlxOutside(client, ProcessTable(), starter.started, key, open_lock=locks)
-        return await serve(options, keys, outside, stop)
+        locks = lock_opener(os.environ.get(OWNER_VARIABLE, ""))
+        deps = OmlxDependencies(client, ProcessTable(), starter.started, key, open_lock=locks)
+        return await serve(options, keys, deps, stop)
 
 
 def read_key(path: Path) -> str:

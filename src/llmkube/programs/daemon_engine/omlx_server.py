@@ -22,7 +22,7 @@ from typing import Final
 import attrs
 import trio
 
-from llmkube.programs.daemon_engine.omlx_api import NAME, DaemonApi
+from llmkube.programs.daemon_engine.omlx_api import NAME, OmlxApi
 from llmkube.programs.daemon_engine.server import NoDaemonError, Server, ServerCommand
 
 PREFIX: Final = "llmkube-omlx-own-"
@@ -50,7 +50,7 @@ class OwnFolder:
         os.close(self._fd)
 
 
-def new_folder() -> OwnFolder:
+def create_own_folder() -> OwnFolder:
     """Make one.
 
     Raises:
@@ -58,7 +58,7 @@ def new_folder() -> OwnFolder:
     """
     for _ in range(_TRIES):
         path = Path(tempfile.mkdtemp(prefix=PREFIX))
-        if (fd := _held(path)) is not None:
+        if (fd := _lock_folder(path)) is not None:
             return OwnFolder(path, fd)
         # Another front has taken it for an abandoned one, in the moment between the two steps.
     raise OSError(errno.ENOLCK, f"no folder in {tempfile.gettempdir()} can be locked; set TMPDIR to another disk")
@@ -66,25 +66,25 @@ def new_folder() -> OwnFolder:
 
 def remove_abandoned() -> tuple[Path, ...]:
     """Remove the folders whose fronts are dead, and return them: of this user, and never what only is called so."""
-    return tuple(_abandoned(Path(tempfile.gettempdir())))
+    return tuple(_remove_abandoned_in(Path(tempfile.gettempdir())))
 
 
-def _abandoned(parent: Path) -> Iterator[Path]:
+def _remove_abandoned_in(parent: Path) -> Iterator[Path]:
     for path in parent.glob(f"{PREFIX}*"):
-        if (fd := _held(path)) is not None:
+        if (fd := _lock_folder(path)) is not None:
             OwnFolder(path, fd).remove()
             yield path
 
 
-def _held(path: Path) -> int | None:
+def _lock_folder(path: Path) -> int | None:
     """Return the lock of a folder; None if it is not ours, is another front's, or has gone."""
     with contextlib.suppress(OSError):
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            found = os.fstat(fd)
-            if found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) == stat.S_IRWXU:
+            status = os.fstat(fd)
+            if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) == stat.S_IRWXU:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.path.samestat(found, path.lstat()):
+                if os.path.samestat(status, path.lstat()):
                     return fd
         except OSError:
             pass
@@ -116,7 +116,7 @@ class OmlxProgram:
 
     program: str
     model: Path
-    api: DaemonApi
+    api: OmlxApi
     port: int
     embeds: bool = False
     context: int = 0
@@ -132,10 +132,10 @@ class OmlxProgram:
         """
         key = secrets.token_urlsafe(24)
         try:
-            held = await trio.to_thread.run_sync(self.made_folder)
+            own_folder = await trio.to_thread.run_sync(self.create_folder)
         except OSError as error:
             raise NoDaemonError(f"no folder can be made for an oMLX of our own: {error.strerror or error}") from error
-        folder = held.path
+        folder = own_folder.path
         try:
             server = Server(f"http://127.0.0.1:{self.port}", key=key)
             inherited = {name: value for name, value in self.environ.items() if not name.startswith("OMLX_")}
@@ -152,7 +152,7 @@ class OmlxProgram:
                 yield running
         finally:
             with trio.move_on_after(_REMOVE_SECONDS, shield=True):
-                await trio.to_thread.run_sync(held.remove, abandon_on_cancel=True)
+                await trio.to_thread.run_sync(own_folder.remove, abandon_on_cancel=True)
 
     def command_line(self, folder: Path) -> tuple[str, ...]:
         """Return how one of our own is started, with its folder."""
@@ -174,14 +174,14 @@ class OmlxProgram:
             "1",
         )
 
-    def made_folder(self) -> OwnFolder:
+    def create_folder(self) -> OwnFolder:
         """Make the folder of one: a link to the model, and settings; blocks.
 
         Raises:
             OSError: It cannot be made.
         """
-        held = new_folder()
-        folder = held.path
+        own_folder = create_own_folder()
+        folder = own_folder.path
         (folder / "models").mkdir()
         (folder / "base").mkdir()
         (folder / "models" / link_name(self.model, embeds=self.embeds)).symlink_to(self.model.absolute())
@@ -189,7 +189,7 @@ class OmlxProgram:
             sampling = {"max_context_window": self.context, "max_context_window_policy": self.context}
             settings = json.dumps({"version": "1.0", "sampling": sampling})
             (folder / "base" / "settings.json").write_text(settings, "utf-8")
-        return held
+        return own_folder
 
 
 def link_name(model: Path, *, embeds: bool) -> str:

@@ -62,11 +62,11 @@ def runners_in(processes: Iterable[Process]) -> Runners:
     kinds = {each.pid: (kind_of(each.argv), each.parent) for each in processes}
     servers = {pid for pid, (kind, _) in kinds.items() if kind == "serve"}
     # Under another parent a runner may have its server: one whose command line is hidden, or a renamed one.
-    adopters = adopters_in(processes)
+    reapers = reapers_in(processes)
     runners = sorted((pid, parent) for pid, (kind, parent) in kinds.items() if kind == "runner")
     return Runners(
         tuple(pid for pid, parent in runners if parent in servers),
-        tuple(pid for pid, parent in runners if parent in adopters - servers),
+        tuple(pid for pid, parent in runners if parent in reapers - servers),
         len(servers),
     )
 
@@ -87,13 +87,13 @@ def holders_of(blob: str, processes: Iterable[Process], server: int | None) -> H
         server: The one that is asked; None where it is not seen.
     """
     processes = tuple(processes)
-    adopters = adopters_in(processes) - {server}
+    reapers = reapers_in(processes) - {server}
     files = {each.pid: found[0] for each in processes if (found := _BLOB.search(" ".join(each.argv)))}
     parents = {each.pid: each.parent for each in processes}
     served = sorted(pid for pid in files if server is not None and parents[pid] == server)
     # An engine of ours whose agent has ended is under init too, and its file may be called the same.
     theirs = {each.pid for each in processes if each.argv and _PROGRAM in each.argv[0]}
-    left = sorted(pid for pid, file in files.items() if file == blob and parents[pid] in adopters and pid in theirs)
+    left = sorted(pid for pid, file in files.items() if file == blob and parents[pid] in reapers and pid in theirs)
     return Holders(
         served=tuple(pid for pid in served if files[pid] == blob),
         orphans=tuple(left),
@@ -101,7 +101,7 @@ def holders_of(blob: str, processes: Iterable[Process], server: int | None) -> H
     )
 
 
-def adopters_in(processes: Iterable[Process]) -> set[int]:
+def reapers_in(processes: Iterable[Process]) -> set[int]:
     """Return the processes that are the parents of those whose own has ended."""
     return {1} | {each.pid for each in processes if each.argv and each.argv[0].rpartition("/")[2] in _INITS}
 
@@ -121,14 +121,14 @@ def omlx_servers_in(processes: Sequence[Process]) -> tuple[int, ...]:
     parents = {each.pid: each.parent for each in processes if _may_be_omlx(each.argv[:3])}
 
     def depth(pid: int) -> int:
-        above: list[int] = []
-        while pid in parents and pid not in above:  # a number that was given anew may close a ring
-            above.append(pid)
+        ancestors: list[int] = []
+        while pid in parents and pid not in ancestors:  # a number that was given anew may close a ring
+            ancestors.append(pid)
             pid = parents[pid]
-        return len(above)
+        return len(ancestors)
 
     return tuple(sorted(parents, key=lambda pid: (-depth(pid), pid)))
 
 
-def _may_be_omlx(words: Sequence[str]) -> bool:
-    return any("omlx" in word.lower() for word in words) and not any("llmkube" in word for word in words)
+def _may_be_omlx(argv: Sequence[str]) -> bool:
+    return any("omlx" in word.lower() for word in argv) and not any("llmkube" in word for word in argv)

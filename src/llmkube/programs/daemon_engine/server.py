@@ -18,7 +18,7 @@ import psutil
 import structlog
 import trio
 
-from llmkube.base.errors import WorldError
+from llmkube.base.errors import ExternalError
 from llmkube.base.http.client import HttpClient
 from llmkube.base.http.errors import HttpError
 from llmkube.base.http.message import Headers, Response
@@ -26,7 +26,7 @@ from llmkube.programs.daemon_engine.processes import Process
 from llmkube.supervisor.host.processes import listens, start_of
 from llmkube.supervisor.host.this_machine import footprints_here
 
-ASK_SECONDS: Final = 2.0
+REQUEST_SECONDS: Final = 2.0
 """For what a daemon knows without looking at a file."""
 
 _MOST_BYTES: Final = 1 << 20
@@ -66,8 +66,8 @@ class DaemonHttp:
     name: str
     headers: Headers
 
-    async def within(
-        self, seconds: float, method: str, path: str, body: bytes = b"", *, most: int = _MOST_BYTES
+    async def call(
+        self, seconds: float, method: str, path: str, body: bytes = b"", *, max_bytes: int = _MOST_BYTES
     ) -> Response:
         """Return what it answers in time.
 
@@ -78,21 +78,21 @@ class DaemonHttp:
         with trio.move_on_after(seconds):
             try:
                 return await self.http.request(
-                    method, self.url + path, headers=self.headers, body=body, max_body_bytes=most
+                    method, self.url + path, headers=self.headers, body=body, max_body_bytes=max_bytes
                 )
             except HttpError as error:
                 raise DaemonError(f"no {self.name} answers at {self.url}: {error}", gone=True) from error
         raise DaemonLateError(f"{self.name} at {self.url} has not answered {path} in {seconds:g} s")
 
-    async def ask(self, path: str) -> dict[str, Any]:
+    async def get_object(self, path: str) -> dict[str, Any]:
         """Return the object that it answers at a path.
 
         Raises:
-            DaemonError: As `within`, or it answers something else.
+            DaemonError: As `call`, or it answers something else.
         """
-        return self.object_of(await self.within(ASK_SECONDS, "GET", path))
+        return self.checked_object(await self.call(REQUEST_SECONDS, "GET", path))
 
-    def object_of(self, answer: Response) -> dict[str, Any]:
+    def checked_object(self, answer: Response) -> dict[str, Any]:
         """Return the object in an answer.
 
         Raises:
@@ -100,53 +100,53 @@ class DaemonHttp:
         """
         if answer.status != 200:
             raise self.refusal(answer)
-        return self.parsed(answer.body)
+        return self.parse(answer.body)
 
     def refusal(self, answer: Response) -> DaemonError:
         """Return what an answer of another status says."""
         try:
-            said = self.parsed(answer.body)
+            value = self.parse(answer.body)
         except DaemonError:
-            said = {}
-        return DaemonError(f"{self.name} answers {answer.status}: {words_of(said, answer.body)}", answer.status)
+            value = {}
+        return DaemonError(f"{self.name} answers {answer.status}: {error_text(value, answer.body)}", answer.status)
 
-    def parsed(self, body: bytes) -> dict[str, Any]:
+    def parse(self, body: bytes) -> dict[str, Any]:
         """Return the object that a body is.
 
         Raises:
             DaemonError: It is none.
         """
         try:
-            said = json.loads(body)
+            value = json.loads(body)
         except ValueError as error:
             raise DaemonError(f"what {self.name} answers is not JSON: {body[:80]!r}") from error
-        if not isinstance(said, dict):
+        if not isinstance(value, dict):
             raise DaemonError(f"what {self.name} answers is no object: {body[:80]!r}")
-        return said
+        return value
 
 
-def words_of(said: Mapping[str, Any], body: bytes) -> str:
+def error_text(value: Mapping[str, Any], body: bytes) -> str:
     """Return the words of a refusal, as Ollama, OpenAI's API or FastAPI has them; else its body."""
-    error = said.get("error", said.get("detail"))
+    error = value.get("error", value.get("detail"))
     if isinstance(error, dict):
         error = error.get("message")
     return (error if isinstance(error, str) and error else body.decode("utf-8", "replace"))[:500]
 
 
-def body_of(said: Mapping[str, Any]) -> bytes:
+def to_json(value: Mapping[str, Any]) -> bytes:
     """Return the body of a question."""
-    return json.dumps(said).encode()
+    return json.dumps(value).encode()
 
 
-END_SECONDS: Final = 2.0
+STOP_SECONDS: Final = 2.0
 """Between TERM and KILL of a server of ours, whose model is unloaded by then."""
 
-AGAIN_SECONDS: Final = 0.2
+POLL_SECONDS: Final = 0.2
 
 log = structlog.get_logger()
 
 
-class NoDaemonError(WorldError):
+class NoDaemonError(ExternalError):
     """No server answers, and none can be started."""
 
 
@@ -223,25 +223,25 @@ class ServerCommand:
                 f"no {self.name} answers, and {program} cannot be started ({error.strerror}): install it, or start it"
             ) from error
         try:
-            await self._answering(process)
+            await self._wait_until_ready(process)
             yield attrs.evolve(self.server, pid=process.pid)
         finally:
-            await _end(process)  # noqa: ASYNC102 - it shields itself, with a deadline
+            await _terminate(process)  # noqa: ASYNC102 - it shields itself, with a deadline
 
-    async def _answering(self, process: trio.Process) -> None:
+    async def _wait_until_ready(self, process: trio.Process) -> None:
         program = self.argv[0]
         with trio.move_on_after(self.start_seconds):
             while process.poll() is None:
                 with contextlib.suppress(DaemonError):
                     await self.answers()
                     return
-                await trio.sleep(AGAIN_SECONDS)
+                await trio.sleep(POLL_SECONDS)
             raise NoDaemonError(f"{program} serve has ended with {process.returncode}; its words are above")
         raise NoDaemonError(f"{program} serve has not answered in {self.start_seconds:g} s")
 
 
 @asynccontextmanager
-async def borrowed_or_own(
+async def borrow_or_start(
     name: str, url: str, version: Callable[[], Awaitable[str]], starter: Starter
 ) -> AsyncIterator[Server]:
     """Use the server that answers, which stays; or run one of our own during the block.
@@ -256,22 +256,22 @@ async def borrowed_or_own(
         NoDaemonError: None answers, and none can be started.
     """
     try:
-        said = await version()
+        value = await version()
     except DaemonError as error:
         if not error.gone:
             raise NoDaemonError(f"{error}; no second one is started beside it") from error
     else:
-        why = f"an {name} runs here; it is used, and stays when this engine ends"
-        log.info(why, url=url, version=said)
+        reason = f"an {name} runs here; it is used, and stays when this engine ends"
+        log.info(reason, url=url, version=value)
         yield Server(url)
         return
     async with starter() as server:
-        why = f"no {name} runs here; one has been started for this engine"
-        log.info(why, url=server.url, pid=server.pid)
+        reason = f"no {name} runs here; one has been started for this engine"
+        log.info(reason, url=server.url, pid=server.pid)
         yield server
 
 
-async def _end(process: trio.Process) -> None:
+async def _terminate(process: trio.Process) -> None:
     """TERM for the server, which ends its models; KILL for all of its group; bounded."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         if number == signal.SIGTERM:
@@ -281,7 +281,7 @@ async def _end(process: trio.Process) -> None:
             # The leader may have gone, and its number stays taken while the group has members.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
-        with trio.move_on_after(END_SECONDS, shield=True):
+        with trio.move_on_after(STOP_SECONDS, shield=True):
             await process.wait()
 
 
@@ -317,8 +317,8 @@ class ProcessTable:
         await _in_thread(lambda: _kill(pids))
 
 
-async def _in_thread(look: Callable[[], T]) -> T:
-    return await trio.to_thread.run_sync(look, abandon_on_cancel=True)
+async def _in_thread(function: Callable[[], T]) -> T:
+    return await trio.to_thread.run_sync(function, abandon_on_cancel=True)
 
 
 def processes_here() -> Iterator[Process]:

@@ -21,7 +21,7 @@ import attrs
 import structlog
 import trio
 
-from llmkube.base.errors import LLMKubeError, innermost
+from llmkube.base.errors import LLMKubeError, first_leaf
 from llmkube.base.http.client import HttpClient
 from llmkube.base.http.hub import open_sockets
 from llmkube.base.http.limits import Limits
@@ -30,7 +30,7 @@ from llmkube.base.http.server import run_server
 from llmkube.base.log import configure_logging
 from llmkube.programs.daemon_engine.front import handler_of, judge_of
 from llmkube.programs.daemon_engine.keeper import Adapter, Counters, Keeper
-from llmkube.programs.daemon_engine.model_lock import OpenLock, locks_in
+from llmkube.programs.daemon_engine.model_lock import OpenLock, lock_opener
 from llmkube.programs.daemon_engine.server import ProcessTable, Starter, no_server
 from llmkube.programs.program import LOOPBACK, Stop, open_service_nursery, raise_descriptor_limit, run_until_signal
 from llmkube.runtimes.plan import UNLOAD_LEFT
@@ -76,16 +76,16 @@ def front_parser(name: str, description: str) -> argparse.ArgumentParser:
     return parser
 
 
-def front_fields(said: argparse.Namespace) -> dict[str, Any]:
+def front_fields(given: argparse.Namespace) -> dict[str, Any]:
     """Return what was said of `FrontOptions`, as its keywords."""
-    return {each.name: getattr(said, each.name) for each in attrs.fields(FrontOptions)}
+    return {each.name: getattr(given, each.name) for each in attrs.fields(FrontOptions)}
 
 
-def service_of(parser: argparse.ArgumentParser, said: argparse.Namespace) -> tuple[str, str]:
+def service_of(parser: argparse.ArgumentParser, given: argparse.Namespace) -> tuple[str, str]:
     """Return namespace and name of `--service`; exits with 2 and one line when it has not both."""
-    namespace, slash, name = said.service.partition("/")
+    namespace, slash, name = given.service.partition("/")
     if not (namespace and slash and name):
-        parser.error(f"--service {said.service}: write NAMESPACE/NAME")
+        parser.error(f"--service {given.service}: write NAMESPACE/NAME")
     return namespace, name
 
 
@@ -110,22 +110,22 @@ log = structlog.get_logger()
 
 
 @asynccontextmanager
-async def kept(opened: AbstractAsyncContextManager[Adapter], open_lock: OpenLock) -> AsyncIterator[Keeper]:
+async def kept(manager: AbstractAsyncContextManager[Adapter], open_lock: OpenLock) -> AsyncIterator[Keeper]:
     """Have the keeper of a model during the block, and its part in the model's lock.
 
     Args:
-        opened: Has the daemon run during the block.
+        manager: Has the daemon run during the block.
         open_lock: Tells who else uses the model.
 
     Raises:
         LLMKubeError: There is no daemon, or the lock cannot be used.
     """
-    async with opened as adapter, open_lock(adapter.shared_as) as lock:
+    async with manager as adapter, open_lock(adapter.lock_key) as lock:
         yield Keeper(adapter, Counters(), lock)
 
 
 @attrs.frozen
-class Outside:
+class Dependencies:
     """What of the world a test replaces.
 
     Attributes:
@@ -138,18 +138,18 @@ class Outside:
     client: HttpClient
     table: ProcessTable
     starter: Starter
-    open_lock: OpenLock = attrs.field(default=locks_in(""), kw_only=True)
+    open_lock: OpenLock = attrs.field(default=lock_opener(""), kw_only=True)
 
 
 OptionsT = TypeVar("OptionsT", bound=FrontOptions)
-OutsideT = TypeVar("OutsideT", bound=Outside)
+DependenciesT = TypeVar("DependenciesT", bound=Dependencies)
 
 
 async def serve_model(
-    open_model: Callable[[OptionsT, OutsideT], AbstractAsyncContextManager[Adapter]],
+    open_model: Callable[[OptionsT, DependenciesT], AbstractAsyncContextManager[Adapter]],
     options: OptionsT,
     keys: frozenset[str],
-    outside: OutsideT,
+    deps: DependenciesT,
     stop: Stop,
     *,
     task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
@@ -162,7 +162,7 @@ async def serve_model(
         open_model: Has the daemon run during the block, and the model in it.
         options: What clients reach.
         keys: What they have to show.
-        outside: What of the world it uses.
+        deps: What of the world it uses.
         stop: Ends it, in order.
         task_status: Told the port once it listens.
 
@@ -170,30 +170,30 @@ async def serve_model(
         LLMKubeError: It cannot be served; the model is unloaded then, too.
     """
     if options.only_unloads:
-        outside = attrs.evolve(outside, starter=no_server)
-    opened = kept(open_model(options, outside), outside.open_lock)
+        deps = attrs.evolve(deps, starter=no_server)
+    manager = kept(open_model(options, deps), deps.open_lock)
     if options.only_unloads:
-        async with opened as keeper:
+        async with manager as keeper:
             return await keeper.unload_left()
     async with AsyncExitStack() as stack:
         listeners = await open_listeners(options.host, options.port, field="--port")
         for listener in listeners:
             stack.push_async_callback(listener.aclose)
-        keeper = await stack.enter_async_context(opened)
-        back = False
+        keeper = await stack.enter_async_context(manager)
+        released = False
         try:
             async with open_sockets() as sockets, open_service_nursery() as servers:
-                handler = handler_of(keeper, outside.client, options.alias, keeper.counters, embeds=options.embeds)
+                handler = handler_of(keeper, deps.client, options.alias, keeper.counters, embeds=options.embeds)
                 run = partial(
                     run_server, handler, sockets.listen(listeners), limits=Limits(drain_seconds=DRAIN_SECONDS)
                 )
                 await servers.start(partial(run, judge=judge_of(keys)))
                 task_status.started(listeners[0].socket.getsockname()[1])
-                with stop.here():
+                with stop.scope():
                     await keeper.run()
         finally:
-            back = await keeper.unload()  # noqa: ASYNC102 - it shields itself, with a deadline
-    return back
+            released = await keeper.unload()  # noqa: ASYNC102 - it shields itself, with a deadline
+    return released
 
 
 async def free_port() -> int:
@@ -221,7 +221,7 @@ def run_program(name: str, options: FrontOptions, run: Callable[[frozenset[str],
             sys.exit(f"--api-key-file {options.keys}: {error}")
     raise_descriptor_limit()
     try:
-        back = trio.run(run_until_signal, partial(run, keys), log.info)
+        released = trio.run(run_until_signal, partial(run, keys), log.info)
     except* LLMKubeError as group:
-        sys.exit(f"{name}: {innermost(group)}")  # a line of its own: the agent reads why an engine has ended
-    sys.exit(1 if back is False else 0)
+        sys.exit(f"{name}: {first_leaf(group)}")  # a line of its own: the agent reads why an engine has ended
+    sys.exit(1 if released is False else 0)

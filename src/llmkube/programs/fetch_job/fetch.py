@@ -27,7 +27,7 @@ import attrs
 import click
 import trio
 
-from llmkube.base.errors import LLMKubeError, UserError, innermost
+from llmkube.base.errors import LLMKubeError, UserError, first_leaf
 from llmkube.base.times import utcnow
 from llmkube.base.units import format_bytes
 from llmkube.k8s.wire.termination_message import TERMINATION_LOG
@@ -35,12 +35,12 @@ from llmkube.programs.failures import CommandError, ExitCode
 from llmkube.programs.fetch_job.volume import (
     Gauge,
     adopt,
+    failure_message,
+    gguf_status_of,
     inspect_file,
     prune_folders,
     run_gauge,
-    tell,
-    told_failure,
-    told_gguf,
+    write_result,
 )
 from llmkube.programs.options import command
 from llmkube.programs.program import open_service_nursery
@@ -69,14 +69,14 @@ from llmkube.weights.store.blobs import DIGEST, Store, WeightsFile, open_store
 from llmkube.weights.store.cache import remove_unreferenced
 from llmkube.weights.store.index import find_weights, key_of, name_of, read_record, set_names
 
-_KEPT_CHARS: Final = 300
+_ERROR_CHARS: Final = 300
 _MODEL_NAME: Final = "model.gguf"
 _VERSION_CHARS: Final = 16
 _TOKEN_VARIABLE: Final = "HF_TOKEN"  # noqa: S105 (the name of a variable, not a token)
 
 
 @attrs.frozen(kw_only=True)
-class Order:
+class FetchRequest:
     """What the command line asks for; each field is an option."""
 
     source: str | None
@@ -98,7 +98,7 @@ class Order:
 
 
 @attrs.frozen
-class Terms:
+class FetchPlan:
     """What an order comes to, checked.
 
     Attributes:
@@ -149,78 +149,78 @@ def fetch_weights(**options: Any) -> None:
     Exit code 2: the request is wrong, and another try would not help; 1: the network or the disk failed, and what was
     downloaded is kept.
     """
-    order = Order(**options)
-    if sum((order.source is not None, order.inspected is not None, bool(order.keys))) != 1:
+    request = FetchRequest(**options)
+    if sum((request.source is not None, request.inspected is not None, bool(request.keys))) != 1:
         raise click.UsageError("give one of SOURCE, --inspect and --prune")
     try:
-        result = _work(order)
+        result = _run(request)
     except* LLMKubeError as group:
-        error = innermost(group)
+        error = first_leaf(group)
         assert isinstance(error, LLMKubeError)
-        tell(order.termination_log, told_failure(error))
+        write_result(request.termination_log, failure_message(error))
         code = ExitCode.USAGE if isinstance(error, UserError) else ExitCode.FAILED
         raise CommandError(str(error), code) from group
-    tell(order.termination_log, result)
-    where = f"{order.folder}: " if order.folder is not None else ""
+    write_result(request.termination_log, result)
+    where = f"{request.folder}: " if request.folder is not None else ""
     click.echo(f"{where}{_summary(result)}")
 
 
-def _work(order: Order) -> dict[str, Any]:
-    if order.inspected is not None:
-        return inspect_file(order.inspected)
-    if order.folder is None or order.model_store is None:
+def _run(request: FetchRequest) -> dict[str, Any]:
+    if request.inspected is not None:
+        return inspect_file(request.inspected)
+    if request.folder is None or request.model_store is None:
         raise click.UsageError("--to and --model-store are needed, except with --inspect")
-    if order.source is None:
-        return prune_folders(order.folder, order.model_store, order.keys)
-    sources = _sources(order.source, order.files, order.beside)
-    if order.sha256 is not None and not DIGEST.fullmatch(order.sha256.lower()):
-        raise DigestMismatchError(f"{order.sha256!r} is not a digest of 64 hex digits")
-    policy = AddressPolicy(allowed=parse_networks(order.allow_private_sources))
-    token = _token(order.hf_token_file)
+    if request.source is None:
+        return prune_folders(request.folder, request.model_store, request.keys)
+    sources = _sources(request.source, request.files, request.beside)
+    if request.sha256 is not None and not DIGEST.fullmatch(request.sha256.lower()):
+        raise DigestMismatchError(f"{request.sha256!r} is not a digest of 64 hex digits")
+    policy = AddressPolicy(allowed=parse_networks(request.allow_private_sources))
+    token = _token(request.hf_token_file)
     access = BucketAccess.read(os.environ)
-    return trio.run(fetch_all, order, Terms(sources, order.folder, order.model_store, policy, token, access))
+    return trio.run(fetch_all, request, FetchPlan(sources, request.folder, request.model_store, policy, token, access))
 
 
-async def fetch_all(order: Order, terms: Terms) -> dict[str, Any]:
+async def fetch_all(request: FetchRequest, plan: FetchPlan) -> dict[str, Any]:
     """Fetch everything, show it in the folder, and return what it is.
 
     Raises:
         WeightsError: What was asked for is wrong; see `weights.errors`.
         FetchError: The disk or the network got in the way.
     """
-    gauge = Gauge(len(terms.sources))
+    gauge = Gauge(len(plan.sources))
     async with open_service_nursery() as nursery:
-        if order.progress_port is not None:
-            nursery.start_soon(run_gauge, gauge, order.progress_port)
-        return await _fetch_all(order, terms, gauge)
+        if request.progress_port is not None:
+            nursery.start_soon(run_gauge, gauge, request.progress_port)
+        return await _fetch_all(request, plan, gauge)
     raise AssertionError("a nursery hides no error")
 
 
-async def _fetch_all(order: Order, terms: Terms, gauge: Gauge) -> dict[str, Any]:
+async def _fetch_all(request: FetchRequest, plan: FetchPlan, gauge: Gauge) -> dict[str, Any]:
     limiter = trio.CapacityLimiter(4)
-    store = await trio.to_thread.run_sync(open_store, terms.store, limiter=limiter)
+    store = await trio.to_thread.run_sync(open_store, plan.store, limiter=limiter)
 
     async def token() -> str | None:
         await trio.lowlevel.checkpoint()
-        return terms.token
+        return plan.token
 
     async def access() -> BucketAccess:
         await trio.lowlevel.checkpoint()
-        return terms.access
+        return plan.access
 
     async with open_downloader(
         store,
         limiter=limiter,
         utcnow=utcnow,
         rng=random.Random(),  # noqa: S311 - jitter, not a secret
-        endpoint=order.hub_endpoint,
+        endpoint=request.hub_endpoint,
     ) as downloader:
-        found, kept = [], ""
-        for index, source in enumerate(terms.sources):
+        found, fetch_error = [], ""
+        for index, source in enumerate(plan.sources):
             gauge.begin(index + 1)
-            expected = order.sha256 if index == 0 else None
-            if order.adopted is not None and isinstance(source, Remote):
-                await adopt(order.adopted, source, store, sha256=expected, progress=gauge, limiter=limiter)
+            expected = request.sha256 if index == 0 else None
+            if request.adopted is not None and isinstance(source, Remote):
+                await adopt(request.adopted, source, store, sha256=expected, progress=gauge, limiter=limiter)
             try:
                 file = await fetch(
                     source,
@@ -229,17 +229,17 @@ async def _fetch_all(order: Order, terms: Terms, gauge: Gauge) -> dict[str, Any]
                     progress=gauge,
                     limiter=limiter,
                     download=partial(
-                        downloader.fetch, token=token, access=access, policy=terms.policy, fresh=order.fresh
+                        downloader.fetch, token=token, access=access, policy=plan.policy, fresh=request.fresh
                     ),
                 )
             except (WeightsError, FetchError) as error:
                 file = await trio.to_thread.run_sync(
-                    partial(_kept, order, terms, store, source, error), limiter=limiter
+                    partial(_existing, request, plan, store, source, error), limiter=limiter
                 )
-                kept = str(error)[:_KEPT_CHARS]
-                click.echo(f"kept as it is: {kept}", err=True)
+                fetch_error = str(error)[:_ERROR_CHARS]
+                click.echo(f"kept as it is: {fetch_error}", err=True)
             found.append(file)
-    return await trio.to_thread.run_sync(partial(_show, order, terms, store, found, kept), limiter=limiter)
+    return await trio.to_thread.run_sync(partial(_publish, request, plan, store, found, fetch_error), limiter=limiter)
 
 
 def publish(folder: Path, files: Mapping[str, Path]) -> None:
@@ -274,56 +274,60 @@ def publish(folder: Path, files: Mapping[str, Path]) -> None:
             shutil.rmtree(fresh.with_name(f"{fresh.name}-old"), ignore_errors=True)
 
 
-def _kept(order: Order, terms: Terms, store: Store, source: Source, error: WeightsError | FetchError) -> WeightsFile:
+def _existing(
+    request: FetchRequest, plan: FetchPlan, store: Store, source: Source, error: WeightsError | FetchError
+) -> WeightsFile:
     """Return what is there of a source that could not be compared; what is there serves better than nothing.
 
     Raises:
         WeightsError: Nothing is there, or nothing but the newest was wanted: the error that it was.
         FetchError: The same.
     """
-    server = terms.access.server if isinstance(source, BucketFile) else None
+    server = plan.access.server if isinstance(source, BucketFile) else None
     found = None
-    if order.fresh and isinstance(source, Remote | Builtin):
+    if request.fresh and isinstance(source, Remote | Builtin):
         found = find_weights(store, name_of(store, source), server)
     if not isinstance(found, WeightsFile):
         raise error
     return found
 
 
-def _drop_old(folder: Path, newest: str) -> None:
+def _remove_old_versions(folder: Path, newest: str) -> None:
     """Remove all versions but the newest and the one before it."""
     others = [path for path in folder.iterdir() if path.name != newest and not path.name.startswith(".")]
     for path in sorted(others, key=lambda path: path.lstat().st_mtime, reverse=True)[1:]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _show(order: Order, terms: Terms, store: Store, found: Sequence[WeightsFile], kept: str) -> dict[str, Any]:
+def _publish(
+    request: FetchRequest, plan: FetchPlan, store: Store, found: Sequence[WeightsFile], fetch_error: str
+) -> dict[str, Any]:
     facts = read_header(found[0].path)  # before anything is shown: what no engine could load is no model
     parts = part_names(found[0].path.name)
     first = _MODEL_NAME if len(parts) == 1 else parts[0]
     files = {first: found[0].path} if len(parts) == 1 else {part: found[0].path.with_name(part) for part in parts}
-    files |= {name: one.path for name, one in zip(order.beside, found[1:], strict=True)}
+    files |= {name: one.path for name, one in zip(request.beside, found[1:], strict=True)}
     version = hashlib.sha256("\n".join(one.identity for one in found).encode()).hexdigest()[:_VERSION_CHARS]
-    publish(terms.folder / version if order.versions else terms.folder, files)
-    if order.versions:
-        _drop_old(terms.folder, version)
+    publish(plan.folder / version if request.versions else plan.folder, files)
+    if request.versions:
+        _remove_old_versions(plan.folder, version)
         remove_unreferenced(store)
-    source = terms.sources[0]
+    source = plan.sources[0]
     record = read_record(store, key_of(name_of(store, source))) if isinstance(source, Remote | Builtin) else None
     return {
-        "path": f"{version}/{first}" if order.versions else first,
+        "path": f"{version}/{first}" if request.versions else first,
         "sizeBytes": sum(one.size_bytes for one in found),
         "sha256": found[0].sha256 or "",
         "files": list(files)[:16],
-        "gguf": told_gguf(facts),
+        "gguf": gguf_status_of(facts),
         **({"etag": record.versions[0].etag} if record is not None and record.versions else {}),
-        **({"kept": kept} if kept else {}),
+        **({"kept": fetch_error} if fetch_error else {}),
     }
 
 
 def _is_published(folder: Path, files: Mapping[str, Path]) -> bool:
-    there = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
-    return there == set(files) and all((folder / name).samefile(file) for name, file in files.items())
+    present = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
+    return present == set(files) and all((folder / name).samefile(file) for name, file in files.items())
 
 
 def _sources(text: str, files: tuple[str, ...], beside: tuple[str, ...]) -> tuple[Source, ...]:
@@ -336,14 +340,14 @@ def _sources(text: str, files: tuple[str, ...], beside: tuple[str, ...]) -> tupl
     others = [source.file(name) for name in beside] if isinstance(source, HubRepository | BucketFile) else []
     model = pick(source, files)
     for name, other in zip(beside, others, strict=True):
-        if name in _shown_names(model) and other != model:
+        if name in _published_names(model) and other != model:
             raise FileSetError(
                 f"{name!r} would take the place of the model, which engines get by that name; rename the file there"
             )
     return (model, *others)
 
 
-def _shown_names(model: Source) -> Sequence[str]:
+def _published_names(model: Source) -> Sequence[str]:
     """Return the names by which engines get a model's own files."""
     parts = len(model.parts) if isinstance(model, WebFile | HubFile | BucketFile) else 1
     return [_MODEL_NAME] if parts == 1 else set_names(parts)

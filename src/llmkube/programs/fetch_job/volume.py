@@ -30,7 +30,7 @@ from llmkube.base.http.exchange import Exchange
 from llmkube.base.http.limits import Limits
 from llmkube.base.http.message import Response
 from llmkube.base.http.server import run_server
-from llmkube.k8s.wire.termination_message import cut, to_bytes
+from llmkube.k8s.wire.termination_message import to_bytes, truncate
 from llmkube.supervisor.cluster.status import fetch_reason, gguf_status
 from llmkube.weights.download.progress import OnProgress, Progress
 from llmkube.weights.errors import FetchError, FileSetError
@@ -53,7 +53,7 @@ _LIMITS: Final = Limits(
 )
 
 _TEXT_BYTES: Final = 256  # of each text of the header
-_SENTENCE_BYTES: Final = 3000
+_MESSAGE_BYTES: Final = 3000
 
 
 @attrs.define(eq=False)
@@ -62,19 +62,19 @@ class Gauge:
 
     files: int
     file: int = 1
-    _now: Progress = Progress("resolving")
-    _last: tuple[str, str, int] = ("", "", -1)
+    _current: Progress = Progress("resolving")
+    _last_line: tuple[str, str, int] = ("", "", -1)
 
     def begin(self, file: int) -> None:
         """Go on to the next file, counted from 1."""
-        self.file, self._now = file, Progress("resolving")
+        self.file, self._current = file, Progress("resolving")
 
     def __call__(self, progress: Progress) -> None:
         """Take in how far it is."""
-        self._now = progress
+        self._current = progress
         line = (progress.stage, progress.note, int(trio.current_time() // _LINE_SECONDS))
-        if line != self._last:
-            self._last = line
+        if line != self._last_line:
+            self._last_line = line
             click.echo(str(progress), err=True)
 
     async def handle(self, exchange: Exchange) -> None:
@@ -83,10 +83,10 @@ class Gauge:
         if (request.method, request.path) != ("GET", PATH):
             await exchange.respond(Response.json(404, {"error": f"there is nothing but GET {PATH}"}))
             return
-        now = self._now
-        words = {"file": self.file, "files": self.files, "stage": now.stage}
+        now = self._current
+        fields = {"file": self.file, "files": self.files, "stage": now.stage}
         await exchange.respond(
-            Response.json(200, {**words, "doneBytes": now.done_bytes, "totalBytes": now.total_bytes})
+            Response.json(200, {**fields, "doneBytes": now.done_bytes, "totalBytes": now.total_bytes})
         )
 
 
@@ -108,18 +108,18 @@ async def run_gauge(gauge: Gauge, port: int, *, task_status: trio.TaskStatus[int
     await run_server(gauge.handle, listeners, limits=_LIMITS)
 
 
-def told_gguf(facts: GGUFFacts) -> dict[str, Any]:
+def gguf_status_of(facts: GGUFFacts) -> dict[str, Any]:
     """Return `status.gguf` with its texts cut to what there is room for."""
     named = gguf_status(facts).items()
-    return {name: cut(value, _TEXT_BYTES) if isinstance(value, str) else value for name, value in named}
+    return {name: truncate(value, _TEXT_BYTES) if isinstance(value, str) else value for name, value in named}
 
 
-def told_failure(error: LLMKubeError) -> dict[str, Any]:
+def failure_message(error: LLMKubeError) -> dict[str, Any]:
     """Return the reason and the sentence of a failure."""
-    return {"reason": fetch_reason(error), "message": cut(str(error), _SENTENCE_BYTES)}
+    return {"reason": fetch_reason(error), "message": truncate(str(error), _MESSAGE_BYTES)}
 
 
-def tell(log: Path, message: Mapping[str, Any]) -> None:
+def write_result(log: Path, message: Mapping[str, Any]) -> None:
     """Write the message; a machine without such a file is no pod, and nothing reads it there."""
     with contextlib.suppress(OSError):
         log.write_bytes(to_bytes(message))
@@ -129,7 +129,7 @@ _KEY: Final = re.compile(r"[0-9a-f]{16}")
 
 Inode = tuple[int, int]  # device and number
 
-_NO_LINK: Final = {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP}
+_LINK_ERRORS: Final = {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP}
 
 
 def inspect_file(path: Path) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def inspect_file(path: Path) -> dict[str, Any]:
         "path": path.name,
         "sizeBytes": sum(part.size_bytes for part in parts),
         "files": [part.path.name for part in parts][:16],
-        "gguf": told_gguf(read_header(path)),
+        "gguf": gguf_status_of(read_header(path)),
     }
 
 
@@ -162,44 +162,44 @@ def prune_folders(folder: Path, store_path: Path, keys: Iterable[str]) -> dict[s
     removed, freed = [], 0
     try:
         store = open_store(store_path)
-        shown: set[Inode] = set()
+        inodes: set[Inode] = set()
         for key in wanted:
-            place = folder / key
-            if not place.is_dir() or place.is_symlink():
+            root = folder / key
+            if not root.is_dir() or root.is_symlink():
                 continue
-            shown |= {_inode(path) for path in place.rglob("*") if path.is_file() and not path.is_symlink()}
-            shutil.rmtree(place)
+            inodes |= {_inode(path) for path in root.rglob("*") if path.is_file() and not path.is_symlink()}
+            shutil.rmtree(root)
             removed.append(key)
-        if shown:
-            freed = prune(store, (), only=_unshown(store, shown)).freed_bytes
+        if inodes:
+            freed = prune(store, (), only=_unlinked_records(store, inodes)).freed_bytes
     except OSError as exc:
         raise FetchError(f"cannot remove from {folder}: {exc.strerror or exc}") from exc
     return {"removed": removed, "freedBytes": freed}
 
 
-def _unshown(store: Store, shown: set[Inode]) -> set[str]:
+def _unlinked_records(store: Store, inodes: set[Inode]) -> set[str]:
     """Return the records of files that were shown and are linked from nowhere but the store any more."""
     inside: dict[Inode, int] = {}
-    for place in (store.blobs, store.sets):
-        for path in place.rglob("*"):
+    for root in (store.blobs, store.sets):
+        for path in root.rglob("*"):
             if path.is_file() and not path.is_symlink():
                 inside[_inode(path)] = inside.get(_inode(path), 0) + 1
     found = set()
     for key, record in records(store):
         blobs = [store.blobs / piece.sha256 for piece in record.pieces]
         if all(
-            blob.is_file() and _inode(blob) in shown and blob.stat().st_nlink == inside[_inode(blob)] for blob in blobs
+            blob.is_file() and _inode(blob) in inodes and blob.stat().st_nlink == inside[_inode(blob)] for blob in blobs
         ):
             found.add(key)
     return found
 
 
 def _inode(path: Path) -> Inode:
-    seen = path.stat()
-    return seen.st_dev, seen.st_ino
+    snapshot = path.stat()
+    return snapshot.st_dev, snapshot.st_ino
 
 
-def files_in(folder: Path, source: Remote) -> tuple[Path, ...]:
+def cached_files(folder: Path, source: Remote) -> tuple[Path, ...]:
     """Return the files of a source in a folder of an earlier cache, all of its parts; none if one is missing."""
     if isinstance(source, HubFile | BucketFile):
         names = [PurePosixPath(part) for part in source.parts]
@@ -231,31 +231,31 @@ async def adopt(
     name = await run_sync(partial(name_of, store, source))
     if await run_sync(partial(find_weights, store, name)) is not None:
         return
-    found = await run_sync(partial(files_in, folder, source))
+    found = await run_sync(partial(cached_files, folder, source))
     if not found or (sha256 is not None and len(found) > 1):
         return
     pieces = []
     for path in found:
-        seen = await run_sync(partial(local_files.take_snapshot, path))
+        snapshot = await run_sync(partial(local_files.take_snapshot, path))
 
-        def verifying(done: int, total: int = seen.size_bytes) -> None:
+        def report(done: int, total: int = snapshot.size_bytes) -> None:
             progress(Progress("verifying", done, total))
 
-        digest = await local_files.hash_file(seen, verifying, run_sync)
+        digest = await local_files.hash_file(snapshot, report, run_sync)
         if sha256 not in (None, digest):
             return
-        pieces.append(await run_sync(partial(_take, store, path, digest)))
+        pieces.append(await run_sync(partial(_link_blob, store, path, digest)))
     await run_sync(partial(commit_record, store, name, Record(source.redacted), pieces))
 
 
-def _take(store: Store, path: Path, digest: str) -> BlobInfo:
+def _link_blob(store: Store, path: Path, digest: str) -> BlobInfo:
     blob = store.blobs / digest
     try:
         if not blob.exists():
             try:
                 os.link(path, blob, follow_symlinks=True)
             except OSError as exc:
-                if exc.errno not in _NO_LINK:
+                if exc.errno not in _LINK_ERRORS:
                     raise
                 fresh = store.incoming / digest
                 shutil.copyfile(path, fresh)

@@ -16,21 +16,21 @@ import structlog
 import trio
 from prometheus_client import CollectorRegistry
 
-from llmkube.base.errors import UserError, WorldError
+from llmkube.base.errors import ExternalError, UserError
 from llmkube.controller.status.router_status import BackendHealth, RouterFacts
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.modelrouter import ModelRouter
 from llmkube.k8s.resource import Key
 from llmkube.programs.router_host.router_paths import router_url
-from llmkube.programs.router_host.secret_files import put_files, read_secrets, remove_files
+from llmkube.programs.router_host.secret_files import read_secrets, remove_files, write_files
 from llmkube.router.budget_store.budget_file import budget_file_of
-from llmkube.router.config.compile_router import Compiled, ResolvedService, compile_router
+from llmkube.router.config.compile_router import CompiledRouter, ResolvedService, compile_router
 from llmkube.router.config.routing_config import Audit, RoutingConfig
 from llmkube.router.proxy.default_route import Services
 from llmkube.router.proxy.live_config import Source, keys_for
 from llmkube.router.proxy.router import Router, open_router
 
-BUDGETS_SECONDS: Final = 10.0
+BUDGETS_MAX_AGE_SECONDS: Final = 10.0
 """How old the budgets of a status may be."""
 
 _AUDIT_FILE: Final = "audit.log"
@@ -64,7 +64,7 @@ class HostedRouter:
     _config: RoutingConfig | None = None
     _runnable: trio.Event = attrs.field(factory=trio.Event)
     _changes: int = 0
-    _budgets_said: tuple[Mapping[str, Any], ...] = ()
+    _reported_budgets: tuple[Mapping[str, Any], ...] = ()
     _budgets_until: float = -math.inf
 
     async def run(self) -> Never:
@@ -89,19 +89,19 @@ class HostedRouter:
         """Take its keys away, once it was deleted; its audit log stays."""
         await remove_files(self.folder / KEYS)
 
-    async def take_up(self, found: ModelRouter) -> RouterFacts:
+    async def apply(self, resource: ModelRouter) -> RouterFacts:
         """Run by a spec, and by what it names, from now on; return what is known of the router.
 
         Raises:
             ApiError: The API server did not answer for a Secret.
-            WorldError: The disk does not take the keys.
+            ExternalError: The disk does not take the keys.
         """
-        compiled = self._compile(found)
+        compiled = self._compile(resource)
         if compiled.config is not None:
             try:
                 compiled = await self._prepare(compiled, compiled.config)
             except OSError as error:
-                raise WorldError(f"the keys of router {self.key} cannot be written: {error}") from error
+                raise ExternalError(f"the keys of router {self.key} cannot be written: {error}") from error
         router = self.router
         states = router.states() if router is not None else {}
         return RouterFacts(
@@ -113,11 +113,11 @@ class HostedRouter:
             wanted=1,
             is_rolled_out=router is not None,
             health={name: BackendHealth(healthy=not why, message=why) for name, why in states.items()},
-            endpoint=router_url(self.services.url, self.key) + found.spec.endpoint.path,
+            endpoint=router_url(self.services.url, self.key) + resource.spec.endpoint.path,
             budgets=self._budgets(router),
         )
 
-    def _compile(self, found: ModelRouter) -> Compiled:
+    def _compile(self, resource: ModelRouter) -> CompiledRouter:
         def resolve(name: str) -> ResolvedService | None:
             service = self.services.get(Key(self.key.namespace, name))
             if service is None:
@@ -125,22 +125,22 @@ class HostedRouter:
             weights, url = self.services.model_of(service), f"{self.services.url}/v1"
             return ResolvedService.of(service, weights, base_url=url, model=str(service.key))
 
-        compiled = compile_router(found, resolve, keys_folder=str(self.folder / KEYS))
+        compiled = compile_router(resource, resolve, keys_folder=str(self.folder / KEYS))
         if compiled.config is None:
             return compiled
         ignored = compiled.not_honoured
-        if found.spec.proxy is not None:
+        if resource.spec.proxy is not None:
             ignored = (*ignored, "spec.proxy but its times (it runs in this process, and not in pods)")
         if compiled.config.audit.sink == "file":
             ignored = (*ignored, "spec.policy.auditLog.filePath (an object chooses no file of this machine)")
         audit = Audit(sink="file", path=str(self.folder / _AUDIT_FILE), bodies=compiled.config.audit.bodies)
         return attrs.evolve(compiled, config=attrs.evolve(compiled.config, audit=audit), not_honoured=ignored)
 
-    async def _prepare(self, compiled: Compiled, config: RoutingConfig) -> Compiled:
+    async def _prepare(self, compiled: CompiledRouter, config: RoutingConfig) -> CompiledRouter:
         """Bring the keys to where they are read, and take the config up; without one if that cannot be."""
         contents = await read_secrets(self.client, self.key.namespace, compiled.key_files)
         folders = [Path(each.path) for each in compiled.key_files if not each.key]
-        await put_files(self.folder / KEYS, contents, folders)
+        await write_files(self.folder / KEYS, contents, folders)
         try:
             await trio.to_thread.run_sync(keys_for, config)
             if self.router is None and config.budgets and config.budget_store is None:
@@ -161,5 +161,5 @@ class HostedRouter:
         """Return how much of each budget is taken, as it was seconds ago at most: else each look would be a write."""
         now = trio.current_time()
         if router is not None and now >= self._budgets_until:
-            self._budgets_said, self._budgets_until = tuple(router.budgets()), now + BUDGETS_SECONDS
-        return self._budgets_said
+            self._reported_budgets, self._budgets_until = tuple(router.budgets()), now + BUDGETS_MAX_AGE_SECONDS
+        return self._reported_budgets

@@ -16,7 +16,7 @@ from llmkube.k8s.client import Client
 from llmkube.k8s.crd.modelrouter import ModelRouter
 from llmkube.k8s.resource import Key
 from llmkube.programs.router_host.hosted_router import KEYS, HostedRouter
-from llmkube.programs.router_host.secret_files import remove_left_over
+from llmkube.programs.router_host.secret_files import remove_leftovers
 from llmkube.router.proxy.default_route import Services
 from llmkube.router.proxy.router import Router
 
@@ -37,7 +37,7 @@ class RouterHost:
     services: Services
     client: Client
     folder: Path
-    look_seconds: float = LOOK_SECONDS
+    resync_seconds: float = LOOK_SECONDS
     is_known: bool = True
     _changed: Mailbox[None] = attrs.field(factory=lambda: Mailbox(None), init=False)
     _placed: dict[Key, HostedRouter] = attrs.field(factory=dict, init=False)
@@ -58,7 +58,7 @@ class RouterHost:
             )
             self._placed[router.key] = hosted
             self._changed.put_nowait(None)
-        return await hosted.take_up(router)
+        return await hosted.apply(router)
 
     def forget(self, key: Key) -> None:
         """End a router that is gone."""
@@ -67,7 +67,7 @@ class RouterHost:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> Never:
         """Run what is placed, until cancelled."""
-        await remove_left_over(self.folder, KEYS)
+        await remove_leftovers(self.folder, KEYS)
         async with trio.open_nursery() as nursery:
             task_status.started()
             while True:

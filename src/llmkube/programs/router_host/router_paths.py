@@ -50,8 +50,8 @@ def routers_handler(find: Callable[[Key], Router | None], gateway: StreamHandler
         found = split_target(head.target)
         router = find(found[0]) if found is not None else None
         if found is None or router is None:
-            words = f"no router runs at {head.path}; a router's address is {PREFIX}NAMESPACE/NAME/v1"
-            return refused(404, words, "router_not_found").response
+            message = f"no router runs at {head.path}; a router's address is {PREFIX}NAMESPACE/NAME/v1"
+            return refused(404, message, "router_not_found").response
         exchange.head = attrs.evolve(head, target=found[1])
         refusal = router.judge(exchange.head, exchange.peer)
         if refusal is None:

@@ -40,7 +40,7 @@ async def read_secrets(client: Client, namespace: str, wanted: Iterable[KeyFile]
     return contents
 
 
-async def put_files(folder: Path, contents: Contents, folders: Iterable[Path]) -> None:
+async def write_files(folder: Path, contents: Contents, folders: Iterable[Path]) -> None:
     """Have a folder hold these files and no others; a file that holds the same is left alone.
 
     Args:
@@ -51,10 +51,10 @@ async def put_files(folder: Path, contents: Contents, folders: Iterable[Path]) -
     Raises:
         OSError: The disk does not take it.
     """
-    await trio.to_thread.run_sync(_put_files, folder, contents, tuple(folders))
+    await trio.to_thread.run_sync(_write_files, folder, contents, tuple(folders))
 
 
-async def remove_left_over(folder: Path, keys: str) -> None:
+async def remove_leftovers(folder: Path, keys: str) -> None:
     """Remove the keys of all routers, which a killed process has left; those that run get theirs again."""
 
     def remove() -> None:
@@ -69,12 +69,12 @@ async def remove_files(folder: Path) -> None:
     await trio.to_thread.run_sync(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
-def _put_files(folder: Path, contents: Contents, folders: tuple[Path, ...]) -> None:
+def _write_files(folder: Path, contents: Contents, folders: tuple[Path, ...]) -> None:
     for one in {folder, *folders, *(path.parent for path in contents)}:
         one.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
     for path, value in contents.items():
         if not path.is_file() or path.read_bytes() != value:
-            write_private(path, value, lasting=False)  # it is in the API server's store, which lasts
+            write_private(path, value, durable=False)  # it is in the API server's store, which lasts
     for path in folder.rglob("*"):
         if path.is_file() and path not in contents:
             path.unlink()

@@ -17,19 +17,19 @@ def digest_of_key(key: str) -> bytes:
     return hashlib.sha256(key.encode("latin-1", "replace")).digest()
 
 
-def shown_key(headers: Headers) -> str:
+def presented_credential(headers: Headers) -> str:
     """Return the key or the token that a request shows, "" if none: a Bearer, else `X-Api-Key`."""
     scheme, _, bearer = (headers.get("authorization") or "").partition(" ")
     return bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key") or ""
 
 
-def shows_key(head: RequestHead, digests: Collection[bytes]) -> bool:
+def presents_key(head: RequestHead, digests: Collection[bytes]) -> bool:
     """Whether a request shows one of the keys, in either header."""
-    shown = shown_key(head.lines)
-    return bool(shown) and digest_of_key(shown) in digests
+    credential = presented_credential(head.lines)
+    return bool(credential) and digest_of_key(credential) in digests
 
 
-def only_reads(head: RequestHead) -> bool:
+def is_read_only(head: RequestHead) -> bool:
     """Whether a request changes nothing and brings no body, which would take of the room that all bodies share."""
     return head.method in ("GET", "HEAD") and not head.length and not head.chunked
 

@@ -13,27 +13,27 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from jwt.algorithms import Algorithm, get_default_algorithms
 from jwt.exceptions import PyJWTError
 
-from llmkube.router.auth.token_form import ALGORITHMS, TokenFormError, object_of
-from llmkube.router.auth.token_keys import MOST_SET_BYTES, KeySet, SigningKey
+from llmkube.router.auth.token_form import ALGORITHMS, MalformedTokenError, object_of
+from llmkube.router.auth.token_keys import MAX_SET_BYTES, KeySet, SigningKey
 
-MOST_KEYS: Final = 64
-LEAST_RSA_BITS: Final = 2048
-MOST_RSA_BITS: Final = 4096
+MAX_KEYS: Final = 64
+MIN_RSA_BITS: Final = 2048
+MAX_RSA_BITS: Final = 4096
 """A check takes about 0.2 ms then; one of a key of 16,384 bits would hold everything else up."""
 
-MOST_EXPONENT: Final = 0xFFFFFFFF
+MAX_EXPONENT: Final = 0xFFFFFFFF
 
-_RSA: Final = tuple(sorted(each for each in ALGORITHMS if each[:2] in ("RS", "PS")))
-_BY_CURVE: Final[Mapping[tuple[str, str], tuple[str, ...]]] = {
+_RSA_ALGORITHMS: Final = tuple(sorted(each for each in ALGORITHMS if each[:2] in ("RS", "PS")))
+_CURVE_ALGORITHMS: Final[Mapping[tuple[str, str], tuple[str, ...]]] = {
     ("EC", "P-256"): ("ES256",),
     ("EC", "P-384"): ("ES384",),
     ("OKP", "Ed25519"): ("EdDSA",),
 }
-_UNREADABLE: Final = (PyJWTError, UnsupportedAlgorithm, ValueError, TypeError, KeyError, AttributeError)
+_PARSE_ERRORS: Final = (PyJWTError, UnsupportedAlgorithm, ValueError, TypeError, KeyError, AttributeError)
 """What PyJWT and cryptography raise of fields that are missing, of another type, or no key."""
 
-_SECRET: Final = frozenset({"d", "p", "q", "dp", "dq", "qi", "oth", "k"})
-_KNOWN: Final[Mapping[str, Algorithm]] = {
+_PRIVATE_FIELDS: Final = frozenset({"d", "p", "q", "dp", "dq", "qi", "oth", "k"})
+_ALGORITHMS: Final[Mapping[str, Algorithm]] = {
     name: each for name, each in get_default_algorithms().items() if name in ALGORITHMS
 }
 
@@ -42,75 +42,75 @@ class KeySetError(Exception):
     """What was read is no JWK Set; its words have nothing of its content."""
 
 
-def key_set_of(data: bytes) -> KeySet:
+def parse_key_set(data: bytes) -> KeySet:
     """Return the keys of a JWK Set. One that cannot be used is left out, and the others count.
 
     Raises:
         KeySetError: It is none.
     """
-    if len(data) > MOST_SET_BYTES:
-        raise KeySetError(f"it has more than {MOST_SET_BYTES} bytes")
+    if len(data) > MAX_SET_BYTES:
+        raise KeySetError(f"it has more than {MAX_SET_BYTES} bytes")
     try:
         given = object_of(data).get("keys")
-    except TokenFormError as exc:
+    except MalformedTokenError as exc:
         raise KeySetError(f"it is {exc}") from exc
     if not isinstance(given, list):
         raise KeySetError('it has no list "keys"')
-    if len(given) > MOST_KEYS:
-        raise KeySetError(f"it has {len(given)} keys; {MOST_KEYS} are read")
+    if len(given) > MAX_KEYS:
+        raise KeySetError(f"it has {len(given)} keys; {MAX_KEYS} are read")
     keys, left_out = [], []
-    for place, each in enumerate(given):
-        found = _key_of(each)
+    for index, each in enumerate(given):
+        found = _parse_key(each)
         if isinstance(found, str):
-            left_out.append(f"keys[{place}]: {found}")
+            left_out.append(f"keys[{index}]: {found}")
         else:
             keys.append(found)
     return KeySet(hashlib.sha256(data).digest(), tuple(keys), tuple(left_out))
 
 
-def _key_of(given: Any) -> SigningKey | str:
+def _parse_key(given: Any) -> SigningKey | str:
     """Return a key, or why it cannot be used."""
     if not isinstance(given, dict):
         return "it is no object"
-    if _SECRET & given.keys():
+    if _PRIVATE_FIELDS & given.keys():
         return "it is a private key or a shared secret; give public keys alone"
     operations = given.get("key_ops")
     verifies = operations is None or (isinstance(operations, list) and "verify" in operations)
     if given.get("use", "sig") != "sig" or not verifies:
         return "it is not for signatures"
-    key_id, good_for = given.get("kid", ""), _algorithms_of(given)
+    key_id, algorithms = given.get("kid", ""), _algorithms_of(given)
     if not isinstance(key_id, str):
         return "its kid is no text"
-    if not good_for:
+    if not algorithms:
         return "its kind or its algorithm is not taken"
     try:
-        key = _KNOWN[good_for[0]].from_jwk(given)
-    except _UNREADABLE:  # its words may have the key in them
+        key = _ALGORITHMS[algorithms[0]].from_jwk(given)
+    except _PARSE_ERRORS:  # its words may have the key in them
         return "it cannot be read"
-    checks = {name: partial(_is_signed, _KNOWN[name], key) for name in good_for}
-    return _too_weak(key) or SigningKey(key_id, checks)
+    checks = {name: partial(_is_valid_signature, _ALGORITHMS[name], key) for name in algorithms}
+    return _strength_problem(key) or SigningKey(key_id, checks)
 
 
 def _algorithms_of(given: Mapping[str, Any]) -> tuple[str, ...]:
     kind, curve, named = given.get("kty"), given.get("crv"), given.get("alg")
     if kind == "RSA":
-        possible: Iterable[str] = _RSA
+        possible: Iterable[str] = _RSA_ALGORITHMS
     elif isinstance(kind, str) and isinstance(curve, str):
-        possible = _BY_CURVE.get((kind, curve), ())
+        possible = _CURVE_ALGORITHMS.get((kind, curve), ())
     else:
         possible = ()
     return tuple(each for each in possible if named in (None, each))
 
 
-def _is_signed(algorithm: Algorithm, key: Any, signed: bytes, signature: bytes) -> bool:
+def _is_valid_signature(algorithm: Algorithm, key: Any, signed: bytes, signature: bytes) -> bool:
     return bool(algorithm.verify(signed, key, signature))
 
 
-def _too_weak(key: Any) -> str:
+def _strength_problem(key: Any) -> str:
     numbers = getattr(key, "public_numbers", None)
     exponent = getattr(numbers(), "e", None) if numbers is not None else None
     if exponent is None:
         return ""  # a point on a curve
-    if not LEAST_RSA_BITS <= key.key_size <= MOST_RSA_BITS:
-        return f"it has {key.key_size} bits; {LEAST_RSA_BITS} to {MOST_RSA_BITS} are taken"
-    return "" if 3 <= exponent <= MOST_EXPONENT and exponent % 2 else "its exponent is not taken"
+    if not MIN_RSA_BITS <= key.key_size <= MAX_RSA_BITS:
+        return f"it has {key.key_size} bits; {MIN_RSA_BITS} to {MAX_RSA_BITS} are taken"
+    return "" if 3 <= exponent <= MAX_EXPONENT and exponent % 2 else "its exponent is not taken"

@@ -17,13 +17,13 @@ from llmkube.base.http.client import HttpClient
 from llmkube.base.http.errors import ConnectError, HttpError
 from llmkube.base.http.message import Headers, encode_request_head, netloc
 from llmkube.router.auth.key_files import Stamp, stamp_of
-from llmkube.router.auth.token_keys import MOST_SET_BYTES, KeySet, TokenKeys
+from llmkube.router.auth.token_keys import MAX_SET_BYTES, KeySet, TokenKeys
 
 FETCH_SECONDS: Final = 10.0
 _PORTS: Final = {"http": 80, "https": 443}
 
 
-class UnreadError(Exception):
+class KeysUnreadableError(Exception):
     """There are no keys; its words name no address, for clients read them."""
 
 
@@ -37,18 +37,18 @@ async def fetch_jwks(plain: HttpClient, secure: HttpClient, uri: str, most_bytes
         most_bytes: A longer answer is refused.
 
     Raises:
-        UnreadError: It is not there, too long, or did not come in 10 seconds.
+        KeysUnreadableError: It is not there, too long, or did not come in 10 seconds.
     """
     with trio.move_on_after(FETCH_SECONDS):
         try:
             return await _fetch(plain, secure, uri, most_bytes)
         except ConnectError as exc:
-            raise UnreadError("no connection to the issuer") from exc
+            raise KeysUnreadableError("no connection to the issuer") from exc
         except ValueError as exc:
-            raise UnreadError("the issuer's address cannot be asked") from exc
+            raise KeysUnreadableError("the issuer's address cannot be asked") from exc
         except HttpError as exc:
-            raise UnreadError("the issuer broke off, or does not speak HTTP/1.1") from exc
-    raise UnreadError(f"no whole answer of the issuer in {FETCH_SECONDS:g} seconds")
+            raise KeysUnreadableError("the issuer broke off, or does not speak HTTP/1.1") from exc
+    raise KeysUnreadableError(f"no whole answer of the issuer in {FETCH_SECONDS:g} seconds")
 
 
 async def _fetch(plain: HttpClient, secure: HttpClient, uri: str, most_bytes: int) -> bytes:
@@ -61,22 +61,22 @@ async def _fetch(plain: HttpClient, secure: HttpClient, uri: str, most_bytes: in
     answer = await client.start(origin, "GET", encode_request_head("GET", target, lines), b"")
     try:
         if answer.status != 200:
-            also = "; no redirect is followed" if 300 <= answer.status < 400 else ""
-            raise UnreadError(f"the issuer answers {answer.status}{also}")
+            hint = "; no redirect is followed" if 300 <= answer.status < 400 else ""
+            raise KeysUnreadableError(f"the issuer answers {answer.status}{hint}")
         if (answer.headers.get("content-encoding") or "identity").lower() != "identity":
-            raise UnreadError("the issuer's answer is compressed, and was not asked to be")
+            raise KeysUnreadableError("the issuer's answer is compressed, and was not asked to be")
         received = bytearray()
         while piece := await answer.receive_some():
             received += piece
             if len(received) > most_bytes:
-                raise UnreadError(f"the issuer's answer has more than {most_bytes} bytes")
+                raise KeysUnreadableError(f"the issuer's answer has more than {most_bytes} bytes")
     finally:
-        if not client.keep_nowait(answer):
+        if not client.release_nowait(answer):
             await trio.aclose_forcefully(answer.stream)  # noqa: ASYNC102 (closes at once, also when cancelled)
     return bytes(received)
 
 
-LOOK_SECONDS: Final = 1.0
+POLL_SECONDS: Final = 1.0
 
 Fetch = Callable[[str, int], Awaitable[bytes]]
 """Takes an address and the most bytes, and returns what is there."""
@@ -89,48 +89,48 @@ class JwksRefresh:
     """Keeps keys true.
 
     Attributes:
-        keys_now: Returns those that tokens are checked by now; None where the router takes no tokens.
+        current_keys: Returns those that tokens are checked by now; None where the router takes no tokens.
         fetch: Fetches.
     """
 
-    keys_now: Callable[[], TokenKeys | None]
+    current_keys: Callable[[], TokenKeys | None]
     fetch: Fetch
-    _seen: tuple[str, Stamp] = ("", (0, 0, 0))
+    _last_read: tuple[str, Stamp] = ("", (0, 0, 0))
     _limiter: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> NoReturn:
         """Read them until cancelled; what is in a file is read before the router serves."""
-        keys = self.keys_now()
+        keys = self.current_keys()
         if keys is not None and keys.file:
             await self.look()
         task_status.started()
         while True:
             await self.look()
-            await trio.sleep(LOOK_SECONDS)
+            await trio.sleep(POLL_SECONDS)
 
     async def look(self) -> None:
         """Read again what has changed or whose time is over."""
-        keys = self.keys_now()
+        keys = self.current_keys()
         if keys is None:
             return
         if keys.file:
-            await self._look_at_file(keys)
+            await self._check_file(keys)
         elif keys.is_due(trio.current_time()):
-            await self._read(keys, lambda: self.fetch(keys.uri, MOST_SET_BYTES))
+            await self._read(keys, lambda: self.fetch(keys.uri, MAX_SET_BYTES))
 
-    async def _look_at_file(self, keys: TokenKeys) -> None:
+    async def _check_file(self, keys: TokenKeys) -> None:
         stamp = await trio.to_thread.run_sync(stamp_of, Path(keys.file), limiter=self._limiter)
-        if self._seen == (keys.file, stamp) and keys.version:
+        if self._last_read == (keys.file, stamp) and keys.version:
             keys.unchanged(trio.current_time())
             return
-        read = await self._read(keys, lambda: trio.to_thread.run_sync(_content, keys.file, limiter=self._limiter))
-        self._seen = (keys.file, stamp) if read else ("", stamp)  # rights that change leave the stamp as it is
+        read = await self._read(keys, lambda: trio.to_thread.run_sync(_read_file, keys.file, limiter=self._limiter))
+        self._last_read = (keys.file, stamp) if read else ("", stamp)  # rights that change leave the stamp as it is
 
     async def _read(self, keys: TokenKeys, content: Callable[[], Awaitable[bytes]]) -> bool:
         before = keys.problem
         try:
             found = await parsed(await content(), self._limiter)
-        except UnreadError as exc:
+        except KeysUnreadableError as exc:
             keys.failed(str(exc), trio.current_time())
             if keys.problem != before:
                 source, cause = keys.file or keys.uri, str(exc.__cause__ or "")
@@ -139,37 +139,37 @@ class JwksRefresh:
         version = keys.version
         keys.read(found, trio.current_time())
         if keys.version != version:
-            named = [each.key_id for each in found.keys]
-            _log.info("keys of tokens are read", source=keys.file or keys.uri, keys=named, left_out=found.left_out)
+            key_ids = [each.key_id for each in found.keys]
+            _log.info("keys of tokens are read", source=keys.file or keys.uri, keys=key_ids, left_out=found.left_out)
         return True
 
 
-def _content(file: str) -> bytes:
+def _read_file(file: str) -> bytes:
     try:
         with Path(file).open("rb") as opened:
-            return opened.read(MOST_SET_BYTES + 1)
+            return opened.read(MAX_SET_BYTES + 1)
     except OSError as exc:
-        raise UnreadError(f"the file with the keys cannot be read ({exc.strerror})") from exc
+        raise KeysUnreadableError(f"the file with the keys cannot be read ({exc.strerror})") from exc
 
 
 async def parsed(data: bytes, limiter: trio.CapacityLimiter) -> KeySet:
     """Return the keys of a JWK Set, read in a thread: many keys take milliseconds, and the first loads PyJWT.
 
     Raises:
-        UnreadError: It is none.
+        KeysUnreadableError: It is none.
     """
-    return await trio.to_thread.run_sync(key_set, data, limiter=limiter)
+    return await trio.to_thread.run_sync(load_key_set, data, limiter=limiter)
 
 
-def key_set(data: bytes) -> KeySet:
+def load_key_set(data: bytes) -> KeySet:
     """Return the keys of a JWK Set. Blocks.
 
     Raises:
-        UnreadError: It is none.
+        KeysUnreadableError: It is none.
     """
-    from llmkube.router.auth.jwk_set import KeySetError, key_set_of  # noqa: PLC0415 (tokens alone pay for PyJWT)
+    from llmkube.router.auth.jwk_set import KeySetError, parse_key_set  # noqa: PLC0415 (tokens alone pay for PyJWT)
 
     try:
-        return key_set_of(data)
+        return parse_key_set(data)
     except KeySetError as exc:
-        raise UnreadError(f"what was read is no JWK Set: {exc}") from exc
+        raise KeysUnreadableError(f"what was read is no JWK Set: {exc}") from exc

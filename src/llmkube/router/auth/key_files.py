@@ -14,7 +14,7 @@ from llmkube.router.auth.client_key import digest_of_key
 from llmkube.router.policy.request_facts import Principal
 
 MAX_KEY_BYTES: Final = 16 * 1024
-_NOTHING: Final = (0, 0, 0)
+_NO_FILE: Final = (0, 0, 0)
 _TENANT_DIGITS: Final = 16
 
 Stamp = tuple[int, int, int]
@@ -25,7 +25,7 @@ def stamp_of(path: Path) -> Stamp:
     try:
         found = path.stat()
     except OSError:
-        return _NOTHING
+        return _NO_FILE
     return found.st_mtime_ns, found.st_ino, found.st_size
 
 
@@ -37,16 +37,16 @@ class BackendKeys:
 
     def key_of(self, path: str) -> str:
         """Return the key in a file, of several lines the first one; "" while there is none that can be read."""
-        file, before = Path(path), self._read.get(path)
+        file, cached = Path(path), self._read.get(path)
         stamp = stamp_of(file)
-        if before is not None and stamp in (before[0], _NOTHING):
-            return before[1]
+        if cached is not None and stamp in (cached[0], _NO_FILE):
+            return cached[1]
         try:
             with file.open("rb") as opened:
                 text = opened.read(MAX_KEY_BYTES + 1)
             key = text.decode("ascii").strip().partition("\n")[0].strip() if len(text) <= MAX_KEY_BYTES else ""
         except (OSError, UnicodeDecodeError):
-            return before[1] if before is not None else ""
+            return cached[1] if cached is not None else ""
         if not key or not key.isprintable():
             return ""
         self._read[path] = stamp, key

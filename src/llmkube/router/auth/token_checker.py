@@ -16,7 +16,7 @@ from typing import Any, Final
 import attrs
 
 from llmkube.router.auth.client_key import digest_of_key
-from llmkube.router.auth.token_form import SignedToken, TokenFormError, object_of, token_of
+from llmkube.router.auth.token_form import MalformedTokenError, SignedToken, object_of, token_of
 from llmkube.router.auth.token_keys import TokenKeys
 from llmkube.router.config.routing_config import Tokens
 from llmkube.router.policy.request_facts import Principal
@@ -24,10 +24,10 @@ from llmkube.router.policy.request_facts import Principal
 LEEWAY_SECONDS: Final = 30.0
 """How far the issuer's clock and this one may be apart."""
 
-MOST_TEAM: Final = 253
-_LATEST: Final = 253402300800  # the beginning of the year 10000
-_MOST_TEXT: Final = 4096
-_MOST_AUDIENCES: Final = 64
+MAX_TEAM: Final = 253
+_MAX_TIME: Final = 253402300800  # the beginning of the year 10000
+_MAX_TEXT: Final = 4096
+_MAX_AUDIENCES: Final = 64
 _TENANT_DIGITS: Final = 16
 
 
@@ -45,17 +45,17 @@ class Bearer:
 
     Attributes:
         principal: The team and the tenant.
-        begins: From when on, in seconds since 1970; the leeway is in it.
-        ends: Until when.
+        valid_from: From when on, in seconds since 1970; the leeway is in it.
+        valid_until: Until when.
     """
 
     principal: Principal
-    begins: float
-    ends: float
+    valid_from: float
+    valid_until: float
 
-    def counts_at(self, now: float) -> bool:
+    def is_valid_at(self, now: float) -> bool:
         """Return whether its time has come and is not over."""
-        return self.begins <= now < self.ends
+        return self.valid_from <= now < self.valid_until
 
 
 def bearer_of(claims: Mapping[str, Any], tokens: Tokens, now: float) -> Bearer:
@@ -75,28 +75,28 @@ def bearer_of(claims: Mapping[str, Any], tokens: Tokens, now: float) -> Bearer:
     if not set(_audiences(claims.get("aud"))) & set(tokens.audiences):
         raise ClaimError("aud")
     team = claims.get(tokens.team_claim)
-    if not isinstance(team, str) or not 0 < len(team) <= MOST_TEAM or not team.isprintable() or team != team.strip():
+    if not isinstance(team, str) or not 0 < len(team) <= MAX_TEAM or not team.isprintable() or team != team.strip():
         raise ClaimError("team")
     subject = claims.get("sub", "")
-    if not isinstance(subject, str) or len(subject) > _MOST_TEXT:
+    if not isinstance(subject, str) or len(subject) > _MAX_TEXT:
         raise ClaimError("sub")
-    ends = _time(claims, "exp") + LEEWAY_SECONDS
-    begins = max((_time(claims, name) - LEEWAY_SECONDS for name in ("nbf", "iat") if name in claims), default=0.0)
-    if now < begins:
+    valid_until = _time(claims, "exp") + LEEWAY_SECONDS
+    valid_from = max((_time(claims, name) - LEEWAY_SECONDS for name in ("nbf", "iat") if name in claims), default=0.0)
+    if now < valid_from:
         raise ClaimError("nbf")
-    if now >= ends:
+    if now >= valid_until:
         raise ExpiredError
-    return Bearer(Principal(team=team, tenant=_tenant(tokens.issuer, team, subject)), begins, ends)
+    return Bearer(Principal(team=team, tenant=_tenant(tokens.issuer, team, subject)), valid_from, valid_until)
 
 
-def _audiences(named: Any) -> list[str]:
+def _audiences(value: Any) -> list[str]:
     """Return whom a token is for: a text, or a list of nothing but texts."""
-    several = [named] if isinstance(named, str) else named
-    if not isinstance(several, list) or len(several) > _MOST_AUDIENCES:
+    audiences = [value] if isinstance(value, str) else value
+    if not isinstance(audiences, list) or len(audiences) > _MAX_AUDIENCES:
         raise ClaimError("aud")
-    if not all(isinstance(each, str) for each in several):
+    if not all(isinstance(each, str) for each in audiences):
         raise ClaimError("aud")
-    return several
+    return audiences
 
 
 def _time(claims: Mapping[str, Any], name: str) -> float:
@@ -104,28 +104,28 @@ def _time(claims: Mapping[str, Any], name: str) -> float:
     if type(value) not in (int, float):
         raise ClaimError(name)
     assert isinstance(value, int | float)
-    if not (0 <= value < _LATEST) or not math.isfinite(value):
+    if not (0 <= value < _MAX_TIME) or not math.isfinite(value):
         raise ClaimError(name)
     return float(value)
 
 
 def _tenant(issuer: str, team: str, subject: str) -> str:
     """Return what stands for a subject in the audit log: the same for each of its tokens, and not its name."""
-    named = "\0".join((issuer, subject or f"\0{team}"))
-    return hashlib.sha256(named.encode("utf-8", "surrogatepass")).hexdigest()[:_TENANT_DIGITS]
+    value = "\0".join((issuer, subject or f"\0{team}"))
+    return hashlib.sha256(value.encode("utf-8", "surrogatepass")).hexdigest()[:_TENANT_DIGITS]
 
 
-MOST_KEPT: Final = 4096
+MAX_CACHED_TOKENS: Final = 4096
 """Tokens whose signature is not checked again; the oldest goes first."""
 
 
-class Unaccepted(enum.Enum):
+class Rejection(enum.Enum):
     """Why a token is not accepted, as far as a client is told."""
 
     EXPIRED = enum.auto()
     NOT_ACCEPTED = enum.auto()
     NO_KEYS = enum.auto()
-    KEYS_COMING = enum.auto()
+    KEYS_PENDING = enum.auto()
 
 
 @attrs.define(eq=False)
@@ -143,49 +143,49 @@ class TokenChecker:
     keys: TokenKeys
     wall_clock: Callable[[], float]
     clock: Callable[[], float]
-    _kept: dict[bytes, Bearer] = attrs.field(factory=dict, repr=False)
+    _cache: dict[bytes, Bearer] = attrs.field(factory=dict, repr=False)
     _version: int = -1
 
     def has_keys(self) -> bool:
         """Return whether there are keys that count now."""
-        keys = self.keys.set_at(self.clock())
+        keys = self.keys.key_set_at(self.clock())
         return keys is not None and bool(keys.keys)
 
-    def check(self, shown: str) -> Principal | Unaccepted:
+    def check(self, credential: str) -> Principal | Rejection:
         """Return whom a token lets in, or what its client is told."""
         now = self.clock()
-        keys = self.keys.set_at(now)
+        keys = self.keys.key_set_at(now)
         if keys is None or not keys.keys:
-            return Unaccepted.NO_KEYS
+            return Rejection.NO_KEYS
         if self._version != self.keys.version:  # a key may have been taken back
-            self._kept.clear()
+            self._cache.clear()
             self._version = self.keys.version
-        wall, digest = self.wall_clock(), digest_of_key(shown)
-        found = self._kept.get(digest)
-        if found is not None and found.counts_at(wall):
+        wall, digest = self.wall_clock(), digest_of_key(credential)
+        found = self._cache.get(digest)
+        if found is not None and found.is_valid_at(wall):
             return found.principal
         try:
-            token = token_of(shown)
+            token = token_of(credential)
             key = keys.key_for(token)
             if key is None:
-                return self._unknown(token, now, known=keys.names(token.key_id))
+                return self._unknown_key(token, now, known=keys.has_key_id(token.key_id))
             if not key.has_signed(token):
-                return Unaccepted.NOT_ACCEPTED
+                return Rejection.NOT_ACCEPTED
             bearer = bearer_of(object_of(token.payload), self.tokens, wall)
         except ExpiredError:
-            self._kept.pop(digest, None)
-            return Unaccepted.EXPIRED
-        except (ClaimError, TokenFormError):
-            return Unaccepted.NOT_ACCEPTED
-        self._keep(digest, bearer)
+            self._cache.pop(digest, None)
+            return Rejection.EXPIRED
+        except (ClaimError, MalformedTokenError):
+            return Rejection.NOT_ACCEPTED
+        self._cache_bearer(digest, bearer)
         return bearer.principal
 
-    def _unknown(self, token: SignedToken, now: float, *, known: bool) -> Unaccepted:
-        coming = bool(token.key_id) and not known and self.keys.ask_again(now)
-        return Unaccepted.KEYS_COMING if coming else Unaccepted.NOT_ACCEPTED
+    def _unknown_key(self, token: SignedToken, now: float, *, known: bool) -> Rejection:
+        is_pending = bool(token.key_id) and not known and self.keys.request_refetch(now)
+        return Rejection.KEYS_PENDING if is_pending else Rejection.NOT_ACCEPTED
 
-    def _keep(self, digest: bytes, bearer: Bearer) -> None:
-        self._kept.pop(digest, None)
-        while len(self._kept) >= MOST_KEPT:
-            del self._kept[next(iter(self._kept))]
-        self._kept[digest] = bearer
+    def _cache_bearer(self, digest: bytes, bearer: Bearer) -> None:
+        self._cache.pop(digest, None)
+        while len(self._cache) >= MAX_CACHED_TOKENS:
+            del self._cache[next(iter(self._cache))]
+        self._cache[digest] = bearer

@@ -12,11 +12,11 @@ from typing import Any, Final
 
 import attrs
 
-MOST_TOKEN_BYTES: Final = 16 * 1024
+MAX_TOKEN_BYTES: Final = 16 * 1024
 """Tokens of large issuers have 1 to 4 KiB."""
 
-MOST_HEADER_BYTES: Final = 4 * 1024
-MOST_KEY_ID: Final = 256
+MAX_HEADER_BYTES: Final = 4 * 1024
+MAX_KEY_ID: Final = 256
 
 ALGORITHMS: Final = frozenset({"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "EdDSA"})
 """Only those where the router holds nothing with which a token could be made: no HMAC, and never `none`."""
@@ -26,7 +26,7 @@ _TYPES: Final = frozenset({"jwt", "at+jwt", "application/jwt", "application/at+j
 """Other types say that the token is for something else, such as a logout (RFC 8725, 3.11)."""
 
 
-class TokenFormError(ValueError):
+class MalformedTokenError(ValueError):
     """What was shown is no token that this router reads."""
 
 
@@ -49,68 +49,68 @@ class SignedToken:
     signature: bytes = attrs.field(repr=False)
 
 
-def looks_like_token(shown: str) -> bool:
+def looks_like_token(credential: str) -> bool:
     """Return whether what a client shows can be nothing but a token or an odd key: it has two dots."""
-    return shown.count(".") == 2
+    return credential.count(".") == 2
 
 
-def token_of(shown: str) -> SignedToken:
+def token_of(credential: str) -> SignedToken:
     """Return the parts of a token.
 
     Raises:
-        TokenFormError: It is none.
+        MalformedTokenError: It is none.
     """
-    if len(shown) > MOST_TOKEN_BYTES:
-        raise TokenFormError(f"more than {MOST_TOKEN_BYTES} bytes")
-    parts = _PARTS.fullmatch(shown)
+    if len(credential) > MAX_TOKEN_BYTES:
+        raise MalformedTokenError(f"more than {MAX_TOKEN_BYTES} bytes")
+    parts = _PARTS.fullmatch(credential)
     if parts is None:
-        raise TokenFormError("not three parts of base64url")
+        raise MalformedTokenError("not three parts of base64url")
     head, payload, signature = parts.groups()
-    if len(head) > MOST_HEADER_BYTES:
-        raise TokenFormError(f"a header of more than {MOST_HEADER_BYTES} bytes")
-    header = object_of(_decoded(head))
+    if len(head) > MAX_HEADER_BYTES:
+        raise MalformedTokenError(f"a header of more than {MAX_HEADER_BYTES} bytes")
+    header = object_of(_decode(head))
     algorithm, key_id, kind = header.get("alg"), header.get("kid", ""), header.get("typ", "JWT")
     if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
-        raise TokenFormError("an algorithm that is not taken")
+        raise MalformedTokenError("an algorithm that is not taken")
     if "crit" in header or "b64" in header:
-        raise TokenFormError("an extension that has to be understood")
-    if not isinstance(key_id, str) or len(key_id) > MOST_KEY_ID:
-        raise TokenFormError("a key id that is none")
+        raise MalformedTokenError("an extension that has to be understood")
+    if not isinstance(key_id, str) or len(key_id) > MAX_KEY_ID:
+        raise MalformedTokenError("a key id that is none")
     if not isinstance(kind, str) or kind.lower() not in _TYPES:
-        raise TokenFormError("a type that is not taken")
-    return SignedToken(algorithm, key_id, f"{head}.{payload}".encode("ascii"), _decoded(payload), _decoded(signature))
+        raise MalformedTokenError("a type that is not taken")
+    return SignedToken(algorithm, key_id, f"{head}.{payload}".encode("ascii"), _decode(payload), _decode(signature))
 
 
 def object_of(data: bytes) -> dict[str, Any]:
     """Return the object that JSON spells, if there is but one way to read it.
 
     Raises:
-        TokenFormError: It is no JSON object, or a name stands there twice.
+        MalformedTokenError: It is no JSON object, or a name stands there twice.
     """
     try:
-        value = json.loads(data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_number)
+        value = json.loads(data.decode("utf-8"), object_pairs_hook=_unique_pairs, parse_constant=_reject_constant)
     except (ValueError, RecursionError) as exc:
-        raise TokenFormError("no JSON object that can be read in one way") from exc
+        raise MalformedTokenError("no JSON object that can be read in one way") from exc
     if not isinstance(value, dict):
-        raise TokenFormError("no JSON object")
+        raise MalformedTokenError("no JSON object")
     return value
 
 
-def _decoded(part: str) -> bytes:
+def _decode(part: str) -> bytes:
     if len(part) % 4 == 1:
-        raise TokenFormError("not base64url")
+        raise MalformedTokenError("not base64url")
     decoded = base64.urlsafe_b64decode(part + "=" * (-len(part) % 4))
     if base64.urlsafe_b64encode(decoded).rstrip(b"=") != part.encode("ascii"):
-        raise TokenFormError("not base64url as it is written")
+        raise MalformedTokenError("not base64url as it is written")
     return decoded
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a name stands there twice")
     return found
 
 
-def _no_number(word: str) -> float:
+def _reject_constant(word: str) -> float:
     raise ValueError(f"{word} is no number of JSON")

@@ -14,7 +14,7 @@ import attrs
 from llmkube.base.backoff import Backoff
 from llmkube.router.auth.token_form import SignedToken
 
-MOST_SET_BYTES: Final = 256 * 1024
+MAX_SET_BYTES: Final = 256 * 1024
 """As they are written; large issuers have 1 to 20 KiB."""
 
 Check = Callable[[bytes, bytes], bool]
@@ -62,21 +62,21 @@ class KeySet:
         ]
         return found[0] if len(found) == 1 else None
 
-    def names(self, key_id: str) -> bool:
+    def has_key_id(self, key_id: str) -> bool:
         """Return whether some key has this name."""
         return any(each.key_id == key_id for each in self.keys)
 
 
-FRESH_SECONDS: Final = 300.0
+REFRESH_SECONDS: Final = 300.0
 """Between two fetches: how late a key is seen that the issuer has taken back."""
 
-KEPT_SECONDS: Final = 3600.0
+EXPIRY_SECONDS: Final = 3600.0
 """How long keys count that could not be read again."""
 
-ASKED_SECONDS: Final = 30.0
+REFETCH_SECONDS: Final = 30.0
 """Between two fetches for tokens that name an unknown key: anybody can name one."""
 
-_PAUSES: Final = Backoff(base_seconds=1.0, cap_seconds=60.0)
+_BACKOFF: Final = Backoff(base_seconds=1.0, cap_seconds=60.0)
 
 
 @attrs.define(eq=False)
@@ -97,25 +97,25 @@ class TokenKeys:
     problem: str = "they have not been read yet"
     version: int = 0
     _set: KeySet | None = None
-    _until: float = -math.inf
-    _next: float = -math.inf
-    _may_ask: float = -math.inf
-    _asked: bool = False
+    _expires_at: float = -math.inf
+    _refresh_at: float = -math.inf
+    _refetch_at: float = -math.inf
+    _refetch_requested: bool = False
     _failures: int = 0
 
-    def set_at(self, now: float) -> KeySet | None:
+    def key_set_at(self, now: float) -> KeySet | None:
         """Return the KeySet that counts; None while there is none, or once it is too old."""
-        return self._set if now < self._until else None
+        return self._set if now < self._expires_at else None
 
     def is_due(self, now: float) -> bool:
         """Return whether they have to be fetched now: their time is over, or a token names a key that is not there."""
-        return now >= self._next or (self._asked and now >= self._may_ask)
+        return now >= self._refresh_at or (self._refetch_requested and now >= self._refetch_at)
 
-    def ask_again(self, now: float) -> bool:
+    def request_refetch(self, now: float) -> bool:
         """Note that a token names an unknown key; return whether they are about to be fetched for it."""
-        if not self.uri or now < self._may_ask:
+        if not self.uri or now < self._refetch_at:
             return False
-        self._asked = True
+        self._refetch_requested = True
         return True
 
     def read(self, keys: KeySet, now: float) -> None:
@@ -123,16 +123,20 @@ class TokenKeys:
         if keys != self._set:
             self._set, self.version = keys, self.version + 1
         self.problem = "" if keys.keys else "there is no key among them that tokens may be signed with"
-        self._failures, self._asked = 0, False
-        self._until, self._next, self._may_ask = now + KEPT_SECONDS, now + FRESH_SECONDS, now + ASKED_SECONDS
+        self._failures, self._refetch_requested = 0, False
+        self._expires_at, self._refresh_at, self._refetch_at = (
+            now + EXPIRY_SECONDS,
+            now + REFRESH_SECONDS,
+            now + REFETCH_SECONDS,
+        )
 
     def failed(self, problem: str, now: float) -> None:
         """Note that they could not be read; those of before count on for a while."""
-        self.problem, self._asked = problem, False
+        self.problem, self._refetch_requested = problem, False
         self._failures += 1
-        pause = _PAUSES.delay(self._failures, self.rng)
-        self._next, self._may_ask = now + pause, now + max(pause, ASKED_SECONDS)
+        pause = _BACKOFF.delay(self._failures, self.rng)
+        self._refresh_at, self._refetch_at = now + pause, now + max(pause, REFETCH_SECONDS)
 
     def unchanged(self, now: float) -> None:
         """Note that their file is as it was when they were read from it."""
-        self._until = now + KEPT_SECONDS
+        self._expires_at = now + EXPIRY_SECONDS

@@ -23,16 +23,16 @@ import structlog
 import trio
 
 from llmkube.base.backoff import Backoff
-from llmkube.base.errors import innermost
+from llmkube.base.errors import first_leaf
 from llmkube.router.budget_store.redis_scripts import (
     RESERVE,
     SETTLE,
     USED,
     Call,
-    NoRoom,
+    FullAccount,
     Settlement,
+    parse_reserved,
     reserve_call,
-    reserved,
     settle_call,
     used,
     used_call,
@@ -41,15 +41,15 @@ from llmkube.router.budgets.ledger import Amount
 from llmkube.router.budgets.meter import (
     AccountKey,
     BudgetsNotKeptError,
-    Claim,
-    Exhausted,
+    Consumption,
+    ExhaustedBudget,
     Reservation,
-    Took,
+    UsageBound,
     account_team,
-    amount_of,
-    exhausted,
+    budget_usage,
+    charged_amount,
+    exhausted_budget,
     limit_of,
-    used_of,
 )
 from llmkube.router.config.routing_config import RedisStore, RoutingConfig
 from llmkube.router.policy.request_facts import RequestFacts
@@ -57,19 +57,19 @@ from llmkube.router.policy.request_facts import RequestFacts
 if TYPE_CHECKING:
     import coredis
 
-ANSWER_SECONDS: Final = 5.0
+TIMEOUT_SECONDS: Final = 5.0
 """How long a request waits for the server; then it is refused."""
 
-LOOK_SECONDS: Final = 10.0
+REFRESH_SECONDS: Final = 10.0
 """How old the amounts in status and metrics may be."""
 
-MOST_UNSETTLED: Final = 10_000
+MAX_UNSETTLED: Final = 10_000
 """Settlements that wait while the server is away; the oldest beyond stay charged as reserved."""
 
-AT_ONCE: Final = 100
+BATCH_SIZE: Final = 100
 """Accounts in one call, so that no call holds the server up for others."""
 
-AGAIN: Final = Backoff(base_seconds=0.5, cap_seconds=30.0)
+RECONNECT_BACKOFF: Final = Backoff(base_seconds=0.5, cap_seconds=30.0)
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
@@ -79,13 +79,13 @@ class RedisBudgets:
     """The accounts at the server that the config names; of a config that names none, nothing happens.
 
     Attributes:
-        password_of: Returns what a file says.
+        read_password: Returns what a file says.
         tls: Returns whom to trust.
         rng: Spreads the attempts to connect.
         problem: Why nothing can be reserved; "" while it can.
     """
 
-    password_of: Callable[[str], str]
+    read_password: Callable[[str], str]
     tls: Callable[[], ssl.SSLContext]
     rng: random.Random
     problem: str = ""
@@ -94,8 +94,8 @@ class RedisBudgets:
     _ready: trio.Event = attrs.field(factory=trio.Event)  # the server has answered
     _client: "coredis.Redis[str] | None" = None
     _unsettled: deque[Settlement] = attrs.field(factory=deque)
-    _told: list[Settlement] = attrs.field(factory=list)  # until the server has confirmed them
-    _told_as: str = ""
+    _in_flight: list[Settlement] = attrs.field(factory=list)  # until the server has confirmed them
+    _in_flight_id: str = ""
     _taken: dict[AccountKey, Amount] = attrs.field(factory=dict)  # of the accounts that this process has seen
     _failures: int = 0
 
@@ -104,132 +104,132 @@ class RedisBudgets:
         self._config = config
         self._changed.set()
 
-    async def admit(self, router: str, claim: Claim, facts: RequestFacts) -> Reservation | Exhausted:
+    async def admit(self, router: str, bound: UsageBound, facts: RequestFacts) -> Reservation | ExhaustedBudget:
         """Reserve what a request may take in every budget that it is under, or nothing in any.
 
         Raises:
             BudgetsNotKeptError: The server does not confirm it. What it may have reserved stays until it has left the
                 window.
         """
-        budgets = {(each.name, account_team(each, facts, self._taken)): each for each in claim.under}
+        budgets = {(each.name, account_team(each, facts, self._taken)): each for each in bound.budgets}
         limits = {key: limit_of(budget) for key, budget in budgets.items()}
-        answer = await self._ask(RESERVE, reserve_call(router, claim.most, limits))
-        found = reserved(answer, list(limits))
-        if isinstance(found, NoRoom):
-            return exhausted(budgets[found.key], claim.most, found.wait_seconds)
+        answer = await self._run_confirmed(RESERVE, reserve_call(router, bound.most, limits))
+        found = parse_reserved(answer, list(limits))
+        if isinstance(found, FullAccount):
+            return exhausted_budget(budgets[found.key], bound.most, found.wait_seconds)
         for key in found:
-            self._taken[key] = self._taken.get(key, Amount()) + claim.most
-        accounts = dict.fromkeys(found, claim.most)
-        return Reservation(accounts=accounts, copies=claim.copies, cap=claim.cap, steps=found)
+            self._taken[key] = self._taken.get(key, Amount()) + bound.most
+        accounts = dict.fromkeys(found, bound.most)
+        return Reservation(accounts=accounts, copies=bound.copies, cap=bound.cap, steps=found)
 
-    def settle(self, reservation: Reservation, took: Took | None) -> None:
+    def settle(self, reservation: Reservation, spent: Consumption | None) -> None:
         """Give back what a request did not take; None gives back nothing."""
-        if took is None:
+        if spent is None:
             return
-        amount = amount_of(took, reservation.copies)
+        amount = charged_amount(spent, reservation.copies)
         for key, most in reservation.accounts.items():
             if amount == most:
                 continue
             self._taken[key] = self._taken.get(key, Amount()) - most + amount
             self._unsettled.append(Settlement(key=key, ends=reservation.steps[key], change=amount - most))
-        if len(self._unsettled) > MOST_UNSETTLED:
+        if len(self._unsettled) > MAX_UNSETTLED:
             _log.error("too many settlements wait, requests stay charged as reserved", error=self.problem)
-            while len(self._unsettled) > MOST_UNSETTLED:
+            while len(self._unsettled) > MAX_UNSETTLED:
                 self._unsettled.popleft()
         self._changed.set()
 
     def used(self, config: RoutingConfig) -> list[dict[str, Any]]:
         """Return of each budget how much is taken, as of seconds ago, in the accounts that this process has seen."""
-        return used_of(config.budgets, self._taken)
+        return budget_usage(config.budgets, self._taken)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> Never:
         """Hold the connection that the config asks for, and settle, until cancelled; then settle what is left."""
         task_status.started()
         try:
             while True:
-                await self._follow()
+                await self._serve_config()
         finally:
-            with trio.move_on_after(ANSWER_SECONDS) as last:
+            with trio.move_on_after(TIMEOUT_SECONDS) as last:
                 last.shield = True
-                await self._settle_the_rest()
+                await self._settle_remaining()
 
-    async def _follow(self) -> None:
+    async def _serve_config(self) -> None:
         """Serve the store of the config until that changes or the store fails."""
         config = self._config
         if config is None or (store := _store_of(config)) is None:
             self.problem = ""
-            await self._change()
+            await self._wait_for_change()
             return
         try:
             async with self._connected(store) as client:
                 await self._serve(client, config.name, store)
         except* _errors() as group:
-            self._failed(store, group)
+            self._record_failure(store, group)
             self._failures += 1
-            pause = AGAIN.delay(self._failures, self.rng)
+            pause = RECONNECT_BACKOFF.delay(self._failures, self.rng)
         else:
             pause = 0.0
         await trio.sleep(pause)
 
     async def _serve(self, client: "coredis.Redis[str]", router: str, store: RedisStore) -> None:
-        look_at = trio.current_time()
+        refresh_at = trio.current_time()
         while self._config is not None and _store_of(self._config) == store:
-            if self.problem or trio.current_time() >= look_at:
-                await self._look(client, self._config)
+            if self.problem or trio.current_time() >= refresh_at:
+                await self._refresh_used(client, self._config)
                 self._failures, self.problem = 0, ""
                 self._ready.set()
-                look_at = trio.current_time() + LOOK_SECONDS
+                refresh_at = trio.current_time() + REFRESH_SECONDS
             await self._settle(client, router)
-            with trio.move_on_at(look_at):
-                await self._change()
+            with trio.move_on_at(refresh_at):
+                await self._wait_for_change()
 
-    async def _change(self) -> None:
+    async def _wait_for_change(self) -> None:
         """Return when there is another config, or something to settle."""
         await self._changed.wait()
         self._changed = trio.Event()
 
     async def _settle(self, client: "coredis.Redis[str]", router: str) -> None:
-        while self._told or self._unsettled:
-            if not self._told:
-                self._told_as = secrets.token_hex(16)  # of no other process of this router
-                self._told = [self._unsettled.popleft() for _ in range(min(AT_ONCE, len(self._unsettled)))]
+        while self._in_flight or self._unsettled:
+            if not self._in_flight:
+                self._in_flight_id = secrets.token_hex(16)  # of no other process of this router
+                self._in_flight = [self._unsettled.popleft() for _ in range(min(BATCH_SIZE, len(self._unsettled)))]
             # An answer that is lost may have counted: told again under its name, it gives nothing back twice.
-            with trio.fail_after(ANSWER_SECONDS):
-                await _run(client, SETTLE, settle_call(router, self._told_as, self._told))
-            self._told = []
+            with trio.fail_after(TIMEOUT_SECONDS):
+                await _run(client, SETTLE, settle_call(router, self._in_flight_id, self._in_flight))
+            self._in_flight = []
 
-    async def _settle_the_rest(self) -> None:
+    async def _settle_remaining(self) -> None:
         config = self._config
-        if not (self._told or self._unsettled) or config is None or (store := _store_of(config)) is None:
+        if not (self._in_flight or self._unsettled) or config is None or (store := _store_of(config)) is None:
             return
         try:
             async with self._connected(store) as client:
                 await self._settle(client, config.name)
         except* _errors() as group:
-            self._failed(store, group)
+            self._record_failure(store, group)
 
-    async def _look(self, client: "coredis.Redis[str]", config: RoutingConfig) -> None:
+    async def _refresh_used(self, client: "coredis.Redis[str]", config: RoutingConfig) -> None:
         windows = {budget.name: float(budget.window_seconds) for budget in config.budgets}
         accounts = {key: windows[key[0]] for key in self._taken if key[0] in windows}
         found: dict[AccountKey, Amount] = {}
         keys = list(accounts)
-        for at in range(0, max(1, len(keys)), AT_ONCE):  # without an account it is asked whether it answers
-            batch = keys[at : at + AT_ONCE]
+        for at in range(0, max(1, len(keys)), BATCH_SIZE):  # without an account it is asked whether it answers
+            batch = keys[at : at + BATCH_SIZE]
             call = used_call(config.name, {key: accounts[key] for key in batch})
-            with trio.fail_after(ANSWER_SECONDS):
+            with trio.fail_after(TIMEOUT_SECONDS):
                 found |= used(await _run(client, USED, call), batch)
         # An account that a request has opened meanwhile is not among those that were asked for.
         opened = {key: amount for key, amount in self._taken.items() if key not in accounts and key[0] in windows}
         self._taken = opened | {key: amount for key, amount in found.items() if amount != Amount()}
 
-    async def _ask(self, script: str, call: Call) -> Sequence[int]:
+    async def _run_confirmed(self, script: str, call: Call) -> Sequence[int]:
         """Run a script for a request.
 
         Raises:
             BudgetsNotKeptError: It may have run or not.
         """
         try:
-            with trio.fail_after(ANSWER_SECONDS):
+            with trio.fail_after(TIMEOUT_SECONDS):
                 if not self.problem:  # the first requests come while it connects
                     await self._ready.wait()
                 if self._client is None:
@@ -237,9 +237,9 @@ class RedisBudgets:
                 return await _run(self._client, script, call)
         except _errors() as exc:
             if self._config is not None and (store := _store_of(self._config)) is not None:
-                self._failed(store, exc)
+                self._record_failure(store, exc)
             self._changed.set()
-            raise BudgetsNotKeptError(self.problem or _words(exc)) from exc
+            raise BudgetsNotKeptError(self.problem or _describe(exc)) from exc
 
     @asynccontextmanager
     async def _connected(self, store: RedisStore) -> AsyncIterator["coredis.Redis[str]"]:
@@ -252,10 +252,10 @@ class RedisBudgets:
             store.port,
             store.database,
             username=store.username or None,
-            password=self.password_of(store.password_file) or None if store.password_file else None,
+            password=self.read_password(store.password_file) or None if store.password_file else None,
             ssl_context=self.tls() if store.tls else None,
             ssl=store.tls,
-            connect_timeout=ANSWER_SECONDS,
+            connect_timeout=TIMEOUT_SECONDS,
             decode_responses=True,
             retry_policy=NoRetryPolicy(),  # what is reserved twice is charged twice
             client_name="llmkube-router",
@@ -268,11 +268,11 @@ class RedisBudgets:
                 self._client = None
                 self._ready = trio.Event()
 
-    def _failed(self, store: RedisStore, group: BaseException) -> None:
-        words = f"the budgets cannot be kept at {store.host}:{store.port}: {_words(group)}"
-        if words != self.problem:
-            _log.error("requests under a budget are refused", error=words)
-        self.problem = words
+    def _record_failure(self, store: RedisStore, group: BaseException) -> None:
+        problem = f"the budgets cannot be kept at {store.host}:{store.port}: {_describe(group)}"
+        if problem != self.problem:
+            _log.error("requests under a budget are refused", error=problem)
+        self.problem = problem
 
 
 def _store_of(config: RoutingConfig) -> RedisStore | None:
@@ -293,8 +293,8 @@ def _errors() -> tuple[type[Exception], ...]:
     return (RedisError, OSError, trio.TooSlowError, *lost)
 
 
-def _words(error: BaseException) -> str:
-    error = innermost(error)
+def _describe(error: BaseException) -> str:
+    error = first_leaf(error)
     if isinstance(error, trio.TooSlowError):
-        return f"no answer within {ANSWER_SECONDS:g} s"
+        return f"no answer within {TIMEOUT_SECONDS:g} s"
     return str(error) or type(error).__name__

@@ -11,7 +11,7 @@ from typing import Final
 
 import attrs
 
-from llmkube.base.tables import read_text
+from llmkube.base.package_data import read_text
 from llmkube.router.budgets.ledger import STEPS, Amount, Limit
 from llmkube.router.budgets.meter import AccountKey
 
@@ -43,7 +43,7 @@ class Call:
 
 
 @attrs.frozen(kw_only=True)
-class NoRoom:
+class FullAccount:
     """An account has no room.
 
     Attributes:
@@ -70,7 +70,7 @@ class Settlement:
     change: Amount
 
 
-def hash_of(router: str, key: AccountKey) -> str:
+def hash_key(router: str, key: AccountKey) -> str:
     """Return the name of an account's hash; those of a router are in one slot of a Redis cluster."""
     budget, team = key
     return f"llmkube:{{{router}}}:budget:{budget}:{team}"
@@ -83,15 +83,15 @@ def reserve_call(router: str, most: Amount, limits: Mapping[AccountKey, Limit]) 
         window = round(limit.window_seconds * 1000)
         args += [window, -(-window // STEPS)]
         args += ["" if each is None else each for each in (limit.tokens, limit.nano_usd)]
-    return Call(keys=[hash_of(router, key) for key in limits], args=args)
+    return Call(keys=[hash_key(router, key) for key in limits], args=args)
 
 
-def reserved(answer: Sequence[int], accounts: Sequence[AccountKey]) -> Mapping[AccountKey, int] | NoRoom:
+def parse_reserved(answer: Sequence[int], accounts: Sequence[AccountKey]) -> Mapping[AccountKey, int] | FullAccount:
     """Read what `RESERVE` has returned: the ends of the steps, or which account has no room."""
-    place, *rest = answer
-    if place == 0:
+    index, *rest = answer
+    if index == 0:
         return dict(zip(accounts, rest, strict=True))
-    return NoRoom(key=accounts[place - 1], wait_seconds=None if rest[0] < 0 else rest[0] / 1000)
+    return FullAccount(key=accounts[index - 1], wait_seconds=None if rest[0] < 0 else rest[0] / 1000)
 
 
 def settle_call(router: str, name: str, settlements: Sequence[Settlement]) -> Call:
@@ -100,13 +100,13 @@ def settle_call(router: str, name: str, settlements: Sequence[Settlement]) -> Ca
     for one in settlements:
         args += [one.ends, one.change.tokens, one.change.nano_usd]
     mark = f"llmkube:{{{router}}}:settled:{name}"
-    return Call(keys=[mark, *(hash_of(router, one.key) for one in settlements)], args=args)
+    return Call(keys=[mark, *(hash_key(router, one.key) for one in settlements)], args=args)
 
 
 def used_call(router: str, windows: Mapping[AccountKey, float]) -> Call:
     """Return how to ask what is taken in these accounts, whose windows have so many seconds."""
     return Call(
-        keys=[hash_of(router, key) for key in windows], args=[round(seconds * 1000) for seconds in windows.values()]
+        keys=[hash_key(router, key) for key in windows], args=[round(seconds * 1000) for seconds in windows.values()]
     )
 
 

@@ -5,9 +5,9 @@ from typing import Any, Never
 import attrs
 import trio
 
-from llmkube.router.budget_store.kept_budgets import KeptBudgets
+from llmkube.router.budget_store.local_budgets import LocalBudgets
 from llmkube.router.budget_store.redis_budgets import RedisBudgets
-from llmkube.router.budgets.meter import NOTHING, Claim, Exhausted, Reservation, Took
+from llmkube.router.budgets.meter import NO_RESERVATION, Consumption, ExhaustedBudget, Reservation, UsageBound
 from llmkube.router.config.routing_config import RoutingConfig
 from llmkube.router.policy.request_facts import RequestFacts
 
@@ -17,17 +17,17 @@ class RouterBudgets:
     """Both places; a config decides between them, and a reservation is settled where it was made.
 
     Attributes:
-        kept: In this process.
+        local: In this process.
         shared: At a server.
     """
 
-    kept: KeptBudgets
+    local: LocalBudgets
     shared: RedisBudgets
 
     @property
     def problem(self) -> str:
         """Why requests under a budget are refused; "" while they are not."""
-        return self.shared.problem or self.kept.problem
+        return self.shared.problem or self.local.problem
 
     async def open(self, config: RoutingConfig) -> None:
         """Go on from what an earlier process has left.
@@ -38,15 +38,17 @@ class RouterBudgets:
         """
         self.shared.reload(config)
         if config.budget_store is None:
-            await self.kept.open(config)
+            await self.local.open(config)
 
     async def reload(self, config: RoutingConfig) -> None:
         """Take up another config. Another place begins with what it knows: nothing moves between the two."""
         self.shared.reload(config)
         if config.budget_store is None:
-            await self.kept.reload(config)
+            await self.local.reload(config)
 
-    async def admit(self, config: RoutingConfig, claim: Claim | None, facts: RequestFacts) -> Reservation | Exhausted:
+    async def admit(
+        self, config: RoutingConfig, bound: UsageBound | None, facts: RequestFacts
+    ) -> Reservation | ExhaustedBudget:
         """Reserve what a request may take, so that it holds over a restart; or say that there is no room.
 
         No claim is one of a request that no budget is about.
@@ -54,27 +56,27 @@ class RouterBudgets:
         Raises:
             BudgetsNotKeptError: It cannot be reserved so.
         """
-        if claim is None:
-            return NOTHING
+        if bound is None:
+            return NO_RESERVATION
         if config.budget_store is None:
-            return await self.kept.admit(claim, facts)
-        return await self.shared.admit(config.name, claim, facts)
+            return await self.local.admit(bound, facts)
+        return await self.shared.admit(config.name, bound, facts)
 
-    def settle(self, reservation: Reservation, took: Took | None) -> None:
+    def settle(self, reservation: Reservation, spent: Consumption | None) -> None:
         """Charge what a request took; None charges what was reserved."""
-        place = self.shared if reservation.steps else self.kept
-        place.settle(reservation, took)
+        store = self.shared if reservation.steps else self.local
+        store.settle(reservation, spent)
 
     def used(self, config: RoutingConfig) -> list[dict[str, Any]]:
         """Return of each budget how much is taken."""
-        place = self.kept if config.budget_store is None else self.shared
-        return place.used(config)
+        store = self.local if config.budget_store is None else self.shared
+        return store.used(config)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> Never:
         """Write what waits until cancelled, and then what is left."""
-        async with trio.open_nursery() as places:
-            await places.start(self.kept.run)
-            await places.start(self.shared.run)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self.local.run)
+            await nursery.start(self.shared.run)
             task_status.started()
             await trio.sleep_forever()
         raise AssertionError("unreachable")

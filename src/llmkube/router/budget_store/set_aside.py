@@ -15,7 +15,7 @@ from typing import Final
 import attrs
 
 from llmkube.router.budgets.ledger import Amount
-from llmkube.router.budgets.meter import AccountKey, Charge, Held
+from llmkube.router.budgets.meter import AccountKey, Charge, Hold
 
 _NOTHING: Final = Amount()
 
@@ -55,13 +55,13 @@ class Plan:
         charges: Steps in which something was taken since the last write.
     """
 
-    held: tuple[Held, ...]
+    held: tuple[Hold, ...]
     charges: tuple[Charge, ...]
     _unwritten: Mapping[AccountKey, Amount]
 
 
 @attrs.define(eq=False)
-class SetAside:
+class Holds:
     """What the file sets aside, and what of it is in use."""
 
     _shares: dict[AccountKey, _Share] = attrs.field(factory=dict)
@@ -78,16 +78,16 @@ class SetAside:
             is_held = is_held and share.held.covers(share.in_use)
         return is_held
 
-    def settle(self, accounts: Mapping[AccountKey, Amount], took: Amount | None, charges: Sequence[Charge]) -> None:
+    def settle(self, accounts: Mapping[AccountKey, Amount], spent: Amount | None, charges: Sequence[Charge]) -> None:
         """Take note that a request has ended.
 
         Args:
             accounts: What was reserved for it.
-            took: What it is charged under each; None is what was reserved.
+            spent: What it is charged under each; None is what was reserved.
             charges: The steps that it is charged to, with all that was taken in them.
         """
         for key, reserved in accounts.items():
-            share, amount = self._shares[key], reserved if took is None else took
+            share, amount = self._shares[key], reserved if spent is None else spent
             share.unwritten += amount
             share.in_use += amount - reserved
             share.most = share.most.at_least(share.in_use)
@@ -107,12 +107,12 @@ class SetAside:
         """
         held, unwritten = [], {}
         for key, share in self._shares.items():
-            room = _NOTHING if is_last else share.most - share.reserved
-            amount = share.reserved + room + room
+            spare = _NOTHING if is_last else share.most - share.reserved
+            amount = share.reserved + spare + spare
             unwritten[key] = share.unwritten
             if amount != share.stored:
                 share.held = share.held.at_most(amount)  # until it is known which of the two the file has
-                held.append(Held(key=key, window_seconds=share.window_seconds, amount=amount))
+                held.append(Hold(key=key, window_seconds=share.window_seconds, amount=amount))
         return Plan(held=tuple(held), charges=tuple(self._charges.values()), unwritten=unwritten)
 
     def written(self, plan: Plan) -> None:

@@ -85,26 +85,26 @@ class Account:
         self._forget(now)
         return self._taken
 
-    def wait_seconds(self, more: Amount, now: float) -> float | None:
+    def wait_seconds(self, requested: Amount, now: float) -> float | None:
         """Return in how many seconds so much more may be reserved at the earliest, 0 for now; None for never."""
-        if not self.limit.admits(more):
+        if not self.limit.admits(requested):
             return None
         self._forget(now)
-        left = self._taken + self.reserved + more
-        if self.limit.admits(left):
+        total = self._taken + self.reserved + requested
+        if self.limit.admits(total):
             return 0.0
         for ends, amount in self._steps:
-            left -= amount
-            if self.limit.admits(left):
+            total -= amount
+            if self.limit.admits(total):
                 return max(0.0, ends + self.limit.window_seconds - now)
         # Only what is under way stands in the way: it ends when it ends.
         return self._step_seconds
 
-    def reserve(self, more: Amount) -> None:
+    def reserve(self, requested: Amount) -> None:
         """Reserve what `wait_seconds` has found room for."""
-        self.reserved += more
+        self.reserved += requested
 
-    def settle(self, reserved: Amount, took: Amount, now: float) -> tuple[float, Amount] | None:
+    def settle(self, reserved: Amount, spent: Amount, now: float) -> tuple[float, Amount] | None:
         """Give back what was reserved, and take what it took.
 
         Returns:
@@ -112,20 +112,20 @@ class Account:
         """
         self.reserved -= reserved
         self._forget(now)
-        if took == _NOTHING:
+        if spent == _NOTHING:
             return None
         ends = (math.floor(now / self._step_seconds) + 1) * self._step_seconds
-        self.restore(ends, took)
+        self.restore(ends, spent)
         return self._steps[-1]
 
-    def restore(self, ends: float, took: Amount) -> None:
+    def restore(self, ends: float, spent: Amount) -> None:
         """Take what was taken in the step that ends then; steps come in their order."""
         # After a window got shorter, the last step may end later than this one: it counts until that one has left.
         if self._steps and self._steps[-1][0] >= ends:
-            self._steps[-1] = (self._steps[-1][0], self._steps[-1][1] + took)
+            self._steps[-1] = (self._steps[-1][0], self._steps[-1][1] + spent)
         else:
-            self._steps.append((ends, took))
-        self._taken += took
+            self._steps.append((ends, spent))
+        self._taken += spent
 
     def is_idle(self, now: float) -> bool:
         """Whether nothing of it would be lost if it were forgotten."""

@@ -1,7 +1,7 @@
 """Which budgets a request is under, the most that it may take, and what it took. Pure; the clock is an argument.
 
 What a request may take is bounded before it is sent: its prompt has at most one token for each byte of its body, its
-answer at most as many as it asks for. One that asks for no limit is given `MOST_TOKENS` where a budget counts. Each
+answer at most as many as it asks for. One that asks for no limit is given `DEFAULT_TOKENS` where a budget counts. Each
 backend is told this limit in one field that all read: of several, one reads this and another that.
 Reserved is the dearest backend that may answer, and one more for each copy to a shadow. An answer whose backend says
 nothing of its tokens is charged what was reserved.
@@ -16,7 +16,7 @@ from typing import Any, Final, TypeGuard
 
 import attrs
 
-from llmkube.base.errors import WorldError
+from llmkube.base.errors import ExternalError
 from llmkube.router.budgets.ledger import Account, Amount, Limit
 from llmkube.router.budgets.usage import Usage
 from llmkube.router.config.routing_config import Budget, Prices, RoutingConfig
@@ -24,21 +24,21 @@ from llmkube.router.policy.decision import Decision
 from llmkube.router.policy.request_facts import RequestFacts
 
 
-class BudgetsNotKeptError(WorldError):
+class BudgetsNotKeptError(ExternalError):
     """What a request may take cannot be written down where it would hold, so the request is not sent."""
 
 
-MOST_TOKENS: Final = 4096
+DEFAULT_TOKENS: Final = 4096
 """The longest answer to a request that asks for no limit, where a budget counts."""
 
-MOST_ACCOUNTS: Final = 10_000
+MAX_ACCOUNTS: Final = 10_000
 """Teams that are told apart under one budget; those beyond share one account."""
 
-_OTHERS: Final = "\0others"
+_OTHER_TEAMS: Final = "\0others"
 _NANO_PER_MILLION: Final = 1000
 _NANO: Final = Decimal(1_000_000_000)
-_LIMITS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict")
-_ANSWERS: Final = ("n", "n_cmpl", "best_of")
+_LIMIT_FIELDS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict")
+_ANSWER_COUNT_FIELDS: Final = ("n", "n_cmpl", "best_of")
 """How many answers a request asks for; llama.cpp's server reads `n_cmpl` before `n`."""
 
 AccountKey = tuple[str, str]
@@ -46,7 +46,7 @@ AccountKey = tuple[str, str]
 
 
 @attrs.frozen(kw_only=True)
-class Demand:
+class TokenDemand:
     """One request, for what it may take.
 
     Attributes:
@@ -61,17 +61,17 @@ class Demand:
 
 
 @attrs.frozen(kw_only=True)
-class Claim:
+class UsageBound:
     """What a request may take before it is known what it takes.
 
     Attributes:
-        under: The budgets that it counts in.
+        budgets: The budgets that it counts in.
         most: The most that it may take.
         copies: How often that may be taken: once, and for each shadow.
         cap: What each backend is told as the longest answer; None where the model writes none.
     """
 
-    under: tuple[Budget, ...]
+    budgets: tuple[Budget, ...]
     most: Amount
     copies: int
     cap: int | None
@@ -112,7 +112,7 @@ class Charge:
 
 
 @attrs.frozen(kw_only=True)
-class Held:
+class Hold:
     """What a process has set aside for its requests, which a process after it is charged with.
 
     Attributes:
@@ -126,12 +126,12 @@ class Held:
     amount: Amount
 
 
-NOTHING: Final = Reservation(accounts={}, copies=0, cap=None)
+NO_RESERVATION: Final = Reservation(accounts={}, copies=0, cap=None)
 """Of a request that no budget is about."""
 
 
 @attrs.frozen(kw_only=True)
-class Took:
+class Consumption:
     """What a request took.
 
     Attributes:
@@ -146,7 +146,7 @@ class Took:
 
 
 @attrs.frozen(kw_only=True)
-class Exhausted:
+class ExhaustedBudget:
     """No room in a budget.
 
     Attributes:
@@ -167,32 +167,32 @@ class Meter:
     _accounts: dict[AccountKey, Account] = attrs.field(factory=dict)
     _budgets: dict[str, Budget] = attrs.field(factory=dict)
 
-    def reserve(self, claim: Claim, facts: RequestFacts, *, now: float) -> Reservation | Exhausted:
+    def reserve(self, bound: UsageBound, facts: RequestFacts, *, now: float) -> Reservation | ExhaustedBudget:
         """Reserve a claim in every budget that it is under, or nothing in any.
 
         Args:
-            claim: What a request may take.
+            bound: What a request may take.
             facts: Who asks.
             now: The clock.
         """
-        if len(self._accounts) >= MOST_ACCOUNTS:
+        if len(self._accounts) >= MAX_ACCOUNTS:
             self.forget_idle(now)
         found: dict[AccountKey, Account] = {}
-        for budget in claim.under:
+        for budget in bound.budgets:
             key = (budget.name, account_team(budget, facts, self._accounts))
             account = self._account(key, budget)
-            wait = account.wait_seconds(claim.most, now)
+            wait = account.wait_seconds(bound.most, now)
             if wait != 0.0:
-                return exhausted(budget, claim.most, wait)
+                return exhausted_budget(budget, bound.most, wait)
             found[key] = account
         for account in found.values():
-            account.reserve(claim.most)
-        accounts = dict.fromkeys(found, claim.most)
-        return Reservation(accounts=accounts, copies=claim.copies, cap=claim.cap)
+            account.reserve(bound.most)
+        accounts = dict.fromkeys(found, bound.most)
+        return Reservation(accounts=accounts, copies=bound.copies, cap=bound.cap)
 
-    def settle(self, reservation: Reservation, took: Took | None, *, now: float) -> tuple[Charge, ...]:
+    def settle(self, reservation: Reservation, spent: Consumption | None, *, now: float) -> tuple[Charge, ...]:
         """Charge what a request took; None charges what was reserved. Returns the steps that it is charged to."""
-        charges, charged = [], None if took is None else amount_of(took, reservation.copies)
+        charges, charged = [], None if spent is None else charged_amount(spent, reservation.copies)
         for key, reserved in reservation.accounts.items():
             amount = reserved if charged is None else charged
             account = self._accounts[key]
@@ -204,22 +204,22 @@ class Meter:
         """Return how long counts what is taken in an account that something is reserved in."""
         return self._accounts[key].limit.window_seconds
 
-    def restore(self, charges: Iterable[Charge], held: Iterable[Held], *, now: float) -> tuple[Charge, ...]:
+    def restore(self, charges: Iterable[Charge], held: Iterable[Hold], *, now: float) -> tuple[Charge, ...]:
         """Go on from what an earlier process has left; what it had reserved is charged now, as if it had been taken.
 
         Returns:
             The steps that this is charged to.
         """
         for charge in sorted(charges, key=lambda one: one.ends):
-            self._restored(charge.key, charge.window_seconds).restore(charge.ends, charge.amount)
+            self._restored_account(charge.key, charge.window_seconds).restore(charge.ends, charge.amount)
         charged: dict[AccountKey, Charge] = {}
         for one in held:
-            account = self._restored(one.key, one.window_seconds)
+            account = self._restored_account(one.key, one.window_seconds)
             if (step := account.settle(Amount(), one.amount, now)) is not None:
                 charged[one.key] = _charge(one.key, account, step)
         return tuple(charged.values())
 
-    def _restored(self, key: AccountKey, window_seconds: float) -> Account:
+    def _restored_account(self, key: AccountKey, window_seconds: float) -> Account:
         """Return an account; what it limits is said by the config, with the first request."""
         limit = Limit(tokens=None, nano_usd=None, window_seconds=window_seconds)
         return self._accounts.setdefault(key, Account(limit))
@@ -227,7 +227,7 @@ class Meter:
     def used(self, config: RoutingConfig, now: float) -> list[dict[str, Any]]:
         """Return of each budget how much is taken; under scope team, of the team that has taken most."""
         taken = {key: account.taken(now) + account.reserved for key, account in self._accounts.items()}
-        return used_of(config.budgets, taken)
+        return budget_usage(config.budgets, taken)
 
     def _account(self, key: AccountKey, budget: Budget) -> Account:
         known = self._budgets.get(budget.name)
@@ -244,20 +244,20 @@ class Meter:
             del self._accounts[key]
 
 
-def claim_of(config: RoutingConfig, decision: Decision, demand: Demand) -> Claim | None:
+def usage_bound(config: RoutingConfig, decision: Decision, demand: TokenDemand) -> UsageBound | None:
     """Return the most that a request may take, and where it counts; None where no budget is about it."""
-    under = tuple(each for each in config.budgets if _is_under(each, decision))
-    if not under:
+    budgets = tuple(each for each in config.budgets if _applies_to(each, decision))
+    if not budgets:
         return None
-    cap = (asked_tokens(demand.body) or MOST_TOKENS) if demand.writes else None
+    cap = (requested_tokens(demand.body) or DEFAULT_TOKENS) if demand.writes else None
     copies = 1 + len(decision.shadows)
-    answers = (cap or 0) * max(1, *(_whole(demand.body.get(name)) for name in _ANSWERS))
+    answers = (cap or 0) * max(1, *(_at_least_one(demand.body.get(name)) for name in _ANSWER_COUNT_FIELDS))
     backends = [permit.backend for permit in (*decision.order, *decision.shadows)]
     most = Amount(
         copies * (demand.body_bytes + answers),
         copies * max(nano_usd(each.prices, demand.body_bytes, answers) for each in backends),
     )
-    return Claim(under=under, most=most, copies=copies, cap=cap)
+    return UsageBound(budgets=budgets, most=most, copies=copies, cap=cap)
 
 
 def account_team(budget: Budget, facts: RequestFacts, accounts: Mapping[AccountKey, Any]) -> str:
@@ -265,21 +265,21 @@ def account_team(budget: Budget, facts: RequestFacts, accounts: Mapping[AccountK
     if budget.scope != "team":
         return ""
     team = facts.principal.team or facts.headers.get(budget.team_header, "")
-    return team if (budget.name, team) in accounts or len(accounts) < MOST_ACCOUNTS else _OTHERS
+    return team if (budget.name, team) in accounts or len(accounts) < MAX_ACCOUNTS else _OTHER_TEAMS
 
 
-def amount_of(took: Took, copies: int) -> Amount:
+def charged_amount(spent: Consumption, copies: int) -> Amount:
     """Return what a request is charged for so many copies of it."""
-    return Amount(copies * (took.prompt + took.answer), copies * nano_usd(took.prices, took.prompt, took.answer))
+    return Amount(copies * (spent.prompt + spent.answer), copies * nano_usd(spent.prices, spent.prompt, spent.answer))
 
 
-def used_of(budgets: Iterable[Budget], taken: Mapping[AccountKey, Amount]) -> list[dict[str, Any]]:
+def budget_usage(budgets: Iterable[Budget], taken: Mapping[AccountKey, Amount]) -> list[dict[str, Any]]:
     """Return of each budget how much is taken and reserved; under scope team, of the team that has taken most."""
-    said = []
+    usage = []
     for budget in budgets:
         amounts = (amount for (name, _), amount in taken.items() if name == budget.name)
         most = max(amounts, key=lambda one: _share(budget, one), default=Amount())
-        said.append(
+        usage.append(
             {
                 "name": budget.name,
                 "tokensUsed": most.tokens,
@@ -287,7 +287,7 @@ def used_of(budgets: Iterable[Budget], taken: Mapping[AccountKey, Amount]) -> li
                 "utilization": f"{_share(budget, most):.2f}",
             }
         )
-    return said
+    return usage
 
 
 def _charge(key: AccountKey, account: Account, step: tuple[float, Amount]) -> Charge:
@@ -305,38 +305,38 @@ def nano_usd(prices: Prices | None, prompt: int, answer: int) -> int:
     """Return what tokens cost, rounded up; 0 without prices: a budget in dollars is refused for such a backend."""
     if prices is None:
         return 0
-    of_prompt, of_answer, parts = _parts_of(prices)
+    of_prompt, of_answer, parts = _integer_prices(prices)
     return -((-of_prompt * prompt - of_answer * answer) // parts)
 
 
 @functools.lru_cache(maxsize=1024)
-def _parts_of(prices: Prices) -> tuple[int, int, int]:
+def _integer_prices(prices: Prices) -> tuple[int, int, int]:
     """Return what a token costs in and out, in equal parts of a billionth of a dollar, and how many parts that has."""
     of_prompt, of_answer = (Fraction(each) * _NANO_PER_MILLION for each in (prices.prompt_usd, prices.completion_usd))
     parts = math.lcm(of_prompt.denominator, of_answer.denominator)
     return int(of_prompt * parts), int(of_answer * parts), parts
 
 
-def _is_under(budget: Budget, decision: Decision) -> bool:
+def _applies_to(budget: Budget, decision: Decision) -> bool:
     return budget.scope != "rule" or (decision.rule is not None and decision.rule.name == budget.rule)
 
 
-def asked_tokens(body: Mapping[str, Any]) -> int | None:
+def requested_tokens(body: Mapping[str, Any]) -> int | None:
     """Return the longest answer that a request asks for, in tokens; None if it does not say, or asks for no end."""
-    asked = [each for name in _LIMITS if _is_number(each := body.get(name))]
-    return max(1, math.ceil(max(asked))) if asked and min(asked) >= 0 else None
+    requested = [each for name in _LIMIT_FIELDS if _is_number(each := body.get(name))]
+    return max(1, math.ceil(max(requested))) if requested and min(requested) >= 0 else None
 
 
-def with_limit(body: Mapping[str, Any], most: int) -> Mapping[str, Any]:
+def with_max_tokens(body: Mapping[str, Any], most: int) -> Mapping[str, Any]:
     """Return a body that asks for so many tokens at most, in a field that each backend reads, and in no other."""
-    given = [name for name in _LIMITS if name in body]
-    name = given[0] if len(given) == 1 and given[0] in _read_by_all(body) else "max_tokens"
+    given = [name for name in _LIMIT_FIELDS if name in body]
+    name = given[0] if len(given) == 1 and given[0] in _common_limit_fields(body) else "max_tokens"
     if given == [name] and body[name] == most:
         return body
-    return {each: value for each, value in body.items() if each not in _LIMITS} | {name: most}
+    return {each: value for each, value in body.items() if each not in _LIMIT_FIELDS} | {name: most}
 
 
-def _read_by_all(body: Mapping[str, Any]) -> tuple[str, ...]:
+def _common_limit_fields(body: Mapping[str, Any]) -> tuple[str, ...]:
     return ("max_completion_tokens", "max_tokens") if "messages" in body else ("max_tokens",)
 
 
@@ -344,13 +344,13 @@ def _is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _whole(value: object) -> int:
+def _at_least_one(value: object) -> int:
     return max(1, math.ceil(value)) if _is_number(value) else 1
 
 
-def of_all_answers(usage: Usage | None, body: Mapping[str, Any]) -> Usage | None:
+def usage_of_all_answers(usage: Usage | None, body: Mapping[str, Any]) -> Usage | None:
     """Return the tokens of all answers that a request asked for: llama.cpp's server counts those of one of them."""
-    count = _whole(body.get("n_cmpl") or body.get("n"))
+    count = _at_least_one(body.get("n_cmpl") or body.get("n"))
     if usage is None or usage.prefill_ms is None or count == 1:  # others give no times, and count all
         return usage
     return attrs.evolve(usage, completion=usage.completion * count)
@@ -363,11 +363,11 @@ def _share(budget: Budget, amount: Amount) -> float:
     return max(tokens, dollars)
 
 
-def exhausted(budget: Budget, most: Amount, wait: float | None) -> Exhausted:
+def exhausted_budget(budget: Budget, most: Amount, wait: float | None) -> ExhaustedBudget:
     """Return that a budget has no room for so much, and in how many seconds to ask again; None for never."""
     if wait is None:
-        words = f"this request may take {most.tokens} tokens, which is more than budget {budget.name} allows at all"
-        return Exhausted(budget=budget.name, wait_seconds=None, message=f"{words}: ask for fewer with max_tokens")
+        cause = f"this request may take {most.tokens} tokens, which is more than budget {budget.name} allows at all"
+        return ExhaustedBudget(budget=budget.name, wait_seconds=None, message=f"{cause}: ask for fewer with max_tokens")
     seconds = max(1, math.ceil(wait))
-    words = f"budget {budget.name} has no room for the {most.tokens} tokens that this request may take"
-    return Exhausted(budget=budget.name, wait_seconds=seconds, message=f"{words}; ask again in {seconds} s")
+    cause = f"budget {budget.name} has no room for the {most.tokens} tokens that this request may take"
+    return ExhaustedBudget(budget=budget.name, wait_seconds=seconds, message=f"{cause}; ask again in {seconds} s")

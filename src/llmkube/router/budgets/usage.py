@@ -7,7 +7,7 @@ import attrs
 
 from llmkube.router.dialects.dialect import count_in
 
-_COUNTS: Final = ("prompt_tokens", "completion_tokens", "total_tokens")
+_COUNT_FIELDS: Final = ("prompt_tokens", "completion_tokens", "total_tokens")
 
 
 @attrs.frozen
@@ -29,9 +29,9 @@ class Usage:
     decode_ms: float | None = None
 
 
-def usage_of(said: Mapping[str, Any], known: Usage | None = None) -> Usage | None:
+def usage_of(fields: Mapping[str, Any], known: Usage | None = None) -> Usage | None:
     """Return what an answer, or an event of one, says of its tokens; what was known if it says nothing."""
-    usage, timings = said.get("usage"), said.get("timings")
+    usage, timings = fields.get("usage"), fields.get("timings")
     found = known
     if isinstance(timings, dict):
         cached = count_in(timings, "cache_n")
@@ -42,8 +42,8 @@ def usage_of(said: Mapping[str, Any], known: Usage | None = None) -> Usage | Non
             _milliseconds(timings.get("prompt_ms")),
             _milliseconds(timings.get("predicted_ms")),
         )
-    if isinstance(usage, dict) and any(type(usage.get(name)) is int for name in _COUNTS):
-        prompt, completion, total = (count_in(usage, name) for name in _COUNTS)
+    if isinstance(usage, dict) and any(type(usage.get(name)) is int for name in _COUNT_FIELDS):
+        prompt, completion, total = (count_in(usage, name) for name in _COUNT_FIELDS)
         details = usage.get("prompt_tokens_details")
         cached = count_in(details, "cached_tokens") if isinstance(details, dict) else 0
         found = Usage(

@@ -17,13 +17,13 @@ from llmkube.base.units import parse_duration
 from llmkube.k8s.crd import modelrouter as crd
 from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceSpec
 from llmkube.k8s.crd.model import Model
-from llmkube.router.config.routing_config import Backend, Prices, Probe, stays_here
-from llmkube.runtimes.arguments import flags_in, texts_in
+from llmkube.router.config.routing_config import Backend, Prices, Probe, is_local_url
+from llmkube.runtimes.arguments import flag_values, flags_in
 
 _RUNTIMES: Final = frozenset({"llamacpp", "llama-server"})
-_NO_PREFILL: Final = "--no-prefill-assistant"
+_NO_PREFILL_FLAG: Final = "--no-prefill-assistant"
 
-_FIELDS: Final = (
+_ANSWER_FIELDS: Final = (
     *("rope_scaling", "cache_type_k", "cache_type_v", "cache_type_custom_k", "cache_type_custom_v"),
     *("metadata_overrides", "jinja", "reasoning_budget", "reasoning_budget_message"),
 )
@@ -55,7 +55,7 @@ def model_digest(spec: InferenceServiceSpec, model: Model | None) -> str:
     """
     if model is None or spec.runtime not in _RUNTIMES or spec.command or spec.hosts is not None:
         return ""
-    if _NO_PREFILL in texts_in(spec.extra_args):
+    if _NO_PREFILL_FLAG in flag_values(spec.extra_args):
         return ""  # a text is no beginning of an answer there
     facts = [_weights(model), list(_settings(spec))]
     return f"sha256:{hashlib.sha256(json_text.dumps(facts)).hexdigest()}"
@@ -70,10 +70,10 @@ def _weights(model: Model) -> list[Any]:
 
 
 def _settings(spec: InferenceServiceSpec) -> Iterator[list[str]]:
-    for name in _FIELDS:
+    for name in _ANSWER_FIELDS:
         if (value := getattr(spec, name)) is not None:
             yield [name, str(value)]
-    for flag, text in sorted(texts_in(spec.extra_args).items()):
+    for flag, text in sorted(flag_values(spec.extra_args).items()):
         if flag not in _PLACEMENT:
             yield [flag, text]
     for each in spec.env:
@@ -81,9 +81,9 @@ def _settings(spec: InferenceServiceSpec) -> Iterator[list[str]]:
             yield [each.name, str(each)]
 
 
-_FLAGS: Final = frozenset({"-np", "--parallel"})
-_UNIFIED: Final = frozenset({"-kvu", "--kv-unified"})
-_NOT_CLEAR: Final = frozenset({"-no-kvu", "--no-kv-unified", "--kv-unified-per-slot"})
+_SLOT_FLAGS: Final = frozenset({"-np", "--parallel"})
+_SHARED_CACHE_FLAGS: Final = frozenset({"-kvu", "--kv-unified"})
+_UNCLEAR_CACHE_FLAGS: Final = frozenset({"-no-kvu", "--no-kv-unified", "--kv-unified-per-slot"})
 
 
 def is_replicated(spec: InferenceServiceSpec) -> bool:
@@ -95,7 +95,7 @@ def slots_of(spec: InferenceServiceSpec) -> int:
     """Return the slots of all replicas; 0 where they are not known: other engines, numbers that change, arguments."""
     if spec.runtime not in _RUNTIMES or spec.autoscaling is not None or spec.hosts is not None:
         return 0
-    if spec.command or flags_in(spec.extra_args) & _FLAGS:
+    if spec.command or flags_in(spec.extra_args) & _SLOT_FLAGS:
         return 0
     return spec.parallel_slots * spec.replicas
 
@@ -106,12 +106,12 @@ def splits_cache(spec: InferenceServiceSpec) -> bool | None:
     llama.cpp's server divides the cache among as many slots as `--parallel` says, unless it is told to share it.
     """
     flags = flags_in(spec.extra_args)
-    if not slots_of(spec) or flags & _NOT_CLEAR:
+    if not slots_of(spec) or flags & _UNCLEAR_CACHE_FLAGS:
         return None
-    return not flags & _UNIFIED
+    return not flags & _SHARED_CACHE_FLAGS
 
 
-OWN_URLS: Final[Mapping[str, str]] = {
+DEFAULT_URLS: Final[Mapping[str, str]] = {
     "anthropic": "https://api.anthropic.com/v1",
     "openai": "https://api.openai.com/v1",
 }
@@ -185,7 +185,7 @@ class KeyFile:
     key: str
 
 
-def compiled_backend(
+def compile_backend(
     backend: crd.Backend, resolve: Callable[[str], ResolvedService | None], folder: str, problems: list[str]
 ) -> tuple[Backend, KeyFile | None]:
     """Return a backend and the file that its key is read from; what cannot be compiled goes to the problems.
@@ -197,10 +197,12 @@ def compiled_backend(
         problems: What is found wrong, each with field, value and fix.
     """
     at = f"spec.backends[{backend.name}]"
-    service = _of_service(backend, resolve) if backend.external is None else _of_provider(backend, at, problems)
+    service = (
+        _resolve_service(backend, resolve) if backend.external is None else _resolve_provider(backend, at, problems)
+    )
     key = _key_file(backend, folder)
     cost = backend.cost_per_million_tokens
-    priced = cost is not None and cost.prompt_usd is not None and cost.completion_usd is not None
+    has_prices = cost is not None and cost.prompt_usd is not None and cost.completion_usd is not None
     compiled = Backend(
         name=backend.name,
         model_id=backend.display_name or backend.name,
@@ -210,38 +212,38 @@ def compiled_backend(
         region=(backend.region or "").strip().lower(),
         capabilities=frozenset(each.strip().lower() for each in backend.capabilities),
         weight=1 if backend.weight is None else backend.weight,
-        first_byte_seconds=seconds_of(backend.timeout, f"{at}.timeout", problems),
-        prices=_prices(cost, f"{at}.costPerMillionTokens", problems) if priced and cost else None,
+        first_byte_seconds=parse_seconds(backend.timeout, f"{at}.timeout", problems),
+        prices=_prices(cost, f"{at}.costPerMillionTokens", problems) if has_prices and cost else None,
         probe=_probe(backend),
         **attrs.asdict(service if key is None else attrs.evolve(service, key_file=key.path)),
     )
     return compiled, key
 
 
-def seconds_of(written: str | None, at: str, problems: list[str], *, longest: float = _LONGEST_WAIT) -> float | None:
+def parse_seconds(text: str | None, at: str, problems: list[str], *, longest: float = _LONGEST_WAIT) -> float | None:
     """Return a time in seconds; None of one that is unset or not one."""
-    if written is None:
+    if text is None:
         return None
     try:
-        seconds = parse_duration(written, field=at)
+        seconds = parse_duration(text, field=at)
     except UserError as exc:
         problems.append(str(exc))
         return None
     if not _SHORTEST_WAIT <= seconds <= longest:
-        problems.append(f"{at}: {written!r} is out of bounds; write 100ms to {longest / 60:g}m")
+        problems.append(f"{at}: {text!r} is out of bounds; write 100ms to {longest / 60:g}m")
         return None
     return seconds
 
 
-def decimal_of(written: str, at: str, problems: list[str]) -> Decimal:
+def parse_decimal(text: str, at: str, problems: list[str]) -> Decimal:
     """Return an amount; 0 of one that is none, which the problems then name."""
-    if not re.fullmatch(r"[0-9]{1,18}(\.[0-9]{1,18})?", written, re.ASCII):
-        problems.append(f"{at}: {written!r} is no amount; write a decimal number such as 2.50")
+    if not re.fullmatch(r"[0-9]{1,18}(\.[0-9]{1,18})?", text, re.ASCII):
+        problems.append(f"{at}: {text!r} is no amount; write a decimal number such as 2.50")
         return Decimal(0)
-    return Decimal(written)
+    return Decimal(text)
 
 
-def _of_service(backend: crd.Backend, resolve: Callable[[str], ResolvedService | None]) -> ResolvedService:
+def _resolve_service(backend: crd.Backend, resolve: Callable[[str], ResolvedService | None]) -> ResolvedService:
     name = backend.inference_service_ref.name if backend.inference_service_ref else ""
     found = resolve(name) if name else None
     if found is None:
@@ -253,10 +255,10 @@ def _of_service(backend: crd.Backend, resolve: Callable[[str], ResolvedService |
     return found
 
 
-def _of_provider(backend: crd.Backend, at: str, problems: list[str]) -> ResolvedService:
+def _resolve_provider(backend: crd.Backend, at: str, problems: list[str]) -> ResolvedService:
     external = backend.external
     assert external is not None
-    url = external.url if external.url is not None else OWN_URLS.get(external.provider, "")
+    url = external.url if external.url is not None else DEFAULT_URLS.get(external.provider, "")
     if not url:
         return ResolvedService(
             model=external.model, missing=f"provider {external.provider} has no address of its own, and no url is given"
@@ -265,25 +267,25 @@ def _of_provider(backend: crd.Backend, at: str, problems: list[str]) -> Resolved
     match = _BASE.fullmatch(base)
     if match is None:
         problems.append(
-            f"{at}.external.url: {_without_user(url)!r} is no base URL; write http or https, host and path, without"
+            f"{at}.external.url: {_redact_user(url)!r} is no base URL; write http or https, host and path, without"
             " user, query and fragment"
         )
         return ResolvedService(model=external.model)
     if endpoint := _ENDPOINTS.search(base):
         problems.append(f"{at}.external.url: {url!r} names an endpoint; leave {endpoint[0]} away")
-    here = stays_here(base)
-    if backend.effective_tier == crd.LOCAL and not here:
+    is_local = is_local_url(base)
+    if backend.effective_tier == crd.LOCAL and not is_local:
         problems.append(
             f"{at}.tier: 'local', and {url} may be outside of this network; write cloud, or give a private address or a"
             " name of the cluster"
         )
-    if match[1].lower() == "http" and not here:
+    if match[1].lower() == "http" and not is_local:
         problems.append(f"{at}.external.url: {url!r} would show requests and key to each host on the way; write https")
     # A base URL without a path is the provider's host; with one it is taken as it is: /v1 is never doubled
     return ResolvedService(base_url=base if match[2] else f"{base}/v1", model=external.model)
 
 
-def _without_user(url: str) -> str:
+def _redact_user(url: str) -> str:
     """Return a URL without what stands before an @: a password is not repeated."""
     return re.sub(r"//[^/@\s]*@", "//…@", url)
 
@@ -298,8 +300,8 @@ def _key_file(backend: crd.Backend, folder: str) -> KeyFile | None:
 
 def _prices(cost: crd.Cost, at: str, problems: list[str]) -> Prices:
     return Prices(
-        prompt_usd=decimal_of(cost.prompt_usd or "", f"{at}.promptUSD", problems),
-        completion_usd=decimal_of(cost.completion_usd or "", f"{at}.completionUSD", problems),
+        prompt_usd=parse_decimal(cost.prompt_usd or "", f"{at}.promptUSD", problems),
+        completion_usd=parse_decimal(cost.completion_usd or "", f"{at}.completionUSD", problems),
     )
 
 

@@ -9,12 +9,19 @@ from typing import Final
 
 import attrs
 
-from llmkube.base.tables import read_table
+from llmkube.base.package_data import read_table
 from llmkube.k8s.crd import modelrouter as crd
 from llmkube.k8s.crd import router_policy
-from llmkube.router.config.compile_backend import KeyFile, ResolvedService, compiled_backend, decimal_of, seconds_of
-from llmkube.router.config.config_checks import problems_of, warnings_of
-from llmkube.router.config.data_classes import class_name
+from llmkube.router.config.compile_backend import (
+    KeyFile,
+    ResolvedService,
+    compile_backend,
+    parse_decimal,
+    parse_seconds,
+)
+from llmkube.router.config.config_checks import config_problems, config_warnings
+from llmkube.router.config.config_json import field_problems
+from llmkube.router.config.data_classes import normalized_class
 from llmkube.router.config.routing_config import (
     CIRCUIT_SECONDS,
     FIRST_BYTE_SECONDS,
@@ -29,9 +36,8 @@ from llmkube.router.config.routing_config import (
     Rule,
     Tokens,
 )
-from llmkube.router.config.written_form import misfits
 
-__all__ = ["Compiled", "KeyFile", "ResolvedService", "compile_router"]
+__all__ = ["CompiledRouter", "KeyFile", "ResolvedService", "compile_router"]
 
 JWKS_FILE: Final = "jwks.json"
 _DAY: Final = 86400.0
@@ -42,7 +48,7 @@ STORE_KEY: Final = "budget-store/password"
 
 
 @attrs.frozen(kw_only=True)
-class Compiled:
+class CompiledRouter:
     """What became of a ModelRouter.
 
     Attributes:
@@ -62,7 +68,7 @@ class Compiled:
 
 def compile_router(
     router: crd.ModelRouter, resolve: Callable[[str], ResolvedService | None], *, keys_folder: str
-) -> Compiled:
+) -> CompiledRouter:
     """Compile a ModelRouter.
 
     Args:
@@ -74,12 +80,12 @@ def compile_router(
     policy = spec.policy or router_policy.RouterPolicy()
     problems = [
         *_unsupported(spec, policy),
-        *_repeated("spec.backends", [each.name for each in spec.backends]),
+        *_repeated_names("spec.backends", [each.name for each in spec.backends]),
     ]
     backends: dict[str, Backend] = {}
     key_files: list[KeyFile] = []
     for each in spec.backends:
-        backend, key_file = compiled_backend(each, resolve, keys_folder, problems)
+        backend, key_file = compile_backend(each, resolve, keys_folder, problems)
         backends[backend.name] = backend
         key_files += [key_file] if key_file else []
     store = _store(policy.budget_store, f"{keys_folder}/{STORE_KEY}")
@@ -92,12 +98,12 @@ def compile_router(
         entry = policy.auth.jwt.jwks_secret_ref
         key_files.append(KeyFile(path=auth.tokens.jwks_file, secret=entry.name, key=entry.key))
     proxy = spec.proxy or crd.ProxySpec()
-    header_wait = seconds_of(proxy.response_header_timeout, "spec.proxy.responseHeaderTimeout", problems)
-    quarantine = seconds_of(proxy.quarantine_duration, "spec.proxy.quarantineDuration", problems, longest=_DAY)
+    header_timeout = parse_seconds(proxy.response_header_timeout, "spec.proxy.responseHeaderTimeout", problems)
+    quarantine = parse_seconds(proxy.quarantine_duration, "spec.proxy.quarantineDuration", problems, longest=_DAY)
     config = RoutingConfig(
         name=f"{router.metadata.namespace}/{router.metadata.name}",
         backends=backends,
-        rules=tuple(_rule(rule, place, problems) for place, rule in enumerate(spec.rules)),
+        rules=tuple(_rule(rule, index, problems) for index, rule in enumerate(spec.rules)),
         default_backend=spec.default_route or "",
         by_model=spec.default_route_strategy == "BackendNameMatch",
         classes=_classes(policy.classification),
@@ -105,17 +111,17 @@ def compile_router(
         budget_store=store,
         auth=auth,
         audit=_audit(policy.audit_log),
-        first_byte_seconds=FIRST_BYTE_SECONDS if header_wait is None else header_wait,
-        first_byte_extends=header_wait is None,
+        first_byte_seconds=FIRST_BYTE_SECONDS if header_timeout is None else header_timeout,
+        first_byte_extends=header_timeout is None,
         circuit_seconds=CIRCUIT_SECONDS if quarantine is None else quarantine,
     )
-    found = (_as_of_the_router(problem) for problem in problems_of(config))
-    errors = _first_of_each_field(misfits(spec, "spec"), problems, found)
-    return Compiled(
+    found = (_in_router_terms(problem) for problem in config_problems(config))
+    errors = _first_source_per_field(field_problems(spec, "spec"), problems, found)
+    return CompiledRouter(
         config=None if errors else config,
         errors=errors,
-        warnings=() if errors else (*_of_backends(spec), *map(_as_of_the_router, warnings_of(config))),
-        not_honoured=tuple(_not_honoured(spec)),
+        warnings=() if errors else (*_backend_warnings(spec), *map(_in_router_terms, config_warnings(config))),
+        not_honoured=tuple(_fields_without_effect(spec)),
         key_files=tuple(key_files),
     )
 
@@ -123,28 +129,28 @@ def compile_router(
 # -- parts ------------------------------------------------------------------------------------------------------------
 
 
-def _rule(rule: crd.RouterRule, place: int, problems: list[str]) -> Rule:
-    match, at = rule.match, f"spec.rules[{place}]"
+def _rule(rule: crd.RouterRule, index: int, problems: list[str]) -> Rule:
+    match, at = rule.match, f"spec.rules[{index}]"
     names = [name.lower() for name in match.headers]
-    problems += _repeated(f"{at}.match.headers", names)
+    problems += _repeated_names(f"{at}.match.headers", names)
     return Rule(
         name=rule.name,
         match=Match(
-            classes=frozenset(map(class_name, match.data_classification)),
+            classes=frozenset(map(normalized_class, match.data_classification)),
             models=match.models,
             headers=dict(zip(names, match.headers.values(), strict=True)),
-            capabilities=_lower(match.required_capabilities),
+            capabilities=_lower_case(match.required_capabilities),
             complexity=match.task_complexity or "",
             latency_seconds=None if match.latency_slo_ms is None else match.latency_slo_ms / 1000,
         ),
         backends=rule.route.backends,
         strategy=rule.route.strategy,
         fail_closed=bool(rule.fail_closed),
-        first_byte_seconds=seconds_of(rule.timeout, f"{at}.timeout", problems),
+        first_byte_seconds=parse_seconds(rule.timeout, f"{at}.timeout", problems),
     )
 
 
-def _lower(values: Iterable[str]) -> frozenset[str]:
+def _lower_case(values: Iterable[str]) -> frozenset[str]:
     return frozenset(each.strip().lower() for each in values)
 
 
@@ -152,8 +158,8 @@ def _classes(given: router_policy.Classification | None) -> Classes:
     if given is None:
         return Classes()
     header = (given.header_key or "x-llmkube-classification").lower()
-    sensitive = frozenset(map(class_name, given.sensitive_classifications or crd.SENSITIVE))
-    return Classes(header=header, default=class_name(given.default_classification or ""), sensitive=sensitive)
+    sensitive = frozenset(map(normalized_class, given.sensitive_classifications or crd.SENSITIVE))
+    return Classes(header=header, default=normalized_class(given.default_classification or ""), sensitive=sensitive)
 
 
 def _budget(budget: router_policy.Budget, problems: list[str]) -> Budget:
@@ -164,7 +170,7 @@ def _budget(budget: router_policy.Budget, problems: list[str]) -> Budget:
         rule=budget.rule_name or "",
         team_header=(budget.header_key or _TEAM_HEADER).lower(),
         max_tokens=budget.max_tokens,
-        max_usd=None if budget.max_usd is None else decimal_of(budget.max_usd, at, problems),
+        max_usd=None if budget.max_usd is None else parse_decimal(budget.max_usd, at, problems),
         window_seconds=budget.window_seconds,
     )
 
@@ -186,7 +192,7 @@ def _store(given: router_policy.BudgetStore | None, password_file: str) -> Redis
 def _auth(given: router_policy.Auth | None, keys_folder: str, problems: list[str]) -> Auth:
     if given is None:
         return Auth()
-    problems += _repeated("spec.policy.auth.allowlists", [each.team for each in given.allowlists])
+    problems += _repeated_names("spec.policy.auth.allowlists", [each.team for each in given.allowlists])
     return Auth(
         keys_folder=f"{keys_folder}/teams" if given.keys_secret_ref else "",
         tokens=None if given.jwt is None else _tokens(given.jwt, f"{keys_folder}/tokens/{JWKS_FILE}"),
@@ -213,15 +219,15 @@ def _audit(given: router_policy.AuditLog | None) -> Audit:
     return Audit(sink=given.sink, path=path, bodies=bool(given.include_request_body))
 
 
-def _first_of_each_field(*sources: Iterable[str]) -> tuple[str, ...]:
+def _first_source_per_field(*sources: Iterable[str]) -> tuple[str, ...]:
     """Return all problems, without what a later source says of a field that an earlier one has already refused."""
-    told: dict[str, list[str]] = {}
+    by_field: dict[str, list[str]] = {}
     for source in sources:
         fields: dict[str, list[str]] = {}
         for problem in source:
             fields.setdefault(problem.partition(": ")[0], []).append(problem)
-        told = {**told, **{field: found for field, found in fields.items() if field not in told}}
-    return tuple(problem for problems in told.values() for problem in problems)
+        by_field = {**by_field, **{field: found for field, found in fields.items() if field not in by_field}}
+    return tuple(problem for problems in by_field.values() for problem in problems)
 
 
 # -- what is refused, what has no effect ------------------------------------------------------------------------------
@@ -245,7 +251,7 @@ def _unsupported(spec: crd.ModelRouterSpec, policy: router_policy.RouterPolicy) 
             yield f"spec.backends[{backend.name}].tier: 'cloud', and an InferenceService is local; write local"
 
 
-def _repeated(at: str, names: Iterable[str]) -> Iterator[str]:
+def _repeated_names(at: str, names: Iterable[str]) -> Iterator[str]:
     seen: set[str] = set()
     for name in names:
         if name in seen:
@@ -253,7 +259,7 @@ def _repeated(at: str, names: Iterable[str]) -> Iterator[str]:
         seen.add(name)
 
 
-def _not_honoured(spec: crd.ModelRouterSpec) -> Iterator[str]:
+def _fields_without_effect(spec: crd.ModelRouterSpec) -> Iterator[str]:
     if spec.mcp_server is not None:
         yield "spec.mcpServer"
     if spec.gateway_ref is not None:
@@ -277,7 +283,7 @@ def _optional_secrets(policy: router_policy.RouterPolicy) -> Iterator[str]:
         yield "spec.policy.auth.jwt.jwksSecretRef.optional"
 
 
-def _of_backends(spec: crd.ModelRouterSpec) -> Iterator[str]:
+def _backend_warnings(spec: crd.ModelRouterSpec) -> Iterator[str]:
     for backend in spec.backends:
         at, external = f"spec.backends[{backend.name}]", backend.external
         if external is None:
@@ -295,11 +301,11 @@ _NAMES: Final[Mapping[str, str]] = read_table(__package__, "spec_names")["names"
 """How the ModelRouter calls what a config calls otherwise."""
 
 
-def _as_of_the_router(problem: str) -> str:
+def _in_router_terms(problem: str) -> str:
     """Return a sentence about a config as one about the ModelRouter that it comes from."""
     path, colon, text = problem.partition(": ")
-    for ours, theirs in _NAMES.items():
-        path = re.sub(ours, theirs, path)
-    for ours, theirs in (("jwksUri", "jwksURI"), ("jwksFile", "jwksSecretRef")):
-        text = text.replace(ours, theirs)
+    for pattern, replacement in _NAMES.items():
+        path = re.sub(pattern, replacement, path)
+    for pattern, replacement in (("jwksUri", "jwksURI"), ("jwksFile", "jwksSecretRef")):
+        text = text.replace(pattern, replacement)
     return f"spec.{path}{colon}{text}"

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 from urllib.parse import urlsplit
 
-from llmkube.router.config.data_classes import class_name, classes_in
+from llmkube.router.config.data_classes import classes_in, normalized_class
 from llmkube.router.config.routing_config import (
     Backend,
     Classes,
@@ -20,8 +20,8 @@ from llmkube.router.config.routing_config import (
     Rule,
     Tokens,
     covers,
-    problem_of,
-    stays_here,
+    is_local_url,
+    pattern_problem,
 )
 
 STRATEGIES: Final = ("primary-fallback", "weighted", "shadow", "least-loaded")
@@ -29,25 +29,25 @@ DIALECTS: Final = ("openai", "anthropic")
 SINKS: Final = ("stdout", "file")
 SCOPES: Final = ("router", "rule", "team")
 
-_MOST_EXACT: Final = 2**53
+_MAX_EXACT: Final = 2**53
 """The scripts of a Redis server compute in doubles; dollars in billionths."""
 
 _HOST: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:-]{0,251}[A-Za-z0-9])?|[0-9A-Fa-f:]+")
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+")  # RFC 9110, 5.1, as heads are read here
 _HEADER: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
-_OWN_HEADERS: Final = ("authorization", "x-api-key")
-_FETCHED: Final = re.compile(r"https?://[^\s/?#@\\]+(/[!-\"$-~]*)?", re.ASCII)
+_CREDENTIAL_HEADERS: Final = ("authorization", "x-api-key")
+_JWKS_URL: Final = re.compile(r"https?://[^\s/?#@\\]+(/[!-\"$-~]*)?", re.ASCII)
 _PATH: Final = re.compile(r"/[!-~]*")
 _URL: Final = re.compile(r"https?://[^\s/?#@]+(/[^\s?#]*)?")
 
 
-def problems_of(config: RoutingConfig) -> list[str]:
+def config_problems(config: RoutingConfig) -> list[str]:
     """Return why a config may not be run by, each with field, value and fix; none if it may."""
-    return [*_of_backends(config), *_of_rules(config), *_of_policy(config)]
+    return [*_check_backends(config), *_check_rules(config), *_check_policy(config)]
 
 
-def _of_backends(config: RoutingConfig) -> Iterator[str]:
+def _check_backends(config: RoutingConfig) -> Iterator[str]:
     if not config.backends:
         yield "backends: there is none; give one"
     for name, backend in config.backends.items():
@@ -58,29 +58,29 @@ def _of_backends(config: RoutingConfig) -> Iterator[str]:
             yield f"{at}.modelId: it is empty; give what clients call it"
         if backend.dialect not in DIALECTS:
             yield f"{at}.dialect: {backend.dialect!r} is unknown; write one of {', '.join(DIALECTS)}"
-        yield from _of_address(backend, at)
+        yield from _check_address(backend, at)
         if backend.weight < 0:
             yield f"{at}.weight: {backend.weight} is negative; write 0 for no share"
         if backend.slots < 0:
             yield f"{at}.slots: {backend.slots} is negative; write 0 for no queue"
-        yield from _of_time(backend.first_byte_seconds, f"{at}.firstByteSeconds")
-        yield from _of_lower_case(backend.capabilities, f"{at}.capabilities")
-        yield from _of_lower_case((backend.region,), f"{at}.region")
+        yield from _check_time(backend.first_byte_seconds, f"{at}.firstByteSeconds")
+        yield from _check_lower_case(backend.capabilities, f"{at}.capabilities")
+        yield from _check_lower_case((backend.region,), f"{at}.region")
         prices = backend.prices
         if prices is not None and (prices.prompt_usd < 0 or prices.completion_usd < 0):
             yield f"{at}.prices: a price is negative; write 0 for what costs nothing"
         if backend.probe is not None:
-            yield from _of_probe(backend.probe, f"{at}.probe")
+            yield from _check_probe(backend.probe, f"{at}.probe")
 
 
-def _of_probe(probe: Probe, at: str) -> Iterator[str]:
+def _check_probe(probe: Probe, at: str) -> Iterator[str]:
     if probe.interval_seconds < 1 or probe.timeout_seconds < 1:
         yield f"{at}: a time is below 1; write at least 1 second"
     if not _PATH.fullmatch(probe.path):
         yield f"{at}.path: {probe.path!r} is no path; write one such as /health, from the host's root"
 
 
-def _of_address(backend: Backend, at: str) -> Iterator[str]:
+def _check_address(backend: Backend, at: str) -> Iterator[str]:
     url = backend.base_url
     if not url:
         if not backend.missing:
@@ -88,26 +88,26 @@ def _of_address(backend: Backend, at: str) -> Iterator[str]:
         return
     if not _URL.fullmatch(url):
         yield f"{at}.baseUrl: it is no base URL; write http or https, host and path, without user, query and fragment"
-    elif backend.local and backend.provider and not stays_here(url):
+    elif backend.local and backend.provider and not is_local_url(url):
         yield f"{at}.local: true, and {url} may be outside of this network; write false"
 
 
-def _of_rules(config: RoutingConfig) -> Iterator[str]:
+def _check_rules(config: RoutingConfig) -> Iterator[str]:
     names: set[str] = set()
-    for place, rule in enumerate(config.rules):
-        at = f"rules[{place}]"
+    for index, rule in enumerate(config.rules):
+        at = f"rules[{index}]"
         if not _NAME.fullmatch(rule.name):
             yield f"{at}.name: {rule.name!r} must be of lower-case letters, digits and hyphens"
         if rule.name in names:
             yield f"{at}.name: {rule.name!r} is the name of another rule, too; give each its own"
         names.add(rule.name)
-        yield from _of_route(config, rule, at)
-        yield from _of_match(rule, at)
-        yield from _of_time(rule.first_byte_seconds, f"{at}.firstByteSeconds")
-    yield from _of_default_route(config)
+        yield from _check_route(config, rule, at)
+        yield from _check_match(rule, at)
+        yield from _check_time(rule.first_byte_seconds, f"{at}.firstByteSeconds")
+    yield from _check_default_route(config)
 
 
-def _of_default_route(config: RoutingConfig) -> Iterator[str]:
+def _check_default_route(config: RoutingConfig) -> Iterator[str]:
     if config.default_backend and config.default_backend not in config.backends:
         yield f"defaultBackend: {config.default_backend!r} is no backend; name one of {', '.join(config.backends)}"
     default, unlabelled = config.backends.get(config.default_backend), classes_in(config.classes.default)
@@ -119,7 +119,7 @@ def _of_default_route(config: RoutingConfig) -> Iterator[str]:
             " which never goes there; name a local backend, or give a rule for that class"
         )
     if config.by_model:
-        yield from (f"{same}; give each its own" for same in _shared_model_ids(config))
+        yield from (f"{shared}; give each its own" for shared in _shared_model_ids(config))
 
 
 def caught_classes(config: RoutingConfig) -> frozenset[str]:
@@ -128,7 +128,7 @@ def caught_classes(config: RoutingConfig) -> frozenset[str]:
     return frozenset().union(*met)
 
 
-def _of_route(config: RoutingConfig, rule: Rule, at: str) -> Iterator[str]:
+def _check_route(config: RoutingConfig, rule: Rule, at: str) -> Iterator[str]:
     if rule.strategy not in STRATEGIES:
         yield f"{at}.strategy: {rule.strategy!r} is unknown; write one of {', '.join(STRATEGIES)}"
     if not rule.backends:
@@ -138,43 +138,43 @@ def _of_route(config: RoutingConfig, rule: Rule, at: str) -> Iterator[str]:
     weights = [config.backends[name].weight for name in rule.backends if name in config.backends]
     if rule.strategy == "weighted" and not any(weights):
         yield f"{at}.strategy: 'weighted', and no backend has a weight above 0; give one"
-    yield from _of_sensitive(config, rule, at)
-    for place, name in enumerate(rule.backends):
+    yield from _check_sensitive(config, rule, at)
+    for index, name in enumerate(rule.backends):
         if name not in config.backends:
-            yield f"{at}.backends[{place}]: {name!r} is no backend; name one of {', '.join(config.backends)}"
-        elif name in rule.backends[:place]:
-            yield f"{at}.backends[{place}]: {name!r} stands there twice; name each once"
+            yield f"{at}.backends[{index}]: {name!r} is no backend; name one of {', '.join(config.backends)}"
+        elif name in rule.backends[:index]:
+            yield f"{at}.backends[{index}]: {name!r} stands there twice; name each once"
 
 
-def _of_sensitive(config: RoutingConfig, rule: Rule, at: str) -> Iterator[str]:
+def _check_sensitive(config: RoutingConfig, rule: Rule, at: str) -> Iterator[str]:
     sensitive = ", ".join(sorted(rule.match.classes & config.classes.sensitive))
     if not sensitive:
         return
     if not rule.fail_closed:
         yield f"{at}.failClosed: false, and the rule is for {sensitive}; write true"
-    away = [name for name in rule.backends if name in config.backends and not config.backends[name].local]
-    if away:
-        yield f"{at}.backends: {', '.join(away)} not local, and the rule is for {sensitive}; name local backends alone"
+    cloud = [name for name in rule.backends if name in config.backends and not config.backends[name].local]
+    if cloud:
+        yield f"{at}.backends: {', '.join(cloud)} not local, and the rule is for {sensitive}; name local backends alone"
 
 
-def _of_match(rule: Rule, at: str) -> Iterator[str]:
+def _check_match(rule: Rule, at: str) -> Iterator[str]:
     match = rule.match
-    yield from _of_class_names(match.classes, f"{at}.match.classes")
-    yield from _of_lower_case(match.capabilities, f"{at}.match.capabilities")
+    yield from _check_class_names(match.classes, f"{at}.match.classes")
+    yield from _check_lower_case(match.capabilities, f"{at}.match.capabilities")
     for name in match.headers:
-        yield from _of_header_name(name, f"{at}.match.headers")
-    yield from _of_lower_case((match.complexity,), f"{at}.match.complexity")
-    yield from _of_time(match.latency_seconds, f"{at}.match.latencySeconds")
+        yield from _check_header_name(name, f"{at}.match.headers")
+    yield from _check_lower_case((match.complexity,), f"{at}.match.complexity")
+    yield from _check_time(match.latency_seconds, f"{at}.match.latencySeconds")
     for pattern in match.models:
-        if problem := problem_of(pattern):
+        if problem := pattern_problem(pattern):
             yield f"{at}.match.models: {pattern!r}: {problem}"
 
 
-def _of_policy(config: RoutingConfig) -> Iterator[str]:
+def _check_policy(config: RoutingConfig) -> Iterator[str]:
     classes = config.classes
-    yield from _of_header_name(classes.header, "classes.header")
-    yield from _of_lower_case((classes.default,), "classes.default")
-    yield from _of_class_names(classes.sensitive, "classes.sensitive")
+    yield from _check_header_name(classes.header, "classes.header")
+    yield from _check_lower_case((classes.default,), "classes.default")
+    yield from _check_class_names(classes.sensitive, "classes.sensitive")
     if not classes.sensitive:
         yield "classes.sensitive: there is none; name the classes that stay local"
     if config.audit.sink not in SINKS:
@@ -182,20 +182,20 @@ def _of_policy(config: RoutingConfig) -> Iterator[str]:
     if (config.audit.sink == "file") != bool(config.audit.path):
         yield f"audit.path: {config.audit.path!r} and sink {config.audit.sink!r} do not go together; a file has a path"
     if config.auth.tokens is not None:
-        yield from _of_tokens(config.auth.tokens, config.classes)
-    yield from _of_time(config.first_byte_seconds, "firstByteSeconds")
-    yield from _of_time(config.circuit_seconds, "circuitSeconds")
+        yield from _check_tokens(config.auth.tokens, config.classes)
+    yield from _check_time(config.first_byte_seconds, "firstByteSeconds")
+    yield from _check_time(config.circuit_seconds, "circuitSeconds")
     if config.auth.models_of_team and not (config.auth.tokens or config.auth.keys_folder):
         yield "auth.modelsOfTeam: nothing tells a request's team; give tokens or keysFolder"
     for team, patterns in config.auth.models_of_team.items():
         for pattern in patterns:
-            if problem := problem_of(pattern):
+            if problem := pattern_problem(pattern):
                 yield f"auth.modelsOfTeam[{team}]: {pattern!r}: {problem}"
-    yield from _of_budgets(config)
-    yield from _of_store(config)
+    yield from _check_budgets(config)
+    yield from _check_store(config)
 
 
-def _of_store(config: RoutingConfig) -> Iterator[str]:
+def _check_store(config: RoutingConfig) -> Iterator[str]:
     store = config.budget_store
     if store is None:
         return
@@ -209,13 +209,13 @@ def _of_store(config: RoutingConfig) -> Iterator[str]:
         yield "budgetStore: there is no budget to keep; give one, or leave the store out"
     for budget in config.budgets:
         at = f"budgets[{budget.name}]"
-        limits = (("maxTokens", budget.max_tokens, _MOST_EXACT), ("maxUsd", budget.max_usd, _MOST_EXACT // 10**9))
-        for field, limit, most in limits:
-            if limit is not None and limit > most:
-                yield f"{at}.{field}: {limit} is more than a budgetStore can count; write at most {most}"
+        limits = (("maxTokens", budget.max_tokens, _MAX_EXACT), ("maxUsd", budget.max_usd, _MAX_EXACT // 10**9))
+        for field, limit, maximum in limits:
+            if limit is not None and limit > maximum:
+                yield f"{at}.{field}: {limit} is more than a budgetStore can count; write at most {maximum}"
 
 
-def _of_tokens(tokens: Tokens, classes: Classes) -> Iterator[str]:
+def _check_tokens(tokens: Tokens, classes: Classes) -> Iterator[str]:
     at = "auth.tokens"
     for name, value in (("issuer", tokens.issuer), ("teamClaim", tokens.team_claim)):
         if not value:
@@ -226,20 +226,20 @@ def _of_tokens(tokens: Tokens, classes: Classes) -> Iterator[str]:
         yield f"{at}: the issuer's keys come from one place; give either jwksUri or jwksFile"
     elif tokens.jwks_uri and not _is_url(tokens.jwks_uri):
         yield f"{at}.jwksUri: {tokens.jwks_uri!r} is no URL; write https, host and path, without user and fragment"
-    elif tokens.jwks_uri and not (tokens.jwks_uri.startswith("https://") or stays_here(tokens.jwks_uri)):
+    elif tokens.jwks_uri and not (tokens.jwks_uri.startswith("https://") or is_local_url(tokens.jwks_uri)):
         yield f"{at}.jwksUri: {tokens.jwks_uri!r} lets others give the keys; write https"
-    if not _HEADER.fullmatch(tokens.team_header) or tokens.team_header in (classes.header, *_OWN_HEADERS):
+    if not _HEADER.fullmatch(tokens.team_header) or tokens.team_header in (classes.header, *_CREDENTIAL_HEADERS):
         yield f"{at}.teamHeader: {tokens.team_header!r} cannot carry the team; name another, such as x-llmkube-team"
 
 
 def _is_url(text: str) -> bool:
     try:
-        return _FETCHED.fullmatch(text) is not None and urlsplit(text).port != 0
+        return _JWKS_URL.fullmatch(text) is not None and urlsplit(text).port != 0
     except ValueError:  # a port that is none
         return False
 
 
-def _of_budgets(config: RoutingConfig) -> Iterator[str]:
+def _check_budgets(config: RoutingConfig) -> Iterator[str]:
     rules = {rule.name: rule for rule in config.rules}
     names: set[str] = set()
     for budget in config.budgets:
@@ -262,54 +262,54 @@ def _of_budgets(config: RoutingConfig) -> Iterator[str]:
         if budget.max_usd is not None:
             rule = rules.get(budget.rule)
             reached = rule.backends if rule else tuple(config.backends)
-            free = [name for name in reached if name in config.backends and config.backends[name].prices is None]
-            if free:
-                unpriced = ", ".join(free)
+            missing = [name for name in reached if name in config.backends and config.backends[name].prices is None]
+            if missing:
+                unpriced = ", ".join(missing)
                 yield f"{at}.maxUsd: {budget.max_usd} cannot be kept without prices of {unpriced}; give them, 0 too"
-        yield from _of_header_name(budget.team_header, f"{at}.teamHeader")
+        yield from _check_header_name(budget.team_header, f"{at}.teamHeader")
 
 
-def _of_time(seconds: float | None, at: str) -> Iterator[str]:
+def _check_time(seconds: float | None, at: str) -> Iterator[str]:
     if seconds is not None and not (math.isfinite(seconds) and seconds > 0):
         yield f"{at}: {seconds} is no time to wait; write seconds above 0"
 
 
-def _of_header_name(name: str, at: str) -> Iterator[str]:
+def _check_header_name(name: str, at: str) -> Iterator[str]:
     if not _HEADER_NAME.fullmatch(name):
         yield f"{at}: {name!r} is no name that a header comes with; write one such as x-team, in lower case"
 
 
-def _of_class_names(names: Iterable[str], at: str) -> Iterator[str]:
+def _check_class_names(names: Iterable[str], at: str) -> Iterator[str]:
     """A class that no header names would be kept for nothing: its data would go anywhere."""
     for name in names:
-        if name != class_name(name):
-            yield f"{at}: {name!r} can never be met; write {class_name(name)!r}"
+        if name != normalized_class(name):
+            yield f"{at}: {name!r} can never be met; write {normalized_class(name)!r}"
         elif name not in classes_in(name):
             yield f"{at}: {name!r} can never be met, for a comma stands between classes; write each by itself, unquoted"
 
 
-def _of_lower_case(values: Iterable[str], at: str) -> Iterator[str]:
+def _check_lower_case(values: Iterable[str], at: str) -> Iterator[str]:
     for value in values:
         if value != value.lower().strip():
             yield f"{at}: {value!r} can never be met; write {value.lower().strip()!r}"
 
 
-def warnings_of(config: RoutingConfig) -> list[str]:
+def config_warnings(config: RoutingConfig) -> list[str]:
     """Return what is worth a second look, each with field, value and what follows."""
-    same = () if config.by_model else (f"{each}: clients see one model" for each in _shared_model_ids(config))
-    return [*_out_of_reach(config), *_refused_on_the_way(config), *_refused_at_the_end(config), *same]
+    shared = () if config.by_model else (f"{each}: clients see one model" for each in _shared_model_ids(config))
+    return [*_unreachable_rules(config), *_rules_before_sensitive(config), *_refused_by_default(config), *shared]
 
 
-def _out_of_reach(config: RoutingConfig) -> Iterator[str]:
-    for place, rule in enumerate(config.rules):
-        for earlier in config.rules[:place]:
-            if _catches_all_of(earlier.match, rule.match):
+def _unreachable_rules(config: RoutingConfig) -> Iterator[str]:
+    for index, rule in enumerate(config.rules):
+        for earlier in config.rules[:index]:
+            if _subsumes(earlier.match, rule.match):
                 when = "never" if earlier.fail_closed else f"only where no backend of {earlier.name} may be used"
-                yield f"rules[{place}]: {rule.name} is reached {when}: {earlier.name} above it matches all that it does"
+                yield f"rules[{index}]: {rule.name} is reached {when}: {earlier.name} above it matches all that it does"
                 break
 
 
-def _catches_all_of(earlier: Match, later: Match) -> bool:
+def _subsumes(earlier: Match, later: Match) -> bool:
     """Return whether each request that meets `later` meets `earlier` for certain."""
     return (
         (not earlier.classes or (bool(later.classes) and later.classes <= earlier.classes))
@@ -327,13 +327,13 @@ def _catches_all_of(earlier: Match, later: Match) -> bool:
     )
 
 
-def _refused_on_the_way(config: RoutingConfig) -> Iterator[str]:
+def _rules_before_sensitive(config: RoutingConfig) -> Iterator[str]:
     sensitive = ", ".join(sorted(config.classes.sensitive))
-    for place, rule in enumerate(config.rules):
-        later = [each.name for each in config.rules[place + 1 :] if each.match.classes & config.classes.sensitive]
+    for index, rule in enumerate(config.rules):
+        later = [each.name for each in config.rules[index + 1 :] if each.match.classes & config.classes.sensitive]
         if rule.fail_closed and later and not _has_local(config, rule):
             yield (
-                f"rules[{place}]: {rule.name} fails closed and has no local backend: a request of class {sensitive}"
+                f"rules[{index}]: {rule.name} fails closed and has no local backend: a request of class {sensitive}"
                 f" that meets it is refused and never comes to {', '.join(later)}; move it below"
             )
 
@@ -342,7 +342,7 @@ def _has_local(config: RoutingConfig, rule: Rule) -> bool:
     return any(config.backends[name].local for name in rule.backends)
 
 
-def _refused_at_the_end(config: RoutingConfig) -> Iterator[str]:
+def _refused_by_default(config: RoutingConfig) -> Iterator[str]:
     default = config.backends.get(config.default_backend)
     if default is None or default.local:
         return

@@ -8,17 +8,17 @@ import unicodedata
 from typing import Final
 
 _NONE: Final = frozenset[str]()
-_BETWEEN: Final = re.compile(r"[^\w-]+")
-_OTHER_LISTS: Final = re.compile(r"[;|\s]+")
+_NON_WORD: Final = re.compile(r"[^\w-]+")
+_LIST_SEPARATORS: Final = re.compile(r"[;|\s]+")
 """What else stands between the values of a list; the name of a class may have a dot or a slash in it."""
 
 
-def class_name(text: str) -> str:
+def normalized_class(text: str) -> str:
     """Return a class as it is compared: in lower case, with one space between words, letters in one form."""
     return " ".join(unicodedata.normalize("NFKC", text).lower().split())
 
 
-def listed_words(line: str) -> frozenset[str]:
+def header_values(line: str) -> frozenset[str]:
     """Return the values of a header that lists some, in lower case."""
     if not line:
         return _NONE
@@ -36,23 +36,27 @@ def classes_in(line: str) -> frozenset[str]:
         return _NONE
     if line.isascii():
         return _values_and_pieces(line)
-    return frozenset().union(*(_values_and_pieces(each) for each in _readings(line)))
+    return frozenset().union(*(_values_and_pieces(each) for each in _decodings(line)))
 
 
 def _values_and_pieces(line: str) -> frozenset[str]:
-    values = listed_words(line)
+    values = header_values(line)
     if line.isalpha():
         return values
     pieces = (
-        piece for value in values for between in (_BETWEEN, _OTHER_LISTS) for piece in between.split(value) if piece
+        piece
+        for value in values
+        for pattern in (_NON_WORD, _LIST_SEPARATORS)
+        for piece in pattern.split(value)
+        if piece
     )
     return values.union(pieces, (" ".join(value.split()) for value in values))
 
 
-def _readings(line: str) -> set[str]:
+def _decodings(line: str) -> set[str]:
     try:
-        meant = {line, line.encode("latin-1").decode("utf-8")}
+        decodings = {line, line.encode("latin-1").decode("utf-8")}
     except UnicodeError:  # no UTF-8, or read as such already
-        meant = {line}
-    meant |= {unicodedata.normalize("NFKC", each) for each in meant}
-    return meant | {"".join(sign for sign in each if unicodedata.category(sign) != "Cf") for each in meant}
+        decodings = {line}
+    decodings |= {unicodedata.normalize("NFKC", each) for each in decodings}
+    return decodings | {"".join(char for char in each if unicodedata.category(char) != "Cf") for each in decodings}

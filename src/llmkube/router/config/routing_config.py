@@ -17,19 +17,19 @@ from urllib.parse import urlsplit
 
 import attrs
 
-_FOREIGN: Final = re.compile(r"[\[\]{}\\\s]")
+_FORBIDDEN: Final = re.compile(r"[\[\]{}\\\s]")
 
 
-def fits_any(patterns: tuple[str, ...], model: str) -> bool:
+def matches_any(patterns: tuple[str, ...], model: str) -> bool:
     """Return whether a model's name fits one of the patterns."""
     return _matcher(patterns)(model)
 
 
-def problem_of(pattern: str) -> str:
+def pattern_problem(pattern: str) -> str:
     """Return why a text is no pattern, or "" if it is one."""
     if not pattern:
         return "it is empty and fits no model; write * for every model"
-    found = _FOREIGN.search(pattern)
+    found = _FORBIDDEN.search(pattern)
     if found:
         return f"{found[0]!r} is no wildcard here; * stands for any text and ? for one character"
     return ""
@@ -37,16 +37,16 @@ def problem_of(pattern: str) -> str:
 
 def covers(pattern: str, other: str) -> bool:
     """Return whether each name that fits `other` fits `pattern` for certain; False says nothing."""
-    return pattern in {"*", other} or ("*" not in other and "?" not in other and fits_any((pattern,), other))
+    return pattern in {"*", other} or ("*" not in other and "?" not in other and matches_any((pattern,), other))
 
 
 @functools.lru_cache(maxsize=1024)
 def _matcher(patterns: tuple[str, ...]) -> Callable[[str], bool]:
-    compiled = re.compile("|".join(f"(?:{_expression(pattern)})" for pattern in patterns) or r"(?!)", re.DOTALL)
+    compiled = re.compile("|".join(f"(?:{_regex(pattern)})" for pattern in patterns) or r"(?!)", re.DOTALL)
     return lambda model: compiled.fullmatch(model) is not None
 
 
-def _expression(pattern: str) -> str:
+def _regex(pattern: str) -> str:
     """A text between two `*` is looked for once, from the left, and never again: no name makes the search long."""
     first, *rest = (re.escape(part).replace(r"\?", ".") for part in pattern.split("*"))
     if not rest:
@@ -338,14 +338,14 @@ class RoutingConfig:
         return frozenset().union(*(backend.capabilities for backend in self.backends.values()))
 
 
-_LOCAL_ENDINGS: Final = (".svc", ".cluster.local", ".local", ".internal", ".home.arpa", ".localhost")
+_LOCAL_SUFFIXES: Final = (".svc", ".cluster.local", ".local", ".internal", ".home.arpa", ".localhost")
 """Names that no server of the Internet answers for: the cluster's, mDNS's, those that are set aside for networks."""
 
 _LABEL: Final = re.compile(r"[a-z][a-z0-9-]*")
 """Begins with a letter: `0x08080808` is an address to a resolver, and no name."""
 
 
-def stays_here(url: str) -> bool:
+def is_local_url(url: str) -> bool:
     """Return whether the host is a private address, or a name that only a local name server knows."""
     host = (urlsplit(url).hostname or "").rstrip(".").lower()
     if not host:
@@ -354,7 +354,7 @@ def stays_here(url: str) -> bool:
         address = ipaddress.ip_address(host)
     except ValueError:
         # A name without a dot is completed with the cluster's own domains first
-        return _LABEL.fullmatch(host) is not None or host.endswith(_LOCAL_ENDINGS)
+        return _LABEL.fullmatch(host) is not None or host.endswith(_LOCAL_SUFFIXES)
     mapped = getattr(address, "ipv4_mapped", None)
     return any((mapped or address) in network for network in _PRIVATE)
 

@@ -19,7 +19,7 @@ _GRAMMARS: Final = ("grammar", "json_schema", "functions")
 _PROBABILITIES: Final = ("logprobs", "top_logprobs", "n_probs")
 
 
-def why_not(path: str, body: Mapping[str, Any]) -> str:
+def obstacle(path: str, body: Mapping[str, Any]) -> str:
     """Return why the answer to a request cannot go on at another engine, for the operator; "" if it can.
 
     Args:
@@ -40,7 +40,7 @@ def why_not(path: str, body: Mapping[str, Any]) -> str:
         return "it asks for more than text (modalities, audio)"
     if len({value for value in map(body.get, LIMITS) if is_limit(value)}) > 1:
         return "it limits its tokens by different numbers"
-    return _of_messages(body) if path == CHAT else _of_prompt(body)
+    return _obstacle_in_messages(body) if path == CHAT else _obstacle_in_prompt(body)
 
 
 def is_limit(value: object) -> bool:
@@ -48,13 +48,13 @@ def is_limit(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def _of_prompt(body: Mapping[str, Any]) -> str:
+def _obstacle_in_prompt(body: Mapping[str, Any]) -> str:
     if not isinstance(body.get("prompt"), str):
         return "its prompt is no text"
     return "it asks for echo or suffix" if body.get("echo") or body.get("suffix") else ""
 
 
-def _of_messages(body: Mapping[str, Any]) -> str:
+def _obstacle_in_messages(body: Mapping[str, Any]) -> str:
     messages = body.get("messages")
     last = messages[-1] if isinstance(messages, list) and messages else None
     if not isinstance(last, Mapping):

@@ -15,7 +15,7 @@ import orjson
 
 from llmkube.router.budgets.usage import Usage
 from llmkube.router.config.routing_config import Backend
-from llmkube.router.continuation.continuable import CHAT, LIMITS, is_limit, why_not
+from llmkube.router.continuation.continuable import CHAT, LIMITS, is_limit, obstacle
 from llmkube.router.continuation.token_count import USAGE_FIELDS, JoinError, TokenCount
 from llmkube.router.dialects.dialect import data_event
 from llmkube.router.policy.permits import Permit
@@ -24,19 +24,19 @@ _BUILD: Final = re.compile(r"b[0-9]+-\S+")
 """What llama.cpp's server calls its build, as `system_fingerprint`."""
 
 
-def places(order: Sequence[Permit], broken: Permit) -> tuple[Permit, ...]:
+def continuation_targets(order: Sequence[Permit], broken: Permit) -> tuple[Permit, ...]:
     """Return where an answer may go on, best first: the engines that have the same model, and last the one it broke at.
 
     Args:
         order: What the decision permits; nothing is added to it.
         broken: Where it broke off.
     """
-    ours = broken.backend
-    twins = [each for each in order if each.backend.name != ours.name and _is_twin(each.backend, ours)]
+    backend = broken.backend
+    twins = [each for each in order if each.backend.name != backend.name and _is_twin(each.backend, backend)]
     return (*twins, broken)
 
 
-def goes_on(backend: Backend, fingerprint: object) -> bool:
+def can_continue(backend: Backend, fingerprint: object) -> bool:
     """Whether an engine goes on with an answer whose text is given: llama.cpp's, by what is known of it or by its word.
 
     Args:
@@ -79,8 +79,8 @@ def _with_text(messages: list[Any], text: str) -> list[Any]:
     last = messages[-1]
     if last.get("role") != "assistant":
         return [*messages, {"role": "assistant", "content": text}]
-    begun = last["content"]
-    content = begun + text if isinstance(begun, str) else [*begun, {"type": "text", "text": text}]
+    prefix = last["content"]
+    content = prefix + text if isinstance(prefix, str) else [*prefix, {"type": "text", "text": text}]
     return [*messages[:-1], {**last, "content": content}]
 
 
@@ -94,9 +94,9 @@ _NOT_TEXT: Final = {
 }
 
 
-def choice_of(said: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str]:
+def choice_of(chunk: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str]:
     """Return the one choice of an event, if it has one, and what of it cannot be joined by its text; "" if all can."""
-    choices = said.get("choices")
+    choices = chunk.get("choices")
     if not isinstance(choices, list) or not choices:
         return None, ""
     choice = choices[0]
@@ -105,8 +105,8 @@ def choice_of(said: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str]:
     parts = [(name, each) for name, each in choice.items() if name not in _CHOICE]
     if isinstance(delta := choice.get("delta"), dict):
         parts += [(name, each) for name, each in delta.items() if name not in _DELTA]
-    strange = next((name for name, each in parts if each), "")
-    return choice, _NOT_TEXT.get(strange, f"the answer has {strange!r:.40}") if strange else ""
+    extra = next((name for name, each in parts if each), "")
+    return choice, _NOT_TEXT.get(extra, f"the answer has {extra!r:.40}") if extra else ""
 
 
 def text_of(choice: Mapping[str, Any] | None) -> str:
@@ -124,13 +124,13 @@ def has_role(choice: Mapping[str, Any] | None) -> bool:
     return isinstance(delta, dict) and "role" in delta
 
 
-MOST_CONTINUATIONS: Final = 3
+MAX_CONTINUATIONS: Final = 3
 """A request of which engines die would else end one after the other."""
 
-MAX_KEPT_BYTES: Final = 256 << 10
+MAX_TEXT_BYTES: Final = 256 << 10
 """Of the text of one answer: about 64,000 tokens."""
 
-_NAMES: Final = frozenset({"id", "created", "model", "system_fingerprint", "object"})
+_SHARED_FIELDS: Final = frozenset({"id", "created", "model", "system_fingerprint", "object"})
 """What is the same in all events of a stream."""
 
 
@@ -140,15 +140,15 @@ class _Piece:
 
     Attributes:
         backend: Where it is; None before it has begun.
-        has_begun: Whether an event of it has come.
+        is_started: Whether an event of it has come.
         held: Its end, as the client reads it.
-        is_told: Whether the end says how many tokens it took.
+        has_usage: Whether the end says how many tokens it took.
     """
 
     backend: Backend | None = None
-    has_begun: bool = False
+    is_started: bool = False
     held: bytes = b""
-    is_told: bool = False
+    has_usage: bool = False
 
 
 class JoinedAnswer:
@@ -157,20 +157,20 @@ class JoinedAnswer:
     Attributes:
         broken: Backends at which it broke off, by their names.
         continuations: How often it was to go on.
-        why_not: Why it cannot go on, for the operator; "" if it can.
+        obstacle: Why it cannot go on, for the operator; "" if it can.
     """
 
     def __init__(self, path: str, body: Mapping[str, Any]) -> None:
         self.broken: set[str] = set()
         self.continuations = 0
-        self.why_not = why_not(path, body)
-        self._can_begin = not self.why_not
+        self.obstacle = obstacle(path, body)
+        self._can_begin = not self.obstacle
         self._path = path
         self._body = body
         self._limit = next((body[name] for name in LIMITS if is_limit(body.get(name))), None)
         self._is_greedy = body.get("temperature") == 0
         self._shows_timings = body.get("timings_per_token") is True
-        self._names: dict[str, Any] = {}
+        self._shared_fields: dict[str, Any] = {}
         self._model_at: dict[str, object] = {}
         self._has_role = False
         self._text = bytearray()
@@ -195,32 +195,32 @@ class JoinedAnswer:
         Raises:
             JoinError: It does not continue what was said.
         """
-        said = orjson.loads(data)  # the judge has read it: it is an object
+        chunk = orjson.loads(data)  # the judge has read it: it is an object
         piece = self._piece
-        if not piece.has_begun:
-            piece.has_begun = True
-            self._note_names(said)
-        choice = self._choice(said)
+        if not piece.is_started:
+            piece.is_started = True
+            self._record_shared_fields(chunk)
+        choice = self._choice(chunk)
         finish = choice is not None and bool(choice.get("finish_reason"))
-        self._tokens.take(said, at_end=finish or bool(piece.held))
+        self._tokens.take(chunk, at_end=finish or bool(piece.held))
         if finish or piece.held:
-            piece.is_told = piece.is_told or isinstance(said.get("usage"), dict)
+            piece.has_usage = piece.has_usage or isinstance(chunk.get("usage"), dict)
         else:
-            self._keep(text_of(choice))
+            self._append_text(text_of(choice))
         if self.continuations:
             self._tokens.check_prompt(is_greedy=self._is_greedy)
-        passed = self._rewritten(said, choice) if self.continuations else self._stripped(said, event)
+        passed = self._rewritten(chunk, choice) if self.continuations else self._stripped(chunk, event)
         passed = b"" if hidden else passed
-        if (finish or piece.held) and not self.why_not:
+        if (finish or piece.held) and not self.obstacle:
             piece.held += passed
             return b""
         self._has_role = self._has_role or has_role(choice)
         return self.release() + passed
 
     @property
-    def passes(self) -> bool:
+    def is_passthrough(self) -> bool:
         """Whether the answer cannot go on, and nothing of its events is kept from the client."""
-        return bool(self.why_not) and not self.continuations and not self._is_timed
+        return bool(self.obstacle) and not self.continuations and not self._adds_timings
 
     def release(self) -> bytes:
         """Return what was held back, once the answer has come to its end."""
@@ -230,50 +230,50 @@ class JoinedAnswer:
     @property
     def is_finished(self) -> bool:
         """Whether all has come but the mark of the end: the last piece, and how many tokens it all took."""
-        return bool(self._piece.held) and self._piece.is_told
+        return bool(self._piece.held) and self._piece.has_usage
 
     @property
     def usage(self) -> Usage | None:
         """Tokens of the prompt and of the whole text; None where an engine has not counted its own."""
-        return self._tokens.whole
+        return self._tokens.total
 
     # -- going on ----------------------------------------------------------------------------------------------------
 
-    def broke_off(self) -> str:
+    def mark_interrupted(self) -> str:
         """Note that the engine has died; return why the answer cannot go on, "" if it can."""
         piece = self._piece
         if piece.backend is not None:
             self.broken.add(piece.backend.name)
-        if self.continuations >= MOST_CONTINUATIONS:
-            self.why_not = self.why_not or f"the answer has gone on {MOST_CONTINUATIONS} times"
+        if self.continuations >= MAX_CONTINUATIONS:
+            self.obstacle = self.obstacle or f"the answer has gone on {MAX_CONTINUATIONS} times"
         if self._limit is not None and self._text and not self._tokens.is_counted:
-            self.why_not = self.why_not or "the request limits tokens, and the engine has not counted them"
-        return self.why_not
+            self.obstacle = self.obstacle or "the request limits tokens, and the engine has not counted them"
+        return self.obstacle
 
-    def closing(self) -> bytes:
+    def closing_events(self) -> bytes:
         """Return the end of an answer that has all the tokens that it may have; nothing of one that has not.
 
         Its engine died before it said so.
         """
         usage = self.usage
-        if self.why_not or usage is None or self._limit is None or self._tokens.of_text < self._limit:
+        if self.obstacle or usage is None or self._limit is None or self._tokens.text_tokens < self._limit:
             return b""
         self._tokens.close(usage)
         is_chat = self._path == CHAT
         choice: dict[str, Any] = {"finish_reason": "length", "index": 0, "delta": {}}
         if not is_chat:
             choice = {"text": "", "index": 0, "logprobs": None, "finish_reason": "length"}
-        last = {"choices": [choice], **self._names}
-        told = {"usage": self._tokens.told(dict.fromkeys(USAGE_FIELDS))}
+        last = {"choices": [choice], **self._shared_fields}
+        totals = {"usage": self._tokens.totals(dict.fromkeys(USAGE_FIELDS))}
         if not is_chat:
-            return data_event(last | told)
+            return data_event(last | totals)
         options = self._body.get("stream_options")
         wants = isinstance(options, Mapping) and options.get("include_usage") is True
-        return data_event(last) + (data_event({**last, "choices": []} | told) if wants else b"")
+        return data_event(last) + (data_event({**last, "choices": []} | totals) if wants else b"")
 
     def next_body(self) -> dict[str, Any]:
         """Return the request for the engine that goes on; what `begin` and `take` get from now on is its answer."""
-        before = self._tokens.next_engine(keeps_text=bool(self._text))
+        before = self._tokens.next_engine(has_text=bool(self._text))
         self.continuations += 1
         self._piece = _Piece()
         return next_request(self._path, self._body, self._text.decode(), before)
@@ -281,62 +281,62 @@ class JoinedAnswer:
     # -- reading -----------------------------------------------------------------------------------------------------
 
     @property
-    def _is_timed(self) -> bool:
+    def _adds_timings(self) -> bool:
         """Whether events may have what only the router asked for."""
         backend = self._piece.backend
         return self._can_begin and backend is not None and bool(backend.model_digest) and not self._shows_timings
 
-    def _note_names(self, said: Mapping[str, Any]) -> None:
+    def _record_shared_fields(self, chunk: Mapping[str, Any]) -> None:
         """Keep what all events of a stream have alike; a backend that answers as another model cannot go on."""
-        backend, model = self._piece.backend, said.get("model")
+        backend, model = self._piece.backend, chunk.get("model")
         name = backend.name if backend is not None else ""
-        if not self._names:
-            self._names = {name: each for name, each in said.items() if name in _NAMES}
+        if not self._shared_fields:
+            self._shared_fields = {name: each for name, each in chunk.items() if name in _SHARED_FIELDS}
         if not self.continuations:
-            if backend is None or not goes_on(backend, said.get("system_fingerprint")):
-                self.why_not = self.why_not or "its engine is not known to be llama.cpp's server"
+            if backend is None or not can_continue(backend, chunk.get("system_fingerprint")):
+                self.obstacle = self.obstacle or "its engine is not known to be llama.cpp's server"
         elif self._model_at.get(name, model) != model:
             raise JoinError(f"{name} has another model than before")
         self._model_at[name] = model
 
-    def _choice(self, said: Mapping[str, Any]) -> dict[str, Any] | None:
+    def _choice(self, chunk: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the one choice of an event; what cannot be joined by its text is noted."""
-        choice, why_not = choice_of(said)
-        if why_not:
-            self._cannot(why_not)
+        choice, obstacle = choice_of(chunk)
+        if obstacle:
+            self._cannot_continue(obstacle)
         return choice
 
-    def _cannot(self, why: str) -> None:
+    def _cannot_continue(self, why: str) -> None:
         if self.continuations:
             raise JoinError(f"the engine that was to go on says something else: {why}")
-        self.why_not = self.why_not or why
+        self.obstacle = self.obstacle or why
         self._text = bytearray()
 
-    def _keep(self, text: str) -> None:
-        if not text or self.why_not:
+    def _append_text(self, text: str) -> None:
+        if not text or self.obstacle:
             return
         self._tokens.add_piece()
         self._text += text.encode()
-        if len(self._text) > MAX_KEPT_BYTES:
-            self.why_not = f"the text is longer than {MAX_KEPT_BYTES} bytes"
+        if len(self._text) > MAX_TEXT_BYTES:
+            self.obstacle = f"the text is longer than {MAX_TEXT_BYTES} bytes"
             self._text = bytearray()
 
     # -- what the client reads ---------------------------------------------------------------------------------------
 
-    def _stripped(self, said: Mapping[str, Any], event: bytes) -> bytes:
+    def _stripped(self, chunk: Mapping[str, Any], event: bytes) -> bytes:
         """Return an event without what only the router asked for; the end of an answer has it anyway."""
-        if self._shows_timings or "timings" not in said or isinstance(said.get("usage"), dict):
+        if self._shows_timings or "timings" not in chunk or isinstance(chunk.get("usage"), dict):
             return event
-        return data_event({name: each for name, each in said.items() if name != "timings"})
+        return data_event({name: each for name, each in chunk.items() if name != "timings"})
 
-    def _rewritten(self, said: dict[str, Any], choice: Mapping[str, Any] | None) -> bytes:
+    def _rewritten(self, chunk: dict[str, Any], choice: Mapping[str, Any] | None) -> bytes:
         """Return an event of a later engine as one of the first stream, without what the client has."""
         if choice is not None and self._has_role and has_role(choice):
             delta = {name: each for name, each in choice["delta"].items() if name != "role"}
             if not any(delta.values()) and not choice.get("finish_reason"):
                 return b""
-            said["choices"] = [{**choice, "delta": delta}]
-        said.pop("timings", None)  # of one engine alone
-        if isinstance(usage := said.get("usage"), dict):
-            said["usage"] = self._tokens.told(usage)
-        return data_event(said | {name: each for name, each in self._names.items() if name in said})
+            chunk["choices"] = [{**choice, "delta": delta}]
+        chunk.pop("timings", None)  # of one engine alone
+        if isinstance(usage := chunk.get("usage"), dict):
+            chunk["usage"] = self._tokens.totals(usage)
+        return data_event(chunk | {name: each for name, each in self._shared_fields.items() if name in chunk})

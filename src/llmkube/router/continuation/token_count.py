@@ -57,60 +57,60 @@ class TokenCount:
         self._is_counted = True  # by them
         self._prompt: int | None = None  # of the request itself, by the first
         self._cached = 0  # of these
-        self._now = _EngineCount()
+        self._current = _EngineCount()
 
     def begin_engine(self) -> None:
         """Count what the next engine says from here on."""
-        self._now = _EngineCount()
+        self._current = _EngineCount()
 
-    def take(self, said: Mapping[str, Any], *, at_end: bool) -> None:
+    def take(self, chunk: Mapping[str, Any], *, at_end: bool) -> None:
         """Read what an event says of tokens."""
         if at_end:
-            self._now.final = usage_of(said, self._now.last)
+            self._current.final = usage_of(chunk, self._current.last)
         else:
-            self._now.usage = usage_of(said, self._now.usage)
+            self._current.usage = usage_of(chunk, self._current.usage)
 
     def add_piece(self) -> None:
         """Count an event with text."""
-        self._now.pieces += 1
+        self._current.pieces += 1
 
     @property
-    def of_text(self) -> int:
+    def text_tokens(self) -> int:
         """Tokens of the text that the client has."""
-        return self._before + self._now.tokens
+        return self._before + self._current.tokens
 
     @property
     def is_counted(self) -> bool:
         """Whether every engine has counted its own."""
-        return self._is_counted and self._now.is_counted
+        return self._is_counted and self._current.is_counted
 
     @property
-    def whole(self) -> Usage | None:
+    def total(self) -> Usage | None:
         """Tokens of the prompt and of the whole text; None where an engine has not counted its own."""
-        now, prompt = self._now, self._first_prompt()
-        if prompt is None or not self._is_counted or not (now.is_counted or now.final is not None):
+        current, prompt = self._current, self._first_prompt()
+        if prompt is None or not self._is_counted or not (current.is_counted or current.final is not None):
             return None
         return Usage(prompt=prompt, completion=self._completion(), cached=self._first_cached())
 
-    def told(self, usage: Mapping[str, Any]) -> dict[str, Any]:
+    def totals(self, usage: Mapping[str, Any]) -> dict[str, Any]:
         """Return the tokens of the whole answer, in the place of those of its last engine."""
         prompt, completion = self._first_prompt() or 0, self._completion()
-        told: dict[str, Any] = {"completion_tokens": completion, "prompt_tokens": prompt}
-        told["total_tokens"] = prompt + completion
+        totals: dict[str, Any] = {"completion_tokens": completion, "prompt_tokens": prompt}
+        totals["total_tokens"] = prompt + completion
         if "prompt_tokens_details" in usage:
-            told["prompt_tokens_details"] = {"cached_tokens": self._first_cached()}
-        return {**usage, **told}
+            totals["prompt_tokens_details"] = {"cached_tokens": self._first_cached()}
+        return {**usage, **totals}
 
     def close(self, usage: Usage) -> None:
         """Take what the client has for all that the engine wrote: it died before it said so."""
-        self._now.final = attrs.evolve(usage, completion=self._now.tokens)
+        self._current.final = attrs.evolve(usage, completion=self._current.tokens)
 
-    def next_engine(self, *, keeps_text: bool) -> int:
+    def next_engine(self, *, has_text: bool) -> int:
         """Have another engine go on, or begin anew where there is no text yet; return the tokens of the text."""
         self._cached, self._prompt = self._first_cached(), self._first_prompt()
         self._is_counted = self.is_counted
-        self._before = self.of_text if keeps_text else 0
-        self._now = _EngineCount()
+        self._before = self.text_tokens if has_text else 0
+        self._current = _EngineCount()
         return self._before
 
     def check_prompt(self, *, is_greedy: bool) -> None:
@@ -122,25 +122,25 @@ class TokenCount:
         Raises:
             JoinError: It has read something else.
         """
-        known = self._now.last
-        if self._now.is_checked or known is None or self._prompt is None or not self._is_counted:
+        counted = self._current.last
+        if self._current.is_checked or counted is None or self._prompt is None or not self._is_counted:
             return
-        self._now.is_checked = True
-        most = self._prompt + self._before
-        if known.prompt > most or (is_greedy and known.prompt < most):
-            raise JoinError(f"the engine has read {known.prompt} tokens; prompt and text have {most}")
+        self._current.is_checked = True
+        expected = self._prompt + self._before
+        if counted.prompt > expected or (is_greedy and counted.prompt < expected):
+            raise JoinError(f"the engine has read {counted.prompt} tokens; prompt and text have {expected}")
 
     def _completion(self) -> int:
-        return self._before + (self._now.last.completion if self._now.last is not None else 0)
+        return self._before + (self._current.last.completion if self._current.last is not None else 0)
 
     def _first_prompt(self) -> int | None:
         """Return the tokens of the request's own prompt: a later engine has read the text before its own, too."""
         if self._prompt is not None:
             return self._prompt
-        return max(self._now.last.prompt - self._before, 0) if self._now.last is not None else None
+        return max(self._current.last.prompt - self._before, 0) if self._current.last is not None else None
 
     def _first_cached(self) -> int:
         """Return how many tokens of the request's own prompt its first engine had read before."""
-        if self._prompt is not None or self._now.last is None:
+        if self._prompt is not None or self._current.last is None:
             return self._cached
-        return min(self._now.last.cached, self._first_prompt() or 0)
+        return min(self._current.last.cached, self._first_prompt() or 0)

@@ -18,7 +18,7 @@ class DialectError(Exception):
     """A request cannot be said in the other dialect; the message names field, value and fix."""
 
 
-class Answers(ABC):
+class AnswerTranslator(ABC):
     """Translates the answers to one request into what its client speaks.
 
     The methods implemented here are those of an answer that is never streamed.
@@ -35,14 +35,14 @@ class Answers(ABC):
         """Return an error as the client reads it."""
 
     @abstractmethod
-    def answer(self, said: Mapping[str, Any]) -> Mapping[str, Any]:
+    def answer(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return a whole answer of a backend as the client reads it."""
 
-    def whole(self, status: int, said: Mapping[str, Any]) -> Mapping[str, Any]:
+    def complete(self, status: int, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return a whole answer, or an error."""
-        return self.answer(said) if status < 400 else self.refusal(status, error_in_answer(said))
+        return self.answer(body) if status < 400 else self.refusal(status, error_in_answer(body))
 
-    def event(self, said: Mapping[str, Any]) -> bytes:
+    def event(self, body: Mapping[str, Any]) -> bytes:
         """Return what the client reads of one event of a stream.
 
         Raises:
@@ -68,19 +68,19 @@ class Answers(ABC):
 
 
 @attrs.frozen(kw_only=True)
-class Translated:
+class Translation:
     """One request, translated.
 
     Attributes:
         path: Of the backend's request, below `/v1`.
         body: Of the backend's request.
-        answers: Translates what comes back; None passes it on.
+        translator: Translates what comes back; None passes it on.
         dropped: Fields that have no counterpart and change no answer's meaning, for the audit log.
     """
 
     path: str
     body: JsonObject = attrs.field(repr=False)
-    answers: Answers | None = None
+    translator: AnswerTranslator | None = None
     dropped: tuple[str, ...] = ()
 
 
@@ -93,23 +93,23 @@ class Dialect:
         refusal: Returns an error in the shape that the client reads, by its status.
     """
 
-    read: Callable[[JsonObject], Translated]
+    read: Callable[[JsonObject], Translation]
     refusal: Callable[[int, Mapping[str, Any]], Mapping[str, Any]]
 
 
-def words_of(error: Mapping[str, Any]) -> str:
+def message_of(error: Mapping[str, Any]) -> str:
     """Return an error's message; of too long a prompt with how long it is and what there is room for."""
     message = str(error.get("message") or "the request failed")
     needed, available = error.get("n_prompt_tokens"), error.get("n_ctx")
-    says = str(needed) in message and str(available) in message
-    if isinstance(needed, int) and isinstance(available, int) and not says:
+    has_counts = str(needed) in message and str(available) in message
+    if isinstance(needed, int) and isinstance(available, int) and not has_counts:
         return f"{message} (the prompt needs {needed} tokens, {available} are available)"
     return message
 
 
-def error_in_answer(said: Mapping[str, Any]) -> Mapping[str, Any]:
+def error_in_answer(body: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the error of an answer that is one, also where it is a text."""
-    error = said.get("error")
+    error = body.get("error")
     return error if isinstance(error, dict) else {"message": str(error or "")}
 
 
@@ -151,13 +151,13 @@ def object_in(value: object, where: str) -> JsonObject:
     return value
 
 
-def check_kinds(said: Mapping[str, Any], kinds: Mapping[str, type | UnionType], where: str = "") -> None:
+def check_kinds(body: Mapping[str, Any], kinds: Mapping[str, type | UnionType], where: str = "") -> None:
     """Refuse fields of a kind that no backend takes; one that is null counts as absent.
 
     Raises:
         DialectError: One is.
     """
-    for name, value in said.items():
+    for name, value in body.items():
         kind = kinds.get(name)
         if kind is None or value is None:
             continue
@@ -219,13 +219,13 @@ def cache_of(block: Mapping[str, Any]) -> JsonObject:
     return {"cache_control": cached} if isinstance(cached, dict) else {}
 
 
-def text_in(said: Mapping[str, Any], name: str) -> str:
+def text_in(body: Mapping[str, Any], name: str) -> str:
     """Return a text; "" of an absent one.
 
     Raises:
         DialectError: It is something else.
     """
-    value = said.get(name)
+    value = body.get(name)
     if value is not None and not isinstance(value, str):
         raise DialectError(f"{name} must be a text")
     return value or ""
@@ -243,9 +243,9 @@ def index_of(call: Mapping[str, Any]) -> int:
     return value or 0
 
 
-def count_in(said: Mapping[str, Any], name: str) -> int:
+def count_in(body: Mapping[str, Any], name: str) -> int:
     """Return a number of tokens; 0 where none is said."""
-    value = said.get(name)
+    value = body.get(name)
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 
@@ -259,9 +259,9 @@ def choice_in(chat: Mapping[str, Any]) -> JsonObject:
     return choices[0] if choices else {}
 
 
-def data_event(said: Mapping[str, Any]) -> bytes:
+def data_event(body: Mapping[str, Any]) -> bytes:
     """Return a server-sent event without a name."""
-    return b"data: %b\n\n" % orjson.dumps(said)
+    return b"data: %b\n\n" % orjson.dumps(body)
 
 
 def named_event(event: Mapping[str, Any]) -> bytes:

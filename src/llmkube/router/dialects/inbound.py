@@ -7,7 +7,7 @@ import orjson
 
 from llmkube.base.http.heads import RequestHead
 from llmkube.base.http.message import Response
-from llmkube.router.dialects.dialect import Dialect, Translated
+from llmkube.router.dialects.dialect import Dialect, Translation
 from llmkube.router.dialects.messages_answers import messages_error
 from llmkube.router.dialects.messages_client import read_count, read_messages
 from llmkube.router.dialects.ollama_client import ollama_error, read_chat, read_embed, read_generate
@@ -26,7 +26,7 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
 """By path; what is not here is asked of backends as it is."""
 
 
-def translated_request(path: str, body: dict[str, Any]) -> Translated:
+def translated_request(path: str, body: dict[str, Any]) -> Translation:
     """Return a request as it is decided on.
 
     Args:
@@ -37,7 +37,7 @@ def translated_request(path: str, body: dict[str, Any]) -> Translated:
         DialectError: It has no counterpart.
     """
     dialect = DIALECTS.get(path)
-    return Translated(path=path.removeprefix("/v1"), body=body) if dialect is None else dialect.read(body)
+    return Translation(path=path.removeprefix("/v1"), body=body) if dialect is None else dialect.read(body)
 
 
 def refusal_at(path: str, response: Response) -> Response:
@@ -50,11 +50,11 @@ def refusal_at(path: str, response: Response) -> Response:
 
 
 async def unread_refusal(  # noqa: ASYNC124 (an Unread)
-    head: RequestHead | None, peer: str, status: int, words: str
+    head: RequestHead | None, peer: str, status: int, message: str
 ) -> Response:
-    """Return what the client of a request is told that the server cannot read: an `Unread`."""
-    said = refused(status, words, unread_code(status)).response
-    return said if head is None else refusal_at(head.path, said)
+    """Return what the client of a request is told that the server cannot read: an `MalformedHandler`."""
+    response = refused(status, message, unread_code(status)).response
+    return response if head is None else refusal_at(head.path, response)
 
 
 def unread_code(status: int) -> str:

@@ -10,18 +10,18 @@ from typing import Any, Final
 import attrs
 
 from llmkube.router.dialects.dialect import (
-    Answers,
+    AnswerTranslator,
     DialectError,
     JsonObject,
     arguments_of,
     choice_in,
     count_in,
     index_of,
+    message_of,
     named_event,
     object_in,
     objects_in,
     text_in,
-    words_of,
 )
 
 STOP_REASONS: Final[Mapping[str, str]] = {
@@ -41,7 +41,7 @@ _ERRORS: Final[Mapping[int, str]] = {
     504: "timeout_error",
     529: "overloaded_error",
 }
-_OF_ANTHROPIC: Final = dict.fromkeys(
+_ANTHROPIC_USAGE: Final = dict.fromkeys(
     ("cache_creation", "inference_geo", "output_tokens_details", "server_tool_use", "service_tier")
 )
 """What a message has to say of its tokens, and what is known by Anthropic alone."""
@@ -51,22 +51,22 @@ PING: Final = b'event: ping\ndata: {"type":"ping"}\n\n'
 def messages_error(status: int, error: Mapping[str, Any]) -> JsonObject:
     """Return an error as Anthropic's clients read it."""
     kind = _ERRORS.get(status) or ("invalid_request_error" if status < 500 else "api_error")
-    said: JsonObject = {"type": kind, "message": words_of(error)}
+    body: JsonObject = {"type": kind, "message": message_of(error)}
     if isinstance(error.get("code"), str):
-        said["code"] = error["code"]
-    return {"type": "error", "error": said}
+        body["code"] = error["code"]
+    return {"type": "error", "error": body}
 
 
 def message_of_chat(chat: Mapping[str, Any], model: str) -> JsonObject:
     """Return a whole answer."""
     choice = choice_in(chat)
-    said = object_in(choice.get("message"), "message")
+    body = object_in(choice.get("message"), "message")
     content: list[JsonObject] = []
-    if said.get("reasoning_content"):
-        content.append({"type": "thinking", "thinking": said["reasoning_content"], "signature": ""})
-    texts = [text for text in (said.get("content"), said.get("refusal")) if isinstance(text, str) and text]
+    if body.get("reasoning_content"):
+        content.append({"type": "thinking", "thinking": body["reasoning_content"], "signature": ""})
+    texts = [text for text in (body.get("content"), body.get("refusal")) if isinstance(text, str) and text]
     content += [{"type": "text", "text": text, "citations": None} for text in texts]
-    for at, call in enumerate(objects_in(said.get("tool_calls"), "tool_calls")):
+    for at, call in enumerate(objects_in(body.get("tool_calls"), "tool_calls")):
         function = object_in(call.get("function"), "function")
         given = arguments_of(function.get("arguments"), f"tool_calls[{at}].function.arguments")
         content.append(
@@ -82,7 +82,7 @@ def message_of_chat(chat: Mapping[str, Any], model: str) -> JsonObject:
         "stop_sequence": None,
         "stop_details": None,
         "container": None,
-        "usage": _OF_ANTHROPIC | usage_of_chat(chat),
+        "usage": _ANTHROPIC_USAGE | usage_of_chat(chat),
     }
 
 
@@ -105,7 +105,7 @@ def _message_id(chat: Mapping[str, Any]) -> str:
 
 
 @attrs.define(eq=False, kw_only=True)
-class MessagesAnswers(Answers):
+class MessagesTranslator(AnswerTranslator):
     """Translates the answers to one request.
 
     Attributes:
@@ -115,30 +115,30 @@ class MessagesAnswers(Answers):
     model: str
     _usage: JsonObject = attrs.field(factory=lambda: usage_of_chat({}))
     _reason: str = "end_turn"
-    _begun: bool = False
-    _at: int = -1
-    _open: str = ""
-    _call: int = -1
+    _started: bool = False
+    _index: int = -1
+    _open_block: str = ""
+    _tool_index: int = -1
 
     refusal = staticmethod(messages_error)
 
-    def answer(self, said: Mapping[str, Any]) -> JsonObject:
+    def answer(self, body: Mapping[str, Any]) -> JsonObject:
         """Return a message."""
-        return message_of_chat(said, self.model)
+        return message_of_chat(body, self.model)
 
-    def event(self, said: Mapping[str, Any]) -> bytes:
+    def event(self, body: Mapping[str, Any]) -> bytes:
         """Return what the client reads of one event."""
-        return b"".join(map(named_event, self._events(said)))
+        return b"".join(map(named_event, self._events(body)))
 
-    def _events(self, said: Mapping[str, Any]) -> list[JsonObject]:
+    def _events(self, body: Mapping[str, Any]) -> list[JsonObject]:
         events: list[JsonObject] = []
-        if not self._begun:
-            self._begun = True
-            message = message_of_chat({"id": said.get("id")}, self.model) | {"stop_reason": None}
+        if not self._started:
+            self._started = True
+            message = message_of_chat({"id": body.get("id")}, self.model) | {"stop_reason": None}
             events.append({"type": "message_start", "message": message})
-        if said.get("usage"):
-            self._usage = usage_of_chat(said)
-        choice = choice_in(said)
+        if body.get("usage"):
+            self._usage = usage_of_chat(body)
+        choice = choice_in(body)
         events += self._delta(object_in(choice.get("delta"), "delta"))
         if choice.get("finish_reason"):
             self._reason = STOP_REASONS.get(str(choice["finish_reason"]), "end_turn")
@@ -160,35 +160,35 @@ class MessagesAnswers(Answers):
     def _tool_call(self, call: Mapping[str, Any]) -> list[JsonObject]:
         events: list[JsonObject] = []
         index, function = index_of(call), object_in(call.get("function"), "function")
-        if index < self._call or (index == self._call and self._open != "tool_use"):
+        if index < self._tool_index or (index == self._tool_index and self._open_block != "tool_use"):
             raise DialectError("the backend went on with a tool call that had ended")
-        if index > self._call:
+        if index > self._tool_index:
             name = call.get("id") or f"call_{index}"
             events += self._stop()
             events += self._block(
                 "tool_use", {"type": "tool_use", "id": name, "name": function.get("name"), "input": {}}
             )
-            self._call = index
+            self._tool_index = index
         if arguments := text_in(function, "arguments"):
             events.append(self._piece({"type": "input_json_delta", "partial_json": arguments}))
         return events
 
     def _block(self, kind: str, block: JsonObject) -> list[JsonObject]:
-        if self._open == kind:
+        if self._open_block == kind:
             return []
         events = self._stop()
-        self._at += 1
-        self._open = kind
-        return [*events, {"type": "content_block_start", "index": self._at, "content_block": block}]
+        self._index += 1
+        self._open_block = kind
+        return [*events, {"type": "content_block_start", "index": self._index, "content_block": block}]
 
     def _piece(self, delta: JsonObject) -> JsonObject:
-        return {"type": "content_block_delta", "index": self._at, "delta": delta}
+        return {"type": "content_block_delta", "index": self._index, "delta": delta}
 
     def _stop(self) -> list[JsonObject]:
-        if not self._open:
+        if not self._open_block:
             return []
-        self._open = ""
-        return [{"type": "content_block_stop", "index": self._at}]
+        self._open_block = ""
+        return [{"type": "content_block_stop", "index": self._index}]
 
     def waiting(self) -> bytes:
         """Return a ping."""
@@ -205,11 +205,11 @@ class MessagesAnswers(Answers):
         return named_event(messages_error(502, error))
 
 
-class CountAnswers(Answers):
+class CountTranslator(AnswerTranslator):
     """Translates a count of tokens."""
 
     refusal = staticmethod(messages_error)
 
-    def answer(self, said: Mapping[str, Any]) -> JsonObject:
+    def answer(self, body: Mapping[str, Any]) -> JsonObject:
         """Return a count."""
-        return {"input_tokens": count_in(said, "input_tokens")}
+        return {"input_tokens": count_in(body, "input_tokens")}

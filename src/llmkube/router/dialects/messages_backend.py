@@ -21,7 +21,7 @@ from llmkube.router.dialects.dialect import (
     text_of_block,
 )
 
-MOST_TOKENS: Final = 4096
+DEFAULT_TOKENS: Final = 4096
 """Of an answer to a request that asks for no limit: messages have to say one."""
 
 VERSION: Final = "2023-06-01"
@@ -37,7 +37,7 @@ FINISH_REASONS: Final[Mapping[str, str]] = {
     "refusal": "content_filter",
 }
 _SAME: Final = ("model", "temperature", "top_p", "top_k", "stream")
-_CHOICES: Final[Mapping[str, str]] = {"auto": "auto", "required": "any", "none": "none"}
+_TOOL_CHOICES: Final[Mapping[str, str]] = {"auto": "auto", "required": "any", "none": "none"}
 _READ: Final = frozenset(
     {
         *_SAME, "messages", "tools", "tool_choice", "parallel_tool_calls", "stop", "max_tokens",
@@ -56,10 +56,10 @@ def messages_request(chat: Mapping[str, Any], *, count: bool = False) -> tuple[J
     Raises:
         DialectError: It cannot be asked in this dialect.
     """
-    _refuse_what_it_cannot(chat)
+    _refuse_unsupported(chat)
     body: JsonObject = {name: chat[name] for name in _SAME if chat.get(name) is not None}
     limit = chat.get("max_completion_tokens") or chat.get("max_tokens")
-    body["max_tokens"] = limit or MOST_TOKENS
+    body["max_tokens"] = limit or DEFAULT_TOKENS
     system, body["messages"] = _turns(objects_in(chat.get("messages"), "messages"))
     if system:
         body["system"] = system[0]["text"] if len(system) == 1 and "cache_control" not in system[0] else system
@@ -71,17 +71,17 @@ def messages_request(chat: Mapping[str, Any], *, count: bool = False) -> tuple[J
         body["tool_choice"] = choice
     if isinstance(chat.get("user"), str):
         body["metadata"] = {"user_id": chat["user"]}
-    if (wanted := _format(chat)) is not None:
+    if (wanted := _output_format(chat)) is not None:
         body["output_config"] = {"format": wanted}
     if count:
-        body = {name: each for name, each in body.items() if name in _COUNTED}
+        body = {name: each for name, each in body.items() if name in _COUNT_FIELDS}
     return body, tuple(name for name in chat if name not in _READ)
 
 
-_COUNTED: Final = frozenset({"model", "messages", "system", "tools", "tool_choice"})
+_COUNT_FIELDS: Final = frozenset({"model", "messages", "system", "tools", "tool_choice"})
 
 
-def _refuse_what_it_cannot(chat: Mapping[str, Any]) -> None:
+def _refuse_unsupported(chat: Mapping[str, Any]) -> None:
     if chat.get("n") not in (None, 1):
         raise DialectError(f"n is {chat['n']}; messages have one answer")
     if chat.get("logprobs"):
@@ -93,7 +93,7 @@ def _refuse_what_it_cannot(chat: Mapping[str, Any]) -> None:
         raise DialectError("modalities has audio; messages have none")
 
 
-def _format(chat: Mapping[str, Any]) -> JsonObject | None:
+def _output_format(chat: Mapping[str, Any]) -> JsonObject | None:
     wanted = object_in(chat.get("response_format"), "response_format")
     kind = wanted.get("type")
     if kind in (None, "text"):
@@ -115,21 +115,21 @@ def _turns(messages: list[JsonObject]) -> tuple[list[JsonObject], list[JsonObjec
             system += _blocks(content, f"{where}.content")
             continue
         if role == "tool":
-            said = "user"
+            mapped = "user"
             result: JsonObject = {"type": "tool_result", "tool_use_id": message.get("tool_call_id")}
             if message.get("is_error") is True:
                 result["is_error"] = True
             blocks = [result | ({"content": _tool_content(content, f"{where}.content")} if content else {})]
         elif role == "assistant":
-            said, blocks = "assistant", _said_by_model(message, where)
+            mapped, blocks = "assistant", _assistant_blocks(message, where)
         elif role == "user":
-            said, blocks = "user", _blocks(content, f"{where}.content")
+            mapped, blocks = "user", _blocks(content, f"{where}.content")
         else:
             raise DialectError(f"{where}.role is {role!r}; write system, user, assistant or tool")
-        if turns and turns[-1]["role"] == said:
+        if turns and turns[-1]["role"] == mapped:
             turns[-1]["content"] += blocks
         elif blocks:
-            turns.append({"role": said, "content": blocks})
+            turns.append({"role": mapped, "content": blocks})
     return system, turns
 
 
@@ -137,7 +137,7 @@ def _tool_content(content: object, where: str) -> str | list[JsonObject]:
     return content if isinstance(content, str) else _blocks(content, where)
 
 
-def _said_by_model(message: Mapping[str, Any], where: str) -> list[JsonObject]:
+def _assistant_blocks(message: Mapping[str, Any], where: str) -> list[JsonObject]:
     blocks = _blocks(message.get("content"), f"{where}.content")
     if isinstance(message.get("refusal"), str):
         blocks.append({"type": "text", "text": message["refusal"]})
@@ -185,28 +185,28 @@ def _tool(tool: Mapping[str, Any], where: str) -> JsonObject:
     function = object_in(tool.get("function"), f"{where}.function")
     if not function.get("name"):
         raise DialectError(f"{where}.function.name is missing; messages have functions only")
-    said: JsonObject = {"name": function["name"], "input_schema": function.get("parameters") or {"type": "object"}}
+    mapped: JsonObject = {"name": function["name"], "input_schema": function.get("parameters") or {"type": "object"}}
     for name in ("description", "strict"):
         if function.get(name) is not None:
-            said[name] = function[name]
-    return said | cache_of(tool)
+            mapped[name] = function[name]
+    return mapped | cache_of(tool)
 
 
 def _tool_choice(chat: Mapping[str, Any], any_tool: bool) -> JsonObject | None:
     choice, parallel = chat.get("tool_choice"), chat.get("parallel_tool_calls")
     if not any_tool:
         return None
-    said: JsonObject | None = None
+    mapped: JsonObject | None = None
     if isinstance(choice, dict):
         name = object_in(choice.get("function"), "tool_choice.function").get("name")
-        said = {"type": "tool", "name": name}
+        mapped = {"type": "tool", "name": name}
     elif choice is not None:
-        if not isinstance(choice, str) or choice not in _CHOICES:
+        if not isinstance(choice, str) or choice not in _TOOL_CHOICES:
             raise DialectError(f"tool_choice is {choice!r}; write auto, required, none or a function")
-        said = {"type": _CHOICES[choice]}
-    if parallel is not None and (said is None or said["type"] != "none"):
-        said = (said or {"type": "auto"}) | {"disable_parallel_tool_use": not parallel}
-    return said
+        mapped = {"type": _TOOL_CHOICES[choice]}
+    if parallel is not None and (mapped is None or mapped["type"] != "none"):
+        mapped = (mapped or {"type": "auto"}) | {"disable_parallel_tool_use": not parallel}
+    return mapped
 
 
 def chat_of_message(message: Mapping[str, Any]) -> JsonObject:
@@ -226,18 +226,18 @@ def chat_of_message(message: Mapping[str, Any]) -> JsonObject:
             thoughts += str(block.get("thinking") or "")
         elif block.get("type") == "tool_use":
             calls.append(call_of(block.get("id"), block.get("name"), block.get("input")))
-    said: JsonObject = {"role": "assistant", "content": text or None, "refusal": None}
+    mapped: JsonObject = {"role": "assistant", "content": text or None, "refusal": None}
     if thoughts:
-        said["reasoning_content"] = thoughts
+        mapped["reasoning_content"] = thoughts
     if calls:
-        said["tool_calls"] = calls
+        mapped["tool_calls"] = calls
     reason = FINISH_REASONS.get(str(message.get("stop_reason")), "stop")
     return {
         "id": message.get("id"),
         "object": "chat.completion",
         "created": 0,
         "model": message.get("model"),
-        "choices": [{"index": 0, "message": said, "finish_reason": reason, "logprobs": None}],
+        "choices": [{"index": 0, "message": mapped, "finish_reason": reason, "logprobs": None}],
         "usage": usage_of_message(took) if (took := object_in(message.get("usage"), "usage")) else None,
     }
 
@@ -288,8 +288,8 @@ class MessageEvents:
         if kind == "content_block_delta":
             return self._piece(object_in(event.get("delta"), "delta"))
         if kind == "message_delta":
-            said = object_in(event.get("usage"), "usage")
-            self._usage |= {name: each for name, each in said.items() if each is not None}
+            mapped = object_in(event.get("usage"), "usage")
+            self._usage |= {name: each for name, each in mapped.items() if each is not None}
             reason = object_in(event.get("delta"), "delta").get("stop_reason")
             if not reason:
                 return []

@@ -10,7 +10,7 @@ from typing import Any, Final
 from llmkube.router.dialects.dialect import (
     DialectError,
     JsonObject,
-    Translated,
+    Translation,
     cache_of,
     call_of,
     check_kinds,
@@ -18,35 +18,35 @@ from llmkube.router.dialects.dialect import (
     objects_in,
     text_in,
 )
-from llmkube.router.dialects.messages_answers import CountAnswers, MessagesAnswers
+from llmkube.router.dialects.messages_answers import CountTranslator, MessagesTranslator
 
 _SAME: Final = ("model", "max_tokens", "temperature", "top_p", "top_k", "stream")
 _SCALARS: Final = {"max_tokens": int, "temperature": int | float, "top_p": int | float, "top_k": int}
-_CHOICES: Final[Mapping[str, str]] = {"auto": "auto", "any": "required", "none": "none"}
+_TOOL_CHOICES: Final[Mapping[str, str]] = {"auto": "auto", "any": "required", "none": "none"}
 _READ: Final = frozenset(
     {*_SAME, "messages", "system", "stop_sequences", "tools", "tool_choice", "metadata", "output_config"}
 )
 
 
-def read_messages(body: JsonObject) -> Translated:
+def read_messages(body: JsonObject) -> Translation:
     """Translate a request at `/v1/messages`."""
     if "max_tokens" not in body:
         raise DialectError("max_tokens is missing; write the most tokens that the answer may have")
-    return Translated(
+    return Translation(
         path="/chat/completions",
         body=chat_request(body),
-        answers=MessagesAnswers(model=str(body.get("model"))),
+        translator=MessagesTranslator(model=str(body.get("model"))),
         dropped=_dropped(body),
     )
 
 
-def read_count(body: JsonObject) -> Translated:
+def read_count(body: JsonObject) -> Translation:
     """Translate a request at `/v1/messages/count_tokens`: asked of the backend in its own words, which costs none."""
     chat = chat_request({name: each for name, each in body.items() if name not in ("stream", "max_tokens")})
-    return Translated(
+    return Translation(
         path="/messages/count_tokens",
         body=chat,
-        answers=CountAnswers(),
+        translator=CountTranslator(),
         dropped=_dropped(body),
     )
 
@@ -113,7 +113,7 @@ def _format(wanted: Mapping[str, Any]) -> JsonObject:
 def _turn(turn: Mapping[str, Any], where: str) -> list[JsonObject]:
     role, content = turn.get("role"), turn.get("content")
     if role == "assistant":
-        return [_said_by_model(content, f"{where}.content")]
+        return [_assistant_message(content, f"{where}.content")]
     if role == "system":
         return [{"role": "system", "content": _system(content)}]
     if role != "user":
@@ -133,7 +133,7 @@ def _turn(turn: Mapping[str, Any], where: str) -> list[JsonObject]:
     return turns
 
 
-def _said_by_model(content: object, where: str) -> JsonObject:
+def _assistant_message(content: object, where: str) -> JsonObject:
     if isinstance(content, str):
         return {"role": "assistant", "content": content}
     texts: list[JsonObject] = []
@@ -148,25 +148,25 @@ def _said_by_model(content: object, where: str) -> JsonObject:
             thoughts += text_in(block, "thinking")
         elif kind != "redacted_thinking":
             texts.append(_content_part(block, f"{where}[{at}]"))
-    said: JsonObject = {"role": "assistant", "content": texts or None}
+    message: JsonObject = {"role": "assistant", "content": texts or None}
     if len(texts) == 1 and set(texts[0]) == {"type", "text"}:
-        said["content"] = texts[0]["text"]
+        message["content"] = texts[0]["text"]
     if thoughts:
-        said["reasoning_content"] = thoughts
+        message["reasoning_content"] = thoughts
     if calls:
-        said["tool_calls"] = calls
-    return said
+        message["tool_calls"] = calls
+    return message
 
 
 def _tool_result(block: Mapping[str, Any], where: str) -> JsonObject:
     content = block.get("content")
     check_kinds(block, {"tool_use_id": str, "is_error": bool}, f"{where}.")
-    said: JsonObject = {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content or ""}
+    message: JsonObject = {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content or ""}
     if block.get("is_error"):
-        said["is_error"] = True  # what only a backend of messages gets: chat completions have no such field
+        message["is_error"] = True  # what only a backend of messages gets: chat completions have no such field
     if content and not isinstance(content, str):
-        said["content"] = _parts(content, f"{where}.content")
-    return said
+        message["content"] = _parts(content, f"{where}.content")
+    return message
 
 
 def _parts(blocks: object, where: str) -> list[JsonObject]:
@@ -193,16 +193,16 @@ def _content_part(block: Mapping[str, Any], where: str) -> JsonObject:
 
 def _data_url(source: Mapping[str, Any], where: str) -> str:
     if source.get("type") != "base64":
-        words = f"{where}.source.type is {source.get('type')!r}; nothing is fetched for a client, write base64 and data"
-        raise DialectError(words)
+        error = f"{where}.source.type is {source.get('type')!r}; nothing is fetched for a client, write base64 and data"
+        raise DialectError(error)
     check_kinds(source, {"media_type": str, "data": str}, f"{where}.source.")
     return f"data:{source.get('media_type')};base64,{source.get('data')}"
 
 
 def _tool(tool: Mapping[str, Any], where: str) -> JsonObject:
     if tool.get("type") not in (None, "custom"):
-        words = f"{where}.type is {tool.get('type')!r}, a tool that Anthropic runs; write tools with an input_schema"
-        raise DialectError(words)
+        error = f"{where}.type is {tool.get('type')!r}, a tool that Anthropic runs; write tools with an input_schema"
+        raise DialectError(error)
     check_kinds(tool, {"name": str, "description": str, "input_schema": dict}, f"{where}.")
     function: JsonObject = {"name": tool.get("name"), "parameters": tool.get("input_schema") or {}}
     if "description" in tool:
@@ -215,6 +215,6 @@ def _tool_choice(choice: Mapping[str, Any]) -> str | JsonObject:
     if kind == "tool":
         check_kinds(choice, {"name": str}, "tool_choice.")
         return {"type": "function", "function": {"name": choice.get("name")}}
-    if not isinstance(kind, str) or kind not in _CHOICES:
+    if not isinstance(kind, str) or kind not in _TOOL_CHOICES:
         raise DialectError(f"tool_choice.type is {kind!r}; write auto, any, none or tool")
-    return _CHOICES[kind]
+    return _TOOL_CHOICES[kind]

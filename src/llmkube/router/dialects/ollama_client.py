@@ -13,70 +13,70 @@ import orjson
 
 from llmkube.router.dialects.dialect import (
     LINES,
-    Answers,
+    AnswerTranslator,
     DialectError,
     JsonObject,
-    Translated,
+    Translation,
     arguments_of,
     call_of,
     check_kinds,
     choice_in,
     count_in,
     index_of,
+    message_of,
     object_in,
     objects_in,
     text_in,
-    words_of,
 )
 from llmkube.router.dialects.ollama_models import time_of
 
-MOST_CALLS: Final = 256
-MOST_HELD: Final = 4 << 20
+MAX_CALLS: Final = 256
+MAX_CALL_CHARACTERS: Final = 4 << 20
 """Characters of calls, which a client of Ollama gets as a whole; a stream with more ends with an error."""
 
 _NANOSECONDS: Final = 1_000_000
-_LATEST: Final = 253402300799
+_MAX_TIMESTAMP: Final = 253402300799
 """The last second that a date can say."""
 _REASONS: Final[Mapping[str, str]] = {"length": "length"}
 
 
 def ollama_error(_status: int, error: Mapping[str, Any]) -> JsonObject:
     """Return an error as Ollama's clients read it."""
-    return {"error": words_of(error)}
+    return {"error": message_of(error)}
 
 
 @attrs.define(eq=False, kw_only=True)
-class OllamaAnswers(Answers):
+class OllamaTranslator(AnswerTranslator):
     """Translates the answers to one request.
 
     Attributes:
         model: What the client asked for.
-        generates: Whether the answer is one of `/api/generate`.
+        is_generate: Whether the answer is one of `/api/generate`.
     """
 
     model: str
-    generates: bool = False
+    is_generate: bool = False
     _last: JsonObject = attrs.field(factory=dict)
     _reason: str = "stop"
     _calls: dict[int, JsonObject] = attrs.field(factory=dict)
-    _held: int = 0
+    _call_characters: int = 0
 
     media_type = LINES
     refusal = staticmethod(ollama_error)
 
-    def answer(self, said: Mapping[str, Any]) -> JsonObject:
+    def answer(self, body: Mapping[str, Any]) -> JsonObject:
         """Return the only line."""
-        choice = choice_in(said)
+        choice = choice_in(body)
         message = object_in(choice.get("message"), "message")
         calls = _calls_of(objects_in(message.get("tool_calls"), "tool_calls"))
         thought = message.get("reasoning_content")
         text = str(message.get("content") or message.get("refusal") or "")
-        return self._line(said, text, thought=thought, calls=calls) | _ended(said, str(choice.get("finish_reason")))
+        return self._line(body, text, thought=thought, calls=calls) | _stats(body, str(choice.get("finish_reason")))
 
-    def event(self, said: Mapping[str, Any]) -> bytes:
+    def event(self, body: Mapping[str, Any]) -> bytes:
         """Return the line of one event; calls come as a whole, with the last."""
-        self._last |= {name: said[name] for name in ("created", "usage", "timings") if said.get(name)}
-        choice = choice_in(said)
+        self._last |= {name: body[name] for name in ("created", "usage", "timings") if body.get(name)}
+        choice = choice_in(body)
         self._reason = str(choice.get("finish_reason") or self._reason)
         delta = object_in(choice.get("delta"), "delta")
         for call in objects_in(delta.get("tool_calls"), "tool_calls"):
@@ -84,26 +84,26 @@ class OllamaAnswers(Answers):
         text = str(delta.get("content") or delta.get("refusal") or "")
         if not text and not delta.get("reasoning_content"):
             return b""
-        line = self._line(said, text, thought=delta.get("reasoning_content"))
+        line = self._line(body, text, thought=delta.get("reasoning_content"))
         return orjson.dumps(line | {"done": False}) + b"\n"
 
     def _add(self, call: Mapping[str, Any]) -> None:
         known = self._calls.setdefault(index_of(call), {"function": {"name": "", "arguments": ""}})["function"]
-        said = object_in(call.get("function"), "function")
+        body = object_in(call.get("function"), "function")
         for name in ("name", "arguments"):
-            piece = text_in(said, name)
+            piece = text_in(body, name)
             known[name] += piece
-            self._held += len(piece)
-        if self._held > MOST_HELD or len(self._calls) > MOST_CALLS:
-            raise DialectError(f"its calls are more than {MOST_CALLS}, or longer than {MOST_HELD} characters")
+            self._call_characters += len(piece)
+        if self._call_characters > MAX_CALL_CHARACTERS or len(self._calls) > MAX_CALLS:
+            raise DialectError(f"its calls are more than {MAX_CALLS}, or longer than {MAX_CALL_CHARACTERS} characters")
 
     def _line(
-        self, said: Mapping[str, Any], text: str, *, thought: object = None, calls: list[JsonObject] | None = None
+        self, body: Mapping[str, Any], text: str, *, thought: object = None, calls: list[JsonObject] | None = None
     ) -> JsonObject:
         line: JsonObject = {"model": self.model}
-        if isinstance(created := said.get("created"), int) and 0 < created <= _LATEST:
+        if isinstance(created := body.get("created"), int) and 0 < created <= _MAX_TIMESTAMP:
             line["created_at"] = time_of(created)
-        if self.generates:
+        if self.is_generate:
             return line | {"response": text} | ({"thinking": thought} if thought else {})
         message: JsonObject = {"role": "assistant", "content": text}
         if thought:
@@ -119,7 +119,7 @@ class OllamaAnswers(Answers):
     def end(self) -> bytes:
         """Return the last line, with calls, reason and tokens."""
         calls = _calls_of([self._calls[at] for at in sorted(self._calls)])
-        return orjson.dumps(self._line(self._last, "", calls=calls) | _ended(self._last, self._reason)) + b"\n"
+        return orjson.dumps(self._line(self._last, "", calls=calls) | _stats(self._last, self._reason)) + b"\n"
 
     def failed(self, error: Mapping[str, Any]) -> bytes:
         """Return the line of an error."""
@@ -135,8 +135,8 @@ def _calls_of(calls: list[JsonObject]) -> list[JsonObject]:
     return found
 
 
-def _ended(said: Mapping[str, Any], reason: str) -> JsonObject:
-    usage, timings = object_in(said.get("usage"), "usage"), object_in(said.get("timings"), "timings")
+def _stats(body: Mapping[str, Any], reason: str) -> JsonObject:
+    usage, timings = object_in(body.get("usage"), "usage"), object_in(body.get("timings"), "timings")
     read, written = (_nanoseconds(timings.get(name)) for name in ("prompt_ms", "predicted_ms"))
     return {
         "done": True,
@@ -151,13 +151,13 @@ def _ended(said: Mapping[str, Any], reason: str) -> JsonObject:
 
 
 def _nanoseconds(milliseconds: object) -> int:
-    if not isinstance(milliseconds, int | float) or not 0 <= milliseconds < _LATEST:
+    if not isinstance(milliseconds, int | float) or not 0 <= milliseconds < _MAX_TIMESTAMP:
         return 0
     return int(milliseconds * _NANOSECONDS)
 
 
 @attrs.define(eq=False, kw_only=True)
-class EmbedAnswers(Answers):
+class EmbedTranslator(AnswerTranslator):
     """Translates the answer to a request for vectors.
 
     Attributes:
@@ -168,10 +168,10 @@ class EmbedAnswers(Answers):
     media_type = LINES
     refusal = staticmethod(ollama_error)
 
-    def answer(self, said: Mapping[str, Any]) -> JsonObject:
+    def answer(self, body: Mapping[str, Any]) -> JsonObject:
         """Return the vectors in the order of their texts."""
-        found = sorted(objects_in(said.get("data"), "data"), key=lambda one: count_in(one, "index"))
-        prompt = count_in(object_in(said.get("usage"), "usage"), "prompt_tokens")
+        found = sorted(objects_in(body.get("data"), "data"), key=lambda one: count_in(one, "index"))
+        prompt = count_in(object_in(body.get("usage"), "usage"), "prompt_tokens")
         return {
             "model": self.model,
             "embeddings": [each.get("embedding") for each in found],
@@ -201,19 +201,19 @@ _READ: Final = frozenset(
     {"model", "messages", "prompt", "system", "images", "input", "dimensions", "tools", "format", "options", "stream"}
     | {"think", *_REFUSED}
 )
-_TYPES: Final[Mapping[str, str]] = {"iVBOR": "png", "/9j/": "jpeg", "R0lGOD": "gif", "UklGR": "webp"}
+_IMAGE_TYPES: Final[Mapping[str, str]] = {"iVBOR": "png", "/9j/": "jpeg", "R0lGOD": "gif", "UklGR": "webp"}
 """What an image is, by how its base64 begins."""
 
 
-def read_chat(body: JsonObject) -> Translated:
+def read_chat(body: JsonObject) -> Translation:
     """Translate a request at `/api/chat`."""
     turns = objects_in(body.get("messages"), "messages")
     if not turns:
         raise DialectError("messages is empty; write at least one message")
-    return _translated(body, list(_turns(turns)), OllamaAnswers(model=str(body.get("model"))))
+    return _translated(body, list(_turns(turns)), OllamaTranslator(model=str(body.get("model"))))
 
 
-def read_generate(body: JsonObject) -> Translated:
+def read_generate(body: JsonObject) -> Translation:
     """Translate a request at `/api/generate`: a prompt under the model's own template."""
     prompt, system = body.get("prompt"), body.get("system")
     if not isinstance(prompt, str) or not prompt:
@@ -222,13 +222,13 @@ def read_generate(body: JsonObject) -> Translated:
     turns: list[JsonObject] = [{"role": "user", "content": _content(prompt, body.get("images"), "images")}]
     if system:
         turns.insert(0, {"role": "system", "content": system})
-    return _translated(body, turns, OllamaAnswers(model=str(body.get("model")), generates=True))
+    return _translated(body, turns, OllamaTranslator(model=str(body.get("model")), is_generate=True))
 
 
-def read_embed(body: JsonObject) -> Translated:
+def read_embed(body: JsonObject) -> Translation:
     """Translate a request at `/api/embed`."""
-    asked = body.get("input")
-    texts = [asked] if isinstance(asked, str) else asked
+    value = body.get("input")
+    texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not texts or not all(isinstance(each, str) for each in texts):
         raise DialectError("input must be a text, or a list of texts")
     check_kinds(body, {"dimensions": int})
@@ -236,12 +236,12 @@ def read_embed(body: JsonObject) -> Translated:
     if "dimensions" in body:
         embeddings["dimensions"] = body["dimensions"]
     left_out = tuple(name for name in body if name not in ("model", "input", "dimensions"))
-    answers = EmbedAnswers(model=str(body.get("model")))
-    return Translated(path="/embeddings", body=embeddings, answers=answers, dropped=left_out)
+    translator = EmbedTranslator(model=str(body.get("model")))
+    return Translation(path="/embeddings", body=embeddings, translator=translator, dropped=left_out)
 
 
-def _translated(body: JsonObject, turns: list[JsonObject], answers: OllamaAnswers) -> Translated:
-    _refuse_ollamas_own(body)
+def _translated(body: JsonObject, turns: list[JsonObject], translator: OllamaTranslator) -> Translation:
+    _refuse_ollama_only(body)
     chat: JsonObject = {"model": body.get("model"), "messages": turns}
     if body.get("stream") is not False:
         chat |= {"stream": True, "stream_options": {"include_usage": True}}
@@ -265,10 +265,10 @@ def _translated(body: JsonObject, turns: list[JsonObject], answers: OllamaAnswer
     chat |= {_OPTIONS[name]: each for name, each in options.items() if name in _OPTIONS}
     dropped = [name for name in body if name not in _READ]
     dropped += [f"options.{name}" for name in options if name not in _OPTIONS]
-    return Translated(path="/chat/completions", body=chat, answers=answers, dropped=tuple(dropped))
+    return Translation(path="/chat/completions", body=chat, translator=translator, dropped=tuple(dropped))
 
 
-def _refuse_ollamas_own(body: JsonObject) -> None:
+def _refuse_ollama_only(body: JsonObject) -> None:
     for name in _REFUSED:
         if body.get(name):
             raise DialectError(f"{name} is set, which only Ollama's own server takes; leave it away")
@@ -288,10 +288,10 @@ def _turns(turns: list[JsonObject]) -> Iterator[JsonObject]:
     pending: list[tuple[str, object]] = []
     for at, turn in enumerate(turns):
         where, role = f"messages[{at}]", turn.get("role")
-        said: JsonObject = {"role": role, "content": _content(turn.get("content"), turn.get("images"), where)}
+        body: JsonObject = {"role": role, "content": _content(turn.get("content"), turn.get("images"), where)}
         if role == "assistant":
             if thought := text_in(turn, "thinking"):
-                said["reasoning_content"] = thought
+                body["reasoning_content"] = thought
             named: list[JsonObject] = []
             for call in objects_in(turn.get("tool_calls"), f"{where}.tool_calls"):
                 function = object_in(call.get("function"), f"{where}.tool_calls.function")
@@ -300,15 +300,15 @@ def _turns(turns: list[JsonObject]) -> Iterator[JsonObject]:
                 pending.append((f"call_{calls}", function.get("name")))
                 calls += 1
             if named:
-                said["tool_calls"] = named
+                body["tool_calls"] = named
         elif role == "tool":
-            said["tool_call_id"] = _answered(pending, turn.get("tool_name"), where)
+            body["tool_call_id"] = _pop_call_id(pending, turn.get("tool_name"), where)
         elif role not in ("system", "user"):
             raise DialectError(f"{where}.role is {role!r}; write system, user, assistant or tool")
-        yield said
+        yield body
 
 
-def _answered(pending: list[tuple[str, object]], tool: object, where: str) -> str:
+def _pop_call_id(pending: list[tuple[str, object]], tool: object, where: str) -> str:
     at = next((at for at, (_, name) in enumerate(pending) if tool in (None, "", name)), None)
     if at is None:
         raise DialectError(f"{where} is the result of {tool!r}, which no message before it calls")
@@ -327,5 +327,5 @@ def _content(text: object, images: object, where: str) -> str | list[JsonObject]
 
 
 def _data_url(image: str) -> str:
-    kind = next((kind for begin, kind in _TYPES.items() if image.startswith(begin)), "png")
+    kind = next((kind for begin, kind in _IMAGE_TYPES.items() if image.startswith(begin)), "png")
     return f"data:image/{kind};base64,{image}"

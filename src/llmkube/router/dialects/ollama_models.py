@@ -12,7 +12,7 @@ from typing import Any, Final
 VERSION: Final = "0.12.0"
 """Of the API that is followed here; clients compare it with what they need."""
 
-LISTS: Final = ("/api/tags", "/api/ps", "/api/version", "/api/show")
+LIST_PATHS: Final = ("/api/tags", "/api/ps", "/api/version", "/api/show")
 _CAPABILITIES: Final[Mapping[str, str]] = {
     "chat": "completion",
     "tools": "tools",

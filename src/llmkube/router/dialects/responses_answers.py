@@ -11,24 +11,24 @@ from typing import Any, Final
 import attrs
 
 from llmkube.router.dialects.dialect import (
-    Answers,
+    AnswerTranslator,
     DialectError,
     JsonObject,
     choice_in,
     count_in,
     dumped,
     index_of,
+    message_of,
     named_event,
     object_in,
     objects_in,
     text_in,
-    words_of,
 )
 
 INCOMPLETE: Final[Mapping[str, str]] = {"length": "max_output_tokens", "content_filter": "content_filter"}
 """Why an answer is not complete, by the reason that a chat completion says."""
 _COMMENT: Final = b": waiting\n\n"
-MOST_CHARACTERS: Final = 16 << 20
+MAX_CHARACTERS: Final = 16 << 20
 """An answer is held until its end, for the events that say it as a whole; a longer one ends with an error."""
 _CALL_CHARACTERS: Final = 256
 _DELTAS: Final[Mapping[str, str]] = {
@@ -43,7 +43,7 @@ _FIELDS: Final[Mapping[str, str]] = {
 }
 """What a field of a chat's message is a part of, by the part's type."""
 
-Keep = Callable[[JsonObject, list[JsonObject]], bool]
+SaveResponse = Callable[[JsonObject, list[JsonObject]], bool]
 """Keeps a finished response and its output items; returns whether it is kept."""
 
 
@@ -51,8 +51,8 @@ def responses_error(status: int, error: Mapping[str, Any]) -> JsonObject:
     """Return an error as OpenAI's clients read it."""
     kind, code = error.get("type"), error.get("code")
     usual = "invalid_request_error" if status < 500 else "server_error"
-    said = {"message": words_of(error), "type": kind if isinstance(kind, str) and kind else usual, "param": None}
-    return {"error": said | {"code": str(code) if isinstance(code, str | int) else None}}
+    body = {"message": message_of(error), "type": kind if isinstance(kind, str) and kind else usual, "param": None}
+    return {"error": body | {"code": str(code) if isinstance(code, str | int) else None}}
 
 
 def usage_of_chat(chat: Mapping[str, Any]) -> JsonObject | None:
@@ -79,51 +79,51 @@ class _Item:
     """One output item.
 
     Attributes:
-        said: The item, without what comes in pieces.
+        body: The item, without what comes in pieces.
         part: The type of its open part; "" of a call.
         parts: Parts that are whole.
         pieces: Of the open part, or of a call's arguments.
         is_open: Whether more may come.
     """
 
-    said: JsonObject
+    body: JsonObject
     part: str
     parts: list[JsonObject] = attrs.field(factory=list)
     pieces: list[str] = attrs.field(factory=list)
     is_open: bool = True
 
-    def whole(self, status: str) -> JsonObject:
+    def rendered(self, status: str) -> JsonObject:
         """Return the item as it is at its end."""
-        if self.said["type"] == "function_call":
-            return self.said | {"arguments": "".join(self.pieces), "status": status}
-        if self.said["type"] == "reasoning":
-            return self.said | {"content": self.parts}
-        return self.said | {"content": self.parts, "status": status}
+        if self.body["type"] == "function_call":
+            return self.body | {"arguments": "".join(self.pieces), "status": status}
+        if self.body["type"] == "reasoning":
+            return self.body | {"content": self.parts}
+        return self.body | {"content": self.parts, "status": status}
 
 
 @attrs.define(eq=False, kw_only=True)
-class ResponsesAnswers(Answers):
+class ResponsesTranslator(AnswerTranslator):
     """Translates the answers to one request.
 
     Attributes:
-        asked: What a response says of its request.
+        echo: What a response says of its request.
         items: The request's own.
         store: Whether the client lets the response be kept.
         previous_id: The response that the request continues; "" of a new conversation.
         response_id: Of the response.
         now: Returns the time, in seconds since 1970.
-        keep: Keeps the response when it is finished, before the client has the end of it.
+        save: Keeps the response when it is finished, before the client has the end of it.
     """
 
-    asked: JsonObject = attrs.field(repr=False)
+    echo: JsonObject = attrs.field(repr=False)
     items: tuple[JsonObject, ...] = attrs.field(repr=False)
     store: bool = True
     previous_id: str = ""
     response_id: str = "resp_0"
     now: Callable[[], int] = lambda: 0
-    keep: Keep = lambda _response, _output: False
+    save: SaveResponse = lambda _response, _output: False
     _created_at: int = 0
-    _begun: bool = False
+    _started: bool = False
     _sequence: int = 0
     _output: list[_Item] = attrs.field(factory=list)
     _text_at: int | None = None
@@ -134,16 +134,16 @@ class ResponsesAnswers(Answers):
 
     refusal = staticmethod(responses_error)
 
-    def answer(self, said: Mapping[str, Any]) -> JsonObject:
+    def answer(self, body: Mapping[str, Any]) -> JsonObject:
         """Return a response."""
         self._created_at = self.now()
-        self._take(said, "message")
+        self._add(body, "message")
         self._close_all()
         return self._finished()
 
-    def event(self, said: Mapping[str, Any]) -> bytes:
+    def event(self, body: Mapping[str, Any]) -> bytes:
         """Return what the client reads of one event."""
-        return self._encoded([*self._beginning(), *self._take(said, "delta")])
+        return self._encode([*self._start_events(), *self._add(body, "delta")])
 
     def waiting(self) -> bytes:
         """Return a comment."""
@@ -151,35 +151,35 @@ class ResponsesAnswers(Answers):
 
     def end(self) -> bytes:
         """Return the end of a response."""
-        events = [*self._beginning(), *self._close_all()]
+        events = [*self._start_events(), *self._close_all()]
         response = self._finished()
-        return self._encoded([*events, {"type": f"response.{response['status']}", "response": response}])
+        return self._encode([*events, {"type": f"response.{response['status']}", "response": response}])
 
     def failed(self, error: Mapping[str, Any]) -> bytes:
         """Return the end of a response that has failed, and an error event, at which clients raise."""
-        said = responses_error(502, error)["error"]
-        beginning = self._beginning()
-        output = [item.whole("incomplete") for item in self._output]
-        failure = {"code": said["code"] or "server_error", "message": said["message"]}
+        body = responses_error(502, error)["error"]
+        beginning = self._start_events()
+        output = [item.rendered("incomplete") for item in self._output]
+        failure = {"code": body["code"] or "server_error", "message": body["message"]}
         response = self._response("failed", output) | {"error": failure, "store": False}
-        last = {"type": "error", "error": said, "code": said["code"], "message": said["message"], "param": None}
-        return self._encoded([*beginning, {"type": "response.failed", "response": response}, last])
+        last = {"type": "error", "error": body, "code": body["code"], "message": body["message"], "param": None}
+        return self._encode([*beginning, {"type": "response.failed", "response": response}, last])
 
     # -- what comes --------------------------------------------------------------------------------------------------
 
-    def _beginning(self) -> list[JsonObject]:
-        if self._begun:
+    def _start_events(self) -> list[JsonObject]:
+        if self._started:
             return []
-        self._begun = True
+        self._started = True
         self._created_at = self.now()
         response = self._response("in_progress", [])
         return [{"type": f"response.{each}", "response": response} for each in ("created", "in_progress")]
 
-    def _take(self, said: Mapping[str, Any], place: str) -> list[JsonObject]:
+    def _add(self, body: Mapping[str, Any], place: str) -> list[JsonObject]:
         """Add what a chat completion, or one event of it, says; return the events of that."""
         events: list[JsonObject] = []
-        self._usage = usage_of_chat(said) or self._usage
-        choice = choice_in(said)
+        self._usage = usage_of_chat(body) or self._usage
+        choice = choice_in(body)
         message = object_in(choice.get(place), place)
         for name in ("reasoning_content", "content", "refusal"):
             if text := text_in(message, name):
@@ -191,58 +191,58 @@ class ResponsesAnswers(Answers):
         return events
 
     def _add_text(self, part: str, text: str) -> list[JsonObject]:
-        self._count(len(text))
+        self._count_characters(len(text))
         events: list[JsonObject] = []
         if self._text_at is None or self._output[self._text_at].part != part:
             events += self._close_text()
             at = self._text_at = len(self._output)
             kind = "reasoning" if part == "reasoning_text" else "message"
-            name = self._name("rs" if kind == "reasoning" else "msg", at)
-            said: JsonObject = {"id": name, "type": kind}
+            name = self._item_id("rs" if kind == "reasoning" else "msg", at)
+            body: JsonObject = {"id": name, "type": kind}
             if kind == "reasoning":
-                said["summary"] = []
+                body["summary"] = []
             else:
-                said["role"] = "assistant"
-            events += self._open(_Item(said, part))
-            events.append(self._on(at, "response.content_part.added", part=_part_of(part, "")))
+                body["role"] = "assistant"
+            events += self._open(_Item(body, part))
+            events.append(self._item_event(at, "response.content_part.added", part=_part_of(part, "")))
         at = self._text_at
         self._output[at].pieces.append(text)
         more: JsonObject = {"logprobs": []} if part == "output_text" else {}
-        return [*events, self._on(at, f"{_DELTAS[part]}.delta", delta=text, **more)]
+        return [*events, self._item_event(at, f"{_DELTAS[part]}.delta", delta=text, **more)]
 
     def _add_call(self, index: int, call: Mapping[str, Any]) -> list[JsonObject]:
         events: list[JsonObject] = []
         function = object_in(call.get("function"), "function")
         if index not in self._calls:
-            self._count(_CALL_CHARACTERS)
+            self._count_characters(_CALL_CHARACTERS)
             events += self._close_text()
             at = self._calls[index] = len(self._output)
             name, call_id = text_in(function, "name"), text_in(call, "id")
             if not name:
                 raise DialectError("the backend calls a function without a name")
-            call_id = call_id or self._name("call", at)
-            said = {"id": self._name("fc", at), "type": "function_call", "call_id": call_id, "name": name}
-            events += self._open(_Item(said, ""))
+            call_id = call_id or self._item_id("call", at)
+            body = {"id": self._item_id("fc", at), "type": "function_call", "call_id": call_id, "name": name}
+            events += self._open(_Item(body, ""))
         at = self._calls[index]
         arguments = function.get("arguments")
         text = dumped(arguments) if isinstance(arguments, dict) else text_in(function, "arguments")
         if text:
-            self._count(len(text))
+            self._count_characters(len(text))
             self._output[at].pieces.append(text)
-            events.append(self._on(at, "response.function_call_arguments.delta", delta=text))
+            events.append(self._item_event(at, "response.function_call_arguments.delta", delta=text))
         return events
 
-    def _count(self, characters: int) -> None:
+    def _count_characters(self, characters: int) -> None:
         self._characters += characters
-        if self._characters > MOST_CHARACTERS:
-            raise DialectError(f"the answer is longer than {MOST_CHARACTERS} characters")
+        if self._characters > MAX_CHARACTERS:
+            raise DialectError(f"the answer is longer than {MAX_CHARACTERS} characters")
 
     # -- items -------------------------------------------------------------------------------------------------------
 
     def _open(self, item: _Item) -> list[JsonObject]:
         self._output.append(item)
         at = len(self._output) - 1
-        return [{"type": "response.output_item.added", "output_index": at, "item": item.whole("in_progress")}]
+        return [{"type": "response.output_item.added", "output_index": at, "item": item.rendered("in_progress")}]
 
     def _close(self, at: int) -> list[JsonObject]:
         item, events = self._output[at], []
@@ -253,16 +253,16 @@ class ResponsesAnswers(Answers):
             item.parts.append(part)
             field = "refusal" if item.part == "refusal" else "text"
             more: JsonObject = {"logprobs": []} if item.part == "output_text" else {}
-            events.append(self._on(at, f"{_DELTAS[item.part]}.done", **{field: text}, **more))
-            events.append(self._on(at, "response.content_part.done", part=part))
+            events.append(self._item_event(at, f"{_DELTAS[item.part]}.done", **{field: text}, **more))
+            events.append(self._item_event(at, "response.content_part.done", part=part))
         else:
             if not item.pieces:  # a call without arguments; clients read JSON
                 item.pieces.append("{}")
-                events.append(self._on(at, "response.function_call_arguments.delta", delta="{}"))
-            named = {"arguments": "".join(item.pieces), "name": item.said["name"]}
-            events.append(self._on(at, "response.function_call_arguments.done", **named))
-        whole = item.whole(self._status_of_item(at))
-        return [*events, {"type": "response.output_item.done", "output_index": at, "item": whole}]
+                events.append(self._item_event(at, "response.function_call_arguments.delta", delta="{}"))
+            named = {"arguments": "".join(item.pieces), "name": item.body["name"]}
+            events.append(self._item_event(at, "response.function_call_arguments.done", **named))
+        rendered = item.rendered(self._status_of_item(at))
+        return [*events, {"type": "response.output_item.done", "output_index": at, "item": rendered}]
 
     def _close_text(self) -> list[JsonObject]:
         at, self._text_at = self._text_at, None
@@ -271,12 +271,12 @@ class ResponsesAnswers(Answers):
     def _close_all(self) -> list[JsonObject]:
         return [event for at, item in enumerate(self._output) if item.is_open for event in self._close(at)]
 
-    def _on(self, at: int, kind: str, **more: Any) -> JsonObject:
+    def _item_event(self, at: int, kind: str, **more: Any) -> JsonObject:
         item = self._output[at]
-        event = {"type": kind, "item_id": item.said["id"], "output_index": at}
+        event = {"type": kind, "item_id": item.body["id"], "output_index": at}
         return event | ({"content_index": 0} if item.part else {}) | more
 
-    def _name(self, kind: str, at: int) -> str:
+    def _item_id(self, kind: str, at: int) -> str:
         return f"{kind}_{self.response_id.removeprefix('resp_')}_{at}"
 
     # -- the response ------------------------------------------------------------------------------------------------
@@ -287,13 +287,13 @@ class ResponsesAnswers(Answers):
 
     def _finished(self) -> JsonObject:
         """Return the response as it is at its end, once it is kept."""
-        output = [item.whole(self._status_of_item(at)) for at, item in enumerate(self._output)]
+        output = [item.rendered(self._status_of_item(at)) for at, item in enumerate(self._output)]
         reason = INCOMPLETE.get(self._reason)
         response = self._response("incomplete" if reason else "completed", output)
         response["incomplete_details"] = {"reason": reason} if reason else None
         response["completed_at"] = None if reason else self.now()
         if self.store:
-            response["store"] = self.keep(response, output)
+            response["store"] = self.save(response, output)
         return response
 
     def _response(self, status: str, output: list[JsonObject]) -> JsonObject:
@@ -308,10 +308,10 @@ class ResponsesAnswers(Answers):
             "output": output,
             "usage": self._usage,
             "store": self.store,
-            **self.asked,
+            **self.echo,
         }
 
-    def _encoded(self, events: list[JsonObject]) -> bytes:
+    def _encode(self, events: list[JsonObject]) -> bytes:
         found = b""
         for event in events:
             found += named_event(event | {"sequence_number": self._sequence})

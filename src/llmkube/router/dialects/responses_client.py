@@ -14,13 +14,13 @@ import attrs
 from llmkube.router.dialects.dialect import (
     DialectError,
     JsonObject,
-    Translated,
+    Translation,
     check_kinds,
     object_in,
     objects_in,
     text_in,
 )
-from llmkube.router.dialects.responses_answers import ResponsesAnswers
+from llmkube.router.dialects.responses_answers import ResponsesTranslator
 from llmkube.router.dialects.responses_items import items_of, turns_of
 
 _SAMPLING: Final = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
@@ -34,11 +34,11 @@ _KINDS: Final[Mapping[str, type | UnionType]] = {
     **dict.fromkeys(("background", "parallel_tool_calls", "store"), bool),
 }
 _READ: Final = frozenset({*_SAME, *_KINDS, "input", "tools", "tool_choice", "text", "reasoning", "metadata", "include"})
-_NO_MEANING: Final = frozenset(
+_IGNORED_FIELDS: Final = frozenset(
     {"client_metadata", "max_tool_calls", "prompt_cache_options", "prompt_cache_retention", "stream_options"}
 )
 """Left out: hints to OpenAI's cache, padding of its streams, a bound for tools that it runs, notes of clients."""
-_INSTEAD: Final[Mapping[str, str]] = {
+_ALTERNATIVES: Final[Mapping[str, str]] = {
     "background": "write false, or leave it away, and read the answer as a stream",
     "context_management": "nothing of a conversation is compacted; leave it away",
     "conversation": "write previous_response_id instead",
@@ -47,7 +47,7 @@ _INSTEAD: Final[Mapping[str, str]] = {
     "top_logprobs": "no probabilities of tokens are in a response; ask /v1/chat/completions for them",
     "truncation": "no prompt is cut; write disabled, or leave it away",
 }
-_INCLUDED: Final = frozenset(
+_ALLOWED_INCLUDES: Final = frozenset(
     {
         *("reasoning.encrypted_content", "message.input_image.image_url", "computer_call_output.output.image_url"),
         *("file_search_call.results", "web_search_call.results", "web_search_call.action.sources"),
@@ -55,51 +55,53 @@ _INCLUDED: Final = frozenset(
     }
 )
 """What `include` may name: nothing is encrypted, and nothing of tools that no backend runs is there to be left out."""
-_MOST_METADATA: Final = 16
-_LONGEST_METADATA: Final = 512
+_MAX_METADATA_ENTRIES: Final = 16
+_MAX_METADATA_LENGTH: Final = 512
 
 
-def read_responses(body: JsonObject) -> Translated:
+def read_responses(body: JsonObject) -> Translation:
     """Translate a request at `/v1/responses`; what it continues is not in it yet."""
     _refuse_unknown(body)
     check_kinds(body, _KINDS)
-    _refuse_unsayable(body)
-    dropped = [name for name in body if name in _NO_MEANING and body[name] is not None]
+    _refuse_unsupported(body)
+    dropped = [name for name in body if name in _IGNORED_FIELDS and body[name] is not None]
     items = items_of(body.get("input"), dropped)
     chat = {name: body[name] for name in _SAME if body.get(name) is not None}
     chat["messages"] = turns_of(body.get("instructions") or "", items)
-    if (most := body.get("max_output_tokens")) is not None:
-        if most < 1:
-            raise DialectError(f"max_output_tokens is {most}; write at least 1, or leave it away")
-        chat["max_tokens"] = most
+    if (limit := body.get("max_output_tokens")) is not None:
+        if limit < 1:
+            raise DialectError(f"max_output_tokens is {limit}; write at least 1, or leave it away")
+        chat["max_tokens"] = limit
     chat |= _tools(body) | _text(body, dropped) | _reasoning(body, dropped)
     _check_included(body, dropped)
     if body.get("stream"):
         chat["stream_options"] = {"include_usage": True}
-    answers = ResponsesAnswers(
-        asked=_echo(body),
+    translator = ResponsesTranslator(
+        echo=_echo(body),
         items=tuple(items),
         store=body.get("store") is not False,
         previous_id=body.get("previous_response_id") or "",
     )
-    return Translated(path="/chat/completions", body=chat, answers=answers, dropped=tuple(dropped))
+    return Translation(path="/chat/completions", body=chat, translator=translator, dropped=tuple(dropped))
 
 
-def with_history(translated: Translated, history: Sequence[JsonObject], answers: ResponsesAnswers) -> Translated:
+def with_history(
+    translated: Translation, history: Sequence[JsonObject], translator: ResponsesTranslator
+) -> Translation:
     """Return a request that sends a history before its own items; the instructions are its own alone."""
-    instructions = answers.asked["instructions"] or ""
-    body = translated.body | {"messages": turns_of(instructions, [*history, *answers.items])}
+    instructions = translator.echo["instructions"] or ""
+    body = translated.body | {"messages": turns_of(instructions, [*history, *translator.items])}
     return attrs.evolve(translated, body=body)
 
 
 def _refuse_unknown(body: Mapping[str, Any]) -> None:
     for name, value in body.items():
-        if value is not None and name not in _READ and name not in _NO_MEANING and name not in _INSTEAD:
+        if value is not None and name not in _READ and name not in _IGNORED_FIELDS and name not in _ALTERNATIVES:
             raise DialectError(f"{name[:80]} is no field that this router knows of /v1/responses; leave it away")
 
 
-def _refuse_unsayable(body: Mapping[str, Any]) -> None:
-    for name, instead in _INSTEAD.items():
+def _refuse_unsupported(body: Mapping[str, Any]) -> None:
+    for name, instead in _ALTERNATIVES.items():
         value = body.get(name)
         if value in (None, False, 0) or (name == "truncation" and value == "disabled"):
             continue
@@ -113,25 +115,25 @@ def _check_included(body: Mapping[str, Any], dropped: list[str]) -> None:
     if not isinstance(included, list) or not all(isinstance(each, str) for each in included):
         raise DialectError("include must be a list of texts")
     for at, each in enumerate(included):
-        if each not in _INCLUDED:
+        if each not in _ALLOWED_INCLUDES:
             raise DialectError(f"include[{at}] is {each!r:.80}, which no response of this router has; leave it away")
         dropped.append(f"include[{at}] ({each})")
 
 
 def _tools(body: Mapping[str, Any]) -> JsonObject:
-    said: JsonObject = {}
+    fields: JsonObject = {}
     if tools := objects_in(body.get("tools"), "tools"):
-        said["tools"] = [_tool(each, f"tools[{at}]") for at, each in enumerate(tools)]
+        fields["tools"] = [_tool(each, f"tools[{at}]") for at, each in enumerate(tools)]
     choice = body.get("tool_choice")
     if choice is not None:
-        said["tool_choice"] = _tool_choice(choice)
-    return said
+        fields["tool_choice"] = _tool_choice(choice)
+    return fields
 
 
 def _tool(tool: Mapping[str, Any], where: str) -> JsonObject:
     if tool.get("type") != "function":
-        words = f"{where}.type is {tool.get('type')!r:.80}, a tool that no backend of this router runs"
-        raise DialectError(f"{words}; leave it away, or write one of type function")
+        message = f"{where}.type is {tool.get('type')!r:.80}, a tool that no backend of this router runs"
+        raise DialectError(f"{message}; leave it away, or write one of type function")
     check_kinds(tool, {"name": str, "description": str, "parameters": dict, "strict": bool}, f"{where}.")
     if not tool.get("name"):
         raise DialectError(f"{where}.name is missing; write the function's name")
@@ -144,28 +146,28 @@ def _tool_choice(choice: object) -> str | JsonObject:
         return choice
     if isinstance(choice, dict) and choice.get("type") == "function" and isinstance(choice.get("name"), str):
         return {"type": "function", "function": {"name": choice["name"]}}
-    words = 'write auto, none, required, or {"type": "function", "name": …}'
-    raise DialectError(f"tool_choice is {choice!r:.80}; {words}")
+    message = 'write auto, none, required, or {"type": "function", "name": …}'
+    raise DialectError(f"tool_choice is {choice!r:.80}; {message}")
 
 
 def _text(body: Mapping[str, Any], dropped: list[str]) -> JsonObject:
     text = object_in(body.get("text"), "text")
     dropped.extend(f"text.{name}" for name in text if name not in ("format", "verbosity"))
     check_kinds(text, {"verbosity": str}, "text.")
-    said: JsonObject = {"verbosity": text["verbosity"]} if text.get("verbosity") else {}
+    fields: JsonObject = {"verbosity": text["verbosity"]} if text.get("verbosity") else {}
     wanted = object_in(text.get("format"), "text.format")
     kind = wanted.get("type")
     if not wanted or kind == "text":
-        return said
+        return fields
     if kind == "json_object":
-        return said | {"response_format": {"type": "json_object"}}
+        return fields | {"response_format": {"type": "json_object"}}
     if kind != "json_schema":
         raise DialectError(f"text.format.type is {kind!r:.80}; write text, json_schema or json_object")
     check_kinds(wanted, {"name": str, "description": str, "schema": dict, "strict": bool}, "text.format.")
     if not isinstance(wanted.get("schema"), dict):
         raise DialectError("text.format.schema is missing; write a JSON schema")
     schema = {name: wanted[name] for name in ("description", "schema", "strict") if wanted.get(name) is not None}
-    return said | {
+    return fields | {
         "response_format": {"type": "json_schema", "json_schema": {"name": wanted.get("name") or "answer"} | schema}
     }
 
@@ -212,8 +214,8 @@ def _echo(body: Mapping[str, Any]) -> JsonObject:
     }
     if text.get("verbosity"):
         echo["text"]["verbosity"] = text["verbosity"]
-    for name, usual in {"temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}.items():
-        echo[name] = usual if body.get(name) is None else body[name]
+    for name, default in {"temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}.items():
+        echo[name] = default if body.get(name) is None else body[name]
     return echo | {"top_logprobs": 0}
 
 
@@ -227,8 +229,8 @@ def _echoed_format(wanted: Mapping[str, Any]) -> JsonObject:
 def _metadata(body: Mapping[str, Any]) -> JsonObject:
     metadata = object_in(body.get("metadata"), "metadata")
     for name, value in metadata.items():
-        if not isinstance(value, str) or len(value) > _LONGEST_METADATA or len(name) > _LONGEST_METADATA:
-            raise DialectError(f"metadata.{name[:80]} must be a text of at most {_LONGEST_METADATA} characters")
-    if len(metadata) > _MOST_METADATA:
-        raise DialectError(f"metadata has {len(metadata)} entries; write at most {_MOST_METADATA}")
+        if not isinstance(value, str) or len(value) > _MAX_METADATA_LENGTH or len(name) > _MAX_METADATA_LENGTH:
+            raise DialectError(f"metadata.{name[:80]} must be a text of at most {_MAX_METADATA_LENGTH} characters")
+    if len(metadata) > _MAX_METADATA_ENTRIES:
+        raise DialectError(f"metadata has {len(metadata)} entries; write at most {_MAX_METADATA_ENTRIES}")
     return metadata

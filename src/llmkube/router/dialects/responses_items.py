@@ -17,28 +17,28 @@ _ROLES: Final[Mapping[str, str]] = {
     "developer": "system",  # what templates of chats know
 }
 _TEXTS: Final = ("input_text", "output_text", "text")
-_TAKEN: Final = "message, function_call, function_call_output and reasoning"
+_ITEMS: Final = "message, function_call, function_call_output and reasoning"
 _PARTS: Final = "input_text, output_text, refusal, input_image with a data: URL, and input_file with file_data"
 
 
-def items_of(asked: object, dropped: list[str]) -> list[JsonObject]:
+def items_of(value: object, dropped: list[str]) -> list[JsonObject]:
     """Return a request's items, each with the fields that are read of it.
 
     Args:
-        asked: `input`.
+        value: `input`.
         dropped: Gets the names of what changes no answer's meaning and is left out.
 
     Raises:
         DialectError: One has no counterpart.
     """
-    if isinstance(asked, str):
-        return [_message_item({"role": "user", "content": asked}, "input", dropped)]
+    if isinstance(value, str):
+        return [_message_item({"role": "user", "content": value}, "input", dropped)]
     found = []
-    for at, item in enumerate(objects_in(asked, "input")):
+    for at, item in enumerate(objects_in(value, "input")):
         kind, where = item.get("type", "message"), f"input[{at}]"
         reader = _READERS.get(kind) if isinstance(kind, str) else None
         if reader is None:
-            raise DialectError(f"{where}.type is {kind!r:.80}; this router takes {_TAKEN}, so send the item's text")
+            raise DialectError(f"{where}.type is {kind!r:.80}; this router takes {_ITEMS}, so send the item's text")
         found.append(reader(item, where, dropped))
     if not found:
         raise DialectError("input is empty; write a text, or at least one item")
@@ -58,13 +58,13 @@ def turns_of(instructions: str, items: Sequence[JsonObject]) -> list[JsonObject]
             else:
                 turns.append(turn)
         elif kind == "function_call":
-            _call_into(turns, item)
+            _append_call(turns, item)
         elif kind == "function_call_output":
             turns.append({"role": "tool", "tool_call_id": item["call_id"], "content": _content(item["output"])})
     return [{"role": "system", "content": "\n\n".join(leading)}, *turns] if leading else turns
 
 
-def _call_into(turns: list[JsonObject], item: Mapping[str, Any]) -> None:
+def _append_call(turns: list[JsonObject], item: Mapping[str, Any]) -> None:
     """Add a call to what the model has just said: a chat has one turn for both."""
     if not turns or turns[-1]["role"] != "assistant":
         turns.append({"role": "assistant", "content": None})
@@ -80,20 +80,20 @@ def _message_item(item: JsonObject, where: str, dropped: list[str]) -> JsonObjec
     if not isinstance(role, str) or role not in _ROLES:
         raise DialectError(f"{where}.role is {role!r:.80}; write user, assistant, system or developer")
     _leave_out(item, ("type", "id", "status", "role", "content"), where, dropped)
-    is_said = role == "assistant"
+    is_output = role == "assistant"
     if isinstance(content, str):
-        parts: list[JsonObject] = [_text(content, is_said=is_said)]
+        parts: list[JsonObject] = [_text(content, is_output=is_output)]
     elif content is None:
         raise DialectError(f"{where}.content is missing; write a text, or a list of parts")
     else:
-        parts = _parts(content, f"{where}.content", dropped, is_said=is_said)
-    return _checked(item, {"type": "message", "role": role, "status": "completed", "content": parts}, where)
+        parts = _parts(content, f"{where}.content", dropped, is_output=is_output)
+    return _validated(item, {"type": "message", "role": role, "status": "completed", "content": parts}, where)
 
 
 def _call_item(item: JsonObject, where: str, dropped: list[str]) -> JsonObject:
     _leave_out(item, ("type", "id", "status", "call_id", "name", "arguments"), where, dropped)
-    said = {"type": "function_call", "status": "completed"} | _texts(item, ("call_id", "name", "arguments"), where)
-    return _checked(item, said, where)
+    result = {"type": "function_call", "status": "completed"} | _texts(item, ("call_id", "name", "arguments"), where)
+    return _validated(item, result, where)
 
 
 def _result_item(item: JsonObject, where: str, dropped: list[str]) -> JsonObject:
@@ -102,22 +102,22 @@ def _result_item(item: JsonObject, where: str, dropped: list[str]) -> JsonObject
     if not isinstance(output, str):
         if output is None:
             raise DialectError(f"{where}.output is missing; write the function's result as a text")
-        output = _parts(output, f"{where}.output", dropped, is_said=False)
-    said: JsonObject = {"type": "function_call_output", "status": "completed", "output": output}
-    return _checked(item, said | _texts(item, ("call_id",), where), where)
+        output = _parts(output, f"{where}.output", dropped, is_output=False)
+    result: JsonObject = {"type": "function_call_output", "status": "completed", "output": output}
+    return _validated(item, result | _texts(item, ("call_id",), where), where)
 
 
 def _reasoning_item(item: JsonObject, where: str, dropped: list[str]) -> JsonObject:
     dropped.append(f"{where} (reasoning)")
     check_kinds(item, {"encrypted_content": str}, f"{where}.")
-    said: JsonObject = {"type": "reasoning", "summary": []}
+    result: JsonObject = {"type": "reasoning", "summary": []}
     for name, kind in (("summary", "summary_text"), ("content", "reasoning_text")):
         if item.get(name) is not None:
             parts = objects_in(item[name], f"{where}.{name}")
-            said[name] = [
+            result[name] = [
                 {"type": kind} | _texts(each, ("text",), f"{where}.{name}[{at}]") for at, each in enumerate(parts)
             ]
-    return _checked(item, said, where)
+    return _validated(item, result, where)
 
 
 _Reader = Callable[[JsonObject, str, list[str]], JsonObject]
@@ -129,10 +129,10 @@ _READERS: Final[Mapping[str, _Reader]] = {
 }
 
 
-def _checked(item: Mapping[str, Any], said: JsonObject, where: str) -> JsonObject:
+def _validated(item: Mapping[str, Any], result: JsonObject, where: str) -> JsonObject:
     """Return what is read of an item; its id and its status are a client's notes, and of the right type."""
     check_kinds(item, {"id": str, "status": str}, f"{where}.")
-    return said
+    return result
 
 
 def _texts(item: Mapping[str, Any], names: Sequence[str], where: str) -> JsonObject:
@@ -146,38 +146,41 @@ def _leave_out(item: Mapping[str, Any], read: Sequence[str], where: str, dropped
     dropped.extend(f"{where}.{name}" for name, value in item.items() if name not in read and value is not None)
 
 
-def _text(text: str, *, is_said: bool) -> JsonObject:
-    return {"type": "output_text", "text": text, "annotations": []} if is_said else {"type": "input_text", "text": text}
+def _text(text: str, *, is_output: bool) -> JsonObject:
+    return (
+        {"type": "output_text", "text": text, "annotations": []} if is_output else {"type": "input_text", "text": text}
+    )
 
 
-def _parts(content: object, where: str, dropped: list[str], *, is_said: bool) -> list[JsonObject]:
+def _parts(content: object, where: str, dropped: list[str], *, is_output: bool) -> list[JsonObject]:
     parts = [
-        _part(part, f"{where}[{at}]", dropped, is_said=is_said) for at, part in enumerate(objects_in(content, where))
+        _part(part, f"{where}[{at}]", dropped, is_output=is_output)
+        for at, part in enumerate(objects_in(content, where))
     ]
     if not parts:
         raise DialectError(f"{where} is empty; write a text, or at least one part")
     return parts
 
 
-def _part(part: JsonObject, where: str, dropped: list[str], *, is_said: bool) -> JsonObject:
+def _part(part: JsonObject, where: str, dropped: list[str], *, is_output: bool) -> JsonObject:
     kind = part.get("type")
     if isinstance(kind, str) and kind in _TEXTS:
         _leave_out(part, ("type", "text", "annotations", "logprobs"), where, dropped)
-        return _text(_texts(part, ("text",), where)["text"], is_said=is_said)
-    if kind == "refusal" and is_said:
+        return _text(_texts(part, ("text",), where)["text"], is_output=is_output)
+    if kind == "refusal" and is_output:
         return {"type": "refusal"} | _texts(part, ("refusal",), where)
-    if kind == "input_image" and not is_said:
+    if kind == "input_image" and not is_output:
         _leave_out(part, ("type", "image_url", "detail", "file_id"), where, dropped)
         check_kinds(part, {"detail": str}, f"{where}.")
         _refuse_ids(part, ("file_id",), "image_url with a data: URL", where)
         url = _texts(part, ("image_url",), where)["image_url"]
         return {"type": "input_image", "image_url": url, "detail": part.get("detail") or "auto"}
-    if kind == "input_file" and not is_said:
+    if kind == "input_file" and not is_output:
         _leave_out(part, ("type", "file_data", "filename", "file_id", "file_url"), where, dropped)
         check_kinds(part, {"filename": str}, f"{where}.")
         _refuse_ids(part, ("file_id", "file_url"), "file_data", where)
-        said: JsonObject = {"type": "input_file"} | _texts(part, ("file_data",), where)
-        return said | ({"filename": part["filename"]} if part.get("filename") else {})
+        result: JsonObject = {"type": "input_file"} | _texts(part, ("file_data",), where)
+        return result | ({"filename": part["filename"]} if part.get("filename") else {})
     raise DialectError(f"{where}.type is {kind!r:.80}; this router takes {_PARTS}")
 
 
@@ -199,10 +202,10 @@ def _content(parts: str | Sequence[Mapping[str, Any]]) -> str | list[JsonObject]
     """Return parts as a chat has them; texts alone are one text, which every template can read."""
     if isinstance(parts, str):
         return parts
-    said = [_chat_part(each) for each in parts]
-    if all(each["type"] == "text" for each in said):
-        return "\n".join(each["text"] for each in said)
-    return said
+    result = [_chat_part(each) for each in parts]
+    if all(each["type"] == "text" for each in result):
+        return "\n".join(each["text"] for each in result)
+    return result
 
 
 def _chat_part(part: Mapping[str, Any]) -> JsonObject:

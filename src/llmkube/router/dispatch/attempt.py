@@ -19,31 +19,31 @@ from llmkube.router.auth.key_files import BackendKeys
 from llmkube.router.backends import UnavailableModel, engine_of
 from llmkube.router.budgets.usage import Usage, usage_of
 from llmkube.router.config.routing_config import Backend
-from llmkube.router.dialects.dialect import Answers, DialectError
+from llmkube.router.dialects.dialect import AnswerTranslator, DialectError
 from llmkube.router.dialects.messages_backend import chat_of_message
 from llmkube.router.dispatch.event_stream import AnswerJudge, EventSplitter, Kind, MessagesSplitter, OversizedEventError
-from llmkube.router.dispatch.passed_headers import request_lines
-from llmkube.router.dispatch.request_body import COUNT_TOKENS, FIELDS, asks_by_messages, rebuild
+from llmkube.router.dispatch.forwarded_headers import request_lines
+from llmkube.router.dispatch.request_body import COUNT_TOKENS, FIELDS, rebuild, uses_messages_api
 from llmkube.router.dispatch.transport import Transport
 from llmkube.router.dispatch.verdicts import Cause, Failure, error_in, judge, status_of_error
-from llmkube.router.health.engine_watch import FROZEN, Waiting
-from llmkube.router.health.signs import Reply
+from llmkube.router.health.engine_watch import FROZEN, WaitingRequest
+from llmkube.router.health.health_state import Reply
 from llmkube.router.policy.permits import Permit
 from llmkube.router.refusals import RefusedError, error_object
 
 MAX_ANSWER_BYTES: Final = 32 << 20
 """A longer answer that is no stream is a fault of the backend."""
 
-LEAST_BYTES_PER_SECOND: Final = 512
+MIN_BYTES_PER_SECOND: Final = 512
 """An answer that is no stream and comes slower than this drips."""
 
 
-MOST_HEALTH_BYTES: Final = 256 << 10
+MAX_HEALTH_BYTES: Final = 256 << 10
 """Of an answer to a question about a backend's health: what comes after is not read. 64 slots have 90 KB."""
 
 
 @attrs.frozen(kw_only=True)
-class Asked:
+class ClientRequest:
     """What a client asked, and whose request it is.
 
     Attributes:
@@ -52,7 +52,7 @@ class Asked:
         size: How many bytes the client's body has, and the history that it continues.
         request_id: Its name in logs, here and at the backend.
         trace: The headers of its trace.
-        answers: Translates what comes back for the client; None passes it on.
+        translator: Translates what comes back for the client; None passes it on.
         dropped: Fields of the client's that have no counterpart.
     """
 
@@ -61,7 +61,7 @@ class Asked:
     size: int
     request_id: str
     trace: Mapping[str, str]
-    answers: Answers | None = attrs.field(default=None, repr=False)
+    translator: AnswerTranslator | None = attrs.field(default=None, repr=False)
     dropped: tuple[str, ...] = ()
 
     @property
@@ -71,7 +71,7 @@ class Asked:
 
 
 @attrs.frozen(kw_only=True)
-class Whole:
+class Answer:
     """An answer that has come.
 
     Attributes:
@@ -94,7 +94,7 @@ class Whole:
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Begun:
+class Stream:
     """A stream that has begun.
 
     Attributes:
@@ -148,15 +148,15 @@ class Attempts:
         answer = await self.transport.ask(permit, path, request_lines(backend, key, "health", {}) + credentials)
         try:
             body = bytearray()
-            while len(body) <= MOST_HEALTH_BYTES and (piece := await answer.receive_some()):
+            while len(body) <= MAX_HEALTH_BYTES and (piece := await answer.receive_some()):
                 body += piece
             return reply_of(answer.status, answer.headers, bytes(body), ours=not backend.provider)
         finally:
             await self.transport.release(permit, answer)  # noqa: ASYNC102 (closes at once, also when cancelled)
 
-    def _known(self, backend: Backend, key: str, path: str) -> tuple[Backend, bytes] | Failure:
+    def _resolve(self, backend: Backend, key: str, path: str) -> tuple[Backend, bytes] | Failure:
         """Return why a backend cannot be asked; else it, by the name and with the credentials that a directory has."""
-        if (missing := _missing(backend, key, path)) is not None:
+        if (missing := _unavailable(backend, key, path)) is not None:
             return missing
         directory = self.transport.directory_of(backend)
         if directory is None:
@@ -164,8 +164,8 @@ class Attempts:
         try:
             engine = engine_of(directory, backend.model, f"/v1{path}")
         except RefusedError as refusal:
-            said = refusal.response
-            failure = judge(said.status, said.headers, error_in(orjson.loads(said.body)), ours=True)
+            reply = refusal.response
+            failure = judge(reply.status, reply.headers, error_in(orjson.loads(reply.body)), ours=True)
             assert failure is not None, "none of these is an answer"
             return failure
         return attrs.evolve(backend, model=engine.alias), engine.credentials
@@ -173,45 +173,45 @@ class Attempts:
     async def make(
         self,
         permit: Permit,
-        asked: Asked,
+        inbound: ClientRequest,
         silence_seconds: float,
-        waiting: Waiting | None = None,
+        waiting: WaitingRequest | None = None,
         on_sent: OnSent | None = None,
-    ) -> Whole | Begun | Failure:
+    ) -> Answer | Stream | Failure:
         """Send the request to one backend; a stream that has begun has to be released.
 
         Args:
             permit: Leave to do so.
-            asked: The request.
+            inbound: The request.
             silence_seconds: Longest wait for the first byte, and between two later ones.
             waiting: Gets the scope of such a wait: puts its end off while the engine lives, ends it if that is frozen.
             on_sent: Told once the backend was sent all of the request.
         """
         backend = permit.backend
         key = self.keys.key_of(backend.key_file) if backend.key_file else ""
-        known = self._known(backend, key, asked.path)
-        if isinstance(known, Failure):
-            return known
-        backend, credentials = known
+        resolved = self._resolve(backend, key, inbound.path)
+        if isinstance(resolved, Failure):
+            return resolved
+        backend, credentials = resolved
         try:
-            rebuilt = rebuild(asked.path, asked.body, backend)
+            rebuilt = rebuild(inbound.path, inbound.body, backend)
         except DialectError as exc:
             return Failure(Cause.UNSUPPORTED, str(exc))
-        lines = request_lines(backend, key, asked.request_id, asked.trace) + credentials
-        answer, keeps = None, False
+        lines = request_lines(backend, key, inbound.request_id, inbound.trace) + credentials
+        answer, handed_over = None, False
         try:
             with trio.move_on_after(silence_seconds) as silence:
                 if waiting is not None:
                     waiting.begin(silence)
                 answer = await self.transport.start(permit, rebuilt.path, lines, rebuilt.body, on_sent)
-                by_messages = asks_by_messages(asked.path, backend)
-                reader = _Reader(answer, silence, silence_seconds, backend, by_messages=by_messages)
-                found = await reader.read(asked.streams)
-                dropped = asked.dropped + rebuilt.dropped
-                if isinstance(found, Begun):
-                    keeps = True
+                uses_messages = uses_messages_api(inbound.path, backend)
+                reader = _AnswerReader(answer, silence, silence_seconds, backend, uses_messages=uses_messages)
+                found = await reader.read(inbound.streams)
+                dropped = inbound.dropped + rebuilt.dropped
+                if isinstance(found, Stream):
+                    handed_over = True
                     return attrs.evolve(found, hides_usage=rebuilt.usage_added, dropped=dropped)
-                return attrs.evolve(found, dropped=dropped) if dropped and isinstance(found, Whole) else found
+                return attrs.evolve(found, dropped=dropped) if dropped and isinstance(found, Answer) else found
             if waiting is not None and waiting.is_frozen:
                 return Failure(Cause.FROZEN, FROZEN)
             return Failure(Cause.TIMEOUT, f"it was silent for {silence_seconds:g} seconds")
@@ -223,7 +223,7 @@ class Attempts:
         except OversizedEventError as exc:
             return Failure(Cause.MALFORMED, str(exc))
         finally:
-            if answer is not None and not keeps:
+            if answer is not None and not handed_over:
                 await self.transport.release(permit, answer)  # noqa: ASYNC102 (closes at once, also when cancelled)
 
 
@@ -238,7 +238,7 @@ def reply_of(status: int, headers: Headers, body: bytes, *, ours: bool) -> Reply
     return Reply(status, headers.get("server") or "", is_loading, body)
 
 
-def _missing(backend: Backend, key: str, path: str) -> Failure | None:
+def _unavailable(backend: Backend, key: str, path: str) -> Failure | None:
     if backend.missing or not backend.base_url:
         return Failure(Cause.MISSING, backend.missing or "its address is not known")
     if path not in FIELDS or (backend.dialect == "anthropic" and path not in ("/chat/completions", COUNT_TOKENS)):
@@ -251,7 +251,7 @@ def _missing(backend: Backend, key: str, path: str) -> Failure | None:
 
 
 @attrs.frozen(eq=False)
-class _Reader:
+class _AnswerReader:
     """Reads one answer until it is known what it is.
 
     Attributes:
@@ -259,16 +259,16 @@ class _Reader:
         silence: Its deadline moves with every byte.
         silence_seconds: By how much.
         backend: Whose answer.
-        by_messages: Whether it answers in Anthropic's messages.
+        uses_messages: Whether it answers in Anthropic's messages.
     """
 
     answer: StreamedResponse
     silence: trio.CancelScope
     silence_seconds: float
     backend: Backend
-    by_messages: bool
+    uses_messages: bool
 
-    async def read(self, streams: bool) -> Whole | Begun | Failure:
+    async def read(self, streams: bool) -> Answer | Stream | Failure:
         head = self.answer.head
         encoding = (head.lines.get("content-encoding") or "identity").lower()
         if encoding != "identity":
@@ -277,11 +277,11 @@ class _Reader:
             )
         media_type = (head.lines.get("content-type") or "").partition(";")[0].strip().lower()
         if head.status == 200 and streams and media_type == "text/event-stream":
-            return await self._begin()
-        return await self._whole(streams)
+            return await self._read_stream()
+        return await self._read_body(streams)
 
-    async def _begin(self) -> Begun | Whole | Failure:
-        splitter = MessagesSplitter() if self.by_messages else EventSplitter()
+    async def _read_stream(self) -> Stream | Answer | Failure:
+        splitter = MessagesSplitter() if self.uses_messages else EventSplitter()
         judge_ = AnswerJudge()
         events: list[tuple[Kind, bytes]] = []  # the client has nothing of them: what is wrong with one leads on
         while True:
@@ -300,7 +300,7 @@ class _Reader:
                 if kind is Kind.GARBAGE or empty:
                     return Failure(Cause.MALFORMED, "its stream has an event that is no piece of an answer", 200)
             if any(kind is Kind.PIECE for kind, _ in events):
-                return Begun(
+                return Stream(
                     answer=self.answer,
                     splitter=splitter,
                     judge=judge_,
@@ -309,7 +309,7 @@ class _Reader:
                     hides_usage=False,
                 )
 
-    async def _whole(self, streams: bool) -> Whole | Failure:
+    async def _read_body(self, streams: bool) -> Answer | Failure:
         received, started_at = bytearray(), None
         while piece := await self.answer.receive_some():
             received += piece
@@ -322,23 +322,23 @@ class _Reader:
             now = trio.current_time()
             if not received.isspace():  # space comes while a provider has not begun: a byte of it is no drip
                 started_at = now if started_at is None else started_at
-                slowest = started_at + self.silence_seconds + len(received) / LEAST_BYTES_PER_SECOND
+                slowest = started_at + self.silence_seconds + len(received) / MIN_BYTES_PER_SECOND
                 self.silence.deadline = min(now + self.silence_seconds, slowest)
-        return self._judged(bytes(received), streams)
+        return self._classify(bytes(received), streams)
 
-    def _judged(self, body: bytes, streams: bool) -> Whole | Failure:
+    def _classify(self, body: bytes, streams: bool) -> Answer | Failure:
         status, headers = self.answer.status, self.answer.head.lines
         try:
-            said = orjson.loads(body)
-            if self.by_messages and isinstance(said, dict):
-                said = chat_of_message(said)
-                body = orjson.dumps(said)
+            reply = orjson.loads(body)
+            if self.uses_messages and isinstance(reply, dict):
+                reply = chat_of_message(reply)
+                body = orjson.dumps(reply)
         except (orjson.JSONDecodeError, DialectError):
-            said = None
-        error = error_in(said)
+            reply = None
+        error = error_in(reply)
         if error is not None:
-            is_as_said = isinstance(said, dict) and error == said.get("error")
-            return self._error(error, status, body if is_as_said else b"")
+            is_verbatim = isinstance(reply, dict) and error == reply.get("error")
+            return self._error(error, status, body if is_verbatim else b"")
         if (failure := judge(status, headers, None, ours=not self.backend.provider)) is not None:
             return failure
         if status in (401, 403):
@@ -347,32 +347,32 @@ class _Reader:
             code = "backend_refused"
             message = f"the backend answers {status}, and does not say why in a way that can be read"
             return self._own(status, message, code)
-        if not isinstance(said, dict):
+        if not isinstance(reply, dict):
             return Failure(Cause.MALFORMED, "its answer is no JSON object", status)
         if streams:
             return Failure(Cause.MALFORMED, "it was asked for a stream and answers with none", status)
-        model = said.get("model")
-        return Whole(
+        model = reply.get("model")
+        return Answer(
             status=status,
             headers=headers,
             body=body,
-            usage=usage_of(said),
+            usage=usage_of(reply),
             model=model if isinstance(model, str) else "",
         )
 
-    def _error(self, error: Mapping[str, Any], status: int, body: bytes) -> Whole | Failure:
+    def _error(self, error: Mapping[str, Any], status: int, body: bytes) -> Answer | Failure:
         """Judge an error, by the status that it should have had if it came with 200."""
-        meant = status if status >= 300 else status_of_error(error)
-        if (failure := judge(meant, self.answer.head.lines, error, ours=not self.backend.provider)) is not None:
+        effective = status if status >= 300 else status_of_error(error)
+        if (failure := judge(effective, self.answer.head.lines, error, ours=not self.backend.provider)) is not None:
             return failure
-        if meant in (401, 403) and (self.backend.provider or self.backend.key_file):
+        if effective in (401, 403) and (self.backend.provider or self.backend.key_file):
             # The credentials were this router's: what the provider says of them is not for the client.
             message = "the backend does not take this router's credentials; its operator has to see to that"
             return self._own(502, message, "backend_refused_credentials")
         code = str(error.get("code") or error.get("type") or "error")
-        text = body if status == meant and body else orjson.dumps({"error": dict(error)})
-        return Whole(status=meant, headers=self.answer.head.lines, body=text, error_code=code)
+        text = body if status == effective and body else orjson.dumps({"error": dict(error)})
+        return Answer(status=effective, headers=self.answer.head.lines, body=text, error_code=code)
 
-    def _own(self, status: int, message: str, code: str) -> Whole:
+    def _own(self, status: int, message: str, code: str) -> Answer:
         body = orjson.dumps({"error": error_object(status, message, code)})
-        return Whole(status=status, headers=self.answer.head.lines, body=body, error_code=code)
+        return Answer(status=status, headers=self.answer.head.lines, body=body, error_code=code)

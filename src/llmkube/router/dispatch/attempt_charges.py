@@ -11,13 +11,13 @@ from typing import Final
 
 import attrs
 
-from llmkube.router.budgets.meter import NOTHING, BudgetsNotKeptError, Exhausted, Reservation, Took
+from llmkube.router.budgets.meter import NO_RESERVATION, BudgetsNotKeptError, Consumption, ExhaustedBudget, Reservation
 from llmkube.router.budgets.usage import Usage
 from llmkube.router.config.routing_config import Prices
 from llmkube.router.dispatch.verdicts import Cause, Failure
 
 
-def charge_of(*, is_sent: bool, status: int, usage: Usage | None, prices: Prices | None) -> Took | None:
+def charge_of(*, is_sent: bool, status: int, usage: Usage | None, prices: Prices | None) -> Consumption | None:
     """Return what an attempt took; None is all that was reserved for it.
 
     Args:
@@ -27,28 +27,28 @@ def charge_of(*, is_sent: bool, status: int, usage: Usage | None, prices: Prices
         prices: What its tokens cost; None where that is not known.
     """
     if status >= 300 or not (is_sent or status):
-        return Took()
-    return None if usage is None else Took(prompt=usage.prompt, answer=usage.completion, prices=prices)
+        return Consumption()
+    return None if usage is None else Consumption(prompt=usage.prompt, answer=usage.completion, prices=prices)
 
 
-NOT_KEPT: Final = "the budget that this request is under cannot be written down now; ask again later"
+BUDGET_UNAVAILABLE: Final = "the budget that this request is under cannot be written down now; ask again later"
 """What a client is told whose reservation cannot be kept."""
 
-MOST_LOST: Final = 3
+MAX_WASTED: Final = 3
 """So many attempts of one request may take what was reserved and give nothing; one that is asked again and again while
 it accepts requests and breaks off would use up a budget."""
 
-Reserve = Callable[[], Awaitable[Reservation | Exhausted]]
+Reserve = Callable[[], Awaitable[Reservation | ExhaustedBudget]]
 """Reserves what one more attempt may take."""
 
-Settle = Callable[[Reservation, Took | None], None]
+Settle = Callable[[Reservation, Consumption | None], None]
 
 
 async def _reserve_nothing() -> Reservation:  # noqa: ASYNC124 (in the place of one that waits)
-    return NOTHING
+    return NO_RESERVATION
 
 
-def _settle_nothing(_reservation: Reservation, _took: Took | None) -> None:
+def _settle_nothing(_reservation: Reservation, _took: Consumption | None) -> None:
     return
 
 
@@ -64,31 +64,31 @@ class AttemptCharges:
         status: What the backend has answered; 0 for nothing.
     """
 
-    reservation: Reservation | None = NOTHING
+    reservation: Reservation | None = NO_RESERVATION
     reserve: Reserve = _reserve_nothing
     settle: Settle = _settle_nothing
     is_sent: bool = False
     status: int = 0
-    _began: Reservation | None = None  # of the attempt whose answer others go on with
-    _lost: int = 0  # attempts that were charged and gave nothing
+    _interrupted: Reservation | None = None  # of the attempt whose answer others go on with
+    _wasted: int = 0  # attempts that were charged and gave nothing
 
     async def begin(self) -> Failure | None:
         """Have something reserved for the next attempt; return why it may not be sent."""
         if self.reservation is not None:
             return None
-        if self._lost >= MOST_LOST:
-            return Failure(Cause.BUDGET, f"{self._lost} attempts have used up what was reserved, and gave no answer")
+        if self._wasted >= MAX_WASTED:
+            return Failure(Cause.BUDGET, f"{self._wasted} attempts have used up what was reserved, and gave no answer")
         try:
             found = await self.reserve()
         except BudgetsNotKeptError:
-            return Failure(Cause.BUDGET_STORE, NOT_KEPT)
-        if isinstance(found, Exhausted):
+            return Failure(Cause.BUDGET_STORE, BUDGET_UNAVAILABLE)
+        if isinstance(found, ExhaustedBudget):
             seconds = None if found.wait_seconds is None else float(found.wait_seconds)
             return Failure(Cause.BUDGET, found.message, retry_after_seconds=seconds)
         self.reservation = found
         return None
 
-    def sent(self) -> None:
+    def mark_sent(self) -> None:
         """Note that the backend has got the whole request."""
         self.is_sent = True
 
@@ -99,16 +99,16 @@ class AttemptCharges:
             status: What the backend has answered; 0 for nothing.
         """
         if charge_of(is_sent=self.is_sent, status=status, usage=None, prices=None) is None:
-            self._lost += self.reservation is not None and bool(self.reservation.accounts)
-            self._use_up(None)
+            self._wasted += self.reservation is not None and bool(self.reservation.accounts)
+            self._settle_current(None)
         self.is_sent, self.status = False, 0
 
-    def broke_off(self) -> None:
+    def mark_interrupted(self) -> None:
         """Note that an answer has begun and can go on elsewhere."""
-        if self._began is None:
-            self._began, self.reservation = self.reservation, None
+        if self._interrupted is None:
+            self._interrupted, self.reservation = self.reservation, None
         else:
-            self._use_up(Took())
+            self._settle_current(Consumption())
         self.is_sent, self.status = False, 0
 
     def end(self, usage: Usage | None, prices: Prices | None) -> None:
@@ -118,13 +118,13 @@ class AttemptCharges:
             usage: What the answer took, all of it; None where that was not counted.
             prices: Of the backend that answered.
         """
-        if self._began is not None:
-            self.settle(self._began, charge_of(is_sent=True, status=200, usage=usage, prices=prices))
-            self._began = None
+        if self._interrupted is not None:
+            self.settle(self._interrupted, charge_of(is_sent=True, status=200, usage=usage, prices=prices))
+            self._interrupted = None
             usage = Usage(0, 0) if self.status else None  # it is in what was charged
-        self._use_up(charge_of(is_sent=self.is_sent, status=self.status, usage=usage, prices=prices))
+        self._settle_current(charge_of(is_sent=self.is_sent, status=self.status, usage=usage, prices=prices))
 
-    def _use_up(self, took: Took | None) -> None:
+    def _settle_current(self, took: Consumption | None) -> None:
         if self.reservation is not None:
             self.settle(self.reservation, took)
             self.reservation = None

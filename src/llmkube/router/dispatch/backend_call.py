@@ -6,11 +6,11 @@ import attrs
 import trio
 
 from llmkube.base.http.message import Headers, Response
-from llmkube.router.budgets.meter import asked_tokens, of_all_answers
+from llmkube.router.budgets.meter import requested_tokens, usage_of_all_answers
 from llmkube.router.dialects.dialect import DialectError
-from llmkube.router.dispatch.attempt import Attempts, Begun, Whole
-from llmkube.router.dispatch.circuits import Circuits, Observed, State
-from llmkube.router.dispatch.passed_headers import answer_headers
+from llmkube.router.dispatch.attempt import Answer, Attempts, Stream
+from llmkube.router.dispatch.circuits import BackendStats, Circuits, State
+from llmkube.router.dispatch.forwarded_headers import answer_headers
 from llmkube.router.dispatch.record import Record, RoutedRequest, server_timing
 from llmkube.router.dispatch.relay import (
     BREAKS,
@@ -25,12 +25,12 @@ from llmkube.router.dispatch.relay import (
 )
 from llmkube.router.dispatch.request_body import COUNT_TOKENS, STREAMING
 from llmkube.router.dispatch.verdicts import Cause, Failure
-from llmkube.router.health.engine_watch import EngineWatch, Waiting
+from llmkube.router.health.engine_watch import EngineWatch, WaitingRequest
 from llmkube.router.policy.permits import Permit
-from llmkube.router.prefix_cache.own_prompts import OwnPrompts
+from llmkube.router.prefix_cache.tenant_prompts import TenantPrompts
 from llmkube.router.prefix_cache.warm_prefixes import WarmPrefixes
 from llmkube.router.refusals import error_object
-from llmkube.router.turns import Line, Turn, Turns
+from llmkube.router.turns import EngineQueue, Turn, Turns
 
 
 @attrs.frozen(eq=False)
@@ -41,10 +41,10 @@ class BackendCalls:
         attempts: Makes one attempt.
         turns: The queues in front of engines.
         circuits: Which backends are left alone; no request waits in their queues.
-        observed: What was seen of them; counts what is in flight.
+        stats: What was seen of them; counts what is in flight.
         watch: Tells a frozen engine from one that computes.
-        on_try: Told of each attempt: the backend's name and what came of it.
-        on_break: Told of each answer whose engine died: what came of it.
+        on_attempt: Told of each attempt: the backend's name and what came of it.
+        on_continuation: Told of each answer whose engine died: what came of it.
         prefixes: Marks prompts.
         own_prompts: Those that each tenant was answered.
     """
@@ -52,49 +52,49 @@ class BackendCalls:
     attempts: Attempts
     turns: Turns
     circuits: Circuits
-    observed: Observed
+    stats: BackendStats
     watch: EngineWatch
-    on_try: Callable[[str, str], None]
-    on_break: Callable[[str], None]
+    on_attempt: Callable[[str, str], None]
+    on_continuation: Callable[[str], None]
     prefixes: WarmPrefixes
-    own_prompts: OwnPrompts = attrs.field(factory=OwnPrompts)
+    own_prompts: TenantPrompts = attrs.field(factory=TenantPrompts)
 
-    async def ask(self, permit: Permit, request: RoutedRequest) -> Failure | None:
+    async def call(self, permit: Permit, request: RoutedRequest) -> Failure | None:
         """Return why the backend does not answer; None when the client has its answer.
 
         A failure that is `INTERRUPTED` leaves a client with the beginning of an answer, which can go on elsewhere.
         """
         name = permit.backend.name
-        self.observed.in_flight[name] += 1
+        self.stats.in_flight[name] += 1
         try:
-            if not permit.backend.slots or request.asked.path == COUNT_TOKENS or self._is_open(name):
+            if not permit.backend.slots or request.inbound.path == COUNT_TOKENS or self._is_open(name):
                 return await self._call(permit, request)
-            return await self._ask_in_turn(permit, request)
+            return await self._call_in_turn(permit, request)
         finally:
-            self.observed.in_flight[name] -= 1
+            self.stats.in_flight[name] -= 1
 
     def _is_open(self, name: str) -> bool:
         return self.circuits.of(name).state(trio.current_time()) is State.OPEN
 
-    async def _ask_in_turn(self, permit: Permit, request: RoutedRequest) -> Failure | None:
-        backend, asked, record, started_at = permit.backend, request.asked, request.record, trio.current_time()
+    async def _call_in_turn(self, permit: Permit, request: RoutedRequest) -> Failure | None:
+        backend, inbound, record, started_at = permit.backend, request.inbound, request.record, trio.current_time()
         line = self.turns.line(backend)
-        most = asked_tokens(asked.body) if asked.path in STREAMING else 0
-        with self.turns.turn(backend, record.decided.tenant, line.tokens_of(asked.size, most)) as turn:
-            headers = answer_headers(Headers(), asked.request_id, backend.name) if asked.streams else None
-            is_called = await _until_called(turn, request.first_byte_seconds(backend.name), request.client, headers)
+        max_tokens = requested_tokens(inbound.body) if inbound.path in STREAMING else 0
+        with self.turns.turn(backend, record.decided.tenant, line.tokens_of(inbound.size, max_tokens)) as turn:
+            headers = answer_headers(Headers(), inbound.request_id, backend.name) if inbound.streams else None
+            is_admitted = await _wait_for_turn(turn, request.first_byte_seconds(backend.name), request.client, headers)
             waited = trio.current_time() - started_at
-            record.note(queue_seconds=(record.answered.queue_seconds or 0.0) + waited)
-            if not is_called:
-                failure = _not_called(turn, line)
-                self._note_attempt(record, backend.name, failure, waited)
+            record.update(queue_seconds=(record.answered.queue_seconds or 0.0) + waited)
+            if not is_admitted:
+                failure = _queue_failure(turn, line)
+                self._record_attempt(record, backend.name, failure, waited)
                 return failure
-            unanswered = await self._call(permit, request)
-            if unanswered is not None:
-                turn.took = turn.tokens if unanswered.counts else 0
+            result = await self._call(permit, request)
+            if result is not None:
+                turn.took = turn.tokens if result.is_fault else 0
             elif (usage := record.answered.last_usage) is not None:
                 line.answered(turn, usage.prompt - usage.cached + usage.completion, usage.completion)
-            return unanswered
+            return result
 
     async def _call(self, permit: Permit, request: RoutedRequest) -> Failure | None:
         """Ask a backend whose turn it is, where the request's budget and the backend's circuit allow it."""
@@ -104,169 +104,171 @@ class BackendCalls:
         if refusal is None and not self.circuits.admit(name, started_at):
             refusal = Failure(Cause.CIRCUIT, "it failed before, and is left alone for now")
         if refusal is not None:
-            self._note_attempt(record, name, refusal, 0.0)
+            self._record_attempt(record, name, refusal, 0.0)
             return refusal
-        found: Whole | Begun | Failure | None = None
-        waiting = Waiting(name in request.decision.extends, started_at)
+        found: Answer | Stream | Failure | None = None
+        waiting = WaitingRequest(name in request.decision.extends, started_at)
         try:
             with self.watch.watching(permit, waiting):
                 found = await self._attempt(permit, request, waiting)
             joined = request.client.joined
-            if isinstance(found, Whole) and joined is not None and joined.continuations:
+            if isinstance(found, Answer) and joined is not None and joined.continuations:
                 found = Failure(
                     Cause.UNSUPPORTED, f"it does not go on with an answer: {found.error_code}", found.status
                 )
             now = trio.current_time()
-            self._learn(name, found, record, now - started_at, counts=joined is None or name not in joined.broken)
+            self._record(name, found, record, now - started_at, is_fault=joined is None or name not in joined.broken)
             if isinstance(found, Failure):
                 record.charges.failed(found.status)
                 return found
-            record.charges.status = found.status if isinstance(found, Whole) else 200
-            record.note(backend=name, dropped=found.dropped)
+            record.charges.status = found.status if isinstance(found, Answer) else 200
+            record.update(backend=name, dropped=found.dropped)
             if record.answered.first_byte_seconds is None:
-                record.note(first_byte_seconds=now - record.request.started_at)
-            if isinstance(found, Whole):
-                await self._give(found, permit, request)
+                record.update(first_byte_seconds=now - record.request.started_at)
+            if isinstance(found, Answer):
+                await self._respond(found, permit, request)
                 return None
             return await self._relay(found, permit, request)
         finally:
             if found is None:
-                self.circuits.became(name, self.circuits.of(name).abandoned())
-            if isinstance(found, Begun):
+                self.circuits.put(name, self.circuits.of(name).abandoned())
+            if isinstance(found, Stream):
                 await self.attempts.transport.release(permit, found.answer)  # noqa: ASYNC102 (closes at once)
 
-    async def _attempt(self, permit: Permit, request: RoutedRequest, waiting: Waiting) -> Whole | Begun | Failure:
+    async def _attempt(
+        self, permit: Permit, request: RoutedRequest, waiting: WaitingRequest
+    ) -> Answer | Stream | Failure:
         """Make the attempt; a client that waits for a stream already hears comments meanwhile."""
         silence_seconds, charges = request.first_byte_seconds(permit.backend.name), request.record.charges
         if not request.client.begun:
-            return await self.attempts.make(permit, request.asked, silence_seconds, waiting, charges.sent)
-        found: list[Whole | Begun | Failure] = []
+            return await self.attempts.make(permit, request.inbound, silence_seconds, waiting, charges.mark_sent)
+        found: list[Answer | Stream | Failure] = []
         done = trio.Event()
 
         async def make() -> None:
-            found.append(await self.attempts.make(permit, request.asked, silence_seconds, waiting, charges.sent))
+            found.append(await self.attempts.make(permit, request.inbound, silence_seconds, waiting, charges.mark_sent))
             done.set()
 
-        handed = False
+        handed_over = False
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(make)
                 await comment_until(done, request.client, _comment(request.record))
-            handed = True
+            handed_over = True
         finally:
-            if not handed and found and isinstance(found[0], Begun):
+            if not handed_over and found and isinstance(found[0], Stream):
                 await self.attempts.transport.release(permit, found[0].answer)  # noqa: ASYNC102 (closes at once)
         return found[0]
 
-    def _note_attempt(
+    def _record_attempt(
         self, record: Record, name: str, failure: Failure | None, seconds: float, status: int = 200
     ) -> None:
         """Tell record and metrics of one attempt; no failure is an answer with this status."""
-        record.tried(name, failure, seconds, status)
-        self.on_try(name, "answered" if failure is None else failure.cause.value)
+        record.add_attempt(name, failure, seconds, status)
+        self.on_attempt(name, "answered" if failure is None else failure.cause.value)
 
-    def _learn(
-        self, name: str, found: Whole | Begun | Failure, record: Record, seconds: float, *, counts: bool
+    def _record(
+        self, name: str, found: Answer | Stream | Failure, record: Record, seconds: float, *, is_fault: bool
     ) -> None:
         """Tell circuit, metrics and record what came of an attempt; the circuit, if it counts."""
         if not isinstance(found, Failure):
             circuit = self.circuits.of(name)
-            self.circuits.became(name, circuit.began() if isinstance(found, Begun) else circuit.succeeded())
-            self.observed.began(name, seconds)
-            headers = found.headers if isinstance(found, Whole) else found.answer.head.lines
-            self.watch.heard(name, headers.get("server") or "")
-            self._note_attempt(record, name, None, seconds, found.status if isinstance(found, Whole) else 200)
+            self.circuits.put(name, circuit.began() if isinstance(found, Stream) else circuit.succeeded())
+            self.stats.began(name, seconds)
+            headers = found.headers if isinstance(found, Answer) else found.answer.head.lines
+            self.watch.responded(name, headers.get("server") or "")
+            self._record_attempt(record, name, None, seconds, found.status if isinstance(found, Answer) else 200)
             return
-        self._note_attempt(record, name, found, seconds)
+        self._record_attempt(record, name, found, seconds)
         circuit, now = self.circuits.of(name), trio.current_time()
         if found.cause is Cause.RATE_LIMITED or found.retry_after_seconds is not None:
-            self.circuits.became(name, circuit.told_to_wait(now, found.retry_after_seconds or 1.0))
-        elif found.counts and counts:
+            self.circuits.put(name, circuit.rate_limited(now, found.retry_after_seconds or 1.0))
+        elif found.is_fault and is_fault:
             self.circuits.failed(name, now)
         else:
-            self.circuits.became(name, circuit.abandoned())
+            self.circuits.put(name, circuit.abandoned())
 
-    async def _give(self, whole: Whole, permit: Permit, request: RoutedRequest) -> None:
+    async def _respond(self, answer: Answer, permit: Permit, request: RoutedRequest) -> None:
         client, record = request.client, request.record
-        usage = of_all_answers(whole.usage, request.asked.body)
-        outcome = "ok" if whole.status < 400 else whole.error_code
-        record.note(status=whole.status, model=whole.model, usage=usage, last_usage=usage, outcome=outcome)
-        self._compare(request)
+        usage = usage_of_all_answers(answer.usage, request.inbound.body)
+        outcome = "ok" if answer.status < 400 else answer.error_code
+        record.update(status=answer.status, model=answer.model, usage=usage, last_usage=usage, outcome=outcome)
+        self._record_divergence(request)
         if client.begun:  # with 200, while the engine loaded
-            await client.fail(error_object(whole.status, "the backend refuses the request", whole.error_code))
+            await client.fail(error_object(answer.status, "the backend refuses the request", answer.error_code))
             return
         more = ("Content-Type", "application/json"), ("Server-Timing", server_timing(record))
-        headers = answer_headers(whole.headers, request.asked.request_id, permit.backend.name, *more)
+        headers = answer_headers(answer.headers, request.inbound.request_id, permit.backend.name, *more)
         try:
-            await client.respond(Response(whole.status, headers, whole.body))
+            await client.respond(Response(answer.status, headers, answer.body))
         except DialectError as exc:
-            record.note(status=502, outcome=Ending.UNTRANSLATABLE.value)
+            record.update(status=502, outcome=Ending.UNTRANSLATABLE.value)
             said = {"error": error_object(502, f"{UNTRANSLATABLE}: {exc}", Ending.UNTRANSLATABLE.value)}
             await client.respond(Response.json(502, said, headers=headers))
 
-    async def _relay(self, begun: Begun, permit: Permit, request: RoutedRequest) -> Failure | None:
+    async def _relay(self, begun: Stream, permit: Permit, request: RoutedRequest) -> Failure | None:
         """Give the client a stream; return a failure if it broke off and can go on elsewhere."""
         client, record = request.client, request.record
-        record.note(status=200, streamed=True)
+        record.update(status=200, streamed=True)
         so_far = ("Server-Timing", server_timing(record))
-        headers = answer_headers(begun.answer.head.lines, request.asked.request_id, permit.backend.name, so_far)
+        headers = answer_headers(begun.answer.head.lines, request.inbound.request_id, permit.backend.name, so_far)
         name, joined = permit.backend.name, client.joined
         if joined is not None:
             joined.begin(permit.backend)
             if joined.continuations:
-                record.note(continuations=record.answered.continuations + 1)
-                self.on_break("continued")
+                record.update(continuations=record.answered.continuations + 1)
+                self.on_continuation("continued")
 
-        def note() -> None:
-            last = of_all_answers(begun.judge.usage, request.asked.body)
+        def update() -> None:
+            last = usage_of_all_answers(begun.judge.usage, request.inbound.body)
             usage = joined.usage if joined is not None and joined.continuations else last
-            record.note(usage=usage, last_usage=last, model=record.answered.model or begun.judge.model)
+            record.update(usage=usage, last_usage=last, model=record.answered.model or begun.judge.model)
 
         def timing() -> str:
-            note()
-            self._compare(request)
+            update()
+            self._record_divergence(request)
             return server_timing(record)
 
         try:
             await client.begin(headers)
-            waiting = Waiting(extends=False, began_at=trio.current_time())
+            waiting = WaitingRequest(extends=False, began_at=trio.current_time())
             with self.watch.watching(permit, waiting):
                 ending = await relay(begun, client, waiting, timing)
-            record.note(outcome=ending.value if ending is Ending.WHOLE else f"stream_{ending.value}")
+            record.update(outcome=ending.value if ending is Ending.COMPLETE else f"stream_{ending.value}")
         finally:
-            note()
-        if ending is Ending.WHOLE:
-            self.circuits.became(name, self.circuits.of(name).succeeded())
+            update()
+        if ending is Ending.COMPLETE:
+            self.circuits.put(name, self.circuits.of(name).succeeded())
         elif ending not in (Ending.ERROR, Ending.UNTRANSLATABLE, Ending.UNJOINED):
             self.circuits.failed(name, trio.current_time())
         if joined is not None and (ending in BREAKS or ending is Ending.UNJOINED):
-            if not joined.why_not:
-                record.charges.broke_off()
+            if not joined.obstacle:
+                record.charges.mark_interrupted()
                 return Failure(Cause.INTERRUPTED, "it broke off", 200)
-            record.note(not_continued=joined.why_not)
-            self.on_break("not_continuable")
+            record.update(not_continued=joined.obstacle)
+            self.on_continuation("not_continuable")
         return None
 
-    def _compare(self, request: RoutedRequest) -> None:
+    def _record_divergence(self, request: RoutedRequest) -> None:
         """Find out where the prompt of an answer leaves those before; llama.cpp's server says what of it was cached."""
-        record, asked, usage = request.record, request.asked, request.record.answered.usage
+        record, inbound, usage = request.record, request.inbound, request.record.answered.usage
         if usage is None or usage.prefill_ms is None:
             return
         tenant = record.decided.tenant
-        prompt = record.decided.prompt or self.prefixes.prompt(tenant, asked.path, asked.body, asked.size)
+        prompt = record.decided.prompt or self.prefixes.prompt(tenant, inbound.path, inbound.body, inbound.size)
         if prompt is None:
             return
         found = self.own_prompts.answered(tenant, prompt, cached=usage.cached, tokens=usage.prompt)
-        record.note(diverged=found.said(prompt.text) if found is not None else "")
+        record.update(diverged=found.position(prompt.text) if found is not None else "")
 
 
 def _comment(record: Record) -> bytes:
     """Return what a client that waits is told."""
-    loads = any(each.result == Cause.LOADING.value for each in record.tries)
+    loads = any(each.result == Cause.LOADING.value for each in record.attempts)
     return LOADING_COMMENT if loads else QUEUE_COMMENT
 
 
-async def _until_called(turn: Turn, seconds: float, client: ClientStream, comment_headers: Headers | None) -> bool:
+async def _wait_for_turn(turn: Turn, seconds: float, client: ClientStream, comment_headers: Headers | None) -> bool:
     """Return whether a turn comes in time; with headers the client wants a stream, and hears comments meanwhile."""
     until = trio.current_time() + seconds
     while not turn.called.is_set() and (left := until - trio.current_time()) > 0:
@@ -278,8 +280,8 @@ async def _until_called(turn: Turn, seconds: float, client: ClientStream, commen
     return turn.admitted_at is not None
 
 
-def _not_called(turn: Turn, line: Line) -> Failure:
+def _queue_failure(turn: Turn, line: EngineQueue) -> Failure:
     """Return why it never was a request's turn."""
-    again, is_own = line.why_not_called(turn)
+    retry_seconds, has_siblings = line.retry_info(turn)
     why = "its queue is full" if turn.is_dropped else "no slot of it was free in time"
-    return Failure(Cause.QUEUE, why, retry_after_seconds=float(again), is_own=is_own)
+    return Failure(Cause.QUEUE, why, retry_after_seconds=float(retry_seconds), has_siblings=has_siblings)

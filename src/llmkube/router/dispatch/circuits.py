@@ -17,7 +17,7 @@ import attrs
 
 from llmkube.base.backoff import Backoff
 
-MOST_PAUSE_SECONDS: Final = 300.0
+MAX_PAUSE_SECONDS: Final = 300.0
 
 _AT_ONCE: Final = 5e-324
 """The end of a pause that is over, whatever the clock says."""
@@ -32,22 +32,22 @@ class State(enum.Enum):
 
 
 @attrs.frozen
-class Terms:
+class CircuitPolicy:
     """When circuits open, and for how long.
 
     Attributes:
         failures: In a row.
-        pauses: How long, by how often it opened in a row.
+        backoff: How long, by how often it opened in a row.
     """
 
     failures: int = 3
-    pauses: Backoff = Backoff(base_seconds=15.0, cap_seconds=MOST_PAUSE_SECONDS)
+    backoff: Backoff = Backoff(base_seconds=15.0, cap_seconds=MAX_PAUSE_SECONDS)
 
     @classmethod
-    def of(cls, first_pause_seconds: float) -> "Terms":
+    def of(cls, first_pause_seconds: float) -> "CircuitPolicy":
         """Return the terms with this first pause."""
-        cap = max(first_pause_seconds, MOST_PAUSE_SECONDS)
-        return cls(pauses=Backoff(base_seconds=first_pause_seconds, cap_seconds=cap))
+        cap = max(first_pause_seconds, MAX_PAUSE_SECONDS)
+        return cls(backoff=Backoff(base_seconds=first_pause_seconds, cap_seconds=cap))
 
 
 @attrs.frozen
@@ -59,18 +59,18 @@ class Circuit:
         opened: How often in a row.
         open_until: 0 while it is closed.
         probing: Whether the one request is under way.
-        unwell: Why it is left alone whatever requests show, by what has found it: a probe, the watch over its engine.
+        unhealthy: Why it gets no requests, by the check that reports it: a probe, the watch over its engine.
     """
 
     failures: int = 0
     opened: int = 0
     open_until: float = 0.0
     probing: bool = False
-    unwell: Mapping[str, str] = attrs.field(factory=dict)
+    unhealthy: Mapping[str, str] = attrs.field(factory=dict)
 
     def state(self, now: float) -> State:
         """Return what it is now."""
-        if self.unwell:
+        if self.unhealthy:
             return State.OPEN
         if not self.open_until:
             return State.CLOSED
@@ -96,26 +96,26 @@ class Circuit:
     def succeeded(self) -> "Circuit":
         """It answered, to the end."""
         known = self.failures or self.opened or self.open_until or self.probing
-        return Circuit(unwell=self.unwell) if known else self
+        return Circuit(unhealthy=self.unhealthy) if known else self
 
-    def failed(self, now: float, terms: Terms, rng: random.Random) -> "Circuit":
+    def failed(self, now: float, policy: CircuitPolicy, rng: random.Random) -> "Circuit":
         """It did not."""
         failures = self.failures + 1
-        if self.state(now) is State.CLOSED and failures < terms.failures:
+        if self.state(now) is State.CLOSED and failures < policy.failures:
             return attrs.evolve(self, failures=failures, probing=False)
         if self.state(now) is State.OPEN:
             return attrs.evolve(self, failures=failures)  # it went out before the circuit opened
         opened = self.opened + 1
-        return Circuit(failures, opened, now + terms.pauses.delay(opened, rng), unwell=self.unwell)
+        return Circuit(failures, opened, now + policy.backoff.delay(opened, rng), unhealthy=self.unhealthy)
 
     def found(self, by: str, why: str, now: float) -> "Circuit":
         """Something beside requests has found it unwell, or well, which is "": then one request goes through first."""
-        unwell = {name: each for name, each in self.unwell.items() if name != by} | ({by: why} if why else {})
-        if unwell or not self.unwell:
-            return attrs.evolve(self, unwell=unwell)
-        return attrs.evolve(self, unwell={}, open_until=max(self.open_until, now, _AT_ONCE), probing=False)
+        unhealthy = {name: each for name, each in self.unhealthy.items() if name != by} | ({by: why} if why else {})
+        if unhealthy or not self.unhealthy:
+            return attrs.evolve(self, unhealthy=unhealthy)
+        return attrs.evolve(self, unhealthy={}, open_until=max(self.open_until, now, _AT_ONCE), probing=False)
 
-    def told_to_wait(self, now: float, seconds: float) -> "Circuit":
+    def rate_limited(self, now: float, seconds: float) -> "Circuit":
         """It said itself when it wants to be asked again."""
         return attrs.evolve(self, open_until=max(self.open_until, now + seconds), probing=False)
 
@@ -125,11 +125,11 @@ class Circuits:
     """Those of all backends, by name.
 
     Attributes:
-        terms: Of all.
+        policy: Of all.
         rng: Spreads the pauses.
     """
 
-    terms: Terms
+    policy: CircuitPolicy
     rng: random.Random
     _by_name: dict[str, Circuit] = attrs.field(factory=dict)
 
@@ -142,13 +142,13 @@ class Circuits:
         self._by_name[name], may = self.of(name).admit(now)
         return may
 
-    def became(self, name: str, circuit: Circuit) -> None:
+    def put(self, name: str, circuit: Circuit) -> None:
         """Take up what has become of a backend's circuit."""
         self._by_name[name] = circuit
 
     def failed(self, name: str, now: float) -> None:
         """The backend did not answer."""
-        self.became(name, self.of(name).failed(now, self.terms, self.rng))
+        self.put(name, self.of(name).failed(now, self.policy, self.rng))
 
     def keep_only(self, names: frozenset[str]) -> None:
         """Forget backends that are no more, or are others under the same name."""
@@ -158,11 +158,11 @@ class Circuits:
 _CLOSED = Circuit()
 
 
-_NEWEST_SHARE: Final = 0.2
+_EWMA_WEIGHT: Final = 0.2
 
 
 @attrs.define(eq=False)
-class Observed:
+class BackendStats:
     """What was seen of the backends.
 
     Attributes:
@@ -176,4 +176,4 @@ class Observed:
     def began(self, backend: str, seconds: float) -> None:
         """Note how long a backend took to begin its answer."""
         before = self.first_byte_seconds.get(backend, seconds)
-        self.first_byte_seconds[backend] = before + _NEWEST_SHARE * (seconds - before)
+        self.first_byte_seconds[backend] = before + _EWMA_WEIGHT * (seconds - before)

@@ -15,12 +15,12 @@ import trio
 
 from llmkube.base.http.exchange import StreamExchange
 from llmkube.base.http.message import Headers
-from llmkube.router.continuation.joined_answer import JoinedAnswer, places
-from llmkube.router.dispatch.attempt import Asked
+from llmkube.router.continuation.joined_answer import JoinedAnswer, continuation_targets
+from llmkube.router.dispatch.attempt import ClientRequest
 from llmkube.router.dispatch.backend_call import BackendCalls
 from llmkube.router.dispatch.circuits import Circuits
-from llmkube.router.dispatch.passed_headers import answer_headers
-from llmkube.router.dispatch.record import Record, RoutedRequest, Try, server_timing
+from llmkube.router.dispatch.forwarded_headers import answer_headers
+from llmkube.router.dispatch.record import AttemptRecord, Record, RoutedRequest, server_timing
 from llmkube.router.dispatch.relay import COMMENT_SECONDS, LOADING_COMMENT, ClientStream, Ending, fail
 from llmkube.router.dispatch.verdicts import NO_BUDGET, Cause, Failure
 from llmkube.router.policy.decision import Decision
@@ -31,43 +31,43 @@ LOADING_RETRY_SECONDS: Final = 5
 
 
 def no_answer(
-    failures: Sequence[Failure], tries: Sequence[Try], *, closing_rule: str, wait_seconds: float
+    failures: Sequence[Failure], attempts: Sequence[AttemptRecord], *, closed_by: str, wait_seconds: float
 ) -> RefusedError:
     """Return what the client is told.
 
     Args:
         failures: Of the attempts, in order; at least one.
-        tries: The attempts.
-        closing_rule: The name of the rule that decided, if that fails closed; "" otherwise.
+        attempts: The attempts.
+        closed_by: The name of the rule that decided, if that fails closed; "" otherwise.
         wait_seconds: Until the first circuit lets requests through again.
     """
-    message = f"no backend answered ({'; '.join(map(str, tries))})"
+    message = f"no backend answered ({'; '.join(map(str, attempts))})"
     if all(each.cause is Cause.UNSUPPORTED for each in failures):
         return refused(400, failures[0].detail, "unsupported")
-    seconds, stays = max(1, math.ceil(wait_seconds)), all(each.stays for each in failures)
-    again = {"X-Should-Retry": "false"} if stays else {"Retry-After": str(seconds)}
-    if closing_rule:
-        return refused(503, f"{message}, and rule {closing_rule!r} fails closed", "fail_closed_runtime", again)
+    seconds, is_stuck = max(1, math.ceil(wait_seconds)), all(each.is_stuck for each in failures)
+    headers = {"X-Should-Retry": "false"} if is_stuck else {"Retry-After": str(seconds)}
+    if closed_by:
+        return refused(503, f"{message}, and rule {closed_by!r} fails closed", "fail_closed_runtime", headers)
     last = next((each for each in reversed(failures) if each.cause is not Cause.CIRCUIT), failures[-1])
     match last.cause:
         case Cause.QUEUE:
-            again = {"Retry-After": f"{last.retry_after_seconds or 1:.0f}"}
-            status, code = (429, "tenant_queue_full") if last.is_own else (503, "queue_full")
-            return refused(status, message, code, again)
+            headers = {"Retry-After": f"{last.retry_after_seconds or 1:.0f}"}
+            status, code = (429, "tenant_queue_full") if last.has_siblings else (503, "queue_full")
+            return refused(status, message, code, headers)
         case Cause.BUDGET:
             wait = last.retry_after_seconds
-            again = {"X-Should-Retry": "false"} if wait is None else {"Retry-After": f"{wait:.0f}"}
-            return refused(429, f"{message}: {last.detail}", last.cause.value, again)
+            headers = {"X-Should-Retry": "false"} if wait is None else {"Retry-After": f"{wait:.0f}"}
+            return refused(429, f"{message}: {last.detail}", last.cause.value, headers)
         case Cause.BUDGET_STORE:
             return refused(503, f"{message}: {last.detail}", last.cause.value, {"Retry-After": "5"})
         case Cause.TIMEOUT | Cause.FROZEN:
             return refused(504, message, "backend_timeout")
         case Cause.RATE_LIMITED:
-            return refused(429, message, "rate_limited", again)
+            return refused(429, message, "rate_limited", headers)
         case Cause.LOADING:
             return refused(503, message, "model_loading", {"Retry-After": str(LOADING_RETRY_SECONDS)})
         case Cause.CIRCUIT | Cause.KEY | Cause.MISSING | Cause.NOT_READY:
-            return refused(503, message, "no_backend_available", again)
+            return refused(503, message, "no_backend_available", headers)
         case _:
             return refused(502, message, "all_backends_failed")
 
@@ -75,10 +75,10 @@ def no_answer(
 LOADING_POLL_SECONDS: Final = 1.0
 """How often an engine that loads is asked again."""
 
-_FOR_GOOD: Final = frozenset({Cause.UNSUPPORTED, Cause.MISSING, Cause.KEY, Cause.BUDGET})
+_PERMANENT: Final = frozenset({Cause.UNSUPPORTED, Cause.MISSING, Cause.KEY, Cause.BUDGET})
 """Why an engine does not go on, however long it is waited for."""
 
-Ask = Callable[[Permit, RoutedRequest], Awaitable[Failure | None]]
+Call = Callable[[Permit, RoutedRequest], Awaitable[Failure | None]]
 
 
 @attrs.frozen(eq=False)
@@ -88,41 +88,43 @@ class Dispatcher:
     Attributes:
         calls: Asks one backend.
         circuits: Which backends are left alone.
-        on_break: Told of each answer that no engine went on with.
+        on_continuation: Told of each answer that no engine went on with.
     """
 
     calls: BackendCalls
     circuits: Circuits
-    on_break: Callable[[str], None]
+    on_continuation: Callable[[str], None]
 
-    async def answer(self, decision: Decision, asked: Asked, exchange: StreamExchange, record: Record) -> None:
+    async def answer(
+        self, decision: Decision, inbound: ClientRequest, exchange: StreamExchange, record: Record
+    ) -> None:
         """Give the client the answer of the first backend that has one, else say why there is none."""
-        joined = JoinedAnswer(asked.path, asked.body) if asked.streams else None
-        request = RoutedRequest(decision, asked, ClientStream(exchange, asked.answers, joined), record)
+        joined = JoinedAnswer(inbound.path, inbound.body) if inbound.streams else None
+        request = RoutedRequest(decision, inbound, ClientStream(exchange, inbound.translator, joined), record)
         failures: list[Failure] = []
-        for permit, ask in self._in_turn(decision.order, failures):
-            failure = await ask(permit, request)
+        for permit, call in self._candidates(decision.order, failures):
+            failure = await call(permit, request)
             if failure is None:
                 return
             if failure.cause is Cause.INTERRUPTED:
-                if not await _go_on(permit, request, self.calls.ask):
-                    self.on_break("no_engine")
+                if not await _continue_answer(permit, request, self.calls.call):
+                    self.on_continuation("no_engine")
                 return
             failures.append(failure)
             if failure.cause in NO_BUDGET:
                 break
         await self._refuse(request, failures)
 
-    def _in_turn(self, order: Sequence[Permit], failures: Sequence[Failure]) -> Iterator[tuple[Permit, Ask]]:
+    def _candidates(self, order: Sequence[Permit], failures: Sequence[Failure]) -> Iterator[tuple[Permit, Call]]:
         """Yield each backend, and then, for the time that it takes to load, the first of those that load."""
         for permit in order:
-            yield permit, self.calls.ask
+            yield permit, self.calls.call
         for permit, failure in zip(order, failures, strict=True):
             if failure.cause is Cause.LOADING:
-                yield permit, self._ask_until_loaded
+                yield permit, self._call_until_loaded
                 return
 
-    async def _ask_until_loaded(self, permit: Permit, request: RoutedRequest) -> Failure | None:
+    async def _call_until_loaded(self, permit: Permit, request: RoutedRequest) -> Failure | None:
         """Ask an engine of ours that loads its model again and again, for as long as its first byte may take."""
         name, client, record = permit.backend.name, request.client, request.record
         until = record.request.started_at + request.first_byte_seconds(name)
@@ -130,80 +132,80 @@ class Dispatcher:
         queued_before = record.answered.queue_seconds or 0.0
         while trio.current_time() + LOADING_POLL_SECONDS < until:
             await trio.sleep(LOADING_POLL_SECONDS)
-            if request.asked.streams and trio.current_time() - silent_since >= COMMENT_SECONDS:
-                await client.begin(answer_headers(Headers(), request.asked.request_id, name))
+            if request.inbound.streams and trio.current_time() - silent_since >= COMMENT_SECONDS:
+                await client.begin(answer_headers(Headers(), request.inbound.request_id, name))
                 await client.send(LOADING_COMMENT)
                 silent_since = trio.current_time()
             queued = (record.answered.queue_seconds or 0.0) - queued_before
-            record.note(load_seconds=trio.current_time() - began_at - queued)
-            failure = await self.calls.ask(permit, request)
+            record.update(load_seconds=trio.current_time() - began_at - queued)
+            failure = await self.calls.call(permit, request)
             if failure is None or failure.cause is not Cause.LOADING:
                 return failure
-            record.tries.pop()  # the first time it said so is there
+            record.attempts.pop()  # the first time it said so is there
         return Failure(Cause.LOADING, "it still loads its model", 503)
 
     async def _refuse(self, request: RoutedRequest, failures: Sequence[Failure]) -> None:
         client, record, decision = request.client, request.record, request.decision
         now, rule = trio.current_time(), decision.rule
-        said = no_answer(
+        refusal = no_answer(
             failures,
-            record.tries,
-            closing_rule=rule.name if rule is not None and rule.fail_closed else "",
+            record.attempts,
+            closed_by=rule.name if rule is not None and rule.fail_closed else "",
             wait_seconds=min((self.circuits.of(each.backend.name).open_until for each in decision.order), default=now)
             - now,
         )
-        record.note(status=said.response.status, outcome=said.code)
+        record.update(status=refusal.response.status, outcome=refusal.code)
         if client.begun:
-            await client.fail(said.error)
+            await client.fail(refusal.error)
             return
-        own = (("X-Request-Id", request.asked.request_id), ("Server-Timing", server_timing(record)))
-        await client.respond(attrs.evolve(said.response, headers=Headers((*own, *said.response.headers))))
+        own = (("X-Request-Id", request.inbound.request_id), ("Server-Timing", server_timing(record)))
+        await client.respond(attrs.evolve(refusal.response, headers=Headers((*own, *refusal.response.headers))))
 
 
-async def _go_on(broken: Permit, request: RoutedRequest, ask: Ask) -> bool:
+async def _continue_answer(broken: Permit, request: RoutedRequest, call: Call) -> bool:
     """Have engines go on with an answer until it ends; tell the client if none does, and return whether one did.
 
     Args:
         broken: Whose engine died.
         request: The request, whose client has the beginning of an answer.
-        ask: Asks one backend.
+        call: Asks one backend.
     """
     joined, record, at = request.client.joined, request.record, broken
     assert joined is not None, "only an answer that is joined can go on"
     while True:
         ended = record.answered.outcome
-        record.note(outcome="client_gone")
-        rest = attrs.evolve(request, asked=attrs.evolve(request.asked, body=joined.next_body()))
-        at, failure = await _next(at, rest, ask)
+        record.update(outcome="client_gone")
+        continuation = attrs.evolve(request, inbound=attrs.evolve(request.inbound, body=joined.next_body()))
+        at, failure = await _try_to_continue(at, continuation, call)
         if failure is None:
             return True
         if failure.cause is not Cause.INTERRUPTED:
             break
-    record.note(outcome=ended, not_continued=f"no engine of its model went on: {failure.detail}")
+    record.update(outcome=ended, not_continued=f"no engine of its model went on: {failure.detail}")
     await fail(request.client, Ending(ended.removeprefix("stream_")))
     return False
 
 
-async def _next(broken: Permit, rest: RoutedRequest, ask: Ask) -> tuple[Permit, Failure | None]:
+async def _try_to_continue(broken: Permit, continuation: RoutedRequest, call: Call) -> tuple[Permit, Failure | None]:
     """Ask engines that may go on, for as long as a first byte may take; return the last, and why it has not ended.
 
     No failure means that the client has the end of its answer.
     """
-    tries, kept = rest.record.tries, -1
-    until = trio.current_time() + rest.first_byte_seconds(broken.backend.name)
+    attempts, kept = continuation.record.attempts, -1
+    until = trio.current_time() + continuation.first_byte_seconds(broken.backend.name)
     silent_since = trio.current_time()
     while True:
         failures = []
-        for permit in places(rest.decision.order, broken):
-            failure = await ask(permit, rest)
+        for permit in continuation_targets(continuation.decision.order, broken):
+            failure = await call(permit, continuation)
             if failure is None or failure.cause is Cause.INTERRUPTED:
                 return permit, failure
             failures.append(failure)
-        kept = len(tries) if kept < 0 else kept
-        del tries[kept:]  # the first time that they said so is there
-        if trio.current_time() + LOADING_POLL_SECONDS >= until or all(each.cause in _FOR_GOOD for each in failures):
+        kept = len(attempts) if kept < 0 else kept
+        del attempts[kept:]  # the first time that they said so is there
+        if trio.current_time() + LOADING_POLL_SECONDS >= until or all(each.cause in _PERMANENT for each in failures):
             return broken, failures[-1]
         await trio.sleep(LOADING_POLL_SECONDS)
         if trio.current_time() - silent_since >= COMMENT_SECONDS:
-            await rest.client.send(LOADING_COMMENT)
+            await continuation.client.send(LOADING_COMMENT)
             silent_since = trio.current_time()

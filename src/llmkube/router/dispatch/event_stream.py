@@ -37,10 +37,10 @@ class EventSplitter:
         Raises:
             OversizedEventError: One is too long.
         """
-        begun = max(0, len(self.rest) - _LONGEST_END + 1)
+        start = max(0, len(self.rest) - _LONGEST_END + 1)
         self.rest += data
         found, at = [], 0
-        while (end := _END.search(self.rest, max(at, begun))) is not None:
+        while (end := _END.search(self.rest, max(at, start))) is not None:
             found.append(self.rest[at : end.end()])
             at = end.end()
         self.rest = self.rest[at:]
@@ -62,18 +62,18 @@ class MessagesSplitter(EventSplitter):
         Raises:
             OversizedEventError: One is too long.
         """
-        return [each for event in super().feed(data) for each in self._translated(event)]
+        return [each for event in super().feed(data) for each in self._translate(event)]
 
-    def _translated(self, event: bytes) -> list[bytes]:
+    def _translate(self, event: bytes) -> list[bytes]:
         data = data_of(event)
-        said = None if data is None else _object_in(data)
-        if said is None:
+        payload = None if data is None else _object_in(data)
+        if payload is None:
             return [event]  # a comment, or garbage, which the judge finds out
-        if said.get("type") == "ping":
+        if payload.get("type") == "ping":
             return [b": ping\n\n"]
         was_done = self._events.done
         try:
-            chunks = self._events.take(said)
+            chunks = self._events.take(payload)
         except DialectError:
             return [b"data: {}\n\n"]  # garbage
         found = [data_event(each) for each in chunks]
@@ -109,7 +109,7 @@ class AnswerJudge:
         self._finished: dict[int, bool] = {}
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether the answer came to its end: it said so, or every choice has a reason to be finished."""
         return self.done or (bool(self._finished) and all(self._finished.values()))
 
@@ -121,25 +121,25 @@ class AnswerJudge:
         if data.strip() == b"[DONE]":
             self.done = True
             return Kind.DONE
-        said = _object_in(data)
-        if said is None:
+        payload = _object_in(data)
+        if payload is None:
             return Kind.GARBAGE
-        error = error_in(said)
+        error = error_in(payload)
         if error is not None:
             self.error = dict(error)
             return Kind.ERROR
-        self.usage = usage_of(said, self.usage)
-        if isinstance(model := said.get("model"), str):
+        self.usage = usage_of(payload, self.usage)
+        if isinstance(model := payload.get("model"), str):
             self.model = self.model or model
-        choices = said.get("choices")
+        choices = payload.get("choices")
         if not isinstance(choices, list):
             return Kind.GARBAGE
         if not choices:
-            return Kind.USAGE if "usage" in said else Kind.PIECE
-        self._note_finished(choices)
+            return Kind.USAGE if "usage" in payload else Kind.PIECE
+        self._record_finished(choices)
         return Kind.PIECE
 
-    def _note_finished(self, choices: list[Any]) -> None:
+    def _record_finished(self, choices: list[Any]) -> None:
         for choice in choices:
             if isinstance(choice, dict):
                 index = choice.get("index")
@@ -155,7 +155,7 @@ def data_of(event: bytes) -> bytes | None:
 
 def _object_in(data: bytes) -> dict[str, Any] | None:
     try:
-        said = orjson.loads(data)
+        payload = orjson.loads(data)
     except orjson.JSONDecodeError:
         return None
-    return said if isinstance(said, dict) else None
+    return payload if isinstance(payload, dict) else None

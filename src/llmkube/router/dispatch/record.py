@@ -9,18 +9,18 @@ import trio
 
 from llmkube.base.http.heads import RequestHead
 from llmkube.router.budgets.usage import Usage
-from llmkube.router.dispatch.attempt import Asked
+from llmkube.router.dispatch.attempt import ClientRequest
 from llmkube.router.dispatch.attempt_charges import AttemptCharges
-from llmkube.router.dispatch.passed_headers import request_id_of, trace_of
+from llmkube.router.dispatch.forwarded_headers import request_id_of, trace_of
 from llmkube.router.dispatch.relay import ClientStream
 from llmkube.router.dispatch.verdicts import Failure
 from llmkube.router.policy.decision import Decision
-from llmkube.router.policy.request_facts import NOBODY, Principal, RequestFacts
+from llmkube.router.policy.request_facts import ANONYMOUS, Principal, RequestFacts
 from llmkube.router.prefix_cache.warm_prefixes import Prompt
 
 
 @attrs.frozen
-class Try:
+class AttemptRecord:
     """One attempt at a backend.
 
     Attributes:
@@ -66,7 +66,7 @@ class Request:
 
 
 @attrs.frozen(kw_only=True)
-class Decided:
+class DecisionRecord:
     """Client identity and routing decision.
 
     Attributes:
@@ -77,7 +77,7 @@ class Decided:
         history_bytes: Length of the stored conversation that the request continues.
     """
 
-    principal: Principal = NOBODY
+    principal: Principal = ANONYMOUS
     facts: RequestFacts | None = None
     decision: Decision | None = None
     prompt: Prompt | None = None
@@ -95,7 +95,7 @@ class Decided:
 
 
 @attrs.frozen(kw_only=True)
-class Answered:
+class AnswerRecord:
     """Response to the client.
 
     Attributes:
@@ -134,27 +134,27 @@ class Record:
     """Record of one request; each phase is replaced as a whole.
 
     Attributes:
-        tries: Attempts in order.
+        attempts: Attempts in order.
         charges: Budget reservations.
     """
 
     request: Request
-    decided: Decided = Decided()
-    answered: Answered = Answered()
-    tries: list[Try] = attrs.field(factory=list)
+    decided: DecisionRecord = DecisionRecord()
+    answered: AnswerRecord = AnswerRecord()
+    attempts: list[AttemptRecord] = attrs.field(factory=list)
     charges: AttemptCharges = attrs.field(factory=AttemptCharges)
 
-    def note(self, **changes: Any) -> None:
-        """Update attributes of `Answered`."""
+    def update(self, **changes: Any) -> None:
+        """Update attributes of `AnswerRecord`."""
         self.answered = attrs.evolve(self.answered, **changes)
 
-    def tried(self, backend: str, failure: Failure | None, seconds: float, status: int = 200) -> None:
+    def add_attempt(self, backend: str, failure: Failure | None, seconds: float, status: int = 200) -> None:
         """Append an attempt."""
         if failure is None:
-            self.tries.append(Try(backend, "answered", "", seconds, status))
+            self.attempts.append(AttemptRecord(backend, "answered", "", seconds, status))
         else:
             cause, detail = failure.cause.value, failure.detail
-            self.tries.append(Try(backend, cause, detail, seconds, failure.status, reason=failure.reason))
+            self.attempts.append(AttemptRecord(backend, cause, detail, seconds, failure.status, reason=failure.reason))
 
 
 @attrs.frozen(eq=False)
@@ -163,13 +163,13 @@ class RoutedRequest:
 
     Attributes:
         decision: Permitted backends in order, with their timeouts.
-        asked: Request for the backends.
+        inbound: Request for the backends.
         client: Receiver of the answer.
         record: Record of the request.
     """
 
     decision: Decision
-    asked: Asked
+    inbound: ClientRequest
     client: ClientStream
     record: Record
 
@@ -207,9 +207,9 @@ def server_timing(record: Record) -> str:
         parts.append(f"queue;dur={_ms(answered.queue_seconds)}")
     if answered.load_seconds is not None:
         parts.append(f"load;dur={_ms(answered.load_seconds)}")
-    if record.tries:
-        parts.append(f"backend;dur={_ms(record.tries[-1].seconds)}")
-        parts.append(f'attempts;desc="{len(record.tries)}"')
+    if record.attempts:
+        parts.append(f"backend;dur={_ms(record.attempts[-1].seconds)}")
+        parts.append(f'attempts;desc="{len(record.attempts)}"')
     usage = answered.usage
     if usage is not None and (usage.cached or usage.prefill_ms is not None):  # others do not say
         parts.append(f'cached;desc="{usage.cached}"')

@@ -20,10 +20,10 @@ from llmkube.base.http.exchange import StreamExchange
 from llmkube.base.http.message import Headers, Response, encode_lines
 from llmkube.router.continuation.joined_answer import JoinedAnswer
 from llmkube.router.continuation.token_count import JoinError
-from llmkube.router.dialects.dialect import Answers, DialectError, data_event
-from llmkube.router.dispatch.attempt import Begun
+from llmkube.router.dialects.dialect import AnswerTranslator, DialectError, data_event
+from llmkube.router.dispatch.attempt import Stream
 from llmkube.router.dispatch.event_stream import DONE, EventSplitter, Kind, OversizedEventError, data_of
-from llmkube.router.health.engine_watch import Waiting
+from llmkube.router.health.engine_watch import WaitingRequest
 from llmkube.router.refusals import error_object
 
 COMMENT_SECONDS: Final = 5.0
@@ -33,8 +33,8 @@ LOADING_COMMENT: Final = b": the model is loading\n\n"
 QUEUE_COMMENT: Final = b": the request waits for its turn\n\n"
 
 _EVENT_STREAM: Final = "text/event-stream"
-_LINES: Final = (("Cache-Control", "no-cache"), ("X-Accel-Buffering", "no"))
-_SET_HERE: Final = ("content-type", "cache-control", "content-length", "transfer-encoding", "connection")
+_STREAM_HEADERS: Final = (("Cache-Control", "no-cache"), ("X-Accel-Buffering", "no"))
+_OWN_HEADERS: Final = ("content-type", "cache-control", "content-length", "transfer-encoding", "connection")
 
 
 @attrs.define(eq=False)
@@ -43,12 +43,12 @@ class ClientStream:
 
     Attributes:
         exchange: The request.
-        answers: Translates what a backend says; None passes it on.
+        translator: Translates what a backend says; None passes it on.
         joined: What was said so far, for another engine to go on with; None of an answer that is no stream.
     """
 
     exchange: StreamExchange
-    answers: Answers | None = None
+    translator: AnswerTranslator | None = None
     joined: JoinedAnswer | None = None
 
     @property
@@ -63,8 +63,8 @@ class ClientStream:
         if not self.exchange.chunks_allowed:
             self.exchange.keep_alive = False  # the end of the connection is the end of the body
         framing = b"Transfer-Encoding: chunked\r\n" if self.exchange.chunks_allowed else b""
-        kind = ("Content-Type", self.answers.media_type if self.answers else _EVENT_STREAM)
-        lines = encode_lines((*headers.without(*_SET_HERE), kind, *_LINES)) + framing
+        kind = ("Content-Type", self.translator.media_type if self.translator else _EVENT_STREAM)
+        lines = encode_lines((*headers.without(*_OWN_HEADERS), kind, *_STREAM_HEADERS)) + framing
         await self.exchange.send(self.exchange.begin(200, lines))
 
     async def send(self, events: bytes) -> None:
@@ -73,7 +73,7 @@ class ClientStream:
         Raises:
             DialectError: One cannot be said in the client's dialect.
         """
-        await self._send(self._translated(events) if self.answers else events)
+        await self._send(self._translated(events) if self.translator else events)
 
     async def _send(self, events: bytes, last: bytes = b"") -> None:
         if events:
@@ -89,15 +89,15 @@ class ClientStream:
         Raises:
             DialectError: It is not whole in the client's dialect; the client does not have the end.
         """
-        last = self.answers.end() if self.answers else DONE
-        if self.answers is None or self.answers.media_type == _EVENT_STREAM:
+        last = self.translator.end() if self.translator else DONE
+        if self.translator is None or self.translator.media_type == _EVENT_STREAM:
             last = b": server-timing %b\n\n%b" % (timing.encode(), last)
         await self._send(last, b"0\r\n\r\n")
         self.exchange.complete = True
 
     async def fail(self, error: dict[str, Any]) -> None:
         """Say what is wrong, and break off: no client takes what it has for a whole answer."""
-        await self._send(self.answers.failed(error) if self.answers else data_event({"error": error}))
+        await self._send(self.translator.failed(error) if self.translator else data_event({"error": error}))
         self.exchange.keep_alive = False
 
     async def respond(self, response: Response) -> None:
@@ -106,29 +106,29 @@ class ClientStream:
         Raises:
             DialectError: It cannot be said in the client's dialect; the client has nothing of it.
         """
-        await self.exchange.respond(translated(response, self.answers) if self.answers else response)
+        await self.exchange.respond(translated(response, self.translator) if self.translator else response)
 
     def _translated(self, events: bytes) -> bytes:
-        assert self.answers is not None
+        assert self.translator is not None
         found = b""
         for event in EventSplitter().feed(events):
             data = data_of(event)
             if data is None:
-                found += self.answers.waiting()
+                found += self.translator.waiting()
             elif data.strip() != b"[DONE]":
-                found += self.answers.event(orjson.loads(data))
+                found += self.translator.event(orjson.loads(data))
         return found
 
 
-def translated(response: Response, answers: Answers) -> Response:
+def translated(response: Response, translator: AnswerTranslator) -> Response:
     """Return a whole answer as its client reads it.
 
     Raises:
         DialectError: It cannot be said in the client's dialect.
     """
-    said = answers.whole(response.status, orjson.loads(response.body))
+    body = translator.complete(response.status, orjson.loads(response.body))
     try:
-        return Response(response.status, response.headers, orjson.dumps(said))
+        return Response(response.status, response.headers, orjson.dumps(body))
     except orjson.JSONEncodeError as exc:
         raise DialectError(f"it is nested too deeply: {exc}") from exc
 
@@ -144,14 +144,14 @@ async def comment_until(done: trio.Event, client: ClientStream, comment: bytes) 
 
 UNTRANSLATABLE: Final = "the backend's answer cannot be said in the client's dialect"
 
-_LAST_WORDS_SECONDS: Final = 0.1
+_DRAIN_SECONDS: Final = 0.1
 """For the end of the backend's body after the end of its answer, so that the connection can be used again."""
 
 
 class Ending(enum.Enum):
     """How a stream ended; the names are those of the audit log."""
 
-    WHOLE = "ok"
+    COMPLETE = "ok"
     ERROR = "backend_error"
     SILENT = "backend_silent"
     BROKEN = "broken_off"
@@ -164,7 +164,7 @@ class Ending(enum.Enum):
 BREAKS: Final = frozenset({Ending.SILENT, Ending.BROKEN, Ending.CUT})
 """What becomes of a stream when its engine dies."""
 
-_SAID: Final = {
+_MESSAGES: Final = {
     Ending.SILENT: "the backend went silent before the end of its answer",
     Ending.BROKEN: "the backend broke off before the end of its answer",
     Ending.GARBAGE: "the backend sent something that is no piece of an answer",
@@ -173,7 +173,7 @@ _SAID: Final = {
 }
 
 
-async def relay(begun: Begun, client: ClientStream, waiting: Waiting, timing: Callable[[], str]) -> Ending:
+async def relay(begun: Stream, client: ClientStream, waiting: WaitingRequest, timing: Callable[[], str]) -> Ending:
     """Pass a stream on to its end, which is an error event unless it is whole, or unless the answer can go on.
 
     Args:
@@ -184,16 +184,16 @@ async def relay(begun: Begun, client: ClientStream, waiting: Waiting, timing: Ca
     """
     joined = client.joined
     try:
-        ending = await _pass(begun, client, waiting)
+        ending = await _pass_events(begun, client, waiting)
         if joined is not None and ending in BREAKS:
-            closing = joined.release() if joined.is_finished else joined.closing()
-            if closing:
-                await client.send(closing)
+            closing_events = joined.release() if joined.is_finished else joined.closing_events()
+            if closing_events:
+                await client.send(closing_events)
                 await client.end(timing())
-                return Ending.WHOLE
-            if not joined.broke_off():
+                return Ending.COMPLETE
+            if not joined.mark_interrupted():
                 return ending
-        if ending is Ending.WHOLE:
+        if ending is Ending.COMPLETE:
             await client.send(joined.release() if joined is not None else b"")
             await client.end(timing())
     except DialectError as exc:
@@ -201,9 +201,9 @@ async def relay(begun: Begun, client: ClientStream, waiting: Waiting, timing: Ca
         return Ending.UNTRANSLATABLE
     except JoinError as exc:
         assert joined is not None, "nothing else is joined"
-        ending, joined.why_not = Ending.UNJOINED, str(exc)
-    if ending is Ending.WHOLE:
-        await _read_out(begun)
+        ending, joined.obstacle = Ending.UNJOINED, str(exc)
+    if ending is Ending.COMPLETE:
+        await _drain(begun)
     elif ending is Ending.ERROR:
         error = begun.judge.error or {}
         await client.fail(error_object(502, "the backend failed", "backend_error") | error)
@@ -214,12 +214,12 @@ async def relay(begun: Begun, client: ClientStream, waiting: Waiting, timing: Ca
 
 async def fail(client: ClientStream, ending: Ending) -> None:
     """End a stream that broke off."""
-    await client.fail(error_object(502, _SAID[ending], f"stream_{ending.value}"))
+    await client.fail(error_object(502, _MESSAGES[ending], f"stream_{ending.value}"))
 
 
-async def _pass(begun: Begun, client: ClientStream, waiting: Waiting) -> Ending:
-    waiting.heard_at = trio.current_time()
-    await client.send(_passed(begun, client, begun.events))
+async def _pass_events(begun: Stream, client: ClientStream, waiting: WaitingRequest) -> Ending:
+    waiting.last_received_at = trio.current_time()
+    await client.send(_visible_events(begun, client, begun.events))
     with trio.CancelScope() as silence:
         waiting.begin(silence)
         until = trio.current_time() + begun.silence_seconds
@@ -235,28 +235,28 @@ async def _pass(begun: Begun, client: ClientStream, waiting: Waiting) -> Ending:
             except OversizedEventError:
                 return Ending.GARBAGE
             silence.deadline = float("inf")
-            waiting.heard_at = trio.current_time()
+            waiting.last_received_at = trio.current_time()
             if not piece:
-                return Ending.WHOLE if begun.judge.is_whole and not begun.splitter.rest else Ending.CUT
+                return Ending.COMPLETE if begun.judge.is_complete and not begun.splitter.rest else Ending.CUT
             read = [(begun.judge.take(event), event) for event in events]
             kinds = [kind for kind, _ in read]
             bad = next((at for at, kind in enumerate(kinds) if kind in (Kind.ERROR, Kind.GARBAGE)), None)
-            await client.send(_passed(begun, client, read[:bad]))
+            await client.send(_visible_events(begun, client, read[:bad]))
             if bad is not None:
                 return Ending.ERROR if kinds[bad] is Kind.ERROR else Ending.GARBAGE
             if events:
                 until = trio.current_time() + begun.silence_seconds
-    return Ending.SILENT if silence.cancelled_caught else Ending.WHOLE
+    return Ending.SILENT if silence.cancelled_caught else Ending.COMPLETE
 
 
-def _passed(begun: Begun, client: ClientStream, read: Sequence[tuple[Kind, bytes]]) -> bytes:
+def _visible_events(begun: Stream, client: ClientStream, read: Sequence[tuple[Kind, bytes]]) -> bytes:
     """Return what the client gets of some events; the mark of the end comes when all is known.
 
     Raises:
         JoinError: They do not continue what the client has.
     """
     hides, joined = begun.hides_usage, client.joined
-    if joined is None or joined.passes:
+    if joined is None or joined.is_passthrough:
         return b"".join(event for kind, event in read if kind is not Kind.DONE and not (hides and kind is Kind.USAGE))
     found = []
     for kind, event in read:
@@ -269,8 +269,8 @@ def _passed(begun: Begun, client: ClientStream, read: Sequence[tuple[Kind, bytes
     return b"".join(found)
 
 
-async def _read_out(begun: Begun) -> None:
-    with trio.move_on_after(_LAST_WORDS_SECONDS):
+async def _drain(begun: Stream) -> None:
+    with trio.move_on_after(_DRAIN_SECONDS):
         try:
             while not begun.answer.reusable and await begun.answer.receive_some():
                 pass

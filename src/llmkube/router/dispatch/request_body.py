@@ -13,9 +13,9 @@ from typing import Any, Final
 import attrs
 import orjson
 
-from llmkube.router.config.compile_backend import OWN_URLS
+from llmkube.router.config.compile_backend import DEFAULT_URLS
 from llmkube.router.config.routing_config import Backend
-from llmkube.router.continuation.continuable import why_not
+from llmkube.router.continuation.continuable import obstacle
 from llmkube.router.dialects.dialect import DialectError, check_kinds, objects_in
 from llmkube.router.dialects.messages_backend import messages_request
 
@@ -33,7 +33,7 @@ class BodyError(Exception):
 
 
 @attrs.frozen
-class _Many:
+class _ListOf:
     """A list of these, or one scalar."""
 
     each: "Shape"
@@ -43,7 +43,7 @@ class _Leaf:
     """A kind of value that has no named parts."""
 
 
-Shape = _Leaf | _Many | Mapping[str, "Shape"]
+Shape = _Leaf | _ListOf | Mapping[str, "Shape"]
 
 PLAIN: Final = _Leaf()
 """A scalar, or lists of scalars."""
@@ -57,7 +57,7 @@ FREE: Final = _Leaf()
 NUMBERS: Final = _Leaf()
 """An object with numbers, by the numbers of tokens."""
 
-WORDS: Final = _Leaf()
+STRINGS: Final = _Leaf()
 """An object with strings."""
 
 
@@ -65,13 +65,13 @@ def _plain(*names: str) -> dict[str, Shape]:
     return dict.fromkeys(names, PLAIN)
 
 
-_CACHED: Final[Shape] = _plain("type", "ttl")
+_CACHE_CONTROL: Final[Shape] = _plain("type", "ttl")
 _PART: Final[Shape] = {
     **_plain("type", "text", "refusal"),
     "image_url": {"url": DATA_URL, "detail": PLAIN},
     "input_audio": _plain("data", "format"),
     "file": _plain("file_data", "filename"),
-    "cache_control": _CACHED,
+    "cache_control": _CACHE_CONTROL,
 }
 _CALL: Final[Shape] = _plain("name", "arguments")
 _FUNCTION: Final[Shape] = {**_plain("name", "description", "strict"), "parameters": FREE}
@@ -83,8 +83,8 @@ _SAMPLING: Final[Mapping[str, Shape]] = {
 }
 _MESSAGE: Final[Mapping[str, Shape]] = {
     **_plain("role", "name", "refusal", "reasoning_content", "tool_call_id"),
-    "content": _Many(_PART),
-    "tool_calls": _Many({**_plain("id", "type", "index"), "function": _CALL}),
+    "content": _ListOf(_PART),
+    "tool_calls": _ListOf({**_plain("id", "type", "index"), "function": _CALL}),
     "function_call": _CALL,
     "audio": _plain("id"),
 }
@@ -92,19 +92,19 @@ _CHAT: Final[Mapping[str, Shape]] = {
     **_SAMPLING,
     **_plain("logprobs", "max_completion_tokens", "modalities", "parallel_tool_calls", "prompt_cache_key"),
     **_plain("reasoning_effort", "safety_identifier", "service_tier", "top_logprobs", "verbosity"),
-    "messages": _Many(_MESSAGE),
+    "messages": _ListOf(_MESSAGE),
     "audio": _plain("voice", "format"),
     "function_call": _plain("name"),
-    "functions": _Many(_FUNCTION),
-    "metadata": WORDS,
-    "prediction": {"type": PLAIN, "content": _Many(_plain("type", "text"))},
+    "functions": _ListOf(_FUNCTION),
+    "metadata": STRINGS,
+    "prediction": {"type": PLAIN, "content": _ListOf(_plain("type", "text"))},
     "response_format": {"type": PLAIN, "json_schema": {**_plain("name", "description", "strict"), "schema": FREE}},
     "tool_choice": {"type": PLAIN, "function": _plain("name")},
-    "tools": _Many({"type": PLAIN, "function": _FUNCTION, "cache_control": _CACHED}),
+    "tools": _ListOf({"type": PLAIN, "function": _FUNCTION, "cache_control": _CACHE_CONTROL}),
 }
 _NESTED: Final = (dict, list)
 
-MOST_NESTED: Final = 64
+MAX_DEPTH: Final = 64
 """Objects and lists in each other, besides those that are text to a model."""
 
 COUNT_TOKENS: Final = "/messages/count_tokens"
@@ -112,12 +112,12 @@ FIELDS: Final[Mapping[str, Mapping[str, Shape]]] = {
     "/chat/completions": _CHAT,
     "/completions": {**_SAMPLING, **_plain("prompt", "best_of", "echo", "logprobs", "suffix")},
     "/embeddings": _plain("model", "input", "dimensions", "encoding_format", "user"),
-    "/rerank": {**_plain("model", "query", "top_n", "return_documents"), "documents": _Many(_plain("text"))},
+    "/rerank": {**_plain("model", "query", "top_n", "return_documents"), "documents": _ListOf(_plain("text"))},
     COUNT_TOKENS: _CHAT,
 }
 """What may stand in a request to a provider, by the path below `/v1`; before it is said in another dialect."""
 
-_ENGINES: Final = frozenset(
+_ENGINE_FIELDS: Final = frozenset(
     (
         # llama.cpp's server
         *("adaptive_decay", "adaptive_target", "cache_prompt", "dry_allowed_length", "dry_base", "dry_multiplier"),
@@ -150,29 +150,29 @@ queue (`priority`).
 
 STREAMING: Final = frozenset({"/chat/completions", "/completions"})
 """Where a model writes an answer, as it comes if the client wants that."""
-_METADATA: Final = frozenset({"openai"})
+_METADATA_PROVIDERS: Final = frozenset({"openai"})
 """Providers that store `metadata`. Other gateways take orders from it."""
 
 
-_NUMBERS: Final = (
+_NUMBER_FIELDS: Final = (
     *("best_of", "dimensions", "frequency_penalty", "max_completion_tokens", "max_tokens", "min_p", "n", "n_predict"),
     *("presence_penalty", "repeat_last_n", "repeat_penalty", "seed", "temperature", "top_k", "top_logprobs", "top_n"),
     *("top_p", "typical_p"),
 )
-_TEXTS: Final = (
+_STRING_FIELDS: Final = (
     *("encoding_format", "prompt_cache_key", "query", "reasoning_effort", "safety_identifier", "service_tier"),
     *("suffix", "user", "verbosity"),
 )
-_TYPES: Final[Mapping[str, type | UnionType]] = {
-    **dict.fromkeys(_NUMBERS, int | float),
-    **dict.fromkeys(_TEXTS, str),
+_FIELD_TYPES: Final[Mapping[str, type | UnionType]] = {
+    **dict.fromkeys(_NUMBER_FIELDS, int | float),
+    **dict.fromkeys(_STRING_FIELDS, str),
     **dict.fromkeys(("echo", "parallel_tool_calls", "return_documents"), bool),
     **dict.fromkeys(("response_format", "stream_options"), dict),
     **dict.fromkeys(("documents", "input", "prompt"), str | list),
     "tool_choice": str | dict,
 }
 """What llama.cpp's server answers 500 for where it is something else, which would count against its circuit."""
-_TURN: Final[Mapping[str, type | UnionType]] = {"role": str, "name": str, "tool_call_id": str}
+_MESSAGE_TYPES: Final[Mapping[str, type | UnionType]] = {"role": str, "name": str, "tool_call_id": str}
 
 
 def check_types(body: Mapping[str, Any]) -> None:
@@ -181,10 +181,10 @@ def check_types(body: Mapping[str, Any]) -> None:
     Raises:
         DialectError: One is; says which, and what it should be.
     """
-    check_kinds(body, _TYPES)
+    check_kinds(body, _FIELD_TYPES)
     for at, turn in enumerate(objects_in(body.get("messages"), "messages")):
         where = f"messages[{at}]."
-        check_kinds(turn, _TURN, where)
+        check_kinds(turn, _MESSAGE_TYPES, where)
         objects_in(turn.get("tool_calls"), f"{where}tool_calls")
         if not isinstance(turn.get("content"), str):
             objects_in(turn.get("content"), f"{where}content")
@@ -220,13 +220,13 @@ def refuse_urls(body: Mapping[str, Any]) -> None:
     Raises:
         BodyError: The body names an address.
     """
-    if where := _fetched(body, "", MOST_NESTED):
+    if where := _find_url(body, "", MAX_DEPTH):
         message = f"{where} must be a data: URL; nothing is fetched for a client, so send the content itself"
         raise BodyError(message, "url_not_allowed")
 
 
 @attrs.frozen
-class Rebuilt:
+class BackendRequest:
     """What one backend gets.
 
     Attributes:
@@ -242,12 +242,12 @@ class Rebuilt:
     usage_added: bool = False
 
 
-def rebuild(path: str, asked: Mapping[str, Any], backend: Backend) -> Rebuilt:
+def rebuild(path: str, client_body: Mapping[str, Any], backend: Backend) -> BackendRequest:
     """Return the body for one backend.
 
     Args:
         path: Below `/v1`.
-        asked: What `parse_body` returned.
+        client_body: What `parse_body` returned.
         backend: Who gets it.
 
     Raises:
@@ -255,15 +255,15 @@ def rebuild(path: str, asked: Mapping[str, Any], backend: Backend) -> Rebuilt:
     """
     dropped: list[str] = []
     if backend.provider:
-        body = _object(asked, _shape_for(path, backend.dialect, backend.provider), "", dropped)
+        body = _object(client_body, _shape_for(path, backend.dialect, backend.provider), "", dropped)
     else:
         known = FIELDS[path]
-        body = {name: each for name, each in asked.items() if name in known or name in _ENGINES}
-        if len(body) < len(asked):
-            dropped += [name for name in asked if name not in body]
+        body = {name: each for name, each in client_body.items() if name in known or name in _ENGINE_FIELDS}
+        if len(body) < len(client_body):
+            dropped += [name for name in client_body if name not in body]
     if backend.model:
         body["model"] = backend.model
-    if backend.base_url == OWN_URLS["openai"] and path == "/chat/completions" and "max_tokens" in body:
+    if backend.base_url == DEFAULT_URLS["openai"] and path == "/chat/completions" and "max_tokens" in body:
         # OpenAI's newer models refuse the older name, which clients in other dialects and budgets write
         body["max_completion_tokens"] = body.get("max_completion_tokens", body.pop("max_tokens"))
     usage_added = False
@@ -272,9 +272,9 @@ def rebuild(path: str, asked: Mapping[str, Any], backend: Backend) -> Rebuilt:
         options = dict(options) if isinstance(options, dict) else {}
         usage_added = options.get("include_usage") is not True
         body["stream_options"] = options | {"include_usage": True}
-        if backend.model_digest and not why_not(path, body):
+        if backend.model_digest and not obstacle(path, body):
             body.setdefault("timings_per_token", True)  # how many tokens an engine has written before it dies
-    if asks_by_messages(path, backend):
+    if uses_messages_api(path, backend):
         count = path == COUNT_TOKENS
         path = COUNT_TOKENS if count else "/messages"
         body, left_out = messages_request(body, count=count)
@@ -283,7 +283,7 @@ def rebuild(path: str, asked: Mapping[str, Any], backend: Backend) -> Rebuilt:
         written = orjson.dumps(body)
     except orjson.JSONEncodeError as exc:
         raise DialectError(f"the body is nested too deeply: {exc}") from exc
-    return Rebuilt(path, written, tuple(dropped), usage_added)
+    return BackendRequest(path, written, tuple(dropped), usage_added)
 
 
 @functools.lru_cache(maxsize=256)
@@ -291,18 +291,18 @@ def _shape_for(path: str, dialect: str, provider: str) -> Mapping[str, Shape]:
     """Return what a request to a provider may have at a path."""
     shape = FIELDS[path]
     if dialect == "anthropic":
-        shape = {**shape, "top_k": PLAIN, "messages": _Many({**_MESSAGE, "is_error": PLAIN})}
-    if provider not in _METADATA:
+        shape = {**shape, "top_k": PLAIN, "messages": _ListOf({**_MESSAGE, "is_error": PLAIN})}
+    if provider not in _METADATA_PROVIDERS:
         shape = {name: each for name, each in shape.items() if name != "metadata"}
     return shape
 
 
-def asks_by_messages(path: str, backend: Backend) -> bool:
+def uses_messages_api(path: str, backend: Backend) -> bool:
     """Whether a backend is asked in Anthropic's dialect; llama.cpp's server speaks it as well, and only it counts."""
     return backend.dialect == "anthropic" or path == COUNT_TOKENS
 
 
-def _fetched(value: Mapping[str, Any] | list[Any], where: str, deeper: int) -> str:
+def _find_url(value: Mapping[str, Any] | list[Any], where: str, depth_left: int) -> str:
     """Return where something is named that would have to be fetched; "" if there is nothing.
 
     That is what stands as `url`, as `image_url` itself, or in the place of a content. Of what is passed by, no place is
@@ -311,35 +311,35 @@ def _fetched(value: Mapping[str, Any] | list[Any], where: str, deeper: int) -> s
     Raises:
         BodyError: It is nested too deeply to be looked through.
     """
-    if deeper < 0:
-        raise BodyError(f"the body is nested more than {MOST_NESTED} deep, at {where[:80]}…", "invalid_value")
+    if depth_left < 0:
+        raise BodyError(f"the body is nested more than {MAX_DEPTH} deep, at {where[:80]}…", "invalid_value")
     if isinstance(value, list):
         for place, each in enumerate(value):
-            if isinstance(each, _NESTED) and (found := _fetched(each, f"{where}[{place}]", deeper - 1)):
+            if isinstance(each, _NESTED) and (found := _find_url(each, f"{where}[{place}]", depth_left - 1)):
                 return found
         return ""
     for name, each in value.items():
         if isinstance(each, str):
-            if (name in _URLS or (name in _CONTENTS and ":" in each)) and not each.startswith("data:"):
-                return _named(where, name)
-        elif name not in _MODEL_READS and isinstance(each, _NESTED):
-            found = _fetched(each, _named(where, name), deeper - 1)
+            if (name in _URL_FIELDS or (name in _BASE64_FIELDS and ":" in each)) and not each.startswith("data:"):
+                return _path_of(where, name)
+        elif name not in _OPAQUE_FIELDS and isinstance(each, _NESTED):
+            found = _find_url(each, _path_of(where, name), depth_left - 1)
             if found:
                 return found
     return ""
 
 
-def _named(where: str, name: str) -> str:
+def _path_of(where: str, name: str) -> str:
     return f"{where}.{name}" if where else name
 
 
-_MODEL_READS: Final = frozenset({"parameters", "schema", "json_schema", "arguments", "grammar", "metadata"})
+_OPAQUE_FIELDS: Final = frozenset({"parameters", "schema", "json_schema", "arguments", "grammar", "metadata"})
 """What is text to a model, whatever its parts are called."""
 
-_CONTENTS: Final = frozenset({"data", "file_data"})
+_BASE64_FIELDS: Final = frozenset({"data", "file_data"})
 """What is Base64, in which no colon stands: a gateway would fetch an address that stands here."""
 
-_URLS: Final = frozenset({"url", "image_url", "audio_url", "video_url", "file_url", "server_url"})
+_URL_FIELDS: Final = frozenset({"url", "image_url", "audio_url", "video_url", "file_url", "server_url"})
 
 
 def _object(value: Mapping[str, Any], shape: Mapping[str, Shape], where: str, dropped: list[str]) -> dict[str, Any]:
@@ -347,20 +347,20 @@ def _object(value: Mapping[str, Any], shape: Mapping[str, Shape], where: str, dr
     for name, each in value.items():
         part, nested = shape.get(name), isinstance(each, _NESTED)
         if part is None or ((nested or part is DATA_URL) and not _fits(each, part)):
-            dropped.append(_named(where, name))
+            dropped.append(_path_of(where, name))
         else:
-            kept[name] = _rebuilt(each, part, _named(where, name), dropped) if nested else each
+            kept[name] = _filtered(each, part, _path_of(where, name), dropped) if nested else each
     return kept
 
 
-def _rebuilt(value: Any, shape: Shape, where: str, dropped: list[str]) -> Any:
+def _filtered(value: Any, shape: Shape, where: str, dropped: list[str]) -> Any:
     if isinstance(value, dict) and isinstance(shape, dict):
         return _object(value, shape, where, dropped)
-    if isinstance(value, list) and isinstance(shape, _Many):
+    if isinstance(value, list) and isinstance(shape, _ListOf):
         kept, each = [], shape.each
         for at, one in enumerate(value):
             if _fits(one, each):
-                kept.append(_rebuilt(one, each, f"{where}[{at}]", dropped))
+                kept.append(_filtered(one, each, f"{where}[{at}]", dropped))
             else:
                 dropped.append(f"{where}[{at}]")
         return kept
@@ -373,11 +373,11 @@ def _fits(value: Any, shape: Shape) -> bool:
     if isinstance(value, dict):
         if shape is NUMBERS:
             return all(name.isdigit() and isinstance(each, int | float) for name, each in value.items())
-        if shape is WORDS:
+        if shape is STRINGS:
             return all(isinstance(each, str) for each in value.values())
         return isinstance(shape, dict)
     if isinstance(value, list):
-        return isinstance(shape, _Many) or (shape is PLAIN and all(_fits(each, PLAIN) for each in value))
+        return isinstance(shape, _ListOf) or (shape is PLAIN and all(_fits(each, PLAIN) for each in value))
     if shape is DATA_URL:
         return isinstance(value, str) and value.startswith("data:")
     return True

@@ -67,10 +67,10 @@ class Address:
         parts = urlsplit(base_url)
         if parts.scheme not in _PORTS or not parts.hostname or parts.username is not None or parts.query:
             raise ValueError(f"not a base URL: {base_url!r}")
-        usual = _PORTS[parts.scheme]
-        origin = (parts.hostname, parts.port or usual)
+        default_port = _PORTS[parts.scheme]
+        origin = (parts.hostname, parts.port or default_port)
         host = netloc(origin)
-        if origin[1] == usual:
+        if origin[1] == default_port:
             host = host.rpartition(":")[0]
         return cls(parts.scheme == "https", origin, host, parts.path.rstrip("/"))
 
@@ -86,8 +86,8 @@ def trusted_context(ca_file: Path | None) -> ssl.SSLContext:
         try:
             context.load_verify_locations(cafile=ca_file)
         except (OSError, ssl.SSLError) as exc:
-            words = f"cannot read certificates from {ca_file}: {exc}; it takes a file of PEM certificates"
-            raise CertificateFileError(words, field="--ca-file") from exc
+            message = f"cannot read certificates from {ca_file}: {exc}; it takes a file of PEM certificates"
+            raise CertificateFileError(message, field="--ca-file") from exc
     return context
 
 
@@ -120,12 +120,12 @@ class Transport:
 
         Raises:
             ConnectError: No connection; its cause is a TimeoutError if that took too long.
-            BrokenOffError: The backend broke off.
+            ConnectionLostError: The backend broke off.
             ProtocolError: It does not speak HTTP/1.1.
             TypeError: There is no leave.
             ValueError: The backend's base URL is none.
         """
-        address, client = self._way(permit)
+        address, client = self._route(permit)
         target, host = f"{address.path}{path}".encode("ascii"), address.host.encode("ascii")
         head = b"POST %b HTTP/1.1\r\nHost: %b\r\n%bContent-Length: %d\r\n\r\n" % (target, host, lines, len(body))
         return await client.start(address.origin, "POST", head, body, on_sent=on_sent)
@@ -136,11 +136,11 @@ class Transport:
         Raises:
             As `start`.
         """
-        address, client = self._way(permit)
+        address, client = self._route(permit)
         head = b"GET %b HTTP/1.1\r\nHost: %b\r\n%b\r\n" % (path.encode("ascii"), address.host.encode("ascii"), lines)
         return await client.start(address.origin, "GET", head, b"")
 
-    def _way(self, permit: Permit) -> tuple[Address, HttpClient]:
+    def _route(self, permit: Permit) -> tuple[Address, HttpClient]:
         if type(permit) is not Permit:
             raise TypeError(f"a request is sent with a Permit, not with {type(permit).__name__}")
         if (directory := self.directory_of(permit.backend)) is not None:
@@ -160,7 +160,7 @@ class Transport:
         backend = permit.backend
         secure = self.directory_of(backend) is None and self._addresses[backend.base_url].secure
         client = self.secure if secure else self.plain
-        if not client.keep_nowait(answer):
+        if not client.release_nowait(answer):
             await trio.aclose_forcefully(answer.stream)
 
 
@@ -188,7 +188,7 @@ async def open_transport(
     """
     secured = TlsDialer(trusted_context(ca_file), connect=connect)
     limits = {"max_idle_per_origin": MAX_IDLE_PER_ORIGIN, "max_idle": MAX_IDLE}
-    plain, secure = HttpClient(_in_time(connect), **limits), HttpClient(_in_time(secured), **limits)
+    plain, secure = HttpClient(_with_timeout(connect), **limits), HttpClient(_with_timeout(secured), **limits)
     transport = Transport(plain, secure, directory)
     try:
         yield transport
@@ -197,7 +197,7 @@ async def open_transport(
         await secure.aclose()
 
 
-def _in_time(connect: Connect) -> Connect:
+def _with_timeout(connect: Connect) -> Connect:
     async def connect_in_time(host: str, port: int) -> trio.abc.Stream:
         with trio.move_on_after(CONNECT_SECONDS):
             return await connect(host, port)

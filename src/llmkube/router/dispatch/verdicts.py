@@ -12,13 +12,13 @@ from typing import Any, Final
 import attrs
 
 from llmkube.base.http.message import Headers
-from llmkube.router.backends import NOT_FOUND, NOT_READY, is_on_its_way
-from llmkube.router.config.routing_config import stays_here
+from llmkube.router.backends import NOT_FOUND, NOT_READY, will_be_ready
+from llmkube.router.config.routing_config import is_local_url
 
 MAX_RETRY_AFTER_SECONDS: Final = 3600.0
 """A backend that asks for more is asked again after this."""
 
-_PLACES: Final = re.compile(
+_ADDRESSES: Final = re.compile(
     r"(?:https?|wss?|grpc|tcp|redis|postgres(?:ql)?)://(?:\[[0-9A-Fa-f:.]+\])?[^\s\"'<>()\[\]{},;]*"  # a URL
     r"|(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?(?![\w.]*\w)"  # an IPv4 address
     r"|(?<![\w.-])[a-z0-9][\w.-]*\.(?:svc|cluster\.local|internal)(?::\d+)?(?![\w-])"  # a name of the cluster
@@ -58,21 +58,21 @@ class Failure:
         status: What the backend answered; of an error that came with 200, and nothing before it, what that should have
             been; 0 for nothing.
         retry_after_seconds: After which time it wants to be asked again.
-        is_own: Of a queue: whether more requests of the same tenant wait in it.
+        has_siblings: Of a queue: whether more requests of the same tenant wait in it.
         reason: Reason of the condition of a service that is not ready; "" of other failures.
-        stays: Whether such a service stays so until a person acts.
+        is_stuck: Whether such a service stays so until a person acts.
     """
 
     cause: Cause
     detail: str
     status: int = 0
     retry_after_seconds: float | None = None
-    is_own: bool = False
+    has_siblings: bool = False
     reason: str = ""
-    stays: bool = False
+    is_stuck: bool = False
 
     @property
-    def counts(self) -> bool:
+    def is_fault(self) -> bool:
         """Whether it tells of a backend that does not do its work, so that its circuit counts it."""
         return self.cause not in _NO_FAULT
 
@@ -114,26 +114,26 @@ def is_content_refusal(error: Mapping[str, Any]) -> bool:
     return any(isinstance(code, str) and code.lower() in _CONTENT_CODES for code in codes)
 
 
-def error_in(said: object) -> Mapping[str, Any] | None:
+def error_in(answer: object) -> Mapping[str, Any] | None:
     """Return the error that an answer is, whatever its status says; None if it is none."""
-    if not isinstance(said, dict):
+    if not isinstance(answer, dict):
         return None
-    error = said.get("error")
+    error = answer.get("error")
     if isinstance(error, str) and error:
-        return {"message": without_addresses(error)}
+        return {"message": redact_addresses(error)}
     if not isinstance(error, dict) or not error:
         return None
-    return {name: without_addresses(each) if isinstance(each, str) else each for name, each in error.items()}
+    return {name: redact_addresses(each) if isinstance(each, str) else each for name, each in error.items()}
 
 
-def without_addresses(words: str) -> str:
+def redact_addresses(text: str) -> str:
     """Return what a backend says without the addresses of these networks in it, which are not for clients."""
-    return _PLACES.sub(lambda found: "(an address)" if _is_here(found[0]) else found[0], words)
+    return _ADDRESSES.sub(lambda found: "(an address)" if _is_local(found[0]) else found[0], text)
 
 
-def _is_here(place: str) -> bool:
+def _is_local(address: str) -> bool:
     try:
-        return stays_here(place if "://" in place else f"http://{place}")
+        return is_local_url(address if "://" in address else f"http://{address}")
     except ValueError:  # it only looks like a URL
         return False
 
@@ -170,9 +170,9 @@ def judge(status: int, headers: Headers, error: Mapping[str, Any] | None, *, our
         return Failure(Cause.RATE_LIMITED, "it answers 429", status, retry_after(headers) or 1.0)
     if status == 503 and ours and error is not None:
         reason = str(error.get("reason", "")) if error.get("code") == NOT_READY else ""
-        if reason and not is_on_its_way(reason):
-            stays = headers.get("x-should-retry") == "false"
-            return Failure(Cause.NOT_READY, str(error.get("message")), status, reason=reason, stays=stays)
+        if reason and not will_be_ready(reason):
+            is_stuck = headers.get("x-should-retry") == "false"
+            return Failure(Cause.NOT_READY, str(error.get("message")), status, reason=reason, is_stuck=is_stuck)
         if reason or _is_loading(error):
             return Failure(Cause.LOADING, "it loads its model", status)
     if status == 404 and ours and error is not None and error.get("code") == NOT_FOUND:

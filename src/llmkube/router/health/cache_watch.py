@@ -11,11 +11,18 @@ import attrs
 import trio
 
 from llmkube.router.config.routing_config import Backend, RoutingConfig
-from llmkube.router.health.probes import Ask, asked, every_permit
-from llmkube.router.health.signs import HEALTH_PATH, LLAMA_SERVER, PATIENCE_SECONDS, SLOTS_PATH, CacheUse, cache_use
+from llmkube.router.health.health_state import (
+    HEALTH_PATH,
+    LLAMA_SERVER,
+    SLOTS_PATH,
+    TIMEOUT_SECONDS,
+    CacheUse,
+    cache_use,
+)
+from llmkube.router.health.probes import SendCheck, all_permits, send_or_none
 from llmkube.router.policy.permits import Permit
 
-EVERY_SECONDS: Final = 5.0
+INTERVAL_SECONDS: Final = 5.0
 """Between two questions to an engine."""
 
 
@@ -24,54 +31,54 @@ class CacheWatch:
     """The KV caches of one router's engines.
 
     Attributes:
-        ask: Asks an engine.
+        send: Asks an engine.
         config: Returns what counts now.
         in_flight: Requests under way, by the backend's name.
         is_llama: Whether a backend has called itself llama.cpp's server: others have nothing at `/slots`.
     """
 
-    ask: Ask
+    send: SendCheck
     config: Callable[[], RoutingConfig]
     in_flight: Mapping[str, int]
     is_llama: Callable[[str], bool]
-    _told: dict[str, tuple[Backend, CacheUse]] = attrs.field(factory=dict)
+    _uses: dict[str, tuple[Backend, CacheUse]] = attrs.field(factory=dict)
 
     def use(self, backend: Backend) -> CacheUse | None:
         """Return what a backend's engine has told last; None of one that tells nothing, or did not answer."""
-        found = self._told.get(backend.name)
+        found = self._uses.get(backend.name)
         return found[1] if found is not None and found[0] == backend else None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> NoReturn:
         """Ask until cancelled."""
         task_status.started()
         while True:
-            await trio.sleep(EVERY_SECONDS)
-            permits = [each for each in every_permit(self.config()) if _may_tell(each.backend)]
-            for name in self._told.keys() - {each.backend.name for each in permits}:
-                del self._told[name]
+            await trio.sleep(INTERVAL_SECONDS)
+            permits = [each for each in all_permits(self.config()) if _has_single_engine(each.backend)]
+            for name in self._uses.keys() - {each.backend.name for each in permits}:
+                del self._uses[name]
             async with trio.open_nursery() as nursery:
                 for permit in permits:
-                    if self._is_asked(permit.backend):
-                        nursery.start_soon(self._look, permit)
+                    if self._should_check(permit.backend):
+                        nursery.start_soon(self._check, permit)
 
-    def _is_asked(self, backend: Backend) -> bool:
+    def _should_check(self, backend: Backend) -> bool:
         is_busy = bool(self.in_flight.get(backend.name)) and self.is_llama(backend.name)
         return is_busy or self.use(backend) is not None
 
-    async def _look(self, permit: Permit) -> None:
+    async def _check(self, permit: Permit) -> None:
         backend = permit.backend
         is_busy = bool(self.in_flight.get(backend.name))
-        reply = await asked(self.ask, permit, SLOTS_PATH if is_busy else HEALTH_PATH, PATIENCE_SECONDS)
+        reply = await send_or_none(self.send, permit, SLOTS_PATH if is_busy else HEALTH_PATH, TIMEOUT_SECONDS)
         known, found = self.use(backend), None
         if reply is not None and reply.status == 200 and reply.server == LLAMA_SERVER:
             idle = CacheUse(0, known.tokens) if known is not None else None
             found = cache_use(reply.body, backend.splits_cache) if is_busy else idle
         if found is None:
-            self._told.pop(backend.name, None)
+            self._uses.pop(backend.name, None)
         else:
-            self._told[backend.name] = backend, found
+            self._uses[backend.name] = backend, found
 
 
-def _may_tell(backend: Backend) -> bool:
+def _has_single_engine(backend: Backend) -> bool:
     """Whether an engine of ours answers there, and always the same one."""
     return not (backend.provider or backend.is_replicated or backend.missing)

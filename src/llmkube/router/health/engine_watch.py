@@ -12,27 +12,27 @@ from typing import Final, NoReturn
 import attrs
 import trio
 
-from llmkube.router.health.probes import Ask, asked
-from llmkube.router.health.signs import (
-    EVERY_SECONDS,
+from llmkube.router.health.health_state import (
     FROZEN_SECONDS,
     HEALTH_PATH,
-    LIVES_SECONDS,
+    INTERVAL_SECONDS,
+    LIVENESS_SECONDS,
     LLAMA_SERVER,
-    LONGEST_SECONDS,
+    MAX_WAIT_SECONDS,
     Silence,
 )
+from llmkube.router.health.probes import SendCheck, send_or_none
 from llmkube.router.policy.permits import Permit
 
 FROZEN: Final = f"its engine is frozen: no answer at {HEALTH_PATH} for {FROZEN_SECONDS:g} seconds"
 
 _UNWATCHED: Final = nullcontext()
-_MOST_BACKENDS: Final = 256
+_MAX_BACKENDS: Final = 256
 """That begin to be watched at the same moment; of more, a later request begins it."""
 
 
 @attrs.define(eq=False)
-class Waiting:
+class WaitingRequest:
     """One request that an engine is asked for.
 
     Attributes:
@@ -40,14 +40,14 @@ class Waiting:
         began_at: When it went out.
         silence: The scope that ends when the backend was silent for too long; None before the request has gone out. Its
             deadline is infinite while the client is waited for.
-        heard_at: When a part of its answer came last; -inf before the first.
+        last_received_at: When a part of its answer came last; -inf before the first.
         is_frozen: Whether the engine was found frozen while it waited, which ends the scope as well.
     """
 
     extends: bool
     began_at: float
     silence: trio.CancelScope | None = None
-    heard_at: float = -math.inf
+    last_received_at: float = -math.inf
     is_frozen: bool = False
 
     def begin(self, silence: trio.CancelScope) -> None:
@@ -56,10 +56,10 @@ class Waiting:
         if self.is_frozen:
             silence.cancel(reason=FROZEN)
 
-    def lives(self, now: float) -> None:
+    def extend_deadline(self, now: float) -> None:
         """Take an answer of the engine for a sign of life."""
         if self.extends and self.silence is not None:
-            until = min(now + LIVES_SECONDS, self.began_at + LONGEST_SECONDS)
+            until = min(now + LIVENESS_SECONDS, self.began_at + MAX_WAIT_SECONDS)
             self.silence.deadline = max(self.silence.deadline, until)
 
     def freeze(self) -> None:
@@ -67,7 +67,7 @@ class Waiting:
         self.is_frozen = True
         if self.silence is None:
             return
-        if self.heard_at == -math.inf:
+        if self.last_received_at == -math.inf:
             self.silence.cancel(reason=FROZEN)
         elif self.silence.deadline < math.inf:
             self.silence.deadline = -math.inf
@@ -85,13 +85,13 @@ class _Engine:
     """
 
     silence: Silence = Silence()
-    waiting: set[Waiting] = attrs.field(factory=set)
+    waiting: set[WaitingRequest] = attrs.field(factory=set)
     is_watched: bool = False
     is_frozen: bool = False
 
-    def is_quiet(self, now: float) -> bool:
+    def is_silent(self, now: float) -> bool:
         """Whether one of its requests hears nothing."""
-        return any(now - one.heard_at >= EVERY_SECONDS for one in self.waiting)
+        return any(now - one.last_received_at >= INTERVAL_SECONDS for one in self.waiting)
 
 
 @attrs.define(eq=False)
@@ -99,34 +99,34 @@ class EngineWatch:
     """The engines of one router.
 
     Attributes:
-        ask: Asks one.
+        send: Asks one.
         on_change: Told of a backend whose engine is frozen and why, or answers again, which is "".
     """
 
-    ask: Ask
+    send: SendCheck
     on_change: Callable[[str, str], None]
     _engines: dict[str, _Engine] = attrs.field(factory=dict)
     _sender: trio.MemorySendChannel[tuple[Permit, _Engine]] = attrs.field(init=False)
-    _begun: trio.MemoryReceiveChannel[tuple[Permit, _Engine]] = attrs.field(init=False)
+    _receiver: trio.MemoryReceiveChannel[tuple[Permit, _Engine]] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._sender, self._begun = trio.open_memory_channel[tuple[Permit, _Engine]](_MOST_BACKENDS)
+        self._sender, self._receiver = trio.open_memory_channel[tuple[Permit, _Engine]](_MAX_BACKENDS)
 
-    def heard(self, name: str, server: str) -> None:
+    def responded(self, name: str, server: str) -> None:
         """Note what a backend calls itself in an answer."""
         engine = self._of(name)
-        engine.silence = engine.silence.heard(server)
+        engine.silence = engine.silence.responded(server)
 
     def is_llama(self, name: str) -> bool:
         """Whether a backend has called itself llama.cpp's server."""
         engine = self._engines.get(name)
         return engine is not None and engine.silence.is_llama
 
-    def keep_only(self, same: frozenset[str]) -> None:
+    def keep_only(self, unchanged: frozenset[str]) -> None:
         """Forget backends that are no more, or are others under the same name; their tasks end by themselves."""
-        self._engines = {name: engine for name, engine in self._engines.items() if name in same}
+        self._engines = {name: engine for name, engine in self._engines.items() if name in unchanged}
 
-    def watching(self, permit: Permit, waiting: Waiting) -> AbstractContextManager[None]:
+    def watching(self, permit: Permit, waiting: WaitingRequest) -> AbstractContextManager[None]:
         """Freeze a request that waits if its engine is frozen; a provider, or one of several engines, never is.
 
         Args:
@@ -139,11 +139,11 @@ class EngineWatch:
         return self._watching(permit, waiting)
 
     @contextmanager
-    def _watching(self, permit: Permit, waiting: Waiting) -> Iterator[None]:
+    def _watching(self, permit: Permit, waiting: WaitingRequest) -> Iterator[None]:
         engine = self._of(permit.backend.name)
         engine.waiting.add(waiting)
         try:
-            self._begin_nowait(permit, engine)
+            self._start_watch_nowait(permit, engine)
             yield
         finally:
             engine.waiting.discard(waiting)
@@ -153,14 +153,14 @@ class EngineWatch:
         async with trio.open_nursery() as nursery:
             task_status.started()
             while True:
-                permit, engine = await self._begun.receive()
+                permit, engine = await self._receiver.receive()
                 nursery.start_soon(self._watch, permit, engine)
         raise AssertionError("requests never end")
 
     def _of(self, name: str) -> _Engine:
         return self._engines.setdefault(name, _Engine())
 
-    def _begin_nowait(self, permit: Permit, engine: _Engine) -> None:
+    def _start_watch_nowait(self, permit: Permit, engine: _Engine) -> None:
         if engine.is_watched:
             return
         try:
@@ -172,24 +172,24 @@ class EngineWatch:
     async def _watch(self, permit: Permit, engine: _Engine) -> None:
         name = permit.backend.name
         try:
-            await trio.sleep(EVERY_SECONDS)
+            await trio.sleep(INTERVAL_SECONDS)
             while engine.waiting or (engine.is_frozen and self._engines.get(name) is engine):
-                if engine.is_frozen or engine.is_quiet(trio.current_time()):
-                    await self._look(permit, engine)
-                await trio.sleep(EVERY_SECONDS)
+                if engine.is_frozen or engine.is_silent(trio.current_time()):
+                    await self._check(permit, engine)
+                await trio.sleep(INTERVAL_SECONDS)
         finally:
             engine.is_watched = False
 
-    async def _look(self, permit: Permit, engine: _Engine) -> None:
-        asked_at = trio.current_time()
-        reply = await asked(self.ask, permit, HEALTH_PATH, engine.silence.patience(asked_at))
+    async def _check(self, permit: Permit, engine: _Engine) -> None:
+        sent_at = trio.current_time()
+        reply = await send_or_none(self.send, permit, HEALTH_PATH, engine.silence.timeout_seconds(sent_at))
         if reply is not None:
-            engine.silence = engine.silence.heard(reply.server)
+            engine.silence = engine.silence.responded(reply.server)
             if reply.server == LLAMA_SERVER and reply.status == 200:
                 for one in engine.waiting:
-                    one.lives(trio.current_time())
+                    one.extend_deadline(trio.current_time())
         else:
-            engine.silence = engine.silence.asked_in_vain(asked_at)
+            engine.silence = engine.silence.timed_out(sent_at)
         is_frozen = engine.silence.is_frozen(trio.current_time())
         if is_frozen != engine.is_frozen:
             engine.is_frozen = is_frozen

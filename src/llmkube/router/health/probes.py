@@ -9,19 +9,19 @@ import trio
 from llmkube.base.http.errors import HttpError
 from llmkube.base.mailbox import Mailbox
 from llmkube.router.config.routing_config import Auth, Probe, RoutingConfig
-from llmkube.router.health.signs import ProbeState, Reply
+from llmkube.router.health.health_state import ProbeState, Reply
 from llmkube.router.policy.permits import Permit, permits_for
 from llmkube.router.policy.request_facts import RequestFacts
 
-Ask = Callable[[Permit, str], Awaitable[Reply]]
+SendCheck = Callable[[Permit, str], Awaitable[Reply]]
 """Asks a backend at a path, from the root of its host; raises HttpError or OSError if it does not answer."""
 
 
-async def asked(ask: Ask, permit: Permit, path: str, patience_seconds: float) -> Reply | None:
+async def send_or_none(send: SendCheck, permit: Permit, path: str, timeout_seconds: float) -> Reply | None:
     """Return what a backend answers; None where it does not, or not in time."""
-    with trio.move_on_after(patience_seconds):
+    with trio.move_on_after(timeout_seconds):
         try:
-            return await ask(permit, path)
+            return await send(permit, path)
         except (HttpError, OSError):
             return None
     return None
@@ -37,25 +37,25 @@ class Probes:
     """The probes of one router.
 
     Attributes:
-        ask: Asks.
+        send: Asks.
         on_change: Told of a backend that became unhealthy and why, or healthy again, which is "".
         on_probe: Told of each probe: the backend's name, and what it has found.
     """
 
-    ask: Ask
+    send: SendCheck
     on_change: Callable[[str, str], None]
     on_probe: Callable[[str, str], None]
     _config: Mailbox[RoutingConfig | None] = attrs.field(factory=lambda: Mailbox(None))
     _states: dict[str, ProbeState] = attrs.field(factory=dict)
 
-    def reload_nowait(self, config: RoutingConfig, same: frozenset[str]) -> None:
+    def reload_nowait(self, config: RoutingConfig, unchanged: frozenset[str]) -> None:
         """Go on by another config.
 
         Args:
             config: What counts now.
-            same: The backends that are as they were; of the others nothing is known.
+            unchanged: The backends that are as they were; of the others nothing is known.
         """
-        self._states = {name: state for name, state in self._states.items() if name in same}
+        self._states = {name: state for name, state in self._states.items() if name in unchanged}
         self._config.put_nowait(config)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> NoReturn:
@@ -64,7 +64,7 @@ class Probes:
         while True:
             version = self._config.version
             async with trio.open_nursery() as nursery:
-                for permit, probe in _probed(self._config.value):
+                for permit, probe in _probed_backends(self._config.value):
                     nursery.start_soon(self._probe, permit, probe)
                 await self._config.wait_newer(version)
                 nursery.cancel_scope.cancel(reason="another config counts")
@@ -72,39 +72,39 @@ class Probes:
     async def _probe(self, permit: Permit, probe: Probe) -> NoReturn:
         name = permit.backend.name
         while True:
-            asked_at = trio.current_time()
-            before = self._states.get(name, ProbeState())
-            state, found = await self._look(permit, probe, before)
+            sent_at = trio.current_time()
+            previous = self._states.get(name, ProbeState())
+            state, found = await self._check(permit, probe, previous)
             self._states[name] = state
             self.on_probe(name, found)
             if not state.is_healthy:
-                self.on_change(name, f"its health check fails: {state.why}")
-            elif not before.is_healthy:
+                self.on_change(name, f"its health check fails: {state.cause}")
+            elif not previous.is_healthy:
                 self.on_change(name, "")
-            await trio.sleep_until(asked_at + probe.interval_seconds)
+            await trio.sleep_until(sent_at + probe.interval_seconds)
 
-    async def _look(self, permit: Permit, probe: Probe, before: ProbeState) -> tuple[ProbeState, str]:
+    async def _check(self, permit: Permit, probe: Probe, previous: ProbeState) -> tuple[ProbeState, str]:
         """Ask once; return what is known after it, and the word for what was found."""
         reply: Reply | None = None
-        with trio.move_on_after(probe.timeout_seconds) as patience:
+        with trio.move_on_after(probe.timeout_seconds) as scope:
             try:
-                reply = await self.ask(permit, probe.path)
+                reply = await self.send(permit, probe.path)
             except (HttpError, OSError):
-                return before.failed(f"no answer at {probe.path}"), UNHEALTHY
-        if reply is None or patience.cancelled_caught:
-            return before.failed(f"no answer at {probe.path} within {probe.timeout_seconds} seconds"), UNHEALTHY
+                return previous.failed(f"no answer at {probe.path}"), UNHEALTHY
+        if reply is None or scope.cancelled_caught:
+            return previous.failed(f"no answer at {probe.path} within {probe.timeout_seconds} seconds"), UNHEALTHY
         if reply.is_loading:
-            return before, LOADING
-        state = before.replied(reply, probe.path)
+            return previous, LOADING
+        state = previous.replied(reply, probe.path)
         return state, UNHEALTHY if state.failures else HEALTHY
 
 
-def _probed(config: RoutingConfig | None) -> list[tuple[Permit, Probe]]:
+def _probed_backends(config: RoutingConfig | None) -> list[tuple[Permit, Probe]]:
     """Return the backends to ask, and how."""
-    permits = every_permit(config) if config is not None else []
+    permits = all_permits(config) if config is not None else []
     return [(permit, probe) for permit in permits if (probe := permit.backend.probe) is not None]
 
 
-def every_permit(config: RoutingConfig) -> list[Permit]:
+def all_permits(config: RoutingConfig) -> list[Permit]:
     """Return leave to ask backends how they do: that carries no client's data, so no class and no team closes one."""
     return list(permits_for(attrs.evolve(config, auth=Auth()), RequestFacts(model="")).allowed.values())

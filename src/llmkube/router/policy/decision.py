@@ -8,11 +8,11 @@ from typing import Final
 
 import attrs
 
-from llmkube.router.config.routing_config import Match, RoutingConfig, Rule, fits_any
+from llmkube.router.config.routing_config import Match, RoutingConfig, Rule, matches_any
 from llmkube.router.policy.permits import Permit, Permits
 from llmkube.router.policy.request_facts import RequestFacts
 
-MOST_AHEAD: Final = 4
+MAX_AHEAD: Final = 4
 """Requests that a warm backend without known slots may have more than the least loaded one."""
 
 
@@ -66,7 +66,7 @@ def is_overloaded(permit: Permit, least: Permit, load: Mapping[str, int]) -> boo
     own, other = load.get(permit.backend.name, 0), load.get(least.backend.name, 0)
     slots = permit.backend.slots
     if not slots:
-        return own - other >= MOST_AHEAD
+        return own - other >= MAX_AHEAD
     if own < slots:
         return False
     has_room = other < (least.backend.slots or own)
@@ -78,7 +78,7 @@ FAIL_CLOSED: Final = "FailClosed"
 NOT_PERMITTED: Final = "NotPermitted"
 MODEL_NOT_ALLOWED: Final = "ModelNotAllowed"
 REASONS: Final = (NO_ROUTE, FAIL_CLOSED, NOT_PERMITTED, MODEL_NOT_ALLOWED)
-_NOTHING_WARM: Final[Mapping[str, Warmth]] = {}
+_NO_WARMTH: Final[Mapping[str, Warmth]] = {}
 
 
 @attrs.frozen(kw_only=True)
@@ -112,7 +112,7 @@ def decide(
     first_byte_seconds: Mapping[str, float],
     pick: float,
     load: Mapping[str, int],
-    warmth: Mapping[str, Warmth] = _NOTHING_WARM,
+    warmth: Mapping[str, Warmth] = _NO_WARMTH,
 ) -> Decision:
     """Return where a request goes: the first rule that matches decides, and only what is permitted is chosen from.
 
@@ -130,26 +130,26 @@ def decide(
     if not permits.model_allowed:
         return _refusal(None, MODEL_NOT_ALLOWED, next(iter(permits.refused.values()), "the team may not use the model"))
     for rule in config.rules:
-        if unmet(rule.match, facts):
+        if unmet_condition(rule.match, facts):
             continue
-        chosen = [permits.allowed[name] for name in usable(rule, permits, first_byte_seconds)]
+        chosen = [permits.allowed[name] for name in usable_backends(rule, permits, first_byte_seconds)]
         if chosen:
-            order, shadows = _arranged(rule, chosen, pick, load, warmth)
+            order, shadows = _arrange(rule, chosen, pick, load, warmth)
             if order:
-                return _decision(config, rule, order, shadows, f"rule {rule.name}")
+                return _with_limits(config, rule, order, shadows, f"rule {rule.name}")
         if rule.fail_closed:
             why = f"rule {rule.name} fails closed, and none of its backends may be used"
             return _refusal(rule, FAIL_CLOSED, why)
-    return _by_default(config, facts, permits)
+    return _default_decision(config, facts, permits)
 
 
-def unmet(match: Match, facts: RequestFacts) -> str:
+def unmet_condition(match: Match, facts: RequestFacts) -> str:
     """Return the first condition that a request does not meet, by the name of its field; "" if it meets all."""
     if match.classes and match.classes.isdisjoint(facts.classes):
         return "dataClassification"
     if match.complexity and match.complexity != facts.complexity:
         return "taskComplexity"
-    if match.models and not fits_any(match.models, facts.model):
+    if match.models and not matches_any(match.models, facts.model):
         return "models"
     if match.headers:
         headers = facts.headers
@@ -159,16 +159,16 @@ def unmet(match: Match, facts: RequestFacts) -> str:
     return ""
 
 
-def usable(rule: Rule, permits: Permits, first_byte_seconds: Mapping[str, float]) -> list[str]:
+def usable_backends(rule: Rule, permits: Permits, first_byte_seconds: Mapping[str, float]) -> list[str]:
     """Return the backends of a rule that the request may reach and that have what the rule asks of a backend."""
     return [
         name
         for name in rule.backends
-        if name in permits.allowed and not lacks(rule.match, permits.allowed[name], first_byte_seconds)
+        if name in permits.allowed and not unmet_requirement(rule.match, permits.allowed[name], first_byte_seconds)
     ]
 
 
-def lacks(match: Match, permit: Permit, first_byte_seconds: Mapping[str, float]) -> str:
+def unmet_requirement(match: Match, permit: Permit, first_byte_seconds: Mapping[str, float]) -> str:
     """Return what a rule asks of a backend and the backend does not have, as the field is called; "" if it has all."""
     if match.capabilities and not match.capabilities <= permit.backend.capabilities:
         return "requiredCapabilities"
@@ -178,19 +178,19 @@ def lacks(match: Match, permit: Permit, first_byte_seconds: Mapping[str, float])
     return ""
 
 
-def _by_default(config: RoutingConfig, facts: RequestFacts, permits: Permits) -> Decision:
-    named = _named_by(config, facts.model) if config.by_model else ""
+def _default_decision(config: RoutingConfig, facts: RequestFacts, permits: Permits) -> Decision:
+    named = _backend_for_model(config, facts.model) if config.by_model else ""
     for name, why in ((named, "the model's name"), (config.default_backend, "the default route")):
         permit = permits.allowed.get(name)
         if permit is not None:
-            return _decision(config, None, (permit,), (), why)
+            return _with_limits(config, None, (permit,), (), why)
     closed = named or config.default_backend
     if closed:
         return _refusal(None, NOT_PERMITTED, f"no rule matches, and {closed}: {permits.refused.get(closed, '')}")
     return _refusal(None, NO_ROUTE, "no rule matches, and the router has no default route")
 
 
-def _named_by(config: RoutingConfig, model: str) -> str:
+def _backend_for_model(config: RoutingConfig, model: str) -> str:
     if model:
         for name, backend in config.backends.items():
             if backend.model_id == model:
@@ -202,7 +202,7 @@ def _refusal(rule: Rule | None, reason: str, why: str) -> Decision:
     return Decision(rule=rule, order=(), why=why, first_byte_seconds={}, reason=reason)
 
 
-def _decision(
+def _with_limits(
     config: RoutingConfig, rule: Rule | None, order: tuple[Permit, ...], shadows: tuple[Permit, ...], why: str
 ) -> Decision:
     """Return a decision with the limits of its backends: the rule's, else the backend's, else the router's own.
@@ -227,7 +227,7 @@ def _decision(
 _Arrangement = tuple[tuple[Permit, ...], tuple[Permit, ...]]
 
 
-def _arranged(
+def _arrange(
     rule: Rule, chosen: Sequence[Permit], pick: float, load: Mapping[str, int], warmth: Mapping[str, Warmth]
 ) -> _Arrangement:
     """Return what is tried, best first, and what gets a copy."""

@@ -9,7 +9,7 @@ from typing import Final, NoReturn, final
 
 import attrs
 
-from llmkube.router.config.routing_config import Backend, RoutingConfig, fits_any
+from llmkube.router.config.routing_config import Backend, RoutingConfig, matches_any
 from llmkube.router.policy.request_facts import RequestFacts
 
 _MAKER: Final = object()
@@ -66,7 +66,7 @@ class Permits:
 def permits_for(config: RoutingConfig, facts: RequestFacts) -> Permits:
     """Return which backends a request may reach, whatever rule decides."""
     patterns = _patterns_of(config, facts)
-    if patterns is not None and not fits_any(patterns, facts.model):
+    if patterns is not None and not matches_any(patterns, facts.model):
         why = f"team {facts.principal.team or 'unknown'} may not use the model {facts.model or 'that is not named'}"
         return Permits({}, dict.fromkeys(config.backends, why), model_allowed=False)
     sensitive = facts.classes & config.classes.sensitive
@@ -94,8 +94,8 @@ def permits_for(config: RoutingConfig, facts: RequestFacts) -> Permits:
 
 def _patterns_of(config: RoutingConfig, facts: RequestFacts) -> tuple[str, ...] | None:
     """Return what a request's model has to fit; None where no team is limited."""
-    of_team = config.auth.models_of_team
-    return of_team.get(facts.principal.team, ()) if of_team else None
+    by_team = config.auth.models_of_team
+    return by_team.get(facts.principal.team, ()) if by_team else None
 
 
 def _serves_allowed(backend: Backend, patterns: tuple[str, ...]) -> bool:
@@ -104,4 +104,4 @@ def _serves_allowed(backend: Backend, patterns: tuple[str, ...]) -> bool:
     A rule may send any model's name anywhere: without this, a team that may use `phi-*` alone would reach another model
     by a header that some rule asks for. A backend that is asked for what the client names was judged by that.
     """
-    return not backend.model or fits_any(patterns, backend.model) or fits_any(patterns, backend.model_id)
+    return not backend.model or matches_any(patterns, backend.model) or matches_any(patterns, backend.model_id)

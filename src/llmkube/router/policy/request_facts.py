@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import attrs
 
-from llmkube.router.config.data_classes import classes_in, listed_words
+from llmkube.router.config.data_classes import classes_in, header_values
 from llmkube.router.config.routing_config import RoutingConfig, Tokens
 
 CAPABILITIES_HEADER: Final = "x-llmkube-capabilities"
@@ -24,7 +24,7 @@ _PARTS: Final[Mapping[str, str]] = {
     "audio": AUDIO,
 }
 """Types of content parts (chat completions, responses, messages), and what a backend needs for them."""
-_MOST_NESTED: Final = 8
+_MAX_DEPTH: Final = 8
 
 
 @attrs.frozen(kw_only=True)
@@ -40,7 +40,7 @@ class Principal:
     tenant: str = ""
 
 
-NOBODY: Final = Principal()
+ANONYMOUS: Final = Principal()
 
 
 @attrs.frozen(kw_only=True)
@@ -64,47 +64,47 @@ class RequestFacts:
     capabilities: frozenset[str] = frozenset()
     regions: frozenset[str] = frozenset()
     headers: Mapping[str, str] = attrs.field(factory=dict, repr=False)  # keys of clients are among them
-    principal: Principal = NOBODY
+    principal: Principal = ANONYMOUS
 
 
 def facts_of(
-    config: RoutingConfig, head_lines: Mapping[str, str], body: Mapping[str, Any] | None, principal: Principal
+    config: RoutingConfig, headers: Mapping[str, str], body: Mapping[str, Any] | None, principal: Principal
 ) -> RequestFacts:
     """Return what policy knows of a request.
 
     Args:
         config: What the router runs by.
-        head_lines: Headers, names in lower case; of a repeated one the values with ", " between.
+        headers: Headers, names in lower case; of a repeated one the values with ", " between.
         body: The request's JSON object; None of a request without.
         principal: Who asks.
     """
-    classes = classes_in(head_lines.get(config.classes.header, "")) or classes_in(config.classes.default)
-    capabilities = listed_words(head_lines.get(CAPABILITIES_HEADER, ""))
+    classes = classes_in(headers.get(config.classes.header, "")) or classes_in(config.classes.default)
+    capabilities = header_values(headers.get(CAPABILITIES_HEADER, ""))
     model = ""
     if body is not None:
         named = body.get("model")
         model = named if isinstance(named, str) else ""
-        implied = config.capabilities & _implied(body)
+        implied = config.capabilities & _implied_capabilities(body)
         if implied:
             capabilities |= implied
     return RequestFacts(
         model=model,
         classes=classes,
-        complexity=head_lines.get(COMPLEXITY_HEADER, "").strip().lower(),
+        complexity=headers.get(COMPLEXITY_HEADER, "").strip().lower(),
         capabilities=capabilities,
-        regions=listed_words(head_lines.get(REGION_HEADER, "")),
-        headers=head_lines if config.auth.tokens is None else _with_team(head_lines, config.auth.tokens, principal),
+        regions=header_values(headers.get(REGION_HEADER, "")),
+        headers=headers if config.auth.tokens is None else _with_team(headers, config.auth.tokens, principal),
         principal=principal,
     )
 
 
-def _with_team(head_lines: Mapping[str, str], tokens: Tokens, principal: Principal) -> Mapping[str, str]:
+def _with_team(headers: Mapping[str, str], tokens: Tokens, principal: Principal) -> Mapping[str, str]:
     """Return the headers with the team that a token or a key has shown: none that a client only says."""
-    rest = {name: value for name, value in head_lines.items() if name != tokens.team_header}
+    rest = {name: value for name, value in headers.items() if name != tokens.team_header}
     return rest | ({tokens.team_header: principal.team} if principal.team else {})
 
 
-def _implied(body: Mapping[str, Any]) -> set[str]:
+def _implied_capabilities(body: Mapping[str, Any]) -> set[str]:
     """Return what only a backend of that kind can answer."""
     needs = {TOOLS} if body.get("tools") or body.get("functions") else set()
     for key in ("messages", "input", "system"):
@@ -121,5 +121,5 @@ def _needs_of(parts: list[Any], depth: int) -> Iterator[str]:
             if need:
                 yield need
             content = part.get("content")
-            if type(content) is list and depth < _MOST_NESTED:
+            if type(content) is list and depth < _MAX_DEPTH:
                 yield from _needs_of(content, depth + 1)

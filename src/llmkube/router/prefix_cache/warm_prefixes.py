@@ -28,33 +28,33 @@ from llmkube.router.policy.decision import Warmth
 FIRST_BYTES: Final = 256
 """Up to the first place; a shorter prompt has no mark, for it costs nothing to compute it anew."""
 
-MOST_BYTES: Final = 128 << 10
-MOST_PIECES: Final = 1024
+MAX_PROMPT_BYTES: Final = 128 << 10
+MAX_PIECES: Final = 1024
 """Of a long body: one that is cut finer than that is not looked at further."""
 
 SMALL_BODY_BYTES: Final = 512 << 10
 """A body up to this is written down as a whole, in less than a millisecond; of a longer one only the beginning."""
 
 _GROWTH: Final = 16
-_SIZE_OF_MARK: Final = 8
-_MOST_NESTED: Final = 64
-_FIRST_IN_PROMPT: Final = ("lora", "chat_template_kwargs", "reasoning_effort", "tools", "functions")
+_MARK_BYTES: Final = 8
+_MAX_DEPTH: Final = 64
+_TEMPLATE_FIELDS: Final = ("lora", "chat_template_kwargs", "reasoning_effort", "tools", "functions")
 """What a chat template writes before the messages, and what changes how each of them is computed."""
 
-_OF_PATH: Final[Mapping[str, tuple[str, ...]]] = {
-    "/chat/completions": (*_FIRST_IN_PROMPT, "messages"),
+_FIELDS_OF_PATH: Final[Mapping[str, tuple[str, ...]]] = {
+    "/chat/completions": (*_TEMPLATE_FIELDS, "messages"),
     "/completions": ("lora", "prompt"),
 }
 
 
-def _places() -> Iterator[int]:
+def _mark_offsets() -> Iterator[int]:
     at = FIRST_BYTES
-    while at <= MOST_BYTES:
+    while at <= MAX_PROMPT_BYTES:
         yield at
         at += max(FIRST_BYTES, at // _GROWTH)
 
 
-PLACES: Final = tuple(_places())
+MARK_OFFSETS: Final = tuple(_mark_offsets())
 """Where marks are, in bytes from the beginning."""
 
 
@@ -66,40 +66,40 @@ def prompt_text(path: str, body: Mapping[str, Any], body_bytes: int) -> bytes:
         body: The request.
         body_bytes: Its length.
     """
-    names = _OF_PATH.get(path)
+    names = _FIELDS_OF_PATH.get(path)
     if names is None or body.get("cache_prompt") is False:
         return b""
     parts = [body[name] for name in names if name in body]
     if body_bytes > SMALL_BODY_BYTES:
-        parts = _Cut().list(parts, 0)
+        parts = _Truncation().list(parts, 0)
     try:
         text = orjson.dumps(parts)
     except orjson.JSONEncodeError:
         return b""  # nested too deeply: no engine gets it either
     # Where this prompt ends another one goes on: what closes it is no part of it
-    return text.rstrip(b'"}]')[:MOST_BYTES]
+    return text.rstrip(b'"}]')[:MAX_PROMPT_BYTES]
 
 
 def marks_of(seed: bytes, text: bytes) -> tuple[int, ...]:
-    """Return a hash of all that comes before each of `PLACES` that the text reaches.
+    """Return a hash of all that comes before each of `MARK_OFFSETS` that the text reaches.
 
     Args:
         seed: Texts with different seeds have no mark in common; at most 64 bytes.
         text: As `prompt_text` returns it.
     """
-    digest = hashlib.blake2b(digest_size=_SIZE_OF_MARK, key=seed)
+    digest = hashlib.blake2b(digest_size=_MARK_BYTES, key=seed)
     view, before, marks = memoryview(text), 0, []
-    for place in PLACES:
-        if place > len(text):
+    for offset in MARK_OFFSETS:
+        if offset > len(text):
             break
-        digest.update(view[before:place])
+        digest.update(view[before:offset])
         marks.append(int.from_bytes(digest.copy().digest()))
-        before = place
+        before = offset
     return tuple(marks)
 
 
 @attrs.define
-class _Cut:
+class _Truncation:
     """Copies a JSON value up to as many characters as count; what it copies is written in the same bytes.
 
     Attributes:
@@ -107,8 +107,8 @@ class _Cut:
         pieces: Values that are left.
     """
 
-    characters: int = MOST_BYTES
-    pieces: int = MOST_PIECES
+    characters: int = MAX_PROMPT_BYTES
+    pieces: int = MAX_PIECES
 
     def list(self, values: list[Any], depth: int) -> list[Any]:
         found = []
@@ -137,16 +137,16 @@ class _Cut:
         return value
 
     def _has_more(self, depth: int) -> bool:
-        return self.characters > 0 and self.pieces > 0 and depth < _MOST_NESTED
+        return self.characters > 0 and self.pieces > 0 and depth < _MAX_DEPTH
 
 
-FIRST_KEPT: Final = 8
+INITIAL_CAPACITY: Final = 8
 """Prompts that an engine is taken to keep whose slots are not known."""
 
-MOST_PROMPTS: Final = 256
+MAX_PROMPTS: Final = 256
 """That are remembered of one backend."""
 
-MOST_MISSES: Final = 3
+MAX_MISSES: Final = 3
 """In a row without a byte from the cache: after that a backend is expected to keep nothing."""
 
 HIT: Final = "hit"
@@ -172,7 +172,7 @@ class Prompt:
 
 
 @attrs.frozen
-class _Kept:
+class _CachedPrompt:
     """One prompt.
 
     Attributes:
@@ -185,30 +185,30 @@ class _Kept:
 
 
 @attrs.define(eq=False)
-class _Held:
+class _BackendCache:
     """What one backend is believed to hold.
 
     Attributes:
-        kept: How many prompts it keeps.
+        capacity: How many prompts it keeps.
         prompts: Those that it has, by their last marks; the one used longest ago first.
-        given_up: Those that it probably has no more.
+        evicted: Those that it probably has no more.
         owner: The last mark of the prompt that a mark was last seen in.
         misses: In a row.
     """
 
-    kept: int
-    prompts: OrderedDict[int, _Kept] = attrs.field(factory=OrderedDict)
-    given_up: OrderedDict[int, _Kept] = attrs.field(factory=OrderedDict)
+    capacity: int
+    prompts: OrderedDict[int, _CachedPrompt] = attrs.field(factory=OrderedDict)
+    evicted: OrderedDict[int, _CachedPrompt] = attrs.field(factory=OrderedDict)
     owner: dict[int, int] = attrs.field(factory=dict)
     misses: int = 0
 
     @property
     def oldest(self) -> int:
         """When what it would give up for another prompt was used; 0 while it has room."""
-        return 0 if len(self.prompts) < self.kept else next(iter(self.prompts.values())).used_at
+        return 0 if len(self.prompts) < self.capacity else next(iter(self.prompts.values())).used_at
 
-    def known(self, marks: tuple[int, ...], among: Mapping[int, _Kept]) -> int:
-        """Return how many of a prompt's marks the engine has among these: its `prompts`, or `given_up`."""
+    def matched(self, marks: tuple[int, ...], among: Mapping[int, _CachedPrompt]) -> int:
+        """Return how many of a prompt's marks the engine has among these: its `prompts`, or `evicted`."""
         for at in range(len(marks) - 1, -1, -1):
             if self.owner.get(marks[at]) in among:
                 return at + 1
@@ -218,22 +218,22 @@ class _Held:
         """Hold a prompt in place of those that it goes on from."""
         for mark in marks:
             self._drop(mark)
-        self.prompts[marks[-1]] = _Kept(marks, used_at)
+        self.prompts[marks[-1]] = _CachedPrompt(marks, used_at)
         self.owner.update(dict.fromkeys(marks, marks[-1]))
-        while len(self.prompts) > self.kept:
+        while len(self.prompts) > self.capacity:
             last, oldest = self.prompts.popitem(last=False)
-            self.given_up[last] = oldest
-        while len(self.prompts) + len(self.given_up) > MOST_PROMPTS:
-            self._drop(next(iter(self.given_up or self.prompts)))
+            self.evicted[last] = oldest
+        while len(self.prompts) + len(self.evicted) > MAX_PROMPTS:
+            self._drop(next(iter(self.evicted or self.prompts)))
 
     def drop_from(self, mark: int) -> None:
         """Let each prompt go that has this mark."""
-        gone = [last for held in (self.prompts, self.given_up) for last, one in held.items() if mark in one.marks]
-        for last in gone:
+        dropped = [last for cache in (self.prompts, self.evicted) for last, one in cache.items() if mark in one.marks]
+        for last in dropped:
             self._drop(last)
 
     def _drop(self, last: int) -> None:
-        found = self.prompts.pop(last, None) or self.given_up.pop(last, None)
+        found = self.prompts.pop(last, None) or self.evicted.pop(last, None)
         for mark in found.marks if found is not None else ():
             if self.owner.get(mark) == last:
                 del self.owner[mark]
@@ -248,13 +248,13 @@ class WarmPrefixes:
     """
 
     secret: bytes = attrs.field(repr=False)
-    _held: dict[str, _Held] = attrs.field(factory=dict)
+    _caches: dict[str, _BackendCache] = attrs.field(factory=dict)
     _answers: int = 0
 
     @property
     def prompts(self) -> int:
         """How many prompts are remembered."""
-        return sum(len(each.prompts) + len(each.given_up) for each in self._held.values())
+        return sum(len(each.prompts) + len(each.evicted) for each in self._caches.values())
 
     def prompt(self, tenant: str, path: str, body: Mapping[str, Any], body_bytes: int) -> Prompt | None:
         """Return what to remember of a request; None where no engine has anything of it in its cache.
@@ -272,16 +272,16 @@ class WarmPrefixes:
         if not marks:
             return None
         # One that is cut off is taken to be as long as its body, of which the rest of the fields is a small part
-        size = len(text) if len(text) < MOST_BYTES else max(body_bytes, MOST_BYTES)
+        size = len(text) if len(text) < MAX_PROMPT_BYTES else max(body_bytes, MAX_PROMPT_BYTES)
         return Prompt(marks=marks, size=size, text=text, scope=scope[:8])
 
     def warmth(self, prompt: Prompt, backends: Iterable[Backend]) -> dict[str, Warmth]:
         """Return what each backend is believed to have of a prompt, by its name."""
         found = {}
         for backend in backends:
-            held = self._of(backend)
-            warm = held.known(prompt.marks, held.prompts) if held.misses < MOST_MISSES else 0
-            found[backend.name] = Warmth(_bytes(warm), held.oldest)
+            cache = self._cache_of(backend)
+            warm = cache.matched(prompt.marks, cache.prompts) if cache.misses < MAX_MISSES else 0
+            found[backend.name] = Warmth(_bytes(warm), cache.oldest)
         return found
 
     def answered(self, prompt: Prompt, backend: Backend, *, cached: int, tokens: int) -> str:
@@ -295,39 +295,39 @@ class WarmPrefixes:
         """
         if tokens <= 0:
             return ""
-        held = self._of(backend)
-        warm, doubtful = held.known(prompt.marks, held.prompts), held.known(prompt.marks, held.given_up)
+        cache = self._cache_of(backend)
+        warm, doubtful = cache.matched(prompt.marks, cache.prompts), cache.matched(prompt.marks, cache.evicted)
         reported = min(cached / tokens, 1.0) * prompt.size
         is_found = 2 * reported >= _bytes(max(warm, doubtful))
-        trusted = held.misses < MOST_MISSES
-        if reported >= PLACES[0]:
-            held.misses = 0
+        is_trusted = cache.misses < MAX_MISSES
+        if reported >= MARK_OFFSETS[0]:
+            cache.misses = 0
         elif warm:
-            held.misses += 1
+            cache.misses += 1
         if doubtful > warm and is_found:
-            held.kept = min(held.kept + 1, MOST_PROMPTS)
+            cache.capacity = min(cache.capacity + 1, MAX_PROMPTS)
         elif warm and not is_found:
-            held.kept = max(held.kept - 1, backend.slots, 1)
+            cache.capacity = max(cache.capacity - 1, backend.slots, 1)
         if (warm or doubtful) and not is_found:
-            at = next(at for at, place in enumerate(PLACES) if place > reported)
-            held.drop_from(prompt.marks[min(at, max(warm, doubtful) - 1)])
+            at = next(at for at, offset in enumerate(MARK_OFFSETS) if offset > reported)
+            cache.drop_from(prompt.marks[min(at, max(warm, doubtful) - 1)])
         self._answers += 1
-        held.add(prompt.marks, self._answers)
-        return COLD if not warm or not trusted else HIT if is_found else MISS
+        cache.add(prompt.marks, self._answers)
+        return COLD if not warm or not is_trusted else HIT if is_found else MISS
 
     def forget(self, backend: str) -> None:
         """Expect nothing of a backend: its engine has ended, or is another."""
-        self._held.pop(backend, None)
+        self._caches.pop(backend, None)
 
     def keep_only(self, backends: frozenset[str]) -> None:
         """Forget all other backends."""
-        for name in self._held.keys() - backends:
-            del self._held[name]
+        for name in self._caches.keys() - backends:
+            del self._caches[name]
 
-    def _of(self, backend: Backend) -> _Held:
-        return self._held.setdefault(backend.name, _Held(backend.slots or FIRST_KEPT))
+    def _cache_of(self, backend: Backend) -> _BackendCache:
+        return self._caches.setdefault(backend.name, _BackendCache(backend.slots or INITIAL_CAPACITY))
 
 
 def _bytes(marks: int) -> int:
     """Return the length of as many marks."""
-    return PLACES[marks - 1] if marks else 0
+    return MARK_OFFSETS[marks - 1] if marks else 0

@@ -13,21 +13,21 @@ from llmkube.base.http.exchange import Exchange, Handler
 from llmkube.base.http.heads import RequestHead
 from llmkube.base.http.message import Response
 from llmkube.base.probes import probes_handler
-from llmkube.router.origin_policy import is_foreign_origin, is_near
+from llmkube.router.origin_policy import is_foreign_origin, is_local
 from llmkube.router.proxy.router import Router
 from llmkube.router.refusals import refused
 
 SETTLE_SECONDS: Final = 5.0
 """How long a pod that has to end still takes requests: until the proxies of its cluster know that it goes."""
 
-MOST_SECONDS: Final = 300.0
+MAX_DRAIN_SECONDS: Final = 300.0
 """How long requests in flight may take after that."""
 
-MOST_DRAINS: Final = 4
+MAX_DRAINS: Final = 4
 """Who may wait for the end of the requests at once: a kubelet asks one time, and probes need the other connections."""
 
-_LOOK_SECONDS: Final = 0.25
-_OF_CLUSTERS: Final = (".svc", ".cluster.local")
+_POLL_SECONDS: Final = 0.25
+_CLUSTER_DOMAINS: Final = (".svc", ".cluster.local")
 _HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::[0-9]{1,5})?")  # RFC 9110, 7.2
 
 
@@ -39,19 +39,19 @@ def admin_handler(router: Router, registry: CollectorRegistry) -> Handler:
     it before it sends TERM.
     """
     probes = probes_handler(router.ready, registry)
-    places = trio.CapacityLimiter(MOST_DRAINS)
+    limiter = trio.CapacityLimiter(MAX_DRAINS)
 
     async def handle(exchange: Exchange) -> None:
-        asked = exchange.request
-        if asked.path == "/backends" and asked.method in ("GET", "HEAD"):
-            said = [{"name": name, "healthy": not why, "message": why} for name, why in router.states().items()]
-            await exchange.respond(Response.json(200, {"backends": said, "budgets": list(router.budgets())}))
-        elif asked.path == "/drained" and asked.method in ("GET", "HEAD"):
-            if not places.available_tokens:
-                refusal = {"error": f"{MOST_DRAINS} others wait for the end of the requests already; ask again later"}
+        request = exchange.request
+        if request.path == "/backends" and request.method in ("GET", "HEAD"):
+            backends = [{"name": name, "healthy": not why, "message": why} for name, why in router.states().items()]
+            await exchange.respond(Response.json(200, {"backends": backends, "budgets": list(router.budgets())}))
+        elif request.path == "/drained" and request.method in ("GET", "HEAD"):
+            if not limiter.available_tokens:
+                refusal = {"error": f"{MAX_DRAINS} others wait for the end of the requests already; ask again later"}
                 await exchange.respond(Response.json(429, refusal))
                 return
-            async with places:
+            async with limiter:
                 await _drain(router)
             await exchange.respond(Response.json(200, {"requests": router.in_flight()}))
         else:
@@ -62,17 +62,17 @@ def admin_handler(router: Router, registry: CollectorRegistry) -> Handler:
 
 async def _drain(router: Router) -> None:
     await trio.sleep(SETTLE_SECONDS)
-    with trio.move_on_after(MOST_SECONDS):
+    with trio.move_on_after(MAX_DRAIN_SECONDS):
         while router.in_flight():  # noqa: ASYNC110 (the last of many requests: each would have to tell)
-            await trio.sleep(_LOOK_SECONDS)
+            await trio.sleep(_POLL_SECONDS)
 
 
 def admin_judge(head: RequestHead, peer: str) -> Response | None:
     """Refuse web pages, and requests by a name that its owner in the internet may point here: a `Judge`."""
     host = _host_of(head)
-    if is_foreign_origin(head.lines) or not (is_near(host) or host.endswith(_OF_CLUSTERS)):
-        words = "this port is for the operator's tools: ask it by its address, or by a name of its own network"
-        return refused(403, words, "host_refused").response
+    if is_foreign_origin(head.lines) or not (is_local(host) or host.endswith(_CLUSTER_DOMAINS)):
+        message = "this port is for the operator's tools: ask it by its address, or by a name of its own network"
+        return refused(403, message, "host_refused").response
     return None
 
 

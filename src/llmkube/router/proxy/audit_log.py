@@ -19,8 +19,8 @@ import trio
 
 from llmkube import __version__
 from llmkube.base import json_text
+from llmkube.router.config.config_json import config_digest
 from llmkube.router.config.routing_config import Audit, RoutingConfig
-from llmkube.router.config.written_form import config_digest
 from llmkube.router.dispatch.record import Record
 
 MAX_WAITING_LINES: Final = 4096
@@ -54,14 +54,14 @@ def _to_file(path: Path) -> Callable[[Sequence[bytes]], None]:
     def append(lines: Sequence[bytes]) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
-            _write_all(descriptor, _ending(path, os.fstat(descriptor).st_size) + b"".join(lines))
+            _write_all(descriptor, _line_ending(path, os.fstat(descriptor).st_size) + b"".join(lines))
         finally:
             os.close(descriptor)
 
     return append
 
 
-def _ending(path: Path, size: int) -> bytes:
+def _line_ending(path: Path, size: int) -> bytes:
     """Return what ends the last line of a file: a process that was killed in the middle of one spoils no other's."""
     if not size:  # nothing, or no regular file
         return b""
@@ -99,18 +99,18 @@ class AuditLog:
     is_failing: bool = False
     _sender: trio.MemorySendChannel[bytes] = attrs.field(init=False)
     _lines: trio.MemoryReceiveChannel[bytes] = attrs.field(init=False)
-    _taken: list[bytes] = attrs.field(factory=list)
+    _batch: list[bytes] = attrs.field(factory=list)
 
     def __attrs_post_init__(self) -> None:
         self._sender, self._lines = trio.open_memory_channel[bytes](MAX_WAITING_LINES)
 
     async def begin(self, config: RoutingConfig) -> None:
         """Write that decisions are made by this config."""
-        await self._sender.send(self._told("start", config, {"config": config_digest(config)}))
+        await self._sender.send(self._lifecycle_line("start", config, {"config": config_digest(config)}))
 
     async def reload(self, config: RoutingConfig) -> None:
         """Write that decisions are made by another config from here on."""
-        await self._sender.send(self._told("config", config, {"config": config_digest(config)}))
+        await self._sender.send(self._lifecycle_line("config", config, {"config": config_digest(config)}))
 
     async def dispatched(self, fields: Mapping[str, Any]) -> None:
         """Write what became of a request, also of one that is cancelled: while too many lines wait, this one does.
@@ -131,9 +131,9 @@ class AuditLog:
     def end_nowait(self, config: RoutingConfig) -> None:
         """Write that nothing follows, if there is room for that."""
         with contextlib.suppress(trio.WouldBlock):
-            self._sender.send_nowait(self._told("end", config, {}))
+            self._sender.send_nowait(self._lifecycle_line("end", config, {}))
 
-    def _told(self, kind: str, config: RoutingConfig, fields: Mapping[str, str]) -> bytes:
+    def _lifecycle_line(self, kind: str, config: RoutingConfig, fields: Mapping[str, str]) -> bytes:
         named = {"msg": f"router.{kind}", "router": config.name, "release": __version__}
         return self._line(kind, {**named, **fields})
 
@@ -145,31 +145,31 @@ class AuditLog:
         task_status.started()
         try:
             while True:
-                self._taken.append(await self._lines.receive())
-                await self._write_some()
+                self._batch.append(await self._lines.receive())
+                await self._write_batch()
                 await trio.sleep(self.pause_seconds)
         finally:
             with trio.move_on_after(DRAIN_SECONDS) as rest:
                 rest.shield = True
-                await self._write_some()
+                await self._write_batch()
 
-    async def _write_some(self) -> None:
+    async def _write_batch(self) -> None:
         """Write what is there; a cancel leaves it for the next call."""
-        while len(self._taken) < MAX_WAITING_LINES:
+        while len(self._batch) < MAX_WAITING_LINES:
             try:
-                self._taken.append(self._lines.receive_nowait())
+                self._batch.append(self._lines.receive_nowait())
             except trio.WouldBlock:
                 break
-        if not self._taken:
+        if not self._batch:
             return
         try:
-            await self.write(self._taken)
+            await self.write(self._batch)
             self.is_failing = False
         except OSError as exc:
             if not self.is_failing:
-                _log.error("cannot write the audit log", lines=len(self._taken), error=str(exc))
+                _log.error("cannot write the audit log", lines=len(self._batch), error=str(exc))
             self.is_failing = True
-        self._taken = []
+        self._batch = []
 
 
 def fields_of(record: Record, config: RoutingConfig, seconds: float) -> dict[str, Any]:
@@ -210,7 +210,7 @@ def fields_of(record: Record, config: RoutingConfig, seconds: float) -> dict[str
                 "ms": round(each.seconds * 1000, 1),
                 "detail": each.detail,
             }
-            for each in record.tries
+            for each in record.attempts
         ],
         "streamed": answered.streamed,
         "continuations": answered.continuations,

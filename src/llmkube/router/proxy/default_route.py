@@ -73,9 +73,9 @@ async def run_default_route(
         client: Passes requests on to engines.
         task_status: Started with the `StreamHandler`.
     """
-    latest = _Latest(services)
+    current = _CurrentConfig(services)
     async with open_router(
-        Source(lambda: latest.config, latest.stamp),
+        Source(lambda: current.config, current.stamp),
         registry=CollectorRegistry(),  # of translated requests alone; no endpoint shows it
         utcnow=services.utcnow,
         rng=services.rng,
@@ -84,8 +84,8 @@ async def run_default_route(
         directory=services.directory,
         turns=services.turns,
     ) as router:
-        passes = PassThrough(services.directory, client, router.begin)
-        task_status.started(passing_door(passes, services.utcnow, _listed_fields(services, router)))
+        proxy = PassThrough(services.directory, client, router.begin)
+        task_status.started(passing_door(proxy, services.utcnow, _listed_fields(services, router)))
         await trio.sleep_forever()
 
 
@@ -104,7 +104,7 @@ def _listed_fields(services: Services, router: Router) -> StreamHandler:
 
 
 @attrs.define(eq=False)
-class _Latest:
+class _CurrentConfig:
     """The config of the services that there are now."""
 
     services: Services
@@ -129,8 +129,8 @@ def default_config(services: Services) -> RoutingConfig:
         found = lookup(name)
         if found is None:
             continue
-        way = ResolvedService.of(service, services.model_of(service), base_url=f"{services.url}/v1", model=name)
-        backends.append(Backend(name=name, model_id=name, local=True, **attrs.asdict(way)))
+        resolved = ResolvedService.of(service, services.model_of(service), base_url=f"{services.url}/v1", model=name)
+        backends.append(Backend(name=name, model_id=name, local=True, **attrs.asdict(resolved)))
         ids = (service.key.name, name, *service.spec.aliases)
         match = Match(models=tuple(one for one in ids if lookup(one) is found))
         rules.append(Rule(name=name, match=match, backends=(name,)))

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Histogram
 from llmkube.router.config.routing_config import Backend
 from llmkube.router.dispatch.record import Record
 
-OURS: Final = "llmkube"
+OWN_PROVIDER: Final = "llmkube"
 """The provider of a backend that is an InferenceService."""
 
 _OPERATIONS: Final[Mapping[str, str]] = {
@@ -55,7 +55,7 @@ class GenAiMetrics:
             ValueError: The registry already has them.
         """
         histogram = partial(Histogram, registry=registry)
-        self._at = series_cache()
+        self._series = series_cache()
         self.duration_seconds = histogram(
             "gen_ai_server_request_duration_seconds",
             "Seconds from a request to the last byte of its answer; error_type is empty of one that was answered.",
@@ -95,18 +95,18 @@ class GenAiMetrics:
             return
         labels = (operation, provider_of(backend), backend.model or backend.model_id)
         error = "" if outcome == "ok" else outcome
-        self._at(self.duration_seconds, *labels, error).observe(seconds)
+        self._series(self.duration_seconds, *labels, error).observe(seconds)
         usage, first = record.answered.usage, record.answered.first_byte_seconds
         if record.answered.streamed and first is not None and not error:
-            self._at(self.first_seconds, *labels).observe(first)
+            self._series(self.first_seconds, *labels).observe(first)
             if usage is not None and usage.completion > 1:
-                self._at(self.token_seconds, *labels).observe((seconds - first) / (usage.completion - 1))
+                self._series(self.token_seconds, *labels).observe((seconds - first) / (usage.completion - 1))
         if usage is not None:
-            self._at(self.tokens, *labels, "input").observe(usage.prompt)
+            self._series(self.tokens, *labels, "input").observe(usage.prompt)
             if operation != "embeddings":
-                self._at(self.tokens, *labels, "output").observe(usage.completion)
+                self._series(self.tokens, *labels, "output").observe(usage.completion)
 
 
 def provider_of(backend: Backend) -> str:
     """Return who serves a backend, by the convention's words where it has one."""
-    return _PROVIDERS.get(backend.provider, backend.provider) or OURS
+    return _PROVIDERS.get(backend.provider, backend.provider) or OWN_PROVIDER

@@ -25,28 +25,28 @@ from llmkube.router.auth.principals import principal_of
 from llmkube.router.budget_store.router_budgets import RouterBudgets
 from llmkube.router.budgets.meter import (
     BudgetsNotKeptError,
-    Claim,
-    Demand,
-    Exhausted,
+    ExhaustedBudget,
     Reservation,
-    claim_of,
-    with_limit,
+    TokenDemand,
+    UsageBound,
+    usage_bound,
+    with_max_tokens,
 )
 from llmkube.router.config.routing_config import RoutingConfig
 from llmkube.router.dialects.dialect import DialectError
 from llmkube.router.dialects.inbound import DIALECTS, refusal_at, translated_request, unread_code, unread_refusal
-from llmkube.router.dialects.ollama_models import LISTS
-from llmkube.router.dispatch.attempt import Asked
-from llmkube.router.dispatch.attempt_charges import NOT_KEPT, AttemptCharges
-from llmkube.router.dispatch.circuits import Observed
+from llmkube.router.dialects.ollama_models import LIST_PATHS
+from llmkube.router.dispatch.attempt import ClientRequest
+from llmkube.router.dispatch.attempt_charges import BUDGET_UNAVAILABLE, AttemptCharges
+from llmkube.router.dispatch.circuits import BackendStats
 from llmkube.router.dispatch.dispatcher import Dispatcher
-from llmkube.router.dispatch.record import Decided, Record, record_of
+from llmkube.router.dispatch.record import DecisionRecord, Record, record_of
 from llmkube.router.dispatch.request_body import FIELDS, STREAMING, BodyError, check_types, parse_body, refuse_urls
 from llmkube.router.dispatch.verdicts import Cause
-from llmkube.router.model_list import Listed
+from llmkube.router.model_list import ModelEntry
 from llmkube.router.policy.decision import FAIL_CLOSED, MODEL_NOT_ALLOWED, NO_ROUTE, NOT_PERMITTED, Decision, decide
 from llmkube.router.policy.permits import permits_for
-from llmkube.router.policy.request_facts import NOBODY, RequestFacts, facts_of
+from llmkube.router.policy.request_facts import ANONYMOUS, RequestFacts, facts_of
 from llmkube.router.prefix_cache.warm_prefixes import Prompt, WarmPrefixes
 from llmkube.router.proxy.audit_log import AuditLog, fields_of
 from llmkube.router.proxy.live_config import Routing
@@ -54,7 +54,7 @@ from llmkube.router.proxy.metrics import RouterMetrics, class_label
 from llmkube.router.proxy.shadows import Shadows
 from llmkube.router.refusals import RefusedError, refused
 from llmkube.router.responses.conversations import Conversations
-from llmkube.router.responses.store import PREFIX, Wanted
+from llmkube.router.responses.store import PREFIX, ResourceRequest
 
 ROUTES: Final = tuple(dict.fromkeys((*(f"/v1{each}" for each in FIELDS), *DIALECTS)))
 """What is asked of backends: each with a permit, and a reserve in its budgets."""
@@ -72,7 +72,7 @@ HINT: Final = """LLMKube router: an OpenAI-compatible API; clients take its addr
 MAX_BODY_BYTES: Final = 16 << 20
 """A body is parsed as a whole: 16 MiB take a tenth of a second."""
 
-NEVER_AGAIN: Final[Mapping[str, str]] = {"X-Should-Retry": "false"}
+DO_NOT_RETRY: Final[Mapping[str, str]] = {"X-Should-Retry": "false"}
 """For a client that would ask again by itself."""
 
 _REFUSALS: Final = {
@@ -90,7 +90,7 @@ class ListedFields:
     Attributes:
         routing: Returns what counts now.
         dispatcher: Carries decisions out.
-        observed: What requests have shown of backends.
+        stats: What requests have shown of backends.
         shadows: Sends copies.
         metrics: Counts.
         audit: Writes down.
@@ -102,7 +102,7 @@ class ListedFields:
 
     routing: Callable[[], Routing]
     dispatcher: Dispatcher
-    observed: Observed
+    stats: BackendStats
     shadows: Shadows
     metrics: RouterMetrics
     audit: AuditLog
@@ -121,22 +121,22 @@ class ListedFields:
         if path in ROUTES:
             await self._route(exchange, path)
         elif path.startswith(PREFIX):
-            await self._kept_response(exchange, path)
+            await self._stored_response(exchange, path)
         else:
-            known = ", ".join((*ROUTES, "/v1/models", *LISTS))
+            known = ", ".join((*ROUTES, "/v1/models", *LIST_PATHS))
             raise refused(404, f"nothing at {path}; there is {known}", "not_found")
 
-    def models(self, exchange: StreamExchange) -> list[Listed]:
+    def models(self, exchange: StreamExchange) -> list[ModelEntry]:
         """Return each name that the client can ask for and that reaches a backend as it is: what that can is listed."""
         routing, found = self.routing(), []
         config = routing.config
-        principal = principal_of(exchange.head.lines, exchange.peer, routing.clients) or NOBODY
+        principal = principal_of(exchange.head.lines, exchange.peer, routing.clients) or ANONYMOUS
         for model_id, owner in _ids(config):
             decision = self._decision(config, facts_of(config, {}, {"model": model_id}, principal))
             if decision.order:
                 backend = decision.order[0].backend
                 runs = not backend.provider and not backend.missing
-                found.append(Listed(name=model_id, owner=owner, runs=runs, tags=backend.capabilities))
+                found.append(ModelEntry(name=model_id, owner=owner, runs=runs, tags=backend.capabilities))
         return found
 
     def _decision(self, config: RoutingConfig, facts: RequestFacts, prompt: Prompt | None = None) -> Decision:
@@ -145,9 +145,9 @@ class ListedFields:
             config,
             facts,
             permits_for(config, facts),
-            first_byte_seconds=self.observed.first_byte_seconds,
+            first_byte_seconds=self.stats.first_byte_seconds,
             pick=self.rng.random(),
-            load=self.observed.in_flight,
+            load=self.stats.in_flight,
             warmth=self.prefixes.warmth(prompt, config.backends.values()) if prompt is not None else {},
         )
 
@@ -157,31 +157,31 @@ class ListedFields:
         routing = self.routing()
         record = record_of(exchange.head, exchange.peer, path, self.rng)
         try:
-            asked, facts, decision = self._decide(exchange, path, routing, record)
-            demand = Demand(body=asked.body, body_bytes=asked.size, writes=asked.path in STREAMING)
-            reservation = await self._admit(routing.config, claim_of(routing.config, decision, demand), facts)
-            alone = attrs.evolve(decision, shadows=())  # they get their copies once
-            again = partial(self.budgets.admit, routing.config, claim_of(routing.config, alone, demand), facts)
+            inbound, facts, decision = self._decide(exchange, path, routing, record)
+            demand = TokenDemand(body=inbound.body, body_bytes=inbound.size, writes=inbound.path in STREAMING)
+            reservation = await self._admit(routing.config, usage_bound(routing.config, decision, demand), facts)
+            unshadowed = attrs.evolve(decision, shadows=())  # they get their copies once
+            again = partial(self.budgets.admit, routing.config, usage_bound(routing.config, unshadowed, demand), facts)
             record.charges = AttemptCharges(reservation, again, self.budgets.settle)
             cap = reservation.cap
-            if cap is not None and (body := with_limit(asked.body, cap)) is not asked.body:
-                asked = attrs.evolve(asked, body=body)
+            if cap is not None and (body := with_max_tokens(inbound.body, cap)) is not inbound.body:
+                inbound = attrs.evolve(inbound, body=body)
             for permit in decision.shadows:
                 seconds = decision.first_byte_seconds[permit.backend.name]
-                self.shadows.offer_nowait(permit, asked, seconds, asked.size)
-            await self.dispatcher.answer(decision, asked, exchange, record)
+                self.shadows.offer_nowait(permit, inbound, seconds, inbound.size)
+            await self.dispatcher.answer(decision, inbound, exchange, record)
         except RefusedError as exc:
-            record.note(status=exc.response.status, outcome=exc.code)
-            await exchange.respond(refusal_at(path, _named(exc.response, record)))
+            record.update(status=exc.response.status, outcome=exc.code)
+            await exchange.respond(refusal_at(path, _with_request_id(exc.response, record)))
         except Exception:
-            record.note(outcome="crashed")  # the server's own broad catch answers and logs it
+            record.update(outcome="crashed")  # the server's own broad catch answers and logs it
             raise
         finally:
             await self._end(record, routing, exchange.body)  # noqa: ASYNC102 (it shields itself, with a deadline)
 
     def _decide(
         self, exchange: StreamExchange, path: str, routing: Routing, record: Record
-    ) -> tuple[Asked, RequestFacts, Decision]:
+    ) -> tuple[ClientRequest, RequestFacts, Decision]:
         """Read the request and decide where it goes.
 
         Raises:
@@ -189,16 +189,16 @@ class ListedFields:
         """
         head, config = exchange.head, routing.config
         if head.method != "POST":
-            words = f"{head.method} is not allowed on {path}"
-            raise refused(405, words, "method_not_allowed", {"Allow": "POST"})
+            message = f"{head.method} is not allowed on {path}"
+            raise refused(405, message, "method_not_allowed", {"Allow": "POST"})
         principal = principal_of(head.lines, exchange.peer, routing.clients)
         if principal is None:  # the judge let it in: its time is over since, or keys have changed
             raise refused(401, "this key or token counts no more", "invalid_api_key")
-        record.decided = decided = Decided(principal=principal)
+        record.decided = decided = DecisionRecord(principal=principal)
         size = len(exchange.body)
         if size > MAX_BODY_BYTES:  # the listener of a route that takes any field lets longer ones in
-            words = f"the body has {size} bytes; here it is parsed as a whole, and may have {MAX_BODY_BYTES}"
-            raise refused(413, words, "body_too_large")
+            message = f"the body has {size} bytes; here it is parsed as a whole, and may have {MAX_BODY_BYTES}"
+            raise refused(413, message, "body_too_large")
         try:
             translated = translated_request(path, parse_body(exchange.body))
             refuse_urls(translated.body)
@@ -212,25 +212,25 @@ class ListedFields:
         body = translated.body
         facts = facts_of(config, head.joined, body, principal)
         record.decided = decided = attrs.evolve(decided, history_bytes=joined.history_bytes, facts=facts)
-        facts = joined.limited(facts)
+        facts = joined.apply_limits(facts)
         balances = routing.balances
         prompt = self.prefixes.prompt(decided.tenant, translated.path, body, size) if balances else None
         decision = self._decision(config, facts, prompt)
         record.decided = attrs.evolve(decided, facts=facts, prompt=prompt, decision=decision)
         if not decision.order:
-            raise nowhere(config, facts, decision)
-        asked = Asked(
+            raise no_backend_error(config, facts, decision)
+        inbound = ClientRequest(
             path=translated.path,
             body=body,
             size=size,
             request_id=record.request.request_id,
             trace=record.request.trace,
-            answers=translated.answers,
+            translator=translated.translator,
             dropped=translated.dropped,
         )
-        return asked, facts, decision
+        return inbound, facts, decision
 
-    async def _admit(self, config: RoutingConfig, claim: Claim | None, facts: RequestFacts) -> Reservation:
+    async def _admit(self, config: RoutingConfig, claim: UsageBound | None, facts: RequestFacts) -> Reservation:
         """Reserve what a request may take, where it holds, before anything is sent.
 
         Raises:
@@ -239,15 +239,15 @@ class ListedFields:
         try:
             found = await self.budgets.admit(config, claim, facts)
         except BudgetsNotKeptError as exc:
-            raise refused(503, NOT_KEPT, "budget_not_kept", {"Retry-After": "5"}) from exc
-        if isinstance(found, Exhausted):
-            again = {"Retry-After": str(found.wait_seconds)} if found.wait_seconds is not None else NEVER_AGAIN
+            raise refused(503, BUDGET_UNAVAILABLE, "budget_not_kept", {"Retry-After": "5"}) from exc
+        if isinstance(found, ExhaustedBudget):
+            again = {"Retry-After": str(found.wait_seconds)} if found.wait_seconds is not None else DO_NOT_RETRY
             raise refused(429, found.message, "budget_exhausted", again)
         return found
 
-    def _learn(self, record: Record, config: RoutingConfig) -> None:
+    def _update_prefixes(self, record: Record, config: RoutingConfig) -> None:
         """Take what an answer says of its engine's cache to heart, and that an engine cannot be reached."""
-        for each in record.tries:
+        for each in record.attempts:
             if each.result == Cause.CONNECT.value:
                 self.prefixes.forget(each.backend)
         backend, usage = config.backends.get(record.answered.backend), record.answered.usage
@@ -260,7 +260,7 @@ class ListedFields:
         self.conversations.ended(record.decided.history_bytes)
         answering = routing.config.backends.get(record.answered.backend)
         record.charges.end(record.answered.usage, answering.prices if answering is not None else None)
-        self._learn(record, routing.config)
+        self._update_prefixes(record, routing.config)
         seconds = trio.current_time() - record.request.started_at
         classes = facts.classes if facts is not None else frozenset[str]()
         self.metrics.ended(record, class_label(classes, routing.classes), answering, seconds)
@@ -269,46 +269,46 @@ class ListedFields:
             fields["body"] = body.decode("utf-8", "replace")
         await self.audit.dispatched(fields)
 
-    async def _kept_response(self, exchange: StreamExchange, path: str) -> None:
+    async def _stored_response(self, exchange: StreamExchange, path: str) -> None:
         """Answer about a response that is kept, to whom it belongs."""
         routing, head = self.routing(), exchange.head
-        below = "/input_items" if path.endswith("/input_items") else ""
-        shown = f"{PREFIX}ID{below}"  # who reads the log shall not learn how to ask for it
-        record = record_of(head, exchange.peer, shown, self.rng)
+        suffix = "/input_items" if path.endswith("/input_items") else ""
+        logged_path = f"{PREFIX}ID{suffix}"  # who reads the log shall not learn how to ask for it
+        record = record_of(head, exchange.peer, logged_path, self.rng)
         try:
             principal = principal_of(head.lines, exchange.peer, routing.clients)
             if principal is None:
-                said = refused(401, "this key counts no more", "invalid_api_key").response
+                response = refused(401, "this key counts no more", "invalid_api_key").response
             else:
-                record.decided = Decided(principal=principal)
-                wanted = Wanted(head.method, path, head.target.partition("?")[2])
-                said = self.conversations.page(wanted, principal)
-            record.note(status=said.status, outcome="ok" if said.status < 400 else "client_error")
-            await exchange.respond(_named(said, record))
+                record.decided = DecisionRecord(principal=principal)
+                wanted = ResourceRequest(head.method, path, head.target.partition("?")[2])
+                response = self.conversations.page(wanted, principal)
+            record.update(status=response.status, outcome="ok" if response.status < 400 else "client_error")
+            await exchange.respond(_with_request_id(response, record))
         finally:
             await self._end(record, routing, b"")  # noqa: ASYNC102 (it shields itself, with a deadline)
 
-    async def unread(self, head: RequestHead | None, peer: str, status: int, words: str) -> Response:
-        """Count a request that cannot be read, write it down, and return what its client is told: an `Unread`."""
-        code, said = unread_code(status), await unread_refusal(head, peer, status, words)
+    async def unread(self, head: RequestHead | None, peer: str, status: int, message: str) -> Response:
+        """Record a request that cannot be parsed, and return the error response: a `MalformedHandler`."""
+        code, response = unread_code(status), await unread_refusal(head, peer, status, message)
         self.metrics.unread(code)
         routing = self.routing()
         principal = None if head is None else principal_of(head.lines, peer, routing.clients)
         if head is None or principal is None:
-            return said
+            return response
         path = head.path.rstrip("/")
         record = record_of(head, peer, path if path in ROUTES else "other", self.rng)
-        record.decided = Decided(principal=principal)
-        record.note(status=status, outcome=code)
+        record.decided = DecisionRecord(principal=principal)
+        record.update(status=status, outcome=code)
         await self.audit.dispatched(fields_of(record, routing.config, 0.0))
-        return _named(said, record)
+        return _with_request_id(response, record)
 
 
-def _named(said: Response, record: Record) -> Response:
-    return attrs.evolve(said, headers=said.headers.with_("X-Request-Id", record.request.request_id))
+def _with_request_id(response: Response, record: Record) -> Response:
+    return attrs.evolve(response, headers=response.headers.with_("X-Request-Id", record.request.request_id))
 
 
-def nowhere(config: RoutingConfig, facts: RequestFacts, decision: Decision) -> RefusedError:
+def no_backend_error(config: RoutingConfig, facts: RequestFacts, decision: Decision) -> RefusedError:
     """Return what is said where no backend may answer; what only stays away for its data is not "not found"."""
     status, code = _REFUSALS.get(decision.reason, (503, "no_route"))
     sensitive = sorted(facts.classes & config.classes.sensitive)
@@ -316,7 +316,7 @@ def nowhere(config: RoutingConfig, facts: RequestFacts, decision: Decision) -> R
     if sensitive and status == 404:
         status, code = _REFUSALS[NOT_PERMITTED]
         why = f"data class {', '.join(sensitive)} stays local, and {why}"
-    again = NEVER_AGAIN if status == 503 else {}
+    again = DO_NOT_RETRY if status == 503 else {}
     return refused(status, f"no backend may answer this request: {why}", code, again)
 
 

@@ -14,13 +14,13 @@ import trio
 
 from llmkube.base.errors import UserError
 from llmkube.router.auth.key_files import ClientKeys, Stamp
-from llmkube.router.auth.principals import Clients
+from llmkube.router.auth.principals import ClientAuth
 from llmkube.router.auth.token_checker import TokenChecker
 from llmkube.router.auth.token_keys import TokenKeys
 from llmkube.router.config.routing_config import RoutingConfig, Tokens
 from llmkube.router.proxy.metrics import known_classes
 
-LOOK_SECONDS: Final = 1.0
+POLL_SECONDS: Final = 1.0
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
@@ -35,7 +35,7 @@ class Routing:
     """
 
     config: RoutingConfig
-    clients: Clients | None
+    clients: ClientAuth | None
     classes: frozenset[str] = attrs.field(init=False)
     balances: bool = attrs.field(init=False)
 
@@ -77,9 +77,9 @@ class LiveConfig:
     on_change: Callable[[RoutingConfig, RoutingConfig], Awaitable[None]]
     checker_of: CheckerOf
     problem: str = ""
-    _seen: Stamp = (0, 0, 0)
+    _stamp: Stamp = (0, 0, 0)
     _limiter: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1))
-    _looking: trio.Lock = attrs.field(factory=trio.Lock)
+    _check_lock: trio.Lock = attrs.field(factory=trio.Lock)
 
     def token_keys(self) -> TokenKeys | None:
         """Return the keys that tokens are checked by now; None where no tokens are taken."""
@@ -90,19 +90,19 @@ class LiveConfig:
         """Look at the file, and at the keys of clients, until cancelled."""
         task_status.started()
         while True:
-            await trio.sleep(LOOK_SECONDS)
+            await trio.sleep(POLL_SECONDS)
             await self.look()
 
     async def look(self) -> None:
         """Read again what has changed; who looks meanwhile waits until that counts."""
-        async with self._looking:
+        async with self._check_lock:
             stamp = self.source.stamp()
-            if stamp != self._seen:
-                self._seen = stamp
+            if stamp != self._stamp:
+                self._stamp = stamp
                 await self._reload()
         clients = self.routing.clients
         if clients is not None and (keys := clients.keys) is not None:
-            await trio.to_thread.run_sync(_refreshed, keys, limiter=self._limiter)
+            await trio.to_thread.run_sync(_refresh_keys, keys, limiter=self._limiter)
 
     async def _reload(self) -> None:
         try:
@@ -145,26 +145,26 @@ def keys_for(config: RoutingConfig) -> ClientKeys | None:
     try:
         keys.refresh()
     except OSError as exc:
-        words = f"{config.auth.keys_folder!r} cannot be read ({exc.strerror}); it takes a folder with a file per team"
-        raise UserError(words, field="auth.keysFolder") from exc
+        message = f"{config.auth.keys_folder!r} cannot be read ({exc.strerror}); it takes a folder with a file per team"
+        raise UserError(message, field="auth.keysFolder") from exc
     return keys
 
 
 def _clients(
-    config: RoutingConfig, keys: ClientKeys | None, before: Clients | None, checker_of: CheckerOf
-) -> Clients | None:
+    config: RoutingConfig, keys: ClientKeys | None, before: ClientAuth | None, checker_of: CheckerOf
+) -> ClientAuth | None:
     """Return what lets clients in; the keys of tokens stay what they are while they come from the same place."""
     tokens = config.auth.tokens
     if tokens is None:
-        return Clients(keys) if keys is not None else None
+        return ClientAuth(keys) if keys is not None else None
     old = before.tokens if before is not None else None
     if old is not None and old.tokens == tokens:
-        return Clients(keys, old)
+        return ClientAuth(keys, old)
     same = old is not None and (old.keys.uri, old.keys.file) == (tokens.jwks_uri, tokens.jwks_file)
-    return Clients(keys, checker_of(tokens, old.keys if old is not None and same else None))
+    return ClientAuth(keys, checker_of(tokens, old.keys if old is not None and same else None))
 
 
-def _refreshed(keys: ClientKeys) -> None:
+def _refresh_keys(keys: ClientKeys) -> None:
     try:
         keys.refresh()
     except OSError as exc:

@@ -14,7 +14,7 @@ from prometheus_client.core import GaugeMetricFamily
 from llmkube.router.config.data_classes import classes_in
 from llmkube.router.config.routing_config import Backend, RoutingConfig
 from llmkube.router.dispatch.record import Record
-from llmkube.router.health.signs import CacheUse
+from llmkube.router.health.health_state import CacheUse
 from llmkube.router.proxy.genai_metrics import GenAiMetrics, series_cache
 
 _SECONDS: Final = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0)
@@ -48,42 +48,42 @@ class RouterMetrics:
             ValueError: The registry already has them.
         """
 
-        def counter(name: str, says: str, *labels: str) -> Counter:
-            return Counter(f"llmkube_router_{name}_total", says, ["router", *labels], registry=registry)
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"llmkube_router_{name}_total", text, ["router", *labels], registry=registry)
 
-        def histogram(name: str, says: str, *labels: str, buckets: Sequence[float]) -> Histogram:
+        def histogram(name: str, text: str, *labels: str, buckets: Sequence[float]) -> Histogram:
             named = f"llmkube_router_{name}_seconds"
-            return Histogram(named, says, ["router", *labels], buckets=buckets, registry=registry)
+            return Histogram(named, text, ["router", *labels], buckets=buckets, registry=registry)
 
         self.router = router
         self.genai = GenAiMetrics(registry)
-        self._at = series_cache()
-        words = (
+        self._series = series_cache()
+        text = (
             "Requests by what became of them, failures among them, and those that cannot be read: request_too_slow,"
             " body_too_large, headers_too_large, bodies_full, malformed_request."
         )
-        self.requests = counter("requests", words, "rule", "backend", "classification", "outcome")
-        words = "Seconds from a request to the end of its answer, streams to their last byte."
-        self.duration_seconds = histogram("request_duration", words, "rule", "backend", buckets=_SECONDS)
-        words = "Requests that were refused rather than sent where their data may not go."
-        self.fail_closed = counter("fail_closed", words, "rule", "classification")
-        words = "Seconds from a request to the first event of its stream."
-        self.first_token_seconds = histogram("first_token", words, "backend", buckets=_FIRST_SECONDS)
-        words = "Attempts at backends by what came of them; more than one for a request is a fallback."
-        self.attempts = counter("attempts", words, "backend", "result")
-        words = "Tokens as backends report them, by kind: prompt, completion, cached (of the prompt)."
-        self.tokens = counter("tokens", words, "backend", "kind")
-        words = "Copies to backends that are tried out, by what came of them."
-        self.shadows = counter("shadows", words, "backend", "result")
-        words = (
+        self.requests = counter("requests", text, "rule", "backend", "classification", "outcome")
+        text = "Seconds from a request to the end of its answer, streams to their last byte."
+        self.duration_seconds = histogram("request_duration", text, "rule", "backend", buckets=_SECONDS)
+        text = "Requests that were refused rather than sent where their data may not go."
+        self.fail_closed = counter("fail_closed", text, "rule", "classification")
+        text = "Seconds from a request to the first event of its stream."
+        self.first_token_seconds = histogram("first_token", text, "backend", buckets=_FIRST_SECONDS)
+        text = "Attempts at backends by what came of them; more than one for a request is a fallback."
+        self.attempts = counter("attempts", text, "backend", "result")
+        text = "Tokens as backends report them, by kind: prompt, completion, cached (of the prompt)."
+        self.tokens = counter("tokens", text, "backend", "kind")
+        text = "Copies to backends that are tried out, by what came of them."
+        self.shadows = counter("shadows", text, "backend", "result")
+        text = (
             "Answers under strategy least-loaded: hit, the engine had in its cache what was expected; miss, it"
             " had not; cold, nothing was expected."
         )
-        self.prompts = counter("prefix_cache", words, "backend", "result")
-        words = "Health checks of backends by what they found: healthy, unhealthy, loading."
-        self.probes = counter("probes", words, "backend", "result")
-        words = "Answers whose engine died, each time: continued, not_continuable, no_engine (none in time)."
-        self.continuations = counter("continuations", words, "outcome")
+        self.prompts = counter("prefix_cache", text, "backend", "result")
+        text = "Health checks of backends by what they found: healthy, unhealthy, loading."
+        self.probes = counter("probes", text, "backend", "result")
+        text = "Answers whose engine died, each time: continued, not_continuable, no_engine (none in time)."
+        self.continuations = counter("continuations", text, "outcome")
 
     def unread(self, outcome: str) -> None:
         """Count a request that was refused before all of it was read: for what it shows, or since it cannot be read."""
@@ -91,7 +91,7 @@ class RouterMetrics:
 
     def tried(self, backend: str, result: str) -> None:
         """Count an attempt."""
-        self._at(self.attempts, self.router, backend, result).inc()
+        self._series(self.attempts, self.router, backend, result).inc()
 
     def continued(self, outcome: str) -> None:
         """Count an answer whose engine died."""
@@ -115,17 +115,17 @@ class RouterMetrics:
         answered = record.answered
         outcome = bounded_outcome(answered.outcome, answered.status)
         rule, backend = record.decided.rule, answered.backend or "none"
-        self._at(self.requests, self.router, rule, backend, classification, outcome).inc()
-        self._at(self.duration_seconds, self.router, rule, backend).observe(seconds)
+        self._series(self.requests, self.router, rule, backend, classification, outcome).inc()
+        self._series(self.duration_seconds, self.router, rule, backend).observe(seconds)
         if outcome in ("fail_closed", "fail_closed_runtime", "not_permitted"):
             self.fail_closed.labels(self.router, rule, classification).inc()
         if answered.streamed and answered.first_byte_seconds is not None:
-            self._at(self.first_token_seconds, self.router, backend).observe(answered.first_byte_seconds)
+            self._series(self.first_token_seconds, self.router, backend).observe(answered.first_byte_seconds)
         self.genai.ended(record, answering, outcome, seconds)
         if (usage := answered.usage) is not None:
             kinds = {"prompt": usage.prompt, "completion": usage.completion, "cached": usage.cached}
             for kind, tokens in kinds.items():
-                self._at(self.tokens, self.router, backend, kind).inc(tokens)
+                self._series(self.tokens, self.router, backend, kind).inc(tokens)
 
 
 def bounded_outcome(outcome: str, status: int) -> str:
@@ -175,23 +175,23 @@ class BackendGauges:
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Yield each gauge with a value for each backend."""
 
-        def gauge(name: str, says: str, label: str = "") -> GaugeMetricFamily:
+        def gauge(name: str, text: str, label: str = "") -> GaugeMetricFamily:
             labels = ["router", label] if label else ["router"]
-            return GaugeMetricFamily(f"llmkube_router_{name}", says, labels=labels)
+            return GaugeMetricFamily(f"llmkube_router_{name}", text, labels=labels)
 
-        says = "1 while a backend is asked, 0 while it is left alone or is not available."
-        health = gauge("backend_health", says, "backend")
+        text = "1 while a backend is asked, 0 while it is left alone or is not available."
+        health = gauge("backend_health", text, "backend")
         active = gauge("active_backends", "Backends that are asked, by tier.", "tier")
         running = gauge("in_flight", "Requests under way at a backend, those in its queue among them.", "backend")
         waiting = gauge("queue_depth", "Requests that wait for a slot of an engine.", "backend")
-        says = "1 while the router runs by what its file says, 0 while the file cannot be used and the old one counts."
-        valid = gauge("config_valid", says)
-        says = "Share of a budget that is taken or reserved, from 0 to 1; under scope team, of the team with the most."
-        taken = gauge("budget_utilization", says, "budget")
-        says = (
+        text = "1 while the router runs by what its file says, 0 while the file cannot be used and the old one counts."
+        valid = gauge("config_valid", text)
+        text = "Share of a budget that is taken or reserved, from 0 to 1; under scope team, of the team with the most."
+        taken = gauge("budget_utilization", text, "budget")
+        text = (
             "Share of the KV cache of a backend's engine that running requests hold, from 0 to 1; of those that tell."
         )
-        full = gauge("kv_cache_usage_ratio", says, "backend")
+        full = gauge("kv_cache_usage_ratio", text, "backend")
         caches: list[CacheUse] = []
         tiers = {"local": 0, "cloud": 0}
         computing = queued = 0

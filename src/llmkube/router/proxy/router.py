@@ -27,23 +27,23 @@ import attrs
 import trio
 from prometheus_client import CollectorRegistry
 
-from llmkube.base.http.connection import Judge, StreamHandler
+from llmkube.base.http.connection import RequestFilter, StreamHandler
 from llmkube.base.http.dial import Connect, dial
 from llmkube.base.http.limits import Limits
 from llmkube.router.auth.jwks_refresh import JwksRefresh, fetch_jwks
 from llmkube.router.auth.key_files import BackendKeys
-from llmkube.router.auth.principals import judge_of, lets_clients_in
+from llmkube.router.auth.principals import access_check, can_authenticate
 from llmkube.router.auth.token_checker import TokenChecker
 from llmkube.router.auth.token_keys import TokenKeys
-from llmkube.router.backends import ModelDirectory, UnavailableModel, is_on_its_way
+from llmkube.router.backends import ModelDirectory, UnavailableModel, will_be_ready
 from llmkube.router.budget_store.budget_file import budget_file_of
-from llmkube.router.budget_store.kept_budgets import KeptBudgets
+from llmkube.router.budget_store.local_budgets import LocalBudgets
 from llmkube.router.budget_store.redis_budgets import RedisBudgets
 from llmkube.router.budget_store.router_budgets import RouterBudgets
 from llmkube.router.config.routing_config import RoutingConfig, Tokens
 from llmkube.router.dispatch.attempt import Attempts
 from llmkube.router.dispatch.backend_call import BackendCalls
-from llmkube.router.dispatch.circuits import Circuits, Observed, State, Terms
+from llmkube.router.dispatch.circuits import BackendStats, CircuitPolicy, Circuits, State
 from llmkube.router.dispatch.dispatcher import Dispatcher
 from llmkube.router.dispatch.transport import open_transport, trusted_context
 from llmkube.router.front_door import FrontDoor
@@ -61,7 +61,7 @@ from llmkube.router.responses.conversations import Conversations
 from llmkube.router.responses.store import ResponseStore
 from llmkube.router.turns import Turns, engines_of
 
-LEFT_ALONE: Final = "it failed, and is left alone for now"
+CIRCUIT_OPEN: Final = "it failed, and is left alone for now"
 
 
 LIMITS: Final = Limits(max_body_bytes=MAX_BODY_BYTES, max_bodies_bytes=128 << 20)
@@ -78,7 +78,7 @@ class Router:
         live: The config that counts now.
         keys: Of backends.
         circuits: Which backends are left alone.
-        observed: Counts what is in flight.
+        stats: Counts what is in flight.
         turns: The queues in front of engines.
         directory: Knows the engines of ours, where their agent is in this process; None where only answers tell.
         audit: May fail to be written.
@@ -87,11 +87,11 @@ class Router:
 
     handler: StreamHandler = attrs.field(init=False)
     listed_fields: ListedFields
-    judge: Judge
+    judge: RequestFilter
     live: LiveConfig
     keys: BackendKeys
     circuits: Circuits
-    observed: Observed
+    stats: BackendStats
     turns: Turns
     directory: ModelDirectory | None
     audit: AuditLog
@@ -99,7 +99,7 @@ class Router:
 
     def in_flight(self) -> int:
         """Return how many requests are under way."""
-        return self.observed.in_flight.total()
+        return self.stats.in_flight.total()
 
     def budgets(self) -> Sequence[Mapping[str, Any]]:
         """Return how much of each budget is taken."""
@@ -107,8 +107,8 @@ class Router:
 
     def begin(self, name: str, takes_slot: bool) -> Callable[[], None]:
         """Count a request of a backend that passes the handler by: a `Begin`."""
-        backend, in_flight = self.live.routing.config.backends.get(name), self.observed.in_flight
-        line = self.turns.slot_if_free(backend) if takes_slot and backend is not None and backend.slots else None
+        backend, in_flight = self.live.routing.config.backends.get(name), self.stats.in_flight
+        line = self.turns.try_take_slot(backend) if takes_slot and backend is not None and backend.slots else None
         in_flight[name] += 1
 
         def end() -> None:
@@ -118,28 +118,28 @@ class Router:
 
         return end
 
-    def why_not(self, name: str) -> str:
+    def unavailable_reason(self, name: str) -> str:
         """Return why a backend is not asked now, "" if it is."""
         backend = self.live.routing.config.backends[name]
         if backend.missing or not backend.base_url:
             return backend.missing or "its address is not known"
         if backend.key_file and not self.keys.key_of(backend.key_file):
             return f"no key can be read from {backend.key_file}"
-        if self.directory is not None and not backend.provider and (why := _not_ready(self.directory, backend.model)):
+        if self.directory is not None and not backend.provider and (why := _obstacle(self.directory, backend.model)):
             return why
         circuit = self.circuits.of(name)
-        if circuit.unwell:
-            return next(iter(circuit.unwell.values()))
-        return LEFT_ALONE if circuit.state(trio.current_time()) is State.OPEN else ""
+        if circuit.unhealthy:
+            return next(iter(circuit.unhealthy.values()))
+        return CIRCUIT_OPEN if circuit.state(trio.current_time()) is State.OPEN else ""
 
     def states(self) -> Mapping[str, str]:
         """Return why each backend is not asked now, by its name."""
-        return {each: self.why_not(each) for each in self.live.routing.config.backends}
+        return {each: self.unavailable_reason(each) for each in self.live.routing.config.backends}
 
     def ready(self) -> tuple[bool, str]:
         """Return whether requests can be answered, and why not."""
         states = self.states()
-        lets_in, token_problem = lets_clients_in(self.live.routing.clients)
+        lets_in, token_problem = can_authenticate(self.live.routing.clients)
         problems = (
             token_problem,
             self.accounts.problem,
@@ -148,17 +148,17 @@ class Router:
             *(f"{each}: {why}" for each, why in states.items() if why),
         )
         # One that is left alone for now is no reason to be left by clients: it tells them when to come again.
-        passing = {"", LEFT_ALONE, *(why for each in states for why in self.circuits.of(each).unwell.values())}
+        passing = {"", CIRCUIT_OPEN, *(why for each in states for why in self.circuits.of(each).unhealthy.values())}
         serves = any(why in passing for why in states.values())
         return serves and lets_in, "; ".join(filter(None, problems))
 
 
-def _not_ready(directory: ModelDirectory, service: str) -> str:
+def _obstacle(directory: ModelDirectory, service: str) -> str:
     """Return why a service is not ready and does not load; "" otherwise."""
     found = directory.lookup(service)
     if found is None:
         return f"InferenceService {service} is not served here"
-    if isinstance(found, UnavailableModel) and not is_on_its_way(found.reason):
+    if isinstance(found, UnavailableModel) and not will_be_ready(found.reason):
         return f"InferenceService {service} is not ready ({found.reason})"
     return ""
 
@@ -199,29 +199,29 @@ async def open_router(
         keys = known or TokenKeys(tokens.jwks_uri, tokens.jwks_file, rng)
         return TokenChecker(tokens, keys, lambda: utcnow().timestamp(), trio.current_time)
 
-    routing, seen = load_routing(source, checker_of)
+    routing, stamp = load_routing(source, checker_of)
     metrics = RouterMetrics(registry, routing.config.name)
-    keys, observed, prefixes = BackendKeys(), Observed(), WarmPrefixes(secrets.token_bytes(32))
-    turns, circuits = turns or Turns(), Circuits(Terms.of(routing.config.circuit_seconds), rng)
+    keys, stats, prefixes = BackendKeys(), BackendStats(), WarmPrefixes(secrets.token_bytes(32))
+    turns, circuits = turns or Turns(), Circuits(CircuitPolicy.of(routing.config.circuit_seconds), rng)
     audit = AuditLog(write or writer_of(routing.config.audit), utcnow, 0.0 if write else PAUSE_SECONDS)
     budget_file = budget_file_of(budgets_folder, routing.config.name) if budgets_folder else None
     accounts = RouterBudgets(
-        kept=KeptBudgets(budget_file, utcnow, rng),
-        shared=RedisBudgets(password_of=keys.key_of, tls=partial(trusted_context, ca_file), rng=rng),
+        local=LocalBudgets(budget_file, utcnow, rng),
+        shared=RedisBudgets(read_password=keys.key_of, tls=partial(trusted_context, ca_file), rng=rng),
     )
     async with (
         open_transport(connect, ca_file=ca_file, directory=directory) as transport,
         _open_writers(audit, accounts, routing.config),
     ):
         attempts = Attempts(transport, keys)
-        watch = EngineWatch(attempts.ask, partial(_found, circuits, "watch"))
-        probes = Probes(attempts.ask, partial(_found, circuits, "probe"), metrics.probed)
+        watch = EngineWatch(attempts.ask, partial(_report_health, circuits, "watch"))
+        probes = Probes(attempts.ask, partial(_report_health, circuits, "probe"), metrics.probed)
         probes.reload_nowait(routing.config, frozenset())
 
         async def reload(before: RoutingConfig, now: RoutingConfig) -> None:
             """Go by another config; what is known of backends that are the same stays."""
             same = frozenset(each for each in now.backends if now.backends[each] == before.backends.get(each))
-            circuits.terms = Terms.of(now.circuit_seconds)
+            circuits.policy = CircuitPolicy.of(now.circuit_seconds)
             for part in (circuits, prefixes, watch):
                 part.keep_only(same)
             probes.reload_nowait(now, same)
@@ -231,15 +231,15 @@ async def open_router(
             await audit.reload(now)
             await accounts.reload(now)
 
-        live = LiveConfig(source, routing, reload, checker_of, seen=seen)
-        caches = CacheWatch(attempts.ask, lambda: live.routing.config, observed.in_flight, watch.is_llama)
+        live = LiveConfig(source, routing, reload, checker_of, stamp=stamp)
+        caches = CacheWatch(attempts.ask, lambda: live.routing.config, stats.in_flight, watch.is_llama)
         shadows = Shadows(attempts, metrics.shadowed)
         conversations = Conversations(ResponseStore(), lambda: int(utcnow().timestamp()))
-        calls = BackendCalls(attempts, turns, circuits, observed, watch, metrics.tried, metrics.continued, prefixes)
+        calls = BackendCalls(attempts, turns, circuits, stats, watch, metrics.tried, metrics.continued, prefixes)
         listed_fields = ListedFields(
             routing=lambda: live.routing,
             dispatcher=Dispatcher(calls, circuits, metrics.continued),
-            observed=observed,
+            stats=stats,
             shadows=shadows,
             metrics=metrics,
             audit=audit,
@@ -250,11 +250,11 @@ async def open_router(
         )
         router = Router(
             listed_fields=listed_fields,
-            judge=judge_of(lambda: live.routing.clients, metrics.unread),
+            judge=access_check(lambda: live.routing.clients, metrics.unread),
             live=live,
             keys=keys,
             circuits=circuits,
-            observed=observed,
+            stats=stats,
             turns=turns,
             directory=directory,
             audit=audit,
@@ -266,8 +266,8 @@ async def open_router(
             BackendGauges(
                 router=routing.config.name,
                 config=lambda: live.routing.config,
-                healthy=lambda each: not router.why_not(each),
-                in_flight=observed.in_flight,
+                healthy=lambda each: not router.unavailable_reason(each),
+                in_flight=stats.in_flight,
                 waiting=turns.waiting,
                 cache_use=caches.use,
                 config_valid=lambda: not live.problem,
@@ -295,5 +295,5 @@ async def _open_writers(audit: AuditLog, accounts: RouterBudgets, config: Routin
         writing.cancel_scope.cancel(reason="the router closes")
 
 
-def _found(circuits: Circuits, by: str, name: str, why: str) -> None:
-    circuits.became(name, circuits.of(name).found(by, why, trio.current_time()))
+def _report_health(circuits: Circuits, by: str, name: str, why: str) -> None:
+    circuits.put(name, circuits.of(name).found(by, why, trio.current_time()))

@@ -11,7 +11,7 @@ import structlog
 import trio
 
 from llmkube.base.http.errors import HttpError
-from llmkube.router.dispatch.attempt import Asked, Attempts, Begun
+from llmkube.router.dispatch.attempt import Attempts, ClientRequest, Stream
 from llmkube.router.dispatch.verdicts import Failure
 from llmkube.router.policy.permits import Permit
 
@@ -29,7 +29,7 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 @attrs.frozen
 class _Copy:
     permit: Permit
-    asked: Asked
+    inbound: ClientRequest
     silence_seconds: float
     size: int
 
@@ -52,13 +52,13 @@ class Shadows:
     def __attrs_post_init__(self) -> None:
         self._sender, self._copies = trio.open_memory_channel[_Copy](MAX_WAITING)
 
-    def offer_nowait(self, permit: Permit, asked: Asked, silence_seconds: float, size: int) -> None:
+    def offer_nowait(self, permit: Permit, inbound: ClientRequest, silence_seconds: float, size: int) -> None:
         """Send a copy if there is room for one."""
         if self._bytes + size > MAX_BYTES:
             self.on_end(permit.backend.name, "left_out")
             return
         try:
-            self._sender.send_nowait(_Copy(permit, asked, silence_seconds, size))
+            self._sender.send_nowait(_Copy(permit, inbound, silence_seconds, size))
         except trio.WouldBlock:
             self.on_end(permit.backend.name, "left_out")
         else:
@@ -84,10 +84,10 @@ class Shadows:
             self.on_end(copy.permit.backend.name, result)
 
     async def _send(self, copy: _Copy) -> str:
-        found = await self.attempts.make(copy.permit, copy.asked, copy.silence_seconds)
+        found = await self.attempts.make(copy.permit, copy.inbound, copy.silence_seconds)
         if isinstance(found, Failure):
             return found.cause.value
-        if not isinstance(found, Begun):
+        if not isinstance(found, Stream):
             return "answered"
         try:
             with trio.CancelScope() as silence:

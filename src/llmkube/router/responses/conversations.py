@@ -15,26 +15,26 @@ import orjson
 import trio
 
 from llmkube.base.http.message import Response
-from llmkube.router.dialects.dialect import JsonObject, Translated
-from llmkube.router.dialects.responses_answers import ResponsesAnswers
+from llmkube.router.dialects.dialect import JsonObject, Translation
+from llmkube.router.dialects.responses_answers import ResponsesTranslator
 from llmkube.router.dialects.responses_client import with_history
 from llmkube.router.policy.request_facts import Principal, RequestFacts
 from llmkube.router.refusals import refused
 from llmkube.router.responses.store import (
     NO_LIMITS,
     NoRegionLeftError,
+    ResourceRequest,
     ResponseStore,
-    Stored,
+    StoredResponse,
     Turn,
-    Wanted,
-    limited,
+    apply_limits,
+    handle_request,
     limits_of,
     not_found,
-    page_of,
     turns_to,
 )
 
-MOST_HISTORY_BYTES: Final = 128 << 20
+MAX_HISTORY_BYTES: Final = 128 << 20
 """Of all requests under way: a history is read for each, however short its body is."""
 
 SWEEP_SECONDS: Final = 60.0
@@ -47,16 +47,16 @@ def owner_of(principal: Principal) -> str:
 
 
 @attrs.frozen(eq=False, kw_only=True)
-class Joined:
+class JoinedRequest:
     """A request with its history.
 
     Attributes:
         translated: What is asked of backends.
     """
 
-    translated: Translated
+    translated: Translation
     _owner: str = ""
-    _previous: Stored | None = attrs.field(default=None, repr=False)
+    _previous: StoredResponse | None = attrs.field(default=None, repr=False)
     _store: ResponseStore | None = attrs.field(default=None, repr=False)
 
     @property
@@ -64,25 +64,25 @@ class Joined:
         """How long the history is."""
         return 0 if self._previous is None else self._previous.conversation_bytes
 
-    def limited(self, facts: RequestFacts) -> RequestFacts:
+    def apply_limits(self, facts: RequestFacts) -> RequestFacts:
         """Return the facts of request and history; the answer is kept with the limits of these.
 
         Raises:
             RefusedError: The two may go to no region in common.
         """
-        answers, store = self.translated.answers, self._store
-        if not isinstance(answers, ResponsesAnswers) or store is None:
+        translator, store = self.translated.translator, self._store
+        if not isinstance(translator, ResponsesTranslator) or store is None:
             return facts
         try:
-            facts = limited(facts, NO_LIMITS if self._previous is None else self._previous.limits)
+            facts = apply_limits(facts, NO_LIMITS if self._previous is None else self._previous.limits)
         except NoRegionLeftError as exc:
-            raise refused(503, f"no backend may answer this request: {exc}", "not_permitted", _NEVER) from exc
-        limits, asked = limits_of(facts), orjson.dumps(answers.items)
+            raise refused(503, f"no backend may answer this request: {exc}", "not_permitted", _NO_RETRY) from exc
+        limits, asked = limits_of(facts), orjson.dumps(translator.items)
 
-        def keep(response: JsonObject, output: list[JsonObject]) -> bool:
+        def save(response: JsonObject, output: list[JsonObject]) -> bool:
             answered = orjson.dumps(output)
             before = self._previous.turn if self._previous is not None else None
-            new = Stored(
+            new = StoredResponse(
                 owner=self._owner,
                 response_id=response["id"],
                 response=orjson.dumps(response),
@@ -92,11 +92,11 @@ class Joined:
             )
             return store.put(new, trio.current_time())
 
-        answers.keep = keep
+        translator.save = save
         return facts
 
 
-_NEVER: Final = {"X-Should-Retry": "false"}
+_NO_RETRY: Final = {"X-Should-Retry": "false"}
 
 
 @attrs.define(eq=False)
@@ -113,39 +113,39 @@ class Conversations:
     now: Callable[[], int]
     history_bytes: int = 0
 
-    def join(self, translated: Translated, principal: Principal) -> Joined:
+    def join(self, translated: Translation, principal: Principal) -> JoinedRequest:
         """Return a request with what it continues; `ended` has to be told its length afterwards.
 
         Raises:
             RefusedError: There is nothing of that name, or it has become too long.
         """
-        answers = translated.answers
-        if not isinstance(answers, ResponsesAnswers):
-            return Joined(translated=translated)
-        answers.response_id = f"resp_{secrets.token_hex(_ID_BYTES)}"  # from the system: others must not guess it
-        answers.now = self.now
+        translator = translated.translator
+        if not isinstance(translator, ResponsesTranslator):
+            return JoinedRequest(translated=translated)
+        translator.response_id = f"resp_{secrets.token_hex(_ID_BYTES)}"  # from the system: others must not guess it
+        translator.now = self.now
         owner = owner_of(principal)
-        if not answers.previous_id:
-            return Joined(translated=translated, owner=owner, store=self.store)
-        previous = self.store.get(owner, answers.previous_id, trio.current_time())
+        if not translator.previous_id:
+            return JoinedRequest(translated=translated, owner=owner, store=self.store)
+        previous = self.store.get(owner, translator.previous_id, trio.current_time())
         if previous is None:
-            raise not_found(answers.previous_id, "previous_response_not_found")
-        if self.history_bytes + previous.conversation_bytes > MOST_HISTORY_BYTES:
-            words = "too many long conversations are being continued now; ask again later"
-            raise refused(503, words, "histories_full", {"Retry-After": "5"})
+            raise not_found(translator.previous_id, "previous_response_not_found")
+        if self.history_bytes + previous.conversation_bytes > MAX_HISTORY_BYTES:
+            message = "too many long conversations are being continued now; ask again later"
+            raise refused(503, message, "histories_full", {"Retry-After": "5"})
         turns = turns_to(previous.turn)
         history = [item for turn in turns for part in (turn.asked, turn.answered) for item in orjson.loads(part)]
         self.history_bytes += previous.conversation_bytes
-        translated = with_history(translated, history, answers)
-        return Joined(translated=translated, owner=owner, previous=previous, store=self.store)
+        translated = with_history(translated, history, translator)
+        return JoinedRequest(translated=translated, owner=owner, previous=previous, store=self.store)
 
     def ended(self, history_bytes: int) -> None:
         """Note that a request has ended."""
         self.history_bytes -= history_bytes
 
-    def page(self, wanted: Wanted, principal: Principal) -> Response:
+    def page(self, request: ResourceRequest, principal: Principal) -> Response:
         """Return the answer to a request about a response that is kept."""
-        return page_of(self.store, wanted, owner_of(principal), trio.current_time())
+        return handle_request(self.store, request, owner_of(principal), trio.current_time())
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> NoReturn:
         """Forget what has not been used for too long, until cancelled."""

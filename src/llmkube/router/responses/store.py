@@ -48,7 +48,7 @@ def limits_of(facts: RequestFacts) -> DataLimits:
     return DataLimits(classes=facts.classes, regions=facts.regions or None)
 
 
-def limited(facts: RequestFacts, history: DataLimits) -> RequestFacts:
+def apply_limits(facts: RequestFacts, history: DataLimits) -> RequestFacts:
     """Return the facts of a request that sends a history as well: all classes of both, and the regions of both.
 
     Args:
@@ -63,8 +63,8 @@ def limited(facts: RequestFacts, history: DataLimits) -> RequestFacts:
         regions = regions & history.regions if regions else history.regions
         if not regions:
             asked, before = (", ".join(sorted(each)) or "none" for each in (facts.regions, history.regions))
-            words = f"the conversation's data may go to {before}, this request's to {asked}: no region is in both"
-            raise NoRegionLeftError(words)
+            message = f"the conversation's data may go to {before}, this request's to {asked}: no region is in both"
+            raise NoRegionLeftError(message)
     return attrs.evolve(facts, classes=classes, regions=regions)
 
 
@@ -92,7 +92,7 @@ class Bounds:
     bytes_of_conversation: int = 8 << 20
     idle_seconds: float = 24 * 3600.0
 
-    def take(self, response_bytes: int, conversation_bytes: int, turns: int) -> bool:
+    def admits(self, response_bytes: int, conversation_bytes: int, turns: int) -> bool:
         """Return whether a response can be kept at all, where nothing else is.
 
         Args:
@@ -100,8 +100,8 @@ class Bounds:
             conversation_bytes: Length of its turn and of all before.
             turns: How many those are.
         """
-        alone = response_bytes + conversation_bytes + OVERHEAD_BYTES * (1 + turns)
-        fits = alone <= min(self.bytes, self.bytes_of_tenant)
+        total_bytes = response_bytes + conversation_bytes + OVERHEAD_BYTES * (1 + turns)
+        fits = total_bytes <= min(self.bytes, self.bytes_of_tenant)
         return fits and conversation_bytes <= self.bytes_of_conversation
 
 
@@ -113,13 +113,13 @@ class Turn:
         asked: The items of the request, as JSON.
         answered: The items of the answer, as JSON.
         before: The turn that it continues; None of the first.
-        users: How many kept responses and later turns need it.
+        references: How many kept responses and later turns need it.
     """
 
     asked: bytes = attrs.field(repr=False)
     answered: bytes = attrs.field(repr=False)
     before: "Turn | None" = attrs.field(default=None, repr=False)
-    users: int = 0
+    references: int = 0
 
     @property
     def bytes(self) -> int:
@@ -128,7 +128,7 @@ class Turn:
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Stored:
+class StoredResponse:
     """One response.
 
     Attributes:
@@ -166,8 +166,8 @@ class _Share:
 
 
 @attrs.define
-class _Kept:
-    stored: Stored
+class _Entry:
+    stored: StoredResponse
     used_at: float
 
 
@@ -182,66 +182,66 @@ class ResponseStore:
 
     bounds: Bounds = Bounds()
     bytes: int = 0
-    _kept: OrderedDict[tuple[str, str], _Kept] = attrs.field(factory=OrderedDict)
+    _entries: OrderedDict[tuple[str, str], _Entry] = attrs.field(factory=OrderedDict)
     _shares: dict[str, _Share] = attrs.field(factory=dict)
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._entries)
 
     def owners(self) -> Iterator[tuple[str, int, int]]:
         """Yield each tenant that has something, its number of responses and its bytes."""
         for owner, share in self._shares.items():
             yield owner, len(share.ids), share.bytes
 
-    def get(self, owner: str, response_id: str, now: float) -> Stored | None:
+    def get(self, owner: str, response_id: str, now: float) -> StoredResponse | None:
         """Return a response of a tenant, which counts as used; None if there is none of this id that is its own."""
         self.expire(now)
-        kept = self._kept.get((owner, response_id))
-        if kept is None:
+        entry = self._entries.get((owner, response_id))
+        if entry is None:
             return None
-        kept.used_at = now
-        self._kept.move_to_end((owner, response_id))
+        entry.used_at = now
+        self._entries.move_to_end((owner, response_id))
         self._shares[owner].ids.move_to_end(response_id)
-        return kept.stored
+        return entry.stored
 
-    def put(self, stored: Stored, now: float) -> bool:
+    def put(self, stored: StoredResponse, now: float) -> bool:
         """Keep a response, for which others may give way; return whether it fits the bounds at all."""
         self.expire(now)
         bounds, key = self.bounds, (stored.owner, stored.response_id)
-        if not bounds.take(len(stored.response), stored.conversation_bytes, len(turns_to(stored.turn))):
+        if not bounds.admits(len(stored.response), stored.conversation_bytes, len(turns_to(stored.turn))):
             return False
         self.delete(*key)
         share = self._shares.setdefault(stored.owner, _Share())
-        self._kept[key] = _Kept(stored, now)
+        self._entries[key] = _Entry(stored, now)
         share.ids[stored.response_id] = None
-        self._count(share, len(stored.response) + OVERHEAD_BYTES)
+        self._add_bytes(share, len(stored.response) + OVERHEAD_BYTES)
         turn: Turn | None = stored.turn
         while turn is not None:
-            turn.users += 1
-            if turn.users > 1:
+            turn.references += 1
+            if turn.references > 1:
                 break  # it counts already, and so does what is before it
-            self._count(share, turn.bytes + OVERHEAD_BYTES)
+            self._add_bytes(share, turn.bytes + OVERHEAD_BYTES)
             turn = turn.before
         while len(share.ids) > bounds.responses_of_tenant or share.bytes > bounds.bytes_of_tenant:
             self.delete(stored.owner, next(iter(share.ids)))
-        while len(self._kept) > bounds.responses or self.bytes > bounds.bytes:
-            self.delete(*next(iter(self._kept)))
+        while len(self._entries) > bounds.responses or self.bytes > bounds.bytes:
+            self.delete(*next(iter(self._entries)))
         return True
 
     def delete(self, owner: str, response_id: str) -> bool:
         """Forget a response; return whether it was there. Later ones of its conversation keep its turn."""
-        kept = self._kept.pop((owner, response_id), None)
-        if kept is None:
+        entry = self._entries.pop((owner, response_id), None)
+        if entry is None:
             return False
         share = self._shares[owner]
         del share.ids[response_id]
-        self._count(share, -len(kept.stored.response) - OVERHEAD_BYTES)
-        turn: Turn | None = kept.stored.turn
+        self._add_bytes(share, -len(entry.stored.response) - OVERHEAD_BYTES)
+        turn: Turn | None = entry.stored.turn
         while turn is not None:
-            turn.users -= 1
-            if turn.users:
+            turn.references -= 1
+            if turn.references:
                 break
-            self._count(share, -turn.bytes - OVERHEAD_BYTES)
+            self._add_bytes(share, -turn.bytes - OVERHEAD_BYTES)
             turn = turn.before
         if not share.ids:
             del self._shares[owner]
@@ -249,22 +249,22 @@ class ResponseStore:
 
     def expire(self, now: float) -> None:
         """Forget what has not been used for too long."""
-        while self._kept:
-            key, kept = next(iter(self._kept.items()))
-            if now - kept.used_at < self.bounds.idle_seconds:
+        while self._entries:
+            key, entry = next(iter(self._entries.items()))
+            if now - entry.used_at < self.bounds.idle_seconds:
                 return
             self.delete(*key)
 
-    def _count(self, share: _Share, difference: int) -> None:
+    def _add_bytes(self, share: _Share, difference: int) -> None:
         share.bytes += difference
         self.bytes += difference
 
 
 PREFIX: Final = "/v1/responses/"
 _ITEMS: Final = "input_items"
-_PAGE: Final = 20
-_MOST: Final = 100
-_WHY: Final = (
+_PAGE_SIZE: Final = 20
+_MAX_PAGE_SIZE: Final = 100
+_NOT_FOUND_CAUSES: Final = (
     "a response is in the memory of the router that gave it, and this one was not kept (store: false, length), "
     "was deleted, was not used for a day, gave way to newer ones, or that router has restarted or is another one"
 )
@@ -278,12 +278,12 @@ _PREFIXES: Final[Mapping[str, str]] = {
 
 def not_found(response_id: str, code: str = "response_not_found") -> RefusedError:
     """Return what is said of a response that this tenant does not have, wherever it is."""
-    words = f"there is no response {response_id[:80]!r}: {_WHY}; send the whole conversation as input"
-    return refused(404, words, code)
+    message = f"there is no response {response_id[:80]!r}: {_NOT_FOUND_CAUSES}; send the whole conversation as input"
+    return refused(404, message, code)
 
 
 @attrs.frozen
-class Wanted:
+class ResourceRequest:
     """A request for what is kept.
 
     Attributes:
@@ -297,31 +297,31 @@ class Wanted:
     query: str = ""
 
 
-def page_of(store: ResponseStore, wanted: Wanted, owner: str, now: float) -> Response:
+def handle_request(store: ResponseStore, request: ResourceRequest, owner: str, now: float) -> Response:
     """Return the answer to a request below `/v1/responses/`.
 
     Args:
         store: What is kept.
-        wanted: The request.
+        request: The request.
         owner: Who asks.
         now: The time, as the store counts it.
     """
-    method, path = wanted.method, wanted.path
+    method, path = request.method, request.path
     response_id, _, rest = path.removeprefix(PREFIX).rstrip("/").partition("/")
     if rest not in ("", _ITEMS):
-        words = f"nothing at {path[:200]}; there is {PREFIX}ID and {PREFIX}ID/{_ITEMS}"
-        return refused(404, words, "not_found").response
+        message = f"nothing at {path[:200]}; there is {PREFIX}ID and {PREFIX}ID/{_ITEMS}"
+        return refused(404, message, "not_found").response
     allowed = ("GET", "HEAD") if rest else ("GET", "HEAD", "DELETE")
     if method not in allowed and not response_id.startswith("resp_"):  # /compact, /input_tokens
         return refused(404, f"nothing at {path[:200]}; there is {PREFIX}ID", "not_found").response
     if method not in allowed:
-        words = f"{method} is not allowed on {path[:200]}"
-        return refused(405, words, "method_not_allowed", {"Allow": ", ".join(allowed)}).response
-    asked = dict(parse_qsl(wanted.query, keep_blank_values=True))
+        message = f"{method} is not allowed on {path[:200]}"
+        return refused(405, message, "method_not_allowed", {"Allow": ", ".join(allowed)}).response
+    asked = dict(parse_qsl(request.query, keep_blank_values=True))
     unknown = [name for name in asked if name not in (("limit", "order", "after") if rest else ())]
     if unknown:
-        words = f"{unknown[0][:80]} is no parameter that this router knows of {path[:200]}; leave it away"
-        return refused(400, words, "invalid_value").response
+        message = f"{unknown[0][:80]} is no parameter that this router knows of {path[:200]}; leave it away"
+        return refused(400, message, "invalid_value").response
     stored = store.get(owner, response_id, now)
     if stored is None:
         return not_found(response_id).response
@@ -333,22 +333,22 @@ def page_of(store: ResponseStore, wanted: Wanted, owner: str, now: float) -> Res
     return _items_page(stored, asked)
 
 
-def input_items(stored: Stored) -> list[dict[str, Any]]:
+def input_items(stored: StoredResponse) -> list[dict[str, Any]]:
     """Return what a response was asked: all items of the conversation before its answer, each with an id."""
     *before, last = turns_to(stored.turn)
     found = [item for turn in before for item in orjson.loads(turn.asked) + orjson.loads(turn.answered)]
     found += orjson.loads(last.asked)
-    named = stored.response_id.removeprefix("resp_")
-    return [{"id": f"{_PREFIXES[item['type']]}_{named}_in_{at}"} | item for at, item in enumerate(found)]
+    suffix = stored.response_id.removeprefix("resp_")
+    return [{"id": f"{_PREFIXES[item['type']]}_{suffix}_in_{at}"} | item for at, item in enumerate(found)]
 
 
-def _items_page(stored: Stored, asked: Mapping[str, str]) -> Response:
-    order, limit, items = asked.get("order", "desc"), asked.get("limit", str(_PAGE)), input_items(stored)
+def _items_page(stored: StoredResponse, asked: Mapping[str, str]) -> Response:
+    order, limit, items = asked.get("order", "desc"), asked.get("limit", str(_PAGE_SIZE)), input_items(stored)
     if order not in ("asc", "desc"):
         return refused(400, f"order is {order[:80]!r}; write asc or desc", "invalid_value").response
-    if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= _MOST):
-        words = f"limit is {limit[:80]!r}; write a number from 1 to {_MOST}"
-        return refused(400, words, "invalid_value").response
+    if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= _MAX_PAGE_SIZE):
+        message = f"limit is {limit[:80]!r}; write a number from 1 to {_MAX_PAGE_SIZE}"
+        return refused(400, message, "invalid_value").response
     if order == "desc":
         items.reverse()
     if after := asked.get("after"):

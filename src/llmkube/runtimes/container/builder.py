@@ -223,19 +223,19 @@ class ContainerBuilder:
         """
         refuse_owned(self.spec.extra_args, {**_SECRET_FLAGS, **owned})
 
-    def refuse_value(self, path: str, value: str | None, gone: Mapping[str, str]) -> None:
+    def refuse_value(self, path: str, value: str | None, unsupported: Mapping[str, str]) -> None:
         """Refuse a value that the schema allows and our image does not know; of another image the user knows better.
 
         Args:
             path: The field.
             value: What it says.
-            gone: What to do instead, by value.
+            unsupported: What to do instead, by value.
 
         Raises:
             PlanError: It is one of them.
         """
-        if not self.spec.image and value is not None and value in gone:
-            raise PlanError(f"the image of {self.runtime.name} does not know {value}: {gone[value]}", field=path)
+        if not self.spec.image and value is not None and value in unsupported:
+            raise PlanError(f"the image of {self.runtime.name} does not know {value}: {unsupported[value]}", field=path)
 
     def port(self, default: int) -> int:
         """Return the port to listen on: the runtime's own unless the service names one."""
@@ -271,9 +271,9 @@ class ContainerBuilder:
 
         An engine whose clients have keys listens behind what asks for them (`behind_keys`).
         """
-        inside = self.behind_keys(port, host_flag)
-        if inside is not None:
-            self.line.argv += [host_flag, LOOPBACK, port_flag, str(inside)]
+        loopback_port = self.behind_keys(port, host_flag)
+        if loopback_port is not None:
+            self.line.argv += [host_flag, LOOPBACK, port_flag, str(loopback_port)]
             return
         if self.spec.bind_address:
             self.line.add("spec.bindAddress", host_flag)
@@ -299,9 +299,9 @@ class ContainerBuilder:
             PlanError: The engine shall bring its own, and the source is nothing that is mounted.
         """
         if self.fetches and not is_mounted(self.source):
-            way_out = ", or leave spec.skipModelInit out" if self.spec.skip_model_init else ""
+            hint = ", or leave spec.skipModelInit out" if self.spec.skip_model_init else ""
             raise PlanError(f"{self.runtime.name} cannot fetch this itself: name a Hugging Face repository, a pvc:// "
-                            f"volume or a path{way_out}", field=SOURCE)  # fmt: skip
+                            f"volume or a path{hint}", field=SOURCE)  # fmt: skip
         self.honour(SOURCE)
         # the parts of a split gguf lie beside the first, which leads to them
         return (
@@ -412,7 +412,7 @@ class ContainerBuilder:
             runtime=self.runtime.name,
             container_name=container_name,
             image=spec.image or self.images.choose(image_key, stack, pinned),
-            image_before=self.images.before(image_key, stack, pinned) if on_cpu and not spec.image else "",
+            image_before=self.images.superseded(image_key, stack, pinned) if on_cpu and not spec.image else "",
             port=port,
             command=spec.command or command,
             args=tuple(self.line.argv),
@@ -430,8 +430,8 @@ class ContainerBuilder:
     def _environment(self) -> tuple[Variable, ...]:
         """Ours, then the user's; a name that is there twice is what was said last, as in a pod."""
         variables: dict[str, Variable] = {}
-        theirs = [Variable(each.name, each.value or "", each.value_from) for each in self.spec.env]
-        for variable in (*self.env, *theirs):
+        user_variables = [Variable(each.name, each.value or "", each.value_from) for each in self.spec.env]
+        for variable in (*self.env, *user_variables):
             variables.pop(variable.name, None)
             variables[variable.name] = variable
         return tuple(variables.values())
@@ -450,9 +450,9 @@ class ContainerBuilder:
             readiness=merged(probes.readiness, overrides.readiness),
         )
 
-    def _endpoint_path(self, runtimes_own: str) -> str:
+    def _endpoint_path(self, runtime_path: str) -> str:
         if self.spec.endpoint.path != DEFAULT_PATH:
             return self.spec.endpoint.path
-        if not runtimes_own:
+        if not runtime_path:
             self.honour("spec.mode")
-        return runtimes_own or PATHS.get(self.mode, DEFAULT_PATH)
+        return runtime_path or PATHS.get(self.mode, DEFAULT_PATH)

@@ -115,19 +115,19 @@ class Probe:
         A user's threshold without a period counts in periods of 10 seconds at least, which is what Kubernetes has: our
         shorter one would make seconds of his minutes.
         """
-        ours: dict[str, Any] = {"tcpSocket": {"port": PORT_NAME}}
+        handler: dict[str, Any] = {"tcpSocket": {"port": PORT_NAME}}
         if self.path:
-            ours = {"httpGet": {"path": self.path, "port": PORT_NAME}}
+            handler = {"httpGet": {"path": self.path, "port": PORT_NAME}}
         elif self.command:
-            ours = {"exec": {"command": list(self.command)}}
-        counts = "failureThreshold" in self.override
-        period = self.override.get("periodSeconds") or (max(self.period_seconds, 10) if counts else self.period_seconds)
+            handler = {"exec": {"command": list(self.command)}}
+        custom = "failureThreshold" in self.override
+        period = self.override.get("periodSeconds") or (max(self.period_seconds, 10) if custom else self.period_seconds)
         numbers = {
             "periodSeconds": period,
             "timeoutSeconds": self.timeout_seconds,
             "failureThreshold": self.patience_seconds // period or self.failure_threshold,
         }
-        return {**({} if _HANDLERS & self.override.keys() else ours), **numbers, **self.override}
+        return {**({} if _HANDLERS & self.override.keys() else handler), **numbers, **self.override}
 
 
 @attrs.frozen
@@ -311,13 +311,13 @@ class ContainerPlan:
     def uses_weights(self) -> bool:
         """Whether the container is handed the Model's files: they have to be mounted."""
         return any(
-            isinstance(word, ModelFile) or _is(word, Placeholder.MODEL, Placeholder.FOLDER) for word in self._words()
+            isinstance(word, ModelFile) or _is_in(word, Placeholder.MODEL, Placeholder.FOLDER) for word in self._words()
         )
 
     @property
     def uses_cache(self) -> bool:
         """Whether the container wants a folder that it may write to."""
-        return any(_is(word, Placeholder.CACHE) for word in self._words())
+        return any(_is_in(word, Placeholder.CACHE) for word in self._words())
 
     def _words(self) -> Iterator[str]:
         yield from (*self.command, *self.args, *self.post_start, *(variable.value for variable in self.env))
@@ -365,7 +365,7 @@ def requests_in_flight(metrics: str, names: Iterable[str]) -> float | None:
     return total
 
 
-def _is(word: str, *placeholders: Placeholder) -> bool:
+def _is_in(word: str, *placeholders: Placeholder) -> bool:
     return isinstance(word, Placeholder) and word in placeholders
 
 

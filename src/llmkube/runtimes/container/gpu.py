@@ -37,13 +37,13 @@ def vendor_of(model: ModelSpec) -> str:
     Raises:
         PlanError: The two contradict each other.
     """
-    said = (model.hardware.gpu or _NO_GPU).vendor
-    implied = _VENDORS.get(model.hardware.accelerator, said)
-    if said not in _NAMES:
-        raise PlanError(f'"{said[:64]}" is not one of {", ".join(_NAMES)}', field=f"{_HARDWARE}.gpu.vendor")
-    if said not in ("nvidia", implied):  # nvidia is the schema's default, perhaps not the user's choice
+    vendor = (model.hardware.gpu or _NO_GPU).vendor
+    implied = _VENDORS.get(model.hardware.accelerator, vendor)
+    if vendor not in _NAMES:
+        raise PlanError(f'"{vendor[:64]}" is not one of {", ".join(_NAMES)}', field=f"{_HARDWARE}.gpu.vendor")
+    if vendor not in ("nvidia", implied):  # nvidia is the schema's default, perhaps not the user's choice
         raise PlanError(
-            f"{said} makes no GPU for accelerator {model.hardware.accelerator}: write {implied}, or leave it out",
+            f"{vendor} makes no GPU for accelerator {model.hardware.accelerator}: write {implied}, or leave it out",
             field=f"{_HARDWARE}.gpu.vendor",
         )
     return implied
@@ -155,23 +155,23 @@ def check_parallel(wanted: int, resources: Resources, field: str) -> None:
 
 def _amounts(spec: InferenceServiceSpec, model: ModelSpec) -> tuple[dict[str, str], dict[str, str], set[str]]:
     """CPU, memory and disk; the service's own word wins over the Model's, and host memory over memory."""
-    asked, default = spec.resources, model.resources
+    requested, default = spec.resources, model.resources
     honoured = {"Model.spec.resources.cpu", "Model.spec.resources.memory", "spec.resources.cpu"}
     requests: dict[str, str] = {}
     limits: dict[str, str] = {}
-    memory_field = "spec.resources.hostMemory" if asked.host_memory else "spec.resources.memory"
-    memory = asked.host_memory or asked.memory or default.memory
+    memory_field = "spec.resources.hostMemory" if requested.host_memory else "spec.resources.memory"
+    memory = requested.host_memory or requested.memory or default.memory
     honoured |= {memory_field, "spec.resources.ephemeralStorage", f"{_HARDWARE}.memoryBudget"}
-    if cpu := asked.cpu or default.cpu:
+    if cpu := requested.cpu or default.cpu:
         requests["cpu"] = cpu
     if memory:
         requests["memory"] = memory
-    if asked.ephemeral_storage:
-        requests["ephemeral-storage"] = limits["ephemeral-storage"] = asked.ephemeral_storage
-    if cap := model.hardware.memory_budget:
-        limits["memory"] = cap
-        if memory and _bytes(memory, memory_field) > _bytes(cap, f"{_HARDWARE}.memoryBudget"):
-            raise PlanError(f"{memory} is more than the Model's memoryBudget of {cap}", field=memory_field)
+    if requested.ephemeral_storage:
+        requests["ephemeral-storage"] = limits["ephemeral-storage"] = requested.ephemeral_storage
+    if limit := model.hardware.memory_budget:
+        limits["memory"] = limit
+        if memory and _bytes(memory, memory_field) > _bytes(limit, f"{_HARDWARE}.memoryBudget"):
+            raise PlanError(f"{memory} is more than the Model's memoryBudget of {limit}", field=memory_field)
     return requests, limits, honoured
 
 
@@ -204,11 +204,11 @@ def _claimed(
     return resources, frozenset(honoured | {f"{_HARDWARE}.gpu.tolerationKey"})
 
 
-def _taints(gpu: GPU, resource: str, whole: str) -> tuple[str, ...]:
+def _taints(gpu: GPU, resource: str, full_gpu_taint: str) -> tuple[str, ...]:
     """Return the taints of the nodes: called like the resource, and of a partition's node like a whole GPU as well."""
     if gpu.toleration_key:
         return (gpu.toleration_key,)
-    return (resource, whole) if resource.startswith(_PARTITION) else (resource,)
+    return (resource, full_gpu_taint) if resource.startswith(_PARTITION) else (resource,)
 
 
 def _one_gpu(count: int, field: str) -> int:

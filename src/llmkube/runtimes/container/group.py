@@ -24,13 +24,13 @@ WORKER_INDEX: Final = "leaderworkerset.sigs.k8s.io/worker-index"
 """The label of pods that says so."""
 
 
-def check_group(spec: InferenceServiceSpec, wish: MultiNode) -> None:
+def check_group(spec: InferenceServiceSpec, multi_node: MultiNode) -> None:
     """Refuse what a group of pods cannot have.
 
     Raises:
         PlanError: Its `field` is the path that stands in the way.
     """
-    members = wish.members
+    members = multi_node.members
     nodes = [member.node for member in members]
     if len(members) == 1:
         raise PlanError("one member is no group: leave it out and name the node in spec.nodeSelector",
@@ -56,53 +56,53 @@ def check_group(spec: InferenceServiceSpec, wish: MultiNode) -> None:
         )
 
 
-def variables(spec: InferenceServiceSpec, wish: MultiNode, member: Member) -> tuple[Variable, ...]:
+def variables(spec: InferenceServiceSpec, multi_node: MultiNode, member: Member) -> tuple[Variable, ...]:
     """Return how NCCL, Gloo and the engine find the fabric from a member; the service's own variables win."""
     own = {one.name for one in spec.env}
     rank = {"fieldRef": {"fieldPath": f"metadata.labels['{WORKER_INDEX}']"}}
-    found = (Variable(RANK, value_from=rank), *(Variable(*pair) for pair in _fabric(wish, member)))
+    found = (Variable(RANK, value_from=rank), *(Variable(*pair) for pair in _fabric(multi_node, member)))
     return tuple(one for one in found if one.name not in own)
 
 
-def uses_fabric(wish: MultiNode) -> bool:
+def uses_fabric(multi_node: MultiNode) -> bool:
     """Whether a member says how it is reached: addresses and interfaces are those of its node."""
-    return any(member.fabric is not None for member in wish.members)
+    return any(member.fabric is not None for member in multi_node.members)
 
 
-def _fabric(wish: MultiNode, member: Member) -> Iterator[tuple[str, str]]:
+def _fabric(multi_node: MultiNode, member: Member) -> Iterator[tuple[str, str]]:
     fabric = member.fabric
     if fabric is not None and fabric.socket_interface:
         yield "NCCL_SOCKET_IFNAME", literal(fabric.socket_interface)
         yield "GLOO_SOCKET_IFNAME", literal(fabric.socket_interface)
     if fabric is not None and fabric.ib_hca:
         yield "NCCL_IB_HCA", literal(fabric.ib_hca)
-    if wish.ib_gid_index is not None:
-        yield "NCCL_IB_GID_INDEX", str(wish.ib_gid_index)
+    if multi_node.ib_gid_index is not None:
+        yield "NCCL_IB_GID_INDEX", str(multi_node.ib_gid_index)
     if fabric is not None and fabric.address:
         yield "VLLM_HOST_IP", literal(fabric.address)
 
 
 def _check_member(number: int, member: Member, second: Member) -> None:
-    place = f"{PATH}.members[{number}]"
+    path = f"{PATH}.members[{number}]"
     if member.model_cache is not None and member.model_cache.claim_name:
         raise PlanError(
             "a claim of one member alone is not supported: name one that all nodes can mount in "
             "spec.modelCache.claimName, or let the engine fetch the repository (skipModelInit)",
-            field=f"{place}.modelCache.claimName",
+            field=f"{path}.modelCache.claimName",
         )
     if number < 2:
         return
     for name, ours, theirs in (
-        ("socketInterface", _of(member, "socket_interface"), _of(second, "socket_interface")),
-        ("ibHCA", _of(member, "ib_hca"), _of(second, "ib_hca")),
+        ("socketInterface", _fabric_field(member, "socket_interface"), _fabric_field(second, "socket_interface")),
+        ("ibHCA", _fabric_field(member, "ib_hca"), _fabric_field(second, "ib_hca")),
     ):
         if ours != theirs:
             raise PlanError(
                 f"is {ours or 'not given'} and that of members[1] is {theirs or 'not given'}: all members but the "
                 "first share one pod template, so give their devices the same name",
-                field=f"{place}.fabric.{name}",
+                field=f"{path}.fabric.{name}",
             )
 
 
-def _of(member: Member, name: str) -> str:
+def _fabric_field(member: Member, name: str) -> str:
     return (getattr(member.fabric, name) if member.fabric is not None else None) or ""

@@ -47,7 +47,7 @@ class Images:
             raise PlanError(f"there is no image of ours for {runtime}{on}: name one", field="spec.image")
         return self._mirrored(pinned)
 
-    def before(self, runtime: str, stack: str, pinned: str) -> str:
+    def superseded(self, runtime: str, stack: str, pinned: str) -> str:
         """Return the image that pods have had if the one for their stack was named later; empty where it is the same.
 
         What serves with it need not be replaced for that alone.

@@ -6,7 +6,7 @@ from typing import Final
 
 import attrs
 
-from llmkube.base.tables import read_text
+from llmkube.base.package_data import read_text
 from llmkube.k8s.crd.inferenceservice import InferenceServiceSpec
 from llmkube.k8s.crd.model import ModelSpec
 from llmkube.runtimes import llama_fields as fields
@@ -23,7 +23,7 @@ from llmkube.runtimes.container.container_plan import (
 )
 from llmkube.runtimes.container.gpu import split_mode, stack_of, tensor_split
 from llmkube.runtimes.container.images import CPU
-from llmkube.runtimes.llama_flags import check_pod_args, given_by, read_as_fields, said_in, take
+from llmkube.runtimes.llama_flags import check_pod_args, expand_spellings, known_flags, pop_flags, read_as_fields
 from llmkube.runtimes.llama_verdicts import spellings_of
 from llmkube.runtimes.plan import Placeholder, PlanError
 from llmkube.weights.source import DEFAULT_REVISION, HubFile, HubRepository, WebFile
@@ -73,13 +73,13 @@ _POOLING_IN_HEADER: Final = ("bert", "embedding", "encoder")
 
 def plan_server(builder: ContainerBuilder) -> ContainerPlan:
     """Return the container that serves one model."""
-    layers_said = _read_extra_args(builder, _DECIDED)
+    explicit_layers = _read_extra_args(builder, _DECIDED)
     _add_model(builder)
-    builder.line.argv += ["--alias", ",".join((builder.name, *fields.further_ids(builder.name, builder.spec)))]
+    builder.line.argv += ["--alias", ",".join((builder.name, *fields.additional_ids(builder.name, builder.spec)))]
     builder.honour("spec.aliases")
-    _, rest = take(builder.spec.extra_args, fields.WRITTEN_FLAGS)
+    _, rest = pop_flags(builder.spec.extra_args, fields.WRITTEN_FLAGS)
     builder.service = attrs.evolve(builder.service, spec=attrs.evolve(builder.spec, mode=builder.mode, extra_args=rest))
-    return _finish(builder, model_id=builder.name, layers_said=layers_said)
+    return _finish(builder, model_id=builder.name, explicit_layers=explicit_layers)
 
 
 def plan_router(builder: ContainerBuilder) -> ContainerPlan:
@@ -88,20 +88,20 @@ def plan_router(builder: ContainerBuilder) -> ContainerPlan:
     The folder is the user's; the Model that the service refers to gives hardware and resources, and no weights.
     """
     folder = f"LLMKube, which takes {MODELS_FOLDER}: mount the models there"
-    layers_said = _read_extra_args(builder, {**_DECIDED, "--models-dir": folder})
+    explicit_layers = _read_extra_args(builder, {**_DECIDED, "--models-dir": folder})
     builder.line.argv += ["--models-dir", MODELS_FOLDER]
     builder.honour(SOURCE)  # a Model has to have one
-    return _finish(builder, model_id="", layers_said=layers_said)
+    return _finish(builder, model_id="", explicit_layers=explicit_layers)
 
 
 def _read_extra_args(builder: ContainerBuilder, decided: Mapping[str, str]) -> bool:
     """Judge and read the service's own arguments; return whether they say how many layers go to a GPU."""
-    layers_said = bool(flags_in(builder.spec.extra_args) & _LAYERS)
+    explicit_layers = bool(flags_in(builder.spec.extra_args) & _LAYERS)
     builder.service, builder.model = read_as_fields(builder.service, builder.model)
     builder.refuse({})
     check_pod_args(builder.spec.extra_args, decided)
-    builder.line.given, builder.line.said = given_by(said_in(builder.spec.extra_args))
-    return layers_said
+    builder.line.given, builder.line.explicit = expand_spellings(known_flags(builder.spec.extra_args))
+    return explicit_layers
 
 
 def _add_model(builder: ContainerBuilder) -> None:
@@ -138,21 +138,21 @@ def _own_download(source: HubFile | HubRepository | WebFile) -> list[str]:
     return ["--hf-repo", literal(source.name + quantization)]
 
 
-def _finish(builder: ContainerBuilder, model_id: str, *, layers_said: bool) -> ContainerPlan:
+def _finish(builder: ContainerBuilder, model_id: str, *, explicit_layers: bool) -> ContainerPlan:
     spec, line = builder.spec, builder.line
     fields.check_fields(spec)
     port = builder.port(PORT)
     builder.add_listener("--host", "--port", port)
     context = fields.context_of(spec, _trained_context(builder))
     fields.add_size(line, spec, context)
-    _add_placement(builder, layers_said=layers_said)
+    _add_placement(builder, explicit_layers=explicit_layers)
     if spec.flash_attention is not None:  # else the engine decides: it knows its GPU
         fields.add_flash_attention(line, "on" if spec.flash_attention else "off")
     fields.add_memory(line, spec)
     fields.add_rope(line, spec)
-    fields.add_answers(line, spec)
+    fields.add_chat_options(line, spec)
     draft_model = _add_speculation(builder)
-    fields.add_mode(line, spec, context, pools=_pools(builder))
+    fields.add_mode(line, spec, context, pools=_has_pooling(builder))
     line.default("--metrics")
     # with one slot there is never more than one request in the works: three quarters of all slots is busy
     metric = ScalingMetric(_BUSY[0], target=f"{750 * spec.parallel_slots}m")
@@ -164,7 +164,7 @@ def _finish(builder: ContainerBuilder, model_id: str, *, layers_said: bool) -> C
         hpa_metric=metric,
         busy_metrics=_BUSY,
         draft_model=draft_model,
-        not_honoured=fields.vain_context(spec, _trained_context(builder)),
+        not_honoured=fields.unused_context(spec, _trained_context(builder)),
         model_id=model_id,
         any_user=_runs_as_any_user(builder),
     )
@@ -180,27 +180,27 @@ def _runs_as_any_user(builder: ContainerBuilder) -> bool:
     return ours and (not builder.resources.on_gpu or stack_of(builder.model.spec) == "cuda")
 
 
-def _add_placement(builder: ContainerBuilder, *, layers_said: bool) -> None:
+def _add_placement(builder: ContainerBuilder, *, explicit_layers: bool) -> None:
     gpu, count, line = builder.model.spec.hardware.gpu, builder.resources.gpu_count, builder.line
     if not builder.resources.on_gpu:
         # a cluster may hand GPUs out by other means, such as runtimeClassName: then only the service knows of them
-        line.argv += ["--n-gpu-layers", str(fields.layers_of(gpu) if layers_said else 0)]
+        line.argv += ["--n-gpu-layers", str(fields.layers_of(gpu) if explicit_layers else 0)]
         return
     line.argv += ["--n-gpu-layers", str(fields.layers_of(gpu))]
     builder.honour(f"{_GPU}.layers")
     if count > 1:
         sharding = gpu.sharding if gpu else None
-        mode = line.said.get("--split-mode") or split_mode(sharding)
-        _add_split(line, f"{_GPU}.sharding.strategy", "--split-mode", mode, said=sharding is not None)
+        mode = line.explicit.get("--split-mode") or split_mode(sharding)
+        _add_split(line, f"{_GPU}.sharding.strategy", "--split-mode", mode, explicit=sharding is not None)
         if mode != "none":
             wanted = tensor_split(sharding, count)
-            said = bool(sharding and sharding.layer_split)
-            _add_split(line, f"{_GPU}.sharding.layerSplit", "--tensor-split", wanted, said=said)
+            explicit = bool(sharding and sharding.layer_split)
+            _add_split(line, f"{_GPU}.sharding.layerSplit", "--tensor-split", wanted, explicit=explicit)
 
 
-def _add_split(line: CommandLine, path: str, flag: str, value: str, *, said: bool) -> None:
+def _add_split(line: CommandLine, path: str, flag: str, value: str, *, explicit: bool) -> None:
     """Write how a model is shared by several GPUs: what the Model says, else what the service's own arguments say."""
-    if said:
+    if explicit:
         line.add(path, flag, value)
     else:
         line.default(flag, value=value)
@@ -209,15 +209,15 @@ def _add_split(line: CommandLine, path: str, flag: str, value: str, *, said: boo
 
 def _add_speculation(builder: ContainerBuilder) -> str:
     """Write it, and return the name of the Model that guesses ahead, if it is another one."""
-    wish = builder.spec.speculative_decoding
-    if wish is None:
+    speculation = builder.spec.speculative_decoding
+    if speculation is None:
         return ""
-    word: str = Placeholder.DRAFT if wish.draft_model_ref else ""
-    if wish.draft_model:
-        _check_among_files(builder, wish.draft_model)
-        word = ModelFile(wish.draft_model)
-    fields.add_speculation(builder.line, wish, word)
-    return wish.draft_model_ref or ""
+    word: str = Placeholder.DRAFT if speculation.draft_model_ref else ""
+    if speculation.draft_model:
+        _check_among_files(builder, speculation.draft_model)
+        word = ModelFile(speculation.draft_model)
+    fields.add_speculation(builder.line, speculation, word)
+    return speculation.draft_model_ref or ""
 
 
 def _check_among_files(builder: ContainerBuilder, name: str) -> None:
@@ -235,7 +235,7 @@ def _trained_context(builder: ContainerBuilder) -> int | None:
     return gguf.context_length if gguf else None
 
 
-def _pools(builder: ContainerBuilder) -> bool:
+def _has_pooling(builder: ContainerBuilder) -> bool:
     """Whether the model's header says how to pool: its status does not tell, but encoders always do."""
     gguf = builder.model.status.gguf
     return gguf is not None and any(word in gguf.architecture for word in _POOLING_IN_HEADER)

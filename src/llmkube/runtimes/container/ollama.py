@@ -43,14 +43,14 @@ def plan(builder: ContainerBuilder) -> ContainerPlan:
     builder.honour("spec.parallelSlots")
     _add_settings(builder)
     post_start = _load(builder, names)
-    ask = Probes.http("/")
+    probes = Probes.http("/")
     loaded = Probe(command=("ollama", "show", names[-1]), patience_seconds=LOAD_SECONDS)
     return builder.finish(
         container_name="ollama",
         port=port,
         command=("ollama", "serve"),
         extra_args=False,  # `ollama serve` takes none
-        probes=Probes(loaded, ask.liveness, ask.readiness),
+        probes=Probes(loaded, probes.liveness, probes.readiness),
         post_start=post_start,
         metrics_port_name="",
         model_id=builder.name,
@@ -58,11 +58,11 @@ def plan(builder: ContainerBuilder) -> ContainerPlan:
 
 
 def _listener(builder: ContainerBuilder, port: int) -> str:
-    inside = builder.behind_keys(port)
-    if inside is not None:
+    loopback_port = builder.behind_keys(port)
+    if loopback_port is not None:
         if any(each.name == _HOST for each in builder.spec.env):
             raise PlanError(f"{_HOST} is decided by {KEYS_FIELD}: leave one of the two out", field="spec.env")
-        return f"{LOOPBACK}:{inside}"
+        return f"{LOOPBACK}:{loopback_port}"
     # without an address it listens on all, whichever families there are, and its own client finds it there
     address = builder.spec.bind_address or ""
     builder.honour("spec.bindAddress")

@@ -70,7 +70,7 @@ def load(name: str) -> Runtime | None:
 
 def find_installed() -> InstalledPlugins:
     """Load all that is installed, and say what cannot be used."""
-    runtimes, problems, taken = [], [], dict[str, str]()
+    runtimes, problems, config_keys = [], [], dict[str, str]()
     for name in sorted(installed()):
         try:
             runtime = load(name)
@@ -80,11 +80,11 @@ def find_installed() -> InstalledPlugins:
         if runtime is None:
             continue
         key = runtime.config_key
-        if key in taken:
-            problems.append(f"runtime {name} cannot be used: {taken[key]} has its options in spec.{key} as well")
+        if key in config_keys:
+            problems.append(f"runtime {name} cannot be used: {config_keys[key]} has its options in spec.{key} as well")
             continue
         if key:
-            taken[key] = name
+            config_keys[key] = name
         runtimes.append(runtime)
     return InstalledPlugins(tuple(runtimes), tuple(problems))
 
@@ -113,8 +113,8 @@ def _problem(name: str, runtime: Any) -> str:
         return f"its entry point names a {type(runtime).__name__}, not a llmkube.runtimes.container.builder.Runtime"
     if runtime.name != name:
         return f"it calls itself {runtime.name!r}"
-    if strange := [each for each in runtime.reads if each not in FORMATS]:
-        return f"it reads {strange[0]!r}, which is not one of {', '.join(FORMATS)}"
+    if unknown := [each for each in runtime.reads if each not in FORMATS]:
+        return f"it reads {unknown[0]!r}, which is not one of {', '.join(FORMATS)}"
     if (runtime.config is None) != (not runtime.config_key):
         return "config and config_key go together"
     if runtime.config is None:

@@ -113,14 +113,14 @@ def _add_adapters(builder: ContainerBuilder, config: SGLangConfig) -> None:
         builder.honour(f"{_PATH}.loraModules")
 
 
-def _add_speculation(builder: ContainerBuilder, wish: SGLangSpeculative) -> None:
+def _add_speculation(builder: ContainerBuilder, speculative: SGLangSpeculative) -> None:
     path = f"{_PATH}.speculative"
     builder.honour(f"{path}.enabled")
-    if wish.enabled and wish.algorithm:
-        builder.refuse_value(f"{path}.algorithm", wish.algorithm, _NO_ALGORITHM)
-        builder.line.add(f"{path}.algorithm", "--speculative-algorithm", wish.algorithm)
-        builder.line.add(f"{path}.numDraftTokens", "--speculative-num-draft-tokens", wish.num_draft_tokens)
-        builder.line.add_block(wish, path, _SPECULATION)
+    if speculative.enabled and speculative.algorithm:
+        builder.refuse_value(f"{path}.algorithm", speculative.algorithm, _NO_ALGORITHM)
+        builder.line.add(f"{path}.algorithm", "--speculative-algorithm", speculative.algorithm)
+        builder.line.add(f"{path}.numDraftTokens", "--speculative-num-draft-tokens", speculative.num_draft_tokens)
+        builder.line.add_block(speculative, path, _SPECULATION)
 
 
 _IMAGE: Final = "lmsysorg/sglang:v0.5.15.post1-cu129"

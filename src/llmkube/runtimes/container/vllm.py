@@ -50,13 +50,13 @@ _NO_ATTENTION: Final = dict.fromkeys(
 def plan(builder: ContainerBuilder) -> ContainerPlan:
     """Return the container that serves one model with vLLM."""
     builder.refuse(_OWNED)
-    said, builder.service = _names_said(builder.service)
+    served_names, builder.service = _split_served_names(builder.service)
     config = builder.spec.vllm_config or VLLMConfig()
     line = builder.line
     group = _group(builder.spec)
     repository = builder.add_model(*(() if group else ("--model",)))
     # without --served-model-name vLLM goes by the repository's name, which clients of such a one have learned
-    names = tuple(dict.fromkeys((*builder.names(), *said, *((repository.name,) if repository else ()))))
+    names = tuple(dict.fromkeys((*builder.names(), *served_names, *((repository.name,) if repository else ()))))
     port = builder.port(PORT)
     builder.add_listener("--host", "--port", port)
     line.argv += [_NAMES, *(literal(name) for name in names)]  # it answers 404 to any other name
@@ -96,44 +96,44 @@ def plan(builder: ContainerBuilder) -> ContainerPlan:
 
 def _group(spec: InferenceServiceSpec) -> Group | None:
     """Return what the processes on several nodes are told: who is the first, which one each is, how many there are."""
-    wish = spec.multi_node
-    if wish is None:
+    block = spec.multi_node
+    if block is None:
         return None
-    check_group(spec, wish)
-    first, second, *_ = wish.members
+    check_group(spec, block)
+    first, second, *_ = block.members
     address = literal(first.fabric.address) if first.fabric and first.fabric.address else LEADER_ADDRESS
-    port = ("--master-port", str(wish.rendezvous_port)) if wish.rendezvous_port else ()
-    meet = ("--nnodes", str(len(wish.members)), "--master-addr", address, *port, "--node-rank", f"$({RANK})")
+    port = ("--master-port", str(block.rendezvous_port)) if block.rendezvous_port else ()
+    meet = ("--nnodes", str(len(block.members)), "--master-addr", address, *port, "--node-rank", f"$({RANK})")
     return Group(
-        len(wish.members), meet, (*meet, "--headless"), variables(spec, wish, first), variables(spec, wish, second)
+        len(block.members), meet, (*meet, "--headless"), variables(spec, block, first), variables(spec, block, second)
     )
 
 
-def _names_said(service: InferenceService) -> tuple[tuple[str, ...], InferenceService]:
+def _split_served_names(service: InferenceService) -> tuple[tuple[str, ...], InferenceService]:
     """Return the names that extraArgs give the model, and the service without these words."""
-    said: list[str] = []
+    served_names: list[str] = []
     rest: list[str] = []
-    taking = False
+    in_names = False
     for word in service.spec.extra_args:
         flag = flag_of(word)
         if flag == _NAMES:
-            taking = "=" not in word
-            said += [] if taking else [word.partition("=")[2]]
-        elif taking and not flag:
-            said.append(word)
+            in_names = "=" not in word
+            served_names += [] if in_names else [word.partition("=")[2]]
+        elif in_names and not flag:
+            served_names.append(word)
         else:
-            taking = False
+            in_names = False
             rest.append(word)
-    if not said:
+    if not served_names:
         return (), service
-    return tuple(said), attrs.evolve(service, spec=attrs.evolve(service.spec, extra_args=tuple(rest)))
+    return tuple(served_names), attrs.evolve(service, spec=attrs.evolve(service.spec, extra_args=tuple(rest)))
 
 
 def _add_parallelism(builder: ContainerBuilder, config: VLLMConfig) -> None:
     """Share each layer among all GPUs, unless the Model wants one after the other, or the service says how many."""
-    wish, gpu = builder.spec.multi_node, builder.model.spec.hardware.gpu
-    if wish is not None:
-        _share_among_nodes(builder, config, len(wish.members))
+    block, gpu = builder.spec.multi_node, builder.model.spec.hardware.gpu
+    if block is not None:
+        _share_among_nodes(builder, config, len(block.members))
         return
     count = builder.resources.gpu_count
     strategy = gpu.sharding.strategy if gpu and gpu.sharding else "layer"
@@ -152,8 +152,8 @@ def _add_parallelism(builder: ContainerBuilder, config: VLLMConfig) -> None:
         builder.line.add(stages_path, "--pipeline-parallel-size", stages)
     if count > 1:
         builder.honour(_STRATEGY)
-        if stages is None and strategy == "pipeline" and (left := count // (size or 1)) > 1:
-            builder.line.default("--pipeline-parallel-size", "-pp", value=left)
+        if stages is None and strategy == "pipeline" and (remaining_stages := count // (size or 1)) > 1:
+            builder.line.default("--pipeline-parallel-size", "-pp", value=remaining_stages)
 
 
 def _share_among_nodes(builder: ContainerBuilder, config: VLLMConfig, nodes: int) -> None:
@@ -181,11 +181,11 @@ def _share_among_nodes(builder: ContainerBuilder, config: VLLMConfig, nodes: int
     builder.honour(_STRATEGY)
 
 
-def _add_speculation(builder: ContainerBuilder, wish: VLLMSpeculative) -> None:
+def _add_speculation(builder: ContainerBuilder, block: VLLMSpeculative) -> None:
     builder.honour(f"{_PATH}.speculative.enabled")
-    if not wish.enabled or not wish.model:
+    if not block.enabled or not block.model:
         return
-    settings = {"model": wish.model, "num_speculative_tokens": wish.num_speculative_tokens}
+    settings = {"model": block.model, "num_speculative_tokens": block.num_speculative_tokens}
     builder.line.add(f"{_PATH}.speculative.model", "--speculative-config", json.dumps(settings))
     builder.honour(f"{_PATH}.speculative.numSpeculativeTokens")
 

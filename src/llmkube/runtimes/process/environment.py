@@ -9,20 +9,20 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from llmkube.base.tables import read_table
+from llmkube.base.package_data import read_table
 from llmkube.k8s.crd.placement import EnvVar
 from llmkube.runtimes.allowances import NO_ALLOWANCES, VARIABLE_SETTING, Allowances
-from llmkube.runtimes.llama_flags import CONTROL_CHARACTER, MOST_SHOWN
+from llmkube.runtimes.llama_flags import CONTROL_CHARACTER, MAX_SHOWN
 from llmkube.runtimes.plan import PlanError
 
-MOST_VARIABLES: Final = 64
-MOST_VALUE: Final = 256
-MOST_ALLOWED_VALUE: Final = 4096
+MAX_VARIABLES: Final = 64
+MAX_VALUE_CHARS: Final = 256
+MAX_ALLOWED_VALUE_CHARS: Final = 4096
 """Characters; the second is for what a host's owner has allowed, such as a path."""
 
 ENV: Final = "spec.env"
 
-OURS: Final[Mapping[str, str]] = {"OMP_TOOL": "disabled"}
+FIXED_VARIABLES: Final[Mapping[str, str]] = {"OMP_TOOL": "disabled"}
 """Set for every engine of a host: libomp then looks for no tool to load (OpenMP 5.2, 21.4)."""
 
 ALLOWED: Final[Mapping[str, str]] = read_table(__package__, "allowed_variables")
@@ -32,13 +32,13 @@ ALLOWED: Final[Mapping[str, str]] = read_table(__package__, "allowed_variables")
 _VALUE: Final = re.compile(r"[\w .,:;=@+{}()|*-]*", re.ASCII)
 _ZONE: Final = re.compile(r"[A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z][A-Za-z0-9_+-]*){0,2}", re.ASCII)
 _LOCALE: Final = re.compile(r"[A-Za-z][\w.@-]*", re.ASCII)
-_FORMS: Final = {"TZ": _ZONE, **dict.fromkeys(("LANG", "LC_ALL", "LC_CTYPE", "LC_MESSAGES"), _LOCALE)}
+_VALUE_PATTERNS: Final = {"TZ": _ZONE, **dict.fromkeys(("LANG", "LC_ALL", "LC_CTYPE", "LC_MESSAGES"), _LOCALE)}
 
 # llama-server reads most of its flags from these as well, also those that no service may set
-_FLAGS_IN_DISGUISE: Final = re.compile(r"LLAMA_(ARG|LOG|CHAT)_\w+|LLAMA_API_KEY|LLAMA_CACHE|LLAMA_OFFLINE", re.ASCII)
-_WHY: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
-    (re.compile(pattern, re.ASCII), why)
-    for pattern, why in (
+_FLAG_VARIABLES: Final = re.compile(r"LLAMA_(ARG|LOG|CHAT)_\w+|LLAMA_API_KEY|LLAMA_CACHE|LLAMA_OFFLINE", re.ASCII)
+_REFUSALS: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
+    (re.compile(pattern, re.ASCII), reason)
+    for pattern, reason in (
         (r"OMP_TOOL_LIBRARIES|(LD|DYLD)_\w+|GGML_BACKEND_PATH|PYTHON\w+|MTL_\w*LIBRAR\w+", "has code loaded"),
         (r"OMP_TOOL_VERBOSE_INIT|MTL_\w+|GGML_METAL_CAPTURE_COMPUTE|\w+_FILE", "names a file, an address or a capture"),
         (r"OMP_TOOL", "is set by LLMKube, so that no tool is loaded"),
@@ -64,8 +64,8 @@ def plan_environment(env: Sequence[EnvVar], allowances: Allowances = NO_ALLOWANC
         PlanError: A variable is not on the list, takes its value from elsewhere in the cluster, or has a value that
             no variable of its kind has; the message names it and says what to do.
     """
-    if len(env) > MOST_VARIABLES:
-        raise PlanError(f"{len(env)} variables are more than {MOST_VARIABLES}", field=ENV)
+    if len(env) > MAX_VARIABLES:
+        raise PlanError(f"{len(env)} variables are more than {MAX_VARIABLES}", field=ENV)
     planned: dict[str, str] = {}
     for variable in env:
         _check_name(variable.name, allowances)
@@ -85,12 +85,12 @@ def _check_name(name: str, allowances: Allowances) -> None:
     if name in ALLOWED or name in allowances.variables:
         return
     shown = name if name.isprintable() else repr(name)
-    shown = shown[:MOST_SHOWN]
-    if _FLAGS_IN_DISGUISE.fullmatch(name):
+    shown = shown[:MAX_SHOWN]
+    if _FLAG_VARIABLES.fullmatch(name):
         raise PlanError(f"{shown} sets a flag of the engine: use its field, or extraArgs", field=ENV)
-    why = next((why for pattern, why in _WHY if pattern.fullmatch(name)), _UNKNOWN)
+    reason = next((reason for pattern, reason in _REFUSALS if pattern.fullmatch(name)), _UNKNOWN)
     raise PlanError(
-        f"{shown} {why}: no service may set it on a host unless the host's owner allows it by "
+        f"{shown} {reason}: no service may set it on a host unless the host's owner allows it by "
         f"{VARIABLE_SETTING} {shown}",
         field=ENV,
     )
@@ -99,8 +99,8 @@ def _check_name(name: str, allowances: Allowances) -> None:
 def _check_value(name: str, value: str, *, trusted: bool) -> None:
     if CONTROL_CHARACTER.search(value):
         raise PlanError(f"the value of {name} has a control character in it, such as a line break", field=ENV)
-    most = MOST_ALLOWED_VALUE if trusted else MOST_VALUE
-    if len(value) > most:
-        raise PlanError(f"the value of {name} is longer than {most} characters", field=ENV)
-    if value and not trusted and not _FORMS.get(name, _VALUE).fullmatch(value):
+    limit = MAX_ALLOWED_VALUE_CHARS if trusted else MAX_VALUE_CHARS
+    if len(value) > limit:
+        raise PlanError(f"the value of {name} is longer than {limit} characters", field=ENV)
+    if value and not trusted and not _VALUE_PATTERNS.get(name, _VALUE).fullmatch(value):
         raise PlanError(f"the value of {name} is none that it can have; a path never is", field=ENV)

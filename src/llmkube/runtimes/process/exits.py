@@ -15,7 +15,7 @@ from typing import Final
 
 import attrs
 
-from llmkube.base.tables import read_table
+from llmkube.base.package_data import read_table
 
 
 class ExitCause(StrEnum):
@@ -57,10 +57,10 @@ class Diagnosis:
 
 @attrs.frozen
 class Rule:
-    """Words of a line, and what they mean; `{said}` of the summary is that line."""
+    """Words of a line, and what they mean; `{detail}` of the summary is that line."""
 
     cause: ExitCause
-    words: re.Pattern[str]
+    pattern: re.Pattern[str]
     summary: str
     next_step: str = ""
 
@@ -75,8 +75,8 @@ def rules_of(name: str) -> tuple[Rule, ...]:
         if "general" in row:
             rules += rules_of("general")
         else:
-            words = re.compile("|".join(row["words"]), re.IGNORECASE)
-            rules.append(Rule(ExitCause[row["cause"]], words, row["summary"], row.get("next_step", "")))
+            pattern = re.compile("|".join(row["words"]), re.IGNORECASE)
+            rules.append(Rule(ExitCause[row["cause"]], pattern, row["summary"], row.get("next_step", "")))
     return tuple(rules)
 
 
@@ -92,11 +92,11 @@ def phase_reader(*phases: tuple[str, str]) -> Callable[[Sequence[str]], str]:
     Args:
         phases: A pattern of lines, and what one that fits it means; the first that fits wins.
     """
-    known = [(re.compile(words), phase) for words, phase in phases]
+    known = [(re.compile(pattern), phase) for pattern, phase in phases]
 
     def read(lines: Sequence[str]) -> str:
-        said = (phase for line in reversed(lines) for words, phase in known if words.search(line))
-        return next(said, "")
+        detail = (phase for line in reversed(lines) for pattern, phase in known if pattern.search(line))
+        return next(detail, "")
 
     return read
 
@@ -119,7 +119,7 @@ _CRASHES: Final = frozenset(
 _STAMP: Final = re.compile(r"^\s*\d+(\.\d+)+\s+[A-Z]\s+")
 """llama.cpp's clock and level before each line."""
 
-_MAX_SAID: Final = 240
+_MAX_DETAIL: Final = 240
 
 
 def classify(
@@ -142,8 +142,8 @@ def classify(
         rules: What the lines of engines of its runtime mean; the first that matches wins.
     """
     if for_signature:
-        said = "macOS has killed it, as the code signature of its program or of a library is not valid"
-        return Diagnosis(ExitCause.BAD_SIGNATURE, said, SIGN_AGAIN)
+        detail = "macOS has killed it, as the code signature of its program or of a library is not valid"
+        return Diagnosis(ExitCause.BAD_SIGNATURE, detail, SIGN_AGAIN)
     killed = _killed(memory_kills, memory_short)
     if code == -signal.SIGKILL:
         return killed or Diagnosis(
@@ -151,15 +151,15 @@ def classify(
         )
     for each in rules:
         for line in lines:
-            if each.words.search(line):
-                return Diagnosis(each.cause, each.summary.format(said=_shown(line)), each.next_step)
+            if each.pattern.search(line):
+                return Diagnosis(each.cause, each.summary.format(detail=_shown(line)), each.next_step)
     if code is None and killed is not None:  # an adopted one, which has said nothing of an end
         return killed
     if code is not None and -code in _CRASHES:
         step = "this build may not suit this processor" if -code == signal.SIGILL else ""
-        return Diagnosis(ExitCause.CRASH, f"it crashed with {_name(-code)}", step)
+        return Diagnosis(ExitCause.CRASH, f"it crashed with {_signal_name(-code)}", step)
     if code is not None and code < 0:
-        return Diagnosis(ExitCause.SIGNAL, f"LLMKube did not send {_name(-code)}")
+        return Diagnosis(ExitCause.SIGNAL, f"LLMKube did not send {_signal_name(-code)}")
     if code == 0:
         return Diagnosis(ExitCause.UNKNOWN, "it ended with exit code 0, as after a request to stop")
     return Diagnosis(ExitCause.UNKNOWN, "")
@@ -172,28 +172,28 @@ def metal_error(lines: Sequence[str]) -> Diagnosis | None:
         return None
     memory = next((line for line in lines if _METAL_MEMORY.search(line)), None)
     if memory is not None:
-        said = f"there was not enough memory for the GPU: {_shown(memory)}"
-        return Diagnosis(ExitCause.OUT_OF_MEMORY, said, _LESS_MEMORY)
+        detail = f"there was not enough memory for the GPU: {_shown(memory)}"
+        return Diagnosis(ExitCause.OUT_OF_MEMORY, detail, _LESS_MEMORY)
     return Diagnosis(ExitCause.METAL_ERROR, f"a command of the GPU has failed: {_shown(failed)}")
 
 
 def _killed(memory_kills: int, memory_short: bool) -> Diagnosis | None:
     """Return the evidence for a kill for lack of memory; None if nothing does."""
     if memory_kills:
-        said = "the kernel killed a process of this host for lack of memory, probably this one"
+        detail = "the kernel killed a process of this host for lack of memory, probably this one"
     elif memory_short:
-        said = "this host was short of memory, so the kernel probably killed it"
+        detail = "this host was short of memory, so the kernel probably killed it"
     else:
         return None
-    return Diagnosis(ExitCause.MEMORY_KILL, said, _LESS_MEMORY)
+    return Diagnosis(ExitCause.MEMORY_KILL, detail, _LESS_MEMORY)
 
 
 def _shown(line: str) -> str:
     text = _STAMP.sub("", line).strip()
-    return text if len(text) <= _MAX_SAID else f"{text[:_MAX_SAID]}…"
+    return text if len(text) <= _MAX_DETAIL else f"{text[:_MAX_DETAIL]}…"
 
 
-def _name(number: int) -> str:
+def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -31,22 +31,22 @@ class Program:
         command: Its name, as it is looked for on PATH.
         setting: The agent's flag that names another one; "" where none does.
         remedy: What brings it to a host that does not have it.
-        describe: Returns what it is, from its path and its answers to `questions`; raises `ProgramError`.
-        questions: The command lines that it is asked for itself with; `{program}` is what runs.
-        runs_by: Returns what runs of a script, such as its Python, from its first lines; raises `ProgramError`. None
-            where the program itself runs.
+        describe: Returns what it is, from its path and its answers to `queries`; raises `ProgramError`.
+        queries: The command lines that it is asked for itself with; `{program}` is what runs.
+        find_interpreter: Returns the interpreter of a script, such as its Python, from its first lines; raises
+            `ProgramError`. None where the program itself runs.
     """
 
     command: str
     setting: str
     remedy: str
     describe: Callable[[str, Sequence[str]], EngineInfo]
-    questions: tuple[tuple[str, ...], ...] = (("{program}", "--help"), ("{program}", "--version"))
-    runs_by: Callable[[str], str] | None = None
+    queries: tuple[tuple[str, ...], ...] = (("{program}", "--help"), ("{program}", "--version"))
+    find_interpreter: Callable[[str], str] | None = None
 
 
 @attrs.frozen
-class Questions:
+class EngineQueries:
     """What the engines of a runtime are asked while they serve, and how their answers read.
 
     Attributes:
@@ -74,7 +74,7 @@ def _nothing(_lines: Sequence[str]) -> None:
 
 
 @attrs.frozen
-class LogWords:
+class LogReader:
     """What lines mean that the engines of a runtime write.
 
     Attributes:
@@ -92,7 +92,7 @@ class LogWords:
     gpu_failure: Callable[[Sequence[str]], Diagnosis | None] = _nothing
 
 
-LLAMA_QUESTIONS: Final = Questions(
+LLAMA_QUERIES: Final = EngineQueries(
     metrics_path="/metrics",
     metric=re.compile(rb"^llamacpp:(\w+)(?:\{[^}]*\})?\s+([0-9.eE+]+)", re.MULTILINE),
     work=frozenset({"requests_processing", "requests_deferred"}),
@@ -100,7 +100,7 @@ LLAMA_QUESTIONS: Final = Questions(
     slots_path="/slots",
     names_path="/v1/models",
 )
-FRONT_QUESTIONS: Final = attrs.evolve(LLAMA_QUESTIONS, build_path="/props")
+FRONT_QUERIES: Final = attrs.evolve(LLAMA_QUERIES, build_path="/props")
 """Of the process before a shared daemon, which looks like llama-server."""
 
 
@@ -110,34 +110,34 @@ class HostRuntime:
 
     Attributes:
         name: Its name in `spec.runtime`, in plans and in the status.
-        further_names: Other values of `spec.runtime` that mean it.
+        other_names: Other values of `spec.runtime` that mean it.
         program: What runs.
         check: Refuses what the objects alone show to be impossible, before anything is downloaded, by a `PlanError`
             with the field that stands in the way.
         plan: Returns the plan of one engine, or raises `PlanError`.
-        questions: What its engines are asked.
+        queries: What its engines are asked.
         log: What their lines mean.
         memory_elsewhere: Another process than the engine may hold the model: a daemon that its owner runs.
         library: The scheme of sources that its own program pulls and keeps; "" of one that is given files alone.
-        keys_asked_by: Who asks clients for keys.
+        keys_checked_by: Who asks clients for keys.
     """
 
     name: str
-    further_names: tuple[str, ...] = ()
+    other_names: tuple[str, ...] = ()
     program: Program
     check: Callable[[InferenceService, Model, Allowances], None]
     plan: Callable[[PlanInputs], LaunchPlan]
-    questions: Questions = Questions()
-    log: LogWords = LogWords()
+    queries: EngineQueries = EngineQueries()
+    log: LogReader = LogReader()
     memory_elsewhere: bool = False
     library: str = ""
-    keys_asked_by: Literal["itself", "what LLMKube puts before it", "the agent's proxy"] = "itself"
+    keys_checked_by: Literal["itself", "what LLMKube puts before it", "the agent's proxy"] = "itself"
 
     @property
     def takes_keys(self) -> bool:
         """Whether its engines ask for keys; before the others the agent puts a proxy that does."""
-        return self.keys_asked_by != "the agent's proxy"
+        return self.keys_checked_by != "the agent's proxy"
 
 
-NO_WORDS: Final = LogWords()
-NO_QUESTIONS: Final = Questions()
+NO_LOG_READER: Final = LogReader()
+NO_QUERIES: Final = EngineQueries()

@@ -16,7 +16,7 @@ from llmkube.k8s.crd.pairing import (
 )
 from llmkube.runtimes.plan import PlanError
 from llmkube.runtimes.process import llamacpp, mlx_lm, ollama, omlx, vllm_metal
-from llmkube.runtimes.process.host_runtime import NO_QUESTIONS, NO_WORDS, HostRuntime, LogWords, Questions
+from llmkube.runtimes.process.host_runtime import NO_LOG_READER, NO_QUERIES, EngineQueries, HostRuntime, LogReader
 from llmkube.weights.ollama_model import REMEDY
 
 HOST_RUNTIMES: Final[Mapping[str, HostRuntime]] = {
@@ -24,7 +24,7 @@ HOST_RUNTIMES: Final[Mapping[str, HostRuntime]] = {
     for runtime in (llamacpp.SERVER, mlx_lm.RUNTIME, omlx.RUNTIME, vllm_metal.RUNTIME, ollama.RUNTIME)
 }
 
-_NAMED: Final = {name: runtime for runtime in HOST_RUNTIMES.values() for name in (runtime.name, *runtime.further_names)}
+_NAMED: Final = {name: runtime for runtime in HOST_RUNTIMES.values() for name in (runtime.name, *runtime.other_names)}
 
 
 def host_runtime_of(isvc: InferenceService, model: Model, mlx_runtime: str = MLX_RUNTIME) -> HostRuntime:
@@ -45,7 +45,7 @@ def host_runtime_of(isvc: InferenceService, model: Model, mlx_runtime: str = MLX
         raise PlanError("a host serves a model alone: leave it out, or serve it by pods (vllm)", field="spec.multiNode")
     refuse_library(named, model)
     if runtime is None:
-        raise PlanError(f"{named} is not supported on a host yet: {_way_out(weights, hardware)}", field="spec.runtime")
+        raise PlanError(f"{named} is not supported on a host yet: {_advice(weights, hardware)}", field="spec.runtime")
     if problem := hardware_mismatch(named, weights, hardware):
         raise PlanError(problem, field="Model.spec.hardware.accelerator")
     if problem := host_mismatch(named, weights, hardware):
@@ -79,7 +79,7 @@ def refuse_library(runtime: str, model: Model, *, draft: bool = False) -> None:
         raise PlanError(f"{source} is in {GGUF}, not {weights}: set {GGUF}", field="Model.spec.format")
 
 
-def _way_out(weights: str, hardware: str) -> str:
+def _advice(weights: str, hardware: str) -> str:
     """Name what a host runs: what reads these weights, else what reads the usual ones."""
     fitting = host_engines_for(weights, hardware)
     if fitting:
@@ -89,13 +89,13 @@ def _way_out(weights: str, hardware: str) -> str:
 
 def _names(name: str) -> tuple[str, ...]:
     runtime = HOST_RUNTIMES[name]
-    return (runtime.name, *runtime.further_names)
+    return (runtime.name, *runtime.other_names)
 
 
-def questions_of(runtime: str) -> Questions:
+def queries_of(runtime: str) -> EngineQueries:
     """Return what an engine of a plan is asked: nothing, where a newer agent has left one of an unknown runtime."""
     known = HOST_RUNTIMES.get(runtime)
-    return known.questions if known is not None else NO_QUESTIONS
+    return known.queries if known is not None else NO_QUERIES
 
 
 def holds_elsewhere(runtime: str) -> bool:
@@ -104,7 +104,7 @@ def holds_elsewhere(runtime: str) -> bool:
     return known is not None and known.memory_elsewhere
 
 
-def words_of(runtime: str) -> LogWords:
+def log_reader_of(runtime: str) -> LogReader:
     """Return what the lines of a plan's engine mean: nothing is known of an unknown runtime's."""
     known = HOST_RUNTIMES.get(runtime)
-    return known.log if known is not None else NO_WORDS
+    return known.log if known is not None else NO_LOG_READER

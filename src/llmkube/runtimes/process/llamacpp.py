@@ -16,8 +16,8 @@ from llmkube.runtimes import llama_fields as fields
 from llmkube.runtimes.allowances import NO_ALLOWANCES, Allowances
 from llmkube.runtimes.arguments import CommandLine, flag_of, flag_words
 from llmkube.runtimes.llama_flags import (
-    Said,
-    given_by,
+    UserFlag,
+    expand_spellings,
     parse_help,
     parse_switches,
     parse_version,
@@ -28,10 +28,10 @@ from llmkube.runtimes.llama_flags import (
 from llmkube.runtimes.plan import EngineInfo, LaunchPlan, Placeholder, PlanError
 from llmkube.runtimes.process.environment import plan_environment
 from llmkube.runtimes.process.exits import LLAMA_RULES, loading_phase, metal_error
-from llmkube.runtimes.process.host_runtime import LLAMA_QUESTIONS, HostRuntime, LogWords, Program, ProgramError
+from llmkube.runtimes.process.host_runtime import LLAMA_QUERIES, HostRuntime, LogReader, Program, ProgramError
 from llmkube.runtimes.process.memory_demand import demand_of
 from llmkube.runtimes.process.plan_inputs import HONOURED_BY_THE_HOST, PlanInputs
-from llmkube.weights.estimate.demand import Component, Place
+from llmkube.weights.estimate.demand import Component, Location
 from llmkube.weights.estimate.sizing import default_cache_ram_bytes
 from llmkube.weights.formats.shape import Shape
 from llmkube.weights.store.blobs import WeightsFile
@@ -63,19 +63,19 @@ def parse_buffer(line: str) -> Component | None:
         return None
     buffer, kind = found["buffer"], found["kind"]
     name = "repacked weights" if buffer.endswith("_REPACK") else _NAMES.get(kind, "recurrent state")
-    place = Place.HOST if _ON_HOST.fullmatch(buffer) else Place.DEVICE
+    place = Location.HOST if _ON_HOST.fullmatch(buffer) else Location.DEVICE
     return Component(name, place, round(float(found["size"]) * (1 << 20)))
 
 
 def device_limit(lines: Iterable[str]) -> int | None:
     """Return what Metal has told an engine that its GPU may hold, in bytes: ggml writes it with millions of them."""
-    found = [size for line in lines if (said := _DEVICE_LIMIT.search(line)) and (size := float(said["size"]))]
+    found = [size for line in lines if (explicit := _DEVICE_LIMIT.search(line)) and (size := float(explicit["size"]))]
     return round(max(found) * 1_000_000) if found else None
 
 
-def reported(lines: Iterable[str]) -> tuple[Component, ...]:
+def reported_buffers(lines: Iterable[str]) -> tuple[Component, ...]:
     """Add up the buffers that these lines report, by name and place, in the order of their first mention."""
-    sizes: dict[tuple[str, Place], int] = {}
+    sizes: dict[tuple[str, Location], int] = {}
     for line in lines:
         if (buffer := parse_buffer(line)) is not None:
             key = buffer.name, buffer.place
@@ -87,7 +87,7 @@ RUNTIME: Final = "llamacpp"
 VERBOSITY: Final = 4
 """llama.cpp's level 4 prints buffer sizes at start; 5 would print what users ask."""
 
-_LOADS: Final = frozenset({"-lm", "--load-mode", "--mmap", "--no-mmap", "--mlock", "--direct-io", "-dio"})
+_LOAD_FLAGS: Final = frozenset({"-lm", "--load-mode", "--mmap", "--no-mmap", "--mlock", "--direct-io", "-dio"})
 """Who sets one of these decides how the file gets into memory."""
 
 _WRITTEN: Final = fields.WRITTEN_FLAGS | fields.DRAFT_FLAGS
@@ -105,7 +105,7 @@ def check(isvc: InferenceService, model: Model, allowances: Allowances = NO_ALLO
 
 def _read(
     isvc: InferenceService, model: Model, allowances: Allowances
-) -> tuple[InferenceService, Model, tuple[Said, ...], tuple[tuple[str, str], ...]]:
+) -> tuple[InferenceService, Model, tuple[UserFlag, ...], tuple[tuple[str, str], ...]]:
     """Return what the objects say, read as fields, with the extra arguments and the environment; or refuse it."""
     isvc, model = read_as_fields(isvc, model)
     spec = isvc.spec
@@ -120,13 +120,13 @@ def plan(inputs: PlanInputs) -> LaunchPlan:
     Raises:
         PlanError: As `check`, and when extraArgs has a flag that the engine does not know.
     """
-    isvc, model, said, env = _read(inputs.isvc, inputs.model, inputs.allowances)
+    isvc, model, explicit, env = _read(inputs.isvc, inputs.model, inputs.allowances)
     inputs = attrs.evolve(inputs, isvc=isvc, model=model)
     spec, header, engine = isvc.spec, inputs.header, inputs.engine
     context = fields.context_of(spec, header.context_length)
-    given, texts = given_by(each for each in said if each.flag not in fields.DRAFT_FLAGS)
-    line = CommandLine(given, engine, said=texts)
-    names, unheard = _names(inputs.alias, spec, engine)
+    given, texts = expand_spellings(each for each in explicit if each.flag not in fields.DRAFT_FLAGS)
+    line = CommandLine(given, engine, explicit=texts)
+    names, ignored = _names(inputs.alias, spec, engine)
     decided = {"--model": Placeholder.MODEL, "--host": Placeholder.HOST, "--port": Placeholder.PORT, "--alias": names}
     line.argv += [Placeholder.PROGRAM, *flag_words(decided)]
     if inputs.keys_digest:  # who has a key of the service may not see what others ask
@@ -142,19 +142,19 @@ def plan(inputs: PlanInputs) -> LaunchPlan:
     _add_placement(line, isvc, model)
     fields.add_memory(line, spec)
     fields.add_rope(line, spec)
-    fields.add_answers(line, spec)
+    fields.add_chat_options(line, spec)
     _add_speculation(line, spec, inputs.draft)
     fields.add_mode(line, spec, context, pools=bool(header.pooling_type))
-    _add_ours(line, engine)
+    _add_defaults(line, engine)
     _limit_prompt_cache(line, engine, header.shape)
-    line.argv += render_extra_args([each for each in said if each.flag not in _WRITTEN], engine)
+    line.argv += render_extra_args([each for each in explicit if each.flag not in _WRITTEN], engine)
     return inputs.launch_plan(
         line.argv,
         runtime=RUNTIME,
         env=env,
         demand=demand_of(line.argv, engine),
         honoured=line.honoured | _HONOURED,
-        unheard=(*unheard, *fields.vain_context(spec, header.context_length)),
+        ignored=(*ignored, *fields.unused_context(spec, header.context_length)),
     )
 
 
@@ -172,10 +172,10 @@ def _names(alias: str, spec: InferenceServiceSpec, engine: EngineInfo) -> tuple[
     Builds that read several names have a flag for how the file is loaded, which is as old. The gateway knows all names
     in any case.
     """
-    further = fields.further_ids(alias, spec)
+    further = fields.additional_ids(alias, spec)
     if further and "--load-mode" not in engine.flags:
-        said = any(flag_of(word) in fields.ALIAS_FLAGS for word in spec.extra_args)
-        return alias, (*(("spec.aliases",) if spec.aliases else ()), *(("spec.extraArgs --alias",) if said else ()))
+        explicit = any(flag_of(word) in fields.ALIAS_FLAGS for word in spec.extra_args)
+        return alias, (*(("spec.aliases",) if spec.aliases else ()), *(("spec.extraArgs --alias",) if explicit else ()))
     return ",".join((alias, *further)), ()
 
 
@@ -189,7 +189,7 @@ def _add_placement(line: CommandLine, isvc: InferenceService, model: Model) -> N
         line.honoured.add("Model.spec.hardware.gpu.count")  # a Mac has one
     flash = {True: "on", False: "off", None: "on" if hardware.accelerator == "metal" else "auto"}
     fields.add_flash_attention(line, flash[isvc.spec.flash_attention])
-    if hardware.accelerator == "metal" and not line.given & _LOADS:
+    if hardware.accelerator == "metal" and not line.given & _LOAD_FLAGS:
         _copy_weights(line)
 
 
@@ -205,7 +205,7 @@ def _copy_weights(line: CommandLine) -> None:
         line.default("--no-mmap")
 
 
-def _add_ours(line: CommandLine, engine: EngineInfo) -> None:
+def _add_defaults(line: CommandLine, engine: EngineInfo) -> None:
     line.default("--metrics")
     line.default("--fit", value="off")  # the host places models; the engine must not shrink them in silence
     line.default("--no-ui", "--no-webui")
@@ -239,7 +239,7 @@ def describe(program: str, answers: Sequence[str]) -> EngineInfo:
 
 SERVER: Final = HostRuntime(
     name=RUNTIME,
-    further_names=("llama-server",),
+    other_names=("llama-server",),
     program=Program(
         "llama-server",
         "--llama-server",
@@ -248,6 +248,6 @@ SERVER: Final = HostRuntime(
     ),
     check=check,
     plan=plan,
-    questions=LLAMA_QUESTIONS,
-    log=LogWords(LLAMA_RULES, loading_phase, reported, device_limit, metal_error),
+    queries=LLAMA_QUERIES,
+    log=LogReader(LLAMA_RULES, loading_phase, reported_buffers, device_limit, metal_error),
 )

@@ -8,21 +8,21 @@ import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from llmkube.base.tables import read_table
+from llmkube.base.package_data import read_table
 from llmkube.runtimes.arguments import flags_in
 from llmkube.runtimes.plan import EngineInfo, Placeholder
 from llmkube.weights.estimate.demand import ALL_LAYERS, DEFAULT_CACHE_RAM_BYTES, Demand
 from llmkube.weights.estimate.tensor_placement import EXPERTS
 
 _MIB: Final = 1 << 20
-_MOST_LAYERS: Final = 512
+_MAX_LAYERS: Final = 512
 _OFF: Final = frozenset(("off", "0", "false", "disabled"))
 _TABLE: Final = read_table(__package__, "memory_flags")
 _FLAGS: Final[Mapping[str, str]] = {flag: name for name, flags in _TABLE["values"].items() for flag in flags.split()}
 _SWITCHES: Final[Mapping[str, tuple[str, str]]] = {
     flag: (name, value)
-    for name, said in _TABLE["switches"].items()
-    for value, flags in said.items()
+    for name, settings in _TABLE["switches"].items()
+    for value, flags in settings.items()
     for flag in flags.split()
 }
 
@@ -35,23 +35,23 @@ def demand_of(argv: Sequence[str], engine: EngineInfo, machine: str = "") -> Dem
         engine: Who will read it: one that knows no `--cache-ram` has no prompt cache.
         machine: The processor's kind; empty for this one.
     """
-    said: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "machine": machine or platform.machine(),
         "cache_ram_bytes": DEFAULT_CACHE_RAM_BYTES if "--cache-ram" in engine.flags else 0,
         "checkpoints": 32 if "--ctx-checkpoints" in engine.flags else 0,
     }
     overrides: tuple[tuple[str, str], ...] = ()
-    for name, value in _words(argv, engine):
+    for name, value in _flag_values(argv, engine):
         if name == "overrides":
             overrides += _overrides(value)
         elif (read := _READERS.get(name, _count)(value)) is not _UNREADABLE:
-            said[name] = read
-    if not said.get("slots"):  # a build's word for as many as it likes
-        said.pop("slots", None)
-    return Demand(overrides=overrides, **said)
+            settings[name] = read
+    if not settings.get("slots"):  # a build's word for as many as it likes
+        settings.pop("slots", None)
+    return Demand(overrides=overrides, **settings)
 
 
-def _words(argv: Sequence[str], engine: EngineInfo) -> Iterator[tuple[str, str]]:
+def _flag_values(argv: Sequence[str], engine: EngineInfo) -> Iterator[tuple[str, str]]:
     """Yield what each flag decides, with its value; of two for the same thing the later one comes later."""
     for at, word in enumerate(argv):
         if isinstance(word, Placeholder):
@@ -63,7 +63,7 @@ def _words(argv: Sequence[str], engine: EngineInfo) -> Iterator[tuple[str, str]]
         elif flag in {"-cmoe", "--cpu-moe"}:
             yield "overrides", f"{EXPERTS}=CPU"
         elif flag in {"-ncmoe", "--n-cpu-moe"}:
-            layers = range(min(_number(value) or 0, _MOST_LAYERS))
+            layers = range(min(_number(value) or 0, _MAX_LAYERS))
             yield "overrides", ",".join(rf"blk\.{layer}{EXPERTS}=CPU" for layer in layers)
         elif flag in _FLAGS:  # one that once was a switch has a value in later builds
             yield _FLAGS[flag], "on" if flag in engine.switches else value

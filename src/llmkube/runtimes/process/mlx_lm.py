@@ -18,7 +18,7 @@ from llmkube.runtimes.llama_fields import mode_of
 from llmkube.runtimes.plan import EngineInfo, LaunchPlan, Placeholder, PlanError
 from llmkube.runtimes.process.environment import plan_environment
 from llmkube.runtimes.process.exits import rules_of
-from llmkube.runtimes.process.host_runtime import HostRuntime, LogWords, Program, ProgramError, Questions
+from llmkube.runtimes.process.host_runtime import EngineQueries, HostRuntime, LogReader, Program, ProgramError
 from llmkube.runtimes.process.plan_inputs import HONOURED_BY_THE_HOST, PlanInputs
 from llmkube.weights.estimate.demand import ALL_LAYERS, Demand
 
@@ -129,18 +129,18 @@ RUNTIME: Final = HostRuntime(
         setting="--mlx-server",
         remedy="install it with pip install mlx-lm, and name it with --mlx-server",
         describe=describe,
-        questions=(("{program}", "-c", "from mlx_lm import __version__; print(__version__)"),),
-        runs_by=interpreter_of,
+        queries=(("{program}", "-c", "from mlx_lm import __version__; print(__version__)"),),
+        find_interpreter=interpreter_of,
     ),
     check=check,
     plan=plan,
-    questions=Questions(
+    queries=EngineQueries(
         metrics_path="/metrics",
         metric=re.compile(rb"^llmkube:(\w+) ([0-9]+)$", re.MULTILINE),
         work=frozenset({"requests_processing"}),
         progress=("tokens_predicted_total",),
         names_path="/v1/models",
     ),
-    log=LogWords(rules_of(NAME)),
-    keys_asked_by="what LLMKube puts before it",
+    log=LogReader(rules_of(NAME)),
+    keys_checked_by="what LLMKube puts before it",
 )

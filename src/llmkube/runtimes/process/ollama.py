@@ -11,12 +11,12 @@ from typing import Final
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.runtimes.allowances import Allowances
-from llmkube.runtimes.llama_fields import context_of, layers_of, mode_of, vain_context
+from llmkube.runtimes.llama_fields import context_of, layers_of, mode_of, unused_context
 from llmkube.runtimes.plan import EngineInfo, LaunchPlan, Placeholder, PlanError
 from llmkube.runtimes.process.exits import phase_reader, rules_of
-from llmkube.runtimes.process.host_runtime import FRONT_QUESTIONS, HostRuntime, LogWords, Program, ProgramError
+from llmkube.runtimes.process.host_runtime import FRONT_QUERIES, HostRuntime, LogReader, Program, ProgramError
 from llmkube.runtimes.process.memory_demand import demand_of
-from llmkube.runtimes.process.plan_inputs import HONOURED_BY_THE_HOST, PlanInputs, front_arguments, refuse_further
+from llmkube.runtimes.process.plan_inputs import HONOURED_BY_THE_HOST, PlanInputs, front_arguments, refuse_unsupported
 from llmkube.weights.ollama_model import SCHEME, OllamaModel
 from llmkube.weights.source import parse_source
 
@@ -47,7 +47,7 @@ def check(isvc: InferenceService, model: Model, allowances: Allowances) -> None:
     spec = isvc.spec
     if mode_of(spec) == "rerank":
         raise PlanError("ollama does not rerank: use llamacpp", field="spec.mode")
-    refuse_further(spec, NAME, "Ollama", instead="llamacpp")
+    refuse_unsupported(spec, NAME, "Ollama", instead="llamacpp")
 
 
 def plan(inputs: PlanInputs) -> LaunchPlan:
@@ -72,7 +72,7 @@ def plan(inputs: PlanInputs) -> LaunchPlan:
         env=(),
         demand=demand_of([*size, *layers], inputs.engine),
         honoured=_HONOURED,
-        unheard=vain_context(spec, inputs.header.context_length),
+        ignored=unused_context(spec, inputs.header.context_length),
     )
 
 
@@ -101,13 +101,13 @@ RUNTIME: Final = HostRuntime(
         setting="--ollama",
         remedy="install Ollama (https://ollama.com/download), or name its program with --ollama",
         describe=describe,
-        questions=(("{program}", "--version"),),
+        queries=(("{program}", "--version"),),
     ),
     check=check,
     plan=plan,
-    questions=FRONT_QUESTIONS,
-    log=LogWords(rules_of(NAME), phase=phase),
+    queries=FRONT_QUERIES,
+    log=LogReader(rules_of(NAME), phase=phase),
     memory_elsewhere=True,
     library=SCHEME,
-    keys_asked_by="what LLMKube puts before it",
+    keys_checked_by="what LLMKube puts before it",
 )

@@ -14,8 +14,8 @@ from llmkube.runtimes.allowances import Allowances
 from llmkube.runtimes.llama_fields import mode_of
 from llmkube.runtimes.plan import EngineInfo, LaunchPlan, PlanError
 from llmkube.runtimes.process.exits import phase_reader, rules_of
-from llmkube.runtimes.process.host_runtime import FRONT_QUESTIONS, HostRuntime, LogWords, Program, ProgramError
-from llmkube.runtimes.process.plan_inputs import HONOURED_BY_THE_HOST, PlanInputs, front_arguments, refuse_further
+from llmkube.runtimes.process.host_runtime import FRONT_QUERIES, HostRuntime, LogReader, Program, ProgramError
+from llmkube.runtimes.process.plan_inputs import HONOURED_BY_THE_HOST, PlanInputs, front_arguments, refuse_unsupported
 from llmkube.weights.estimate.demand import ALL_LAYERS, Demand
 
 NAME: Final = OMLX
@@ -37,7 +37,7 @@ def check(isvc: InferenceService, model: Model, allowances: Allowances) -> None:
     spec = isvc.spec
     if mode_of(spec) == "rerank":
         raise PlanError("omlx does not rerank here: use llamacpp with weights in gguf", field="spec.mode")
-    refuse_further(spec, NAME, "oMLX", instead="mlx-lm")
+    refuse_unsupported(spec, NAME, "oMLX", instead="mlx-lm")
 
 
 def plan(inputs: PlanInputs) -> LaunchPlan:
@@ -58,9 +58,9 @@ def describe(program: str, answers: Sequence[str]) -> EngineInfo:
     Raises:
         ProgramError: It is another program.
     """
-    said, version = answers
+    help_text, version = answers
     found = _VERSION.search(version)
-    if "omlx" not in said.lower() or "serve" not in said or found is None:
+    if "omlx" not in help_text.lower() or "serve" not in help_text or found is None:
         raise ProgramError(f"{program} does not answer --help and --version as oMLX does; name oMLX's with --omlx-bin")
     return EngineInfo(program, found[1], frozenset())
 
@@ -75,8 +75,8 @@ RUNTIME: Final = HostRuntime(
     ),
     check=check,
     plan=plan,
-    questions=FRONT_QUESTIONS,
-    log=LogWords(rules_of(NAME), phase=phase_reader(("oMLX loads the model", "oMLX is loading the model"))),
+    queries=FRONT_QUERIES,
+    log=LogReader(rules_of(NAME), phase=phase_reader(("oMLX loads the model", "oMLX is loading the model"))),
     memory_elsewhere=True,
-    keys_asked_by="what LLMKube puts before it",
+    keys_checked_by="what LLMKube puts before it",
 )

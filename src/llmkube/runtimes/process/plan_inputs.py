@@ -5,7 +5,7 @@ from typing import Final
 
 import attrs
 
-from llmkube.base.tables import read_text
+from llmkube.base.package_data import read_text
 from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceSpec
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.pairing import MLX_RUNTIME
@@ -85,7 +85,7 @@ class PlanInputs:
         env: Iterable[tuple[str, str]],
         demand: Demand,
         honoured: Collection[str],
-        unheard: Iterable[str] = (),
+        ignored: Iterable[str] = (),
     ) -> LaunchPlan:
         """Return the plan of this command line.
 
@@ -95,7 +95,7 @@ class PlanInputs:
             env: Variables for the engine, in the user's order.
             demand: What decides its memory.
             honoured: Paths of the fields that take effect.
-            unheard: Paths of what was given, and finds no place in the command line although its field is honoured.
+            ignored: Paths of what was given, and finds no place in the command line although its field is honoured.
         """
         draft = "" if self.draft is None else f" {self.draft.identity}"
         return LaunchPlan(
@@ -104,7 +104,7 @@ class PlanInputs:
             runtime=runtime,
             alias=self.alias,
             weights_identity=self.weights.identity + draft,
-            not_honoured=(*(path for path in given_paths(self.isvc, self.model) if path not in honoured), *unheard),
+            not_honoured=(*(path for path in given_paths(self.isvc, self.model) if path not in honoured), *ignored),
             demand=demand,
             keys_digest=self.keys_digest,
             restarted_at=self.spec.pod_annotations.get(RESTARTED_AT, ""),
@@ -112,7 +112,7 @@ class PlanInputs:
         )
 
 
-def refuse_further(spec: InferenceServiceSpec, runtime: str, daemon: str, instead: str) -> None:
+def refuse_unsupported(spec: InferenceServiceSpec, runtime: str, daemon: str, instead: str) -> None:
     """Refuse what no daemon takes for one of its models.
 
     Args:
@@ -127,11 +127,11 @@ def refuse_further(spec: InferenceServiceSpec, runtime: str, daemon: str, instea
     if spec.extra_args:
         raise PlanError(f"{runtime} takes no further arguments: leave it out, or use llamacpp", field="spec.extraArgs")
     if spec.speculative_decoding is not None:
-        words = f"{runtime} takes no draft model: leave it out, or use llamacpp"
-        raise PlanError(words, field="spec.speculativeDecoding")
+        message = f"{runtime} takes no draft model: leave it out, or use llamacpp"
+        raise PlanError(message, field="spec.speculativeDecoding")
     if spec.env:
-        words = f"the environment of {daemon} is its owner's: leave it out, or use {instead}"
-        raise PlanError(words, field="spec.env")
+        message = f"the environment of {daemon} is its owner's: leave it out, or use {instead}"
+        raise PlanError(message, field="spec.env")
 
 
 def front_arguments(inputs: PlanInputs, runtime: str, program_flag: str, model: str = Placeholder.MODEL) -> list[str]:

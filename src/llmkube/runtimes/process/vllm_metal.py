@@ -18,7 +18,7 @@ from llmkube.runtimes.llama_fields import mode_of
 from llmkube.runtimes.plan import EngineInfo, LaunchPlan, Placeholder, PlanError
 from llmkube.runtimes.process.environment import plan_environment
 from llmkube.runtimes.process.exits import rules_of
-from llmkube.runtimes.process.host_runtime import HostRuntime, LogWords, Program, ProgramError, Questions
+from llmkube.runtimes.process.host_runtime import EngineQueries, HostRuntime, LogReader, Program, ProgramError
 from llmkube.runtimes.process.plan_inputs import HONOURED_BY_THE_HOST, PlanInputs
 from llmkube.weights.estimate.demand import ALL_LAYERS, Demand
 from llmkube.weights.estimate.mlx import cache_size
@@ -107,17 +107,17 @@ RUNTIME: Final = HostRuntime(
         setting="--vllm-metal",
         remedy="install vllm-metal, and name its vllm with --vllm-metal",
         describe=describe,
-        questions=(("{program}", "--version"),),
+        queries=(("{program}", "--version"),),
     ),
     check=check,
     plan=plan,
-    questions=Questions(
+    queries=EngineQueries(
         metrics_path="/metrics",
         metric=re.compile(rb"^vllm:(\w+)(?:\{[^}]*\})?\s+([0-9.eE+]+)", re.MULTILINE),
         work=frozenset({"num_requests_running", "num_requests_waiting"}),
         progress=("prompt_tokens_total", "generation_tokens_total"),
         names_path="/v1/models",
     ),
-    log=LogWords(rules_of(NAME)),
-    keys_asked_by="the agent's proxy",
+    log=LogReader(rules_of(NAME)),
+    keys_checked_by="the agent's proxy",
 )

@@ -23,7 +23,7 @@ import structlog
 import trio
 
 from llmkube.base.backoff import Backoff
-from llmkube.base.errors import LLMKubeError, UserError, WorldError
+from llmkube.base.errors import ExternalError, LLMKubeError, UserError
 from llmkube.base.waiting import wait_tick
 from llmkube.k8s.builtins import Endpoints, EndpointSlice, Service
 from llmkube.k8s.client import Client
@@ -43,7 +43,7 @@ from llmkube.k8s.wire.names import (
 )
 from llmkube.k8s.workqueue import WorkQueue, run_workers
 from llmkube.supervisor.cluster.status import Slot
-from llmkube.supervisor.nouns.settings import AgentSettings
+from llmkube.supervisor.values.settings import AgentSettings
 
 log = structlog.get_logger(__name__)
 
@@ -51,12 +51,12 @@ log = structlog.get_logger(__name__)
 _PREFIX: Final = PREDECESSOR_LABEL.partition("/")[0] + "/"
 
 
-def is_predecessors(metadata: ObjectMeta) -> bool:
+def is_made_by_predecessor(metadata: ObjectMeta) -> bool:
     """Whether an object is one that the Go implementation's agent has left."""
     return metadata.labels.get(PREDECESSOR_LABEL) == PREDECESSOR and not metadata.owner_references
 
 
-async def adopt_service(client: Client, stands: Service, manifest: dict[str, Any], *, field_manager: str) -> None:
+async def adopt_service(client: Client, live: Service, manifest: dict[str, Any], *, field_manager: str) -> None:
     """Make an earlier agent's Service ours: our labels, owner and ports take the place of its labels and annotations.
 
     Its address stays. A merge patch, because an apply would leave what another manager has set.
@@ -65,7 +65,7 @@ async def adopt_service(client: Client, stands: Service, manifest: dict[str, Any
         ConflictError: It has changed meanwhile.
         ApiError: The API server could not or would not.
     """
-    ours, theirs = manifest["metadata"], stands.metadata
+    ours, theirs = manifest["metadata"], live.metadata
     labels = {**{name: None for name in theirs.labels if name.startswith(_PREFIX)}, **ours["labels"]}
     annotations = {name: None for name in theirs.annotations if name.startswith(_PREFIX)}
     patch = {
@@ -77,27 +77,27 @@ async def adopt_service(client: Client, stands: Service, manifest: dict[str, Any
         },
         "spec": {"ports": manifest["spec"]["ports"]},
     }
-    await client.patch(Service, stands.key, patch, field_manager=field_manager)
-    log.info("took over the Service of the agent that was here before", service=str(stands.key))
+    await client.patch(Service, live.key, patch, field_manager=field_manager)
+    log.info("took over the Service of the agent that was here before", service=str(live.key))
 
 
 async def clear_endpoints(client: Client, namespace: str, service: str) -> None:
     """Delete what an earlier agent says of where a service is, now that this agent's own word stands.
 
     Raises:
-        WorldError: The API server could not; to be tried again.
+        ExternalError: The API server could not; to be tried again.
     """
     try:
         selector = f"{PREDECESSOR_LABEL}={PREDECESSOR},{SERVICE_NAME_LABEL}={service}"
         slices = await client.list(EndpointSlice, namespace=namespace, label_selector=selector)
         for one in slices.items:
-            if is_predecessors(one.metadata):
+            if is_made_by_predecessor(one.metadata):
                 await _delete(client, EndpointSlice, one.metadata)
         try:
             classic = await client.get(Endpoints, Key(namespace, service))
         except NotFoundError:
             return
-        if is_predecessors(classic.metadata):  # Kubernetes has mirrored it into a slice, which goes with it
+        if is_made_by_predecessor(classic.metadata):  # Kubernetes has mirrored it into a slice, which goes with it
             await _delete(client, Endpoints, classic.metadata)
     except UserError as error:
         # This agent's slice stands in any case; only an administrator can let it remove the other one.
@@ -113,7 +113,7 @@ async def _delete(client: Client, kind: type[Endpoints] | type[EndpointSlice], m
     log.info("deleted what an earlier agent has published", kind=kind.RESOURCE.kind, name=metadata.name)
 
 
-def names_service(metadata: ObjectMeta, name: str) -> bool:
+def belongs_to_service(metadata: ObjectMeta, name: str) -> bool:
     """Whether an earlier agent's object is of the InferenceService of this name."""
     return metadata.labels.get(PREDECESSOR_SERVICE_LABEL) == name
 
@@ -152,7 +152,7 @@ class _Record:
     is_refused: bool = False
     again: bool = False  # it is to be written once more, although it is answered
     is_last: bool = False  # forgotten once it is answered
-    is_alone: bool = False  # a slice beside which no earlier agent's stands any more
+    is_cleared: bool = False  # a slice beside which no earlier agent's stands any more
 
     @property
     def is_pending(self) -> bool:
@@ -172,28 +172,28 @@ class Applier:
     on_refused: Callable[[Key, Slot, UserError | None], None] = lambda *_: None
     _queue: WorkQueue[Slot] = attrs.field(init=False)
     _records: dict[Slot, _Record] = attrs.field(factory=dict, init=False)
-    _progress: trio.Event = attrs.field(factory=trio.Event, init=False)
-    _succeeding: WorkQueue[Slot] = attrs.field(init=False)  # slices that take the place of an earlier agent's
+    _answered: trio.Event = attrs.field(factory=trio.Event, init=False)
+    _clearing: WorkQueue[Slot] = attrs.field(init=False)  # slices that take the place of an earlier agent's
 
     def __attrs_post_init__(self) -> None:
         self._queue = WorkQueue(self.rng, RETRY, _is_urgent)
-        self._succeeding = WorkQueue(self.rng, RETRY)
+        self._clearing = WorkQueue(self.rng, RETRY)
 
-    def apply_nowait(self, slot: Slot, manifest: dict[str, Any], *, followed: bool = False) -> None:
+    def apply_nowait(self, slot: Slot, manifest: dict[str, Any], *, is_published: bool = False) -> None:
         """Have a manifest applied; the same one again costs no request.
 
         Args:
             slot: Where it goes.
             manifest: The whole of what this agent says there.
-            followed: Clients may follow what an earlier agent has said there.
+            is_published: Clients may follow what an earlier agent has said there.
         """
-        self._want(slot, _Wanted(manifest), followed)
+        self._want(slot, _Wanted(manifest), is_published)
 
-    def delete_nowait(self, slot: Slot, *, followed: bool = False) -> None:
+    def delete_nowait(self, slot: Slot, *, is_published: bool = False) -> None:
         """Have an object deleted, which clients may follow."""
-        self._want(slot, _Wanted(None), followed)
+        self._want(slot, _Wanted(None), is_published)
 
-    def _want(self, slot: Slot, wanted: _Wanted, followed: bool) -> None:
+    def _want(self, slot: Slot, wanted: _Wanted, is_published: bool) -> None:
         record = self._records.get(slot)
         if record is None:
             record = self._records[slot] = _Record(wanted)
@@ -201,7 +201,7 @@ class Applier:
             record.wanted, record.is_last = wanted, False
         else:
             return
-        if _is_urgent(slot) and (followed or record.answered is not None):
+        if _is_urgent(slot) and (is_published or record.answered is not None):
             self._queue.add_nowait(slot)
         else:
             self._queue.add_after(slot, SETTLE_SECONDS)
@@ -226,7 +226,7 @@ class Applier:
         """
         await trio.lowlevel.checkpoint()
         while any(record.is_pending for slot in slots or self._records if (record := self._records.get(slot))):
-            await self._progress.wait()
+            await self._answered.wait()
 
     async def run(self, client: Client, *, field_manager: str) -> None:
         """Never return: write what is new, one write per slot at a time, failed ones again with back-off."""
@@ -234,7 +234,7 @@ class Applier:
             nursery.start_soon(
                 partial(run_workers, self._queue, partial(self._send, client, field_manager), workers=WORKERS)
             )
-            nursery.start_soon(partial(run_workers, self._succeeding, partial(self._succeed, client), workers=1))
+            nursery.start_soon(partial(run_workers, self._clearing, partial(self._clear_previous, client), workers=1))
 
     async def run_resync(self, client: Client, *, every_seconds: float, namespace: str | None = None) -> None:
         """Never return: find at a slow, fixed pace what other writers have removed or changed, and apply it again.
@@ -247,10 +247,10 @@ class Applier:
         while True:
             await wait_tick(every_seconds)
             for kind, subresource in sorted({(slot.kind, slot.subresource) for slot in self._records}, key=str):
-                stands = await _versions(client, kind, namespace, "" if subresource else SERVICE_LABEL)
+                live = await _versions(client, kind, namespace, "" if subresource else SERVICE_LABEL)
                 for slot, record in self._records.items():
                     is_listed = slot.kind is kind and slot.subresource == subresource
-                    if is_listed and (stands is None or stands.get(slot.key) != record.version):
+                    if is_listed and (live is None or live.get(slot.key) != record.version):
                         self.reapply_nowait(slot)
 
     def reapply_all_nowait(self) -> None:
@@ -264,7 +264,7 @@ class Applier:
             record.again = True
             self._queue.add_nowait(slot)
 
-    def _reapply_behind(self, service: Slot) -> None:
+    def _reapply_slices_of(self, service: Slot) -> None:
         for slot in self._records:
             behind = Key(slot.key.namespace, slot.key.name.partition(".")[0])
             if slot.kind is EndpointSlice and behind == service.key:
@@ -297,13 +297,13 @@ class Applier:
             refused = error
             if record.answered != wanted:
                 log.error("write refused", object=str(slot), error=str(error))  # noqa: TRY400 - no bug, no traceback
-        except WorldError as error:
+        except ExternalError as error:
             log.warning("write failed; will be repeated", object=str(slot), error=str(error))
             record.again = True
             raise
         except trio.TooSlowError as slow:
             record.again = True
-            raise WorldError(f"no answer in {WRITE_SECONDS:g} s while writing {slot}") from slow
+            raise ExternalError(f"no answer in {WRITE_SECONDS:g} s while writing {slot}") from slow
         if self._records.get(slot) is record:  # and was not forgotten while it was written
             record.version = version
             self._settle(slot, record, wanted, refused)
@@ -312,9 +312,9 @@ class Applier:
     def _settle(self, slot: Slot, record: _Record, wanted: _Wanted, refused: UserError | None) -> None:
         """Take in what the server has answered, and forget the slot if that was the last write."""
         record.answered = wanted
-        self._tell(slot, record, wanted, refused)
-        if refused is None and not record.is_alone and _is_followed(slot, wanted.manifest):
-            self._succeeding.add_nowait(slot)
+        self._report_refusal(slot, record, wanted, refused)
+        if refused is None and not record.is_cleared and _serves_clients(slot, wanted.manifest):
+            self._clearing.add_nowait(slot)
         is_last = record.is_last or (wanted.manifest is None and refused is None)
         if is_last and not record.is_pending:
             self.forget(slot)
@@ -325,13 +325,13 @@ class Applier:
     async def _write(self, client: Client, field_manager: str, slot: Slot, wanted: _Wanted) -> str | None:
         """Write, and return the version that the object has then; None when it is deleted."""
         ours = True
-        if slot.kind in _NAMED_BY_USERS and (stands := await _stands(client, slot)) is not None:
-            ours = _is_ours(slot, stands)
-            if not ours and _can_be_adopted(slot, stands, wanted):
+        if slot.kind in _NAMED_BY_USERS and (live := await _read_live(client, slot)) is not None:
+            ours = _is_ours(slot, live)
+            if not ours and _can_be_adopted(slot, live, wanted):
                 assert wanted.manifest is not None
-                await adopt_service(client, stands, wanted.manifest, field_manager=field_manager)
+                await adopt_service(client, live, wanted.manifest, field_manager=field_manager)
                 ours = True
-                self._reapply_behind(slot)  # a policy may have refused a slice behind a Service that was not ours
+                self._reapply_slices_of(slot)  # a policy may have refused a slice behind a Service that was not ours
         if wanted.manifest is None:
             if ours:
                 await client.delete(slot.kind, slot.key)
@@ -345,20 +345,20 @@ class Applier:
         )
         return applied.metadata.resource_version
 
-    async def _succeed(self, client: Client, slot: Slot) -> None:
+    async def _clear_previous(self, client: Client, slot: Slot) -> None:
         """Clear what an earlier agent has published; no write of the slice, such as its withdrawal, waits for this."""
         record = self._records.get(slot)
-        if record is None or record.is_alone or record.wanted.manifest is None:
+        if record is None or record.is_cleared or record.wanted.manifest is None:
             return
         labels = record.wanted.manifest["metadata"]["labels"]
         try:
             with trio.fail_after(WRITE_SECONDS):
                 await clear_endpoints(client, slot.key.namespace, labels[SERVICE_NAME_LABEL])
         except trio.TooSlowError as slow:
-            raise WorldError(f"no answer in {WRITE_SECONDS:g} s about what stands beside {slot}") from slow
-        record.is_alone = True
+            raise ExternalError(f"no answer in {WRITE_SECONDS:g} s about what stands beside {slot}") from slow
+        record.is_cleared = True
 
-    def _tell(self, slot: Slot, record: _Record, wanted: _Wanted, refused: UserError | None) -> None:
+    def _report_refusal(self, slot: Slot, record: _Record, wanted: _Wanted, refused: UserError | None) -> None:
         """Report that an object is not published, and why; and when it is."""
         if slot.kind not in _PUBLISHED or wanted.manifest is None or (refused is None and not record.is_refused):
             return
@@ -367,8 +367,8 @@ class Applier:
         self.on_refused(Key(slot.key.namespace, owner), slot, refused)
 
     def _wake(self) -> None:
-        self._progress.set()
-        self._progress = trio.Event()
+        self._answered.set()
+        self._answered = trio.Event()
 
 
 def _is_urgent(slot: Slot) -> bool:
@@ -387,7 +387,7 @@ async def _versions(client: Client, kind: type[Object], namespace: str | None, l
     return {one.key: one.metadata.resource_version for one in listing.items}
 
 
-async def _stands(client: Client, slot: Slot) -> Any:
+async def _read_live(client: Client, slot: Slot) -> Any:
     """Return the object, which may be another owner's; None when there is none."""
     try:
         return await client.get(slot.kind, slot.key)
@@ -395,21 +395,21 @@ async def _stands(client: Client, slot: Slot) -> Any:
         return None
 
 
-def _is_ours(slot: Slot, stands: Object) -> bool:
+def _is_ours(slot: Slot, live: Object) -> bool:
     """Whether an object is ours: an apply onto another owner's object is no conflict, but a merge."""
-    owners = stands.metadata.owner_references
+    owners = live.metadata.owner_references
     ours = [service_name(owner.name) for owner in owners if owner.kind == InferenceService.RESOURCE.kind]
     return slot.key.name in ours
 
 
-def _can_be_adopted(slot: Slot, stands: Object, wanted: _Wanted) -> bool:
+def _can_be_adopted(slot: Slot, live: Object, wanted: _Wanted) -> bool:
     """Whether an object is the Service that the Go implementation's agent has made for this very InferenceService."""
-    if slot.kind is not Service or wanted.manifest is None or not is_predecessors(stands.metadata):
+    if slot.kind is not Service or wanted.manifest is None or not is_made_by_predecessor(live.metadata):
         return False
-    return names_service(stands.metadata, wanted.manifest["metadata"]["ownerReferences"][0]["name"])
+    return belongs_to_service(live.metadata, wanted.manifest["metadata"]["ownerReferences"][0]["name"])
 
 
-def _is_followed(slot: Slot, manifest: Mapping[str, Any] | None) -> bool:
+def _serves_clients(slot: Slot, manifest: Mapping[str, Any] | None) -> bool:
     """Whether a slice leads clients to an engine that answers."""
     ends = (manifest or {}).get("endpoints", ())
     return slot.kind is EndpointSlice and any(one["conditions"]["ready"] for one in ends)
@@ -437,4 +437,4 @@ async def delete_stale_endpoints(
         slot = Slot(EndpointSlice, piece.key)
         if controller_key(piece, InferenceService.RESOURCE.kind) not in running and not applier.has(slot):
             log.info("endpoint of an earlier agent withdrawn", slice=str(piece.key))
-            applier.delete_nowait(slot, followed=True)
+            applier.delete_nowait(slot, is_published=True)

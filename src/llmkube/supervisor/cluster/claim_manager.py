@@ -17,7 +17,7 @@ import structlog
 import trio
 
 from llmkube.base.backoff import Backoff
-from llmkube.base.errors import LLMKubeError, WorldError
+from llmkube.base.errors import ExternalError, LLMKubeError
 from llmkube.k8s.builtins import Lease
 from llmkube.k8s.client import Client
 from llmkube.k8s.codec import decode
@@ -30,9 +30,9 @@ from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import CLAIM_LABEL, host_id
 from llmkube.k8s.workqueue import WorkQueue, run_workers
 from llmkube.supervisor.cluster import claims
-from llmkube.supervisor.cluster.claims import Acquire, Claim, ClaimIndex, Held, HeldElsewhere
-from llmkube.supervisor.nouns.desired import Desired, accelerator, slots
-from llmkube.supervisor.nouns.settings import AgentSettings
+from llmkube.supervisor.cluster.claims import Claim, ClaimIndex, FreeSlot, HeldSlot, NoFreeSlot
+from llmkube.supervisor.values.desired import Desired, accelerator, slots
+from llmkube.supervisor.values.settings import AgentSettings
 
 log = structlog.get_logger(__name__)
 
@@ -40,10 +40,10 @@ WRITE_SECONDS: Final = 5.0
 
 WORKERS: Final = 4
 
-ALONE_SECONDS: Final = 0.25
+UNCONTESTED_SECONDS: Final = 0.25
 """A host that is alone writes its claim after the engine has been started, and not just then."""
 
-AGAIN_SECONDS: Final = 1.0
+REACQUIRE_SECONDS: Final = 1.0
 """The least time between two acquisitions of a slot: a writer that keeps removing the claim is not raced."""
 
 RETRY: Final = Backoff(base_seconds=0.5, cap_seconds=30.0)
@@ -67,20 +67,20 @@ class ClaimLeases:
     utcnow: Callable[[], datetime.datetime]
     index: ClaimIndex
 
-    async def acquire(self, service: InferenceService, decision: Acquire) -> Key | None:
+    async def acquire(self, service: InferenceService, decision: FreeSlot) -> Key | None:
         """Take a slot; return the Lease to read if another host was faster."""
-        now, over, host = self.utcnow(), decision.over, host_id(self.settings.host_name)
+        now, expired, host = self.utcnow(), decision.expired, host_id(self.settings.host_name)
         manifest = claims.claim_manifest(service, decision.slot, host, self.settings.lease_namespace, now)
         key = Key(manifest["metadata"]["namespace"], manifest["metadata"]["name"])
         try:
-            if over is None:
+            if expired is None:
                 lease = await self.client.create(decode(Lease, manifest))
             else:
-                lease = await self.client.patch(Lease, key, claims.taking_over(over, host, now))
+                lease = await self.client.patch(Lease, key, claims.takeover_patch(expired, host, now))
         except (AlreadyExistsError, ConflictError):
             return key
         except NotFoundError:
-            if over is None:
+            if expired is None:
                 raise  # the namespace is missing
             return key
         self.index.put(key, claims.claim_of(lease))
@@ -104,7 +104,7 @@ class ClaimLeases:
             self.index.put(claim.lease, None)
             log.info("claim given up", name=claim.service.name, namespace=claim.service.namespace, replica=claim.slot)
 
-    async def is_followed(self, service: Key) -> bool:
+    async def is_selected(self, service: Key) -> bool:
         """Whether there is such a service, among those that this host follows."""
         if self.settings.namespace not in (None, service.namespace):
             return False
@@ -126,13 +126,13 @@ class ClaimLeases:
 
 
 @attrs.define(eq=False)
-class _Service:
+class _ServiceClaim:
     """What this host wants of one service."""
 
     wanted: bool = False  # if not, its claims are given up
     running: bool = False
     unlisted: bool = False  # no list has named it, so that a read has to confirm that it is gone
-    due: tuple[Acquire, float] | None = None  # which slot is acquired next, and when
+    due: tuple[FreeSlot, float] | None = None  # which slot is acquired next, and when
     acquired_at: float = float("-inf")
 
 
@@ -168,7 +168,7 @@ class ClaimManager:
     _queue: WorkQueue[Key] = attrs.field(init=False)
     _claims: ClaimIndex = attrs.field(factory=ClaimIndex)
     _leases: ClaimLeases = attrs.field(init=False)
-    _services: dict[Key, _Service] = attrs.field(factory=dict)
+    _services: dict[Key, _ServiceClaim] = attrs.field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
         self.host = host_id(self.settings.host_name)
@@ -186,32 +186,32 @@ class ClaimManager:
         await self.leases.synced.wait()
         await self.hosts.leases.synced.wait()
 
-    def may_run(self, wish: Desired, *, running: bool) -> bool:
+    def may_run(self, desired: Desired, *, running: bool) -> bool:
         """Return whether this host may run a service now; if it might later, `enqueue` is called then."""
         if not self.synced:
             return running
-        key, decision = wish.key, self._decide(wish)
-        if isinstance(decision, HeldElsewhere):
+        key, decision = desired.key, self._decide(desired)
+        if isinstance(decision, NoFreeSlot):
             if running:
                 log.info("claimed elsewhere", name=key.name, namespace=key.namespace, hosts=list(decision.hosts))
             else:
                 self.release(key)  # of a slot that is no longer there
             return False
-        service = self._services.setdefault(key, _Service())
+        service = self._services.setdefault(key, _ServiceClaim())
         service.wanted, service.running = True, running
-        if isinstance(decision, Held):
+        if isinstance(decision, HeldSlot):
             if claims.surplus(self._ours(key), decision):
                 self._queue.add_nowait(key)
             return True
         self._queue.add_nowait(key)
         # What is started now runs before its claim is looked at: a rival that appears in between must not come first.
-        service.running = running or (decision.over is None and not self._rivals(wish))
+        service.running = running or (decision.expired is None and not self._rivals(desired))
         return service.running
 
-    def reports(self, wish: Desired) -> bool:
+    def reports(self, desired: Desired) -> bool:
         """Whether this host is the one that reports the status of a service; not before it knows all claims."""
-        decision = self._decide(wish)
-        return self.synced and (decision.reports if isinstance(decision, Held) else isinstance(decision, Acquire))
+        decision = self._decide(desired)
+        return self.synced and (decision.reports if isinstance(decision, HeldSlot) else isinstance(decision, FreeSlot))
 
     def release(self, key: Key, *, unlisted: bool = False) -> None:
         """Give up what this host claims of a service: its engine has ended, or it is not wanted here.
@@ -221,7 +221,7 @@ class ClaimManager:
             unlisted: No list has named such a service, so that a read has to confirm first that there is none.
         """
         if key in self._services or self._ours(key) or self._orphans(key):
-            service = self._services.setdefault(key, _Service())
+            service = self._services.setdefault(key, _ServiceClaim())
             service.wanted, service.unlisted, service.due = False, unlisted, None
             self._queue.add_nowait(key)
 
@@ -254,9 +254,9 @@ class ClaimManager:
         known = self._claims.get(lease_key)
         if claim and known and is_older(claim.version, known.version):
             return  # the watch is behind an answer that this host has had
-        concerned = {one.service for one in (claim, known) if one}
+        affected = {one.service for one in (claim, known) if one}
         self._claims.put(lease_key, claim)
-        for key in concerned:
+        for key in affected:
             self.enqueue(key)
 
     def _ours(self, key: Key) -> list[Claim]:
@@ -267,40 +267,42 @@ class ClaimManager:
         alive = self.hosts.tracker.hosts.accelerators.keys() | {self.host}
         return [claim for claim in self._claims.of(key) if claim.holder not in alive]
 
-    def _decide(self, wish: Desired) -> claims.Decision:
-        return claims.decide(self.host, slots(wish), self._claims.of(wish.key), self.hosts.tracker.hosts.accelerators)
+    def _decide(self, desired: Desired) -> claims.Decision:
+        return claims.decide(
+            self.host, slots(desired), self._claims.of(desired.key), self.hosts.tracker.hosts.accelerators
+        )
 
-    def _rivals(self, wish: Desired) -> Mapping[str, int]:
+    def _rivals(self, desired: Desired) -> Mapping[str, int]:
         """The other live hosts that serve the accelerator, with their free memory in bytes."""
         free = self.hosts.tracker.free_bytes
-        serving = self.hosts.tracker.hosts.serving(accelerator(wish.model))
+        serving = self.hosts.tracker.hosts.serving(accelerator(desired.model))
         return {host: free.get(host, 0) for host in serving - {self.host}}
 
     # -- what is done about it ----------------------------------------------------------------------------------------
 
     async def _reconcile(self, key: Key) -> float | None:
         await self.renewed.wait()
-        service = self._services.setdefault(key, _Service())
+        service = self._services.setdefault(key, _ServiceClaim())
         try:
             with trio.fail_after(WRITE_SECONDS):
                 if not service.wanted:
                     await self._give_up(key, service)
-                elif (wish := self.desired(key)) is None:
+                elif (desired := self.desired(key)) is None:
                     pass  # it has just gone: who looks at it next releases it
-                elif isinstance(decision := self._decide(wish), Acquire):
-                    return await self._acquire(wish, service, decision)
+                elif isinstance(decision := self._decide(desired), FreeSlot):
+                    return await self._acquire(desired, service, decision)
                 else:
                     for claim in claims.surplus(self._ours(key), decision):
                         await self._delete(claim)
         except (LLMKubeError, trio.TooSlowError) as error:
-            said = str(error) or "no answer"
-            log.warning("claim not written; will be repeated", name=key.name, namespace=key.namespace, error=said)
-            raise WorldError(said) from error
+            message = str(error) or "no answer"
+            log.warning("claim not written; will be repeated", name=key.name, namespace=key.namespace, error=message)
+            raise ExternalError(message) from error
         return None
 
-    async def _give_up(self, key: Key, service: _Service) -> None:
+    async def _give_up(self, key: Key, service: _ServiceClaim) -> None:
         """Delete the claims of this host, and those of hosts that are gone if the service is gone, too."""
-        if service.unlisted and self._ours(key) and await self._leases.is_followed(key):
+        if service.unlisted and self._ours(key) and await self._leases.is_selected(key):
             log.warning("list lacks a service that exists", name=key.name, namespace=key.namespace)
             return  # the reflector lists again: a list that denies much is never believed for long
         for claim in claims.surplus(self._ours(key), None):
@@ -309,40 +311,40 @@ class ClaimManager:
         if not service.wanted:  # it may have come back while we were writing
             del self._services[key]
 
-    async def _acquire(self, wish: Desired, service: _Service, decision: Acquire) -> float | None:
+    async def _acquire(self, desired: Desired, service: _ServiceClaim, decision: FreeSlot) -> float | None:
         """Take a slot when its time has come; return in how many seconds that is."""
-        pause = service.acquired_at + AGAIN_SECONDS - trio.current_time()
+        pause = service.acquired_at + REACQUIRE_SECONDS - trio.current_time()
         if pause > 0:
             return pause
-        delay = await self._remaining_delay(wish, service, decision)
+        delay = await self._remaining_delay(desired, service, decision)
         if delay > 0:
             return delay
         service.due = None
-        if decision.over is not None and not await self._is_gone(decision.over.holder):
-            self.enqueue(wish.key)
+        if decision.expired is not None and not await self._is_gone(decision.expired.holder):
+            self.enqueue(desired.key)
             return None
-        lease_key = await self._leases.acquire(wish.service, decision)
+        lease_key = await self._leases.acquire(desired.service, decision)
         if lease_key is None:
             service.acquired_at = trio.current_time()
         else:
             await self._leases.read(lease_key)
             if self._claims.get(lease_key) is None:
-                raise WorldError(f"the Lease {lease_key} exists and is no claim; delete it")
+                raise ExternalError(f"the Lease {lease_key} exists and is no claim; delete it")
         if not service.wanted:  # the service has gone while we were writing
             return 0.0
-        self.enqueue(wish.key)
+        self.enqueue(desired.key)
         return None
 
-    async def _remaining_delay(self, wish: Desired, service: _Service, decision: Acquire) -> float:
+    async def _remaining_delay(self, desired: Desired, service: _ServiceClaim, decision: FreeSlot) -> float:
         """Return how much longer to leave a free slot to other hosts; the time runs from when it was seen free."""
         now = trio.current_time()
         if service.due is not None and service.due[0] == decision:
             return service.due[1] - now
-        rivals, seconds = self._rivals(wish), ALONE_SECONDS
+        rivals, seconds = self._rivals(desired), UNCONTESTED_SECONDS
         if rivals:
-            mine = self.hosts.tracker.free_bytes.get(self.host, 0)
-            place = claims.rank(self.host, {**rivals, self.host: mine})
-            has_file = service.running or await self.has_file(wish.model)
+            own_free_bytes = self.hosts.tracker.free_bytes.get(self.host, 0)
+            place = claims.rank(self.host, {**rivals, self.host: own_free_bytes})
+            has_file = service.running or await self.has_file(desired.model)
             seconds = claims.delay_seconds(place, len(rivals) + 1, has_file=has_file, running=service.running)
         service.due = (decision, now + seconds)
         return seconds
@@ -363,4 +365,4 @@ class ClaimManager:
         self.enqueue(claim.service)
 
     async def _is_gone(self, holder: str) -> bool:
-        return not holder or await self.hosts.wait_gone(holder)
+        return not holder or await self.hosts.check_gone(holder)

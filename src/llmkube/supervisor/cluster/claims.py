@@ -73,7 +73,7 @@ def claim_manifest(
     }
 
 
-def taking_over(claim: Claim, holder: str, now: datetime.datetime) -> dict[str, Any]:
+def takeover_patch(claim: Claim, holder: str, now: datetime.datetime) -> dict[str, Any]:
     """Return the patch that makes a host the holder, if the claim still has this version."""
     return {
         "metadata": {"resourceVersion": claim.version},
@@ -86,7 +86,7 @@ def taking_over(claim: Claim, holder: str, now: datetime.datetime) -> dict[str, 
 
 
 @attrs.frozen
-class Held:
+class HeldSlot:
     """A slot is this host's; with `reports` this host reports the status of the service."""
 
     slot: int
@@ -94,21 +94,21 @@ class Held:
 
 
 @attrs.frozen
-class Acquire:
-    """A slot is free: it has no claim, or `over`, which is the claim of a host that is gone."""
+class FreeSlot:
+    """A slot is free: it has no claim, or `expired`, which is the claim of a host that is gone."""
 
     slot: int
-    over: Claim | None = None
+    expired: Claim | None = None
 
 
 @attrs.frozen
-class HeldElsewhere:
+class NoFreeSlot:
     """Every slot is another live host's."""
 
     hosts: tuple[str, ...]
 
 
-Decision = Held | Acquire | HeldElsewhere
+Decision = HeldSlot | FreeSlot | NoFreeSlot
 
 
 def decide(host: str, slots: int, claims: Iterable[Claim], alive: Collection[str]) -> Decision:
@@ -124,18 +124,18 @@ def decide(host: str, slots: int, claims: Iterable[Claim], alive: Collection[str
     live = {slot: claim.holder for slot, claim in by_slot.items() if claim.holder == host or claim.holder in alive}
     ours = [slot for slot, holder in sorted(live.items()) if holder == host]
     if ours:
-        return Held(ours[0], reports=ours[0] == min(live))
+        return HeldSlot(ours[0], reports=ours[0] == min(live))
     free = next((slot for slot in range(slots) if slot not in live), None)
     if free is None:
-        return HeldElsewhere(tuple(sorted(set(live.values()))))
-    return Acquire(free, by_slot.get(free))
+        return NoFreeSlot(tuple(sorted(set(live.values()))))
+    return FreeSlot(free, by_slot.get(free))
 
 
 def surplus(ours: Sequence[Claim], decision: Decision | None) -> list[Claim]:
     """Return the claims that a host gives up: all without a decision, else those beside the one that it holds."""
     if decision is None:
         return list(ours)
-    return [claim for claim in ours if claim.slot != decision.slot] if isinstance(decision, Held) else []
+    return [claim for claim in ours if claim.slot != decision.slot] if isinstance(decision, HeldSlot) else []
 
 
 def rank(host: str, free_bytes: Mapping[str, int]) -> int:
@@ -158,8 +158,8 @@ def delay_seconds(place: int, hosts: int, *, has_file: bool, running: bool) -> f
     """
     if running:
         return 0.0
-    behind = 0.0 if has_file else max(FETCH_SECONDS, min(hosts, MAX_STEPS + 1) * STEP_SECONDS)
-    return min(place, MAX_STEPS) * STEP_SECONDS + behind
+    file_delay = 0.0 if has_file else max(FETCH_SECONDS, min(hosts, MAX_STEPS + 1) * STEP_SECONDS)
+    return min(place, MAX_STEPS) * STEP_SECONDS + file_delay
 
 
 @attrs.define(eq=False)

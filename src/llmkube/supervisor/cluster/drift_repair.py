@@ -26,25 +26,25 @@ PAUSE_SECONDS: Final = 30.0
 """The least time between two corrections of the same words."""
 
 
-def has_drifted(said: Mapping[str, Any], stands: Iterable[Condition]) -> bool:
+def has_drifted(applied: Mapping[str, Any], live: Iterable[Condition]) -> bool:
     """Whether conditions that were said do not stand like that any more; those of others do not count. Pure.
 
     Args:
-        said: The status as it was written.
-        stands: The object's conditions.
+        applied: The status as it was written.
+        live: The object's conditions.
     """
-    by_type = {one.type: one for one in stands}
-    return any(_differs(condition, by_type.get(condition["type"])) for condition in said["conditions"])
+    by_type = {one.type: one for one in live}
+    return any(_differs(condition, by_type.get(condition["type"])) for condition in applied["conditions"])
 
 
-def _differs(said: Mapping[str, Any], stands: Condition | None) -> bool:
-    return stands is None or (
-        said["status"],
-        said["reason"],
-        said["message"],
-        said["lastTransitionTime"],
-        said.get("observedGeneration"),
-    ) != (stands.status, stands.reason, stands.message, stands.last_transition_time, stands.observed_generation)
+def _differs(applied: Mapping[str, Any], live: Condition | None) -> bool:
+    return live is None or (
+        applied["status"],
+        applied["reason"],
+        applied["message"],
+        applied["lastTransitionTime"],
+        applied.get("observedGeneration"),
+    ) != (live.status, live.reason, live.message, live.last_transition_time, live.observed_generation)
 
 
 @attrs.define(eq=False)
@@ -77,8 +77,8 @@ class DriftRepair:
 
     async def _check(self, slot: Slot) -> float | None:
         await trio.lowlevel.checkpoint()
-        said, stands = self.applier.applied(slot), self.conditions(slot)
-        if said is None or stands is None or not has_drifted(said["status"], stands):
+        applied, live = self.applier.applied(slot), self.conditions(slot)
+        if applied is None or live is None or not has_drifted(applied["status"], live):
             return None
         now = trio.current_time()
         wait_seconds = self._corrected_at.get(slot, now - PAUSE_SECONDS) + PAUSE_SECONDS - now

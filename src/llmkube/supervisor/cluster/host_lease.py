@@ -26,7 +26,7 @@ import trio
 
 from llmkube import __version__
 from llmkube.base.backoff import Backoff
-from llmkube.base.errors import LLMKubeError, UserError, WorldError
+from llmkube.base.errors import ExternalError, LLMKubeError, UserError
 from llmkube.base.mailbox import Mailbox
 from llmkube.base.waiting import skip_ticks, wait_tick
 from llmkube.k8s.builtins import Lease
@@ -53,10 +53,10 @@ from llmkube.k8s.wire.times import micro_timestamp
 from llmkube.runtimes.plan import EngineInfo
 from llmkube.runtimes.process.host_runtimes import HOST_RUNTIMES
 from llmkube.supervisor.credential_monitor import CredentialMonitor
-from llmkube.supervisor.memory.capacity import Room
-from llmkube.supervisor.nouns.host_addresses import Reach, settle
-from llmkube.supervisor.nouns.ports import HostFacts, Ports
-from llmkube.supervisor.nouns.settings import AgentSettings
+from llmkube.supervisor.memory.capacity import CapacitySummary
+from llmkube.supervisor.values.host_addresses import HostAddress, keep_last
+from llmkube.supervisor.values.ports import HostFacts, Ports
+from llmkube.supervisor.values.settings import AgentSettings
 
 log = structlog.get_logger(__name__)
 
@@ -70,25 +70,25 @@ EXPIRES_AFTER_RENEWALS = 4
 RETRY = Backoff(base_seconds=5.0, cap_seconds=300.0)
 """Pauses after missed renewals, where they are shorter than between two renewals."""
 
-FIRST_LOOK = Backoff(base_seconds=0.2, cap_seconds=5.0)
+NAME_CHECK_BACKOFF = Backoff(base_seconds=0.2, cap_seconds=5.0)
 """Pauses between looks for another machine of this name while the API server does not answer."""
 
-RIVAL_LOOK_SECONDS = 1.0
+RIVAL_CHECK_SECONDS = 1.0
 """How often to look whether another machine that stands in the Lease is alive."""
 
-ENGINE_LOOK_SECONDS = 60.0
+ENGINE_CHECK_SECONDS = 60.0
 """How often to look whether the engine program has been replaced; a multiple of the renewals."""
 
 
 @attrs.frozen
-class Reading:
+class ClockReading:
     """Both clocks at one moment."""
 
     wall: datetime.datetime
     monotonic_seconds: float
 
 
-def slept_seconds(before: Reading, now: Reading, planned_seconds: float) -> float:
+def slept_seconds(before: ClockReading, now: ClockReading, planned_seconds: float) -> float:
     """Return how long the machine slept between two readings; 0.0 for less than `WAKE_SECONDS`.
 
     Args:
@@ -107,14 +107,14 @@ class HostNameTakenError(UserError):
 
 
 def lease_manifest(
-    settings: AgentSettings, now: datetime.datetime, said: Mapping[str, str] = {}, *, cordon: str = ""
+    settings: AgentSettings, now: datetime.datetime, reported: Mapping[str, str] = {}, *, cordon: str = ""
 ) -> dict[str, Any]:
     """Return the Lease that says that this host is alive, and what it is and can hold; empty annotations are left out.
 
     A host that is cordoned, until `cordon`, lists no accelerator.
     """
     host, accelerators = host_id(settings.host_name), "" if cordon else ",".join(sorted(settings.accelerators))
-    known = {name: value for name, value in (dict(said) | {CORDON_ANNOTATION: cordon}).items() if value}
+    known = {name: value for name, value in (dict(reported) | {CORDON_ANNOTATION: cordon}).items() if value}
     return {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
@@ -145,7 +145,7 @@ class HostLease:
     """The Lease of one host.
 
     Attributes:
-        reach: How this host is reached; replaced when that changes.
+        host_address: How this host is reached; replaced when that changes.
         credential: Hears whether the API server lets this host in; says what is wrong with it.
         services: Counts the services that it looks after.
         on_wake: Told after a sleep how long it was, in seconds.
@@ -161,7 +161,7 @@ class HostLease:
     client: Client
     settings: AgentSettings
     ports: Ports
-    reach: Mailbox[Reach]
+    host_address: Mailbox[HostAddress]
     credential: CredentialMonitor
     services: Callable[[], int]
     on_wake: Callable[[float], None]
@@ -169,7 +169,7 @@ class HostLease:
     name_confirmed: trio.Event
     renewed: trio.Event
     on_engine_upgrade: Callable[[], None] = lambda: None
-    memory: Callable[[], Room | None] = lambda: None
+    memory: Callable[[], CapacitySummary | None] = lambda: None
     closed: Callable[[], str] = lambda: ""
     cordon: Callable[[], str] = lambda: ""
     _engine: str = ""
@@ -183,7 +183,7 @@ class HostLease:
             HostNameTakenError: Another machine uses this host's name.
         """
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._run_engine_look)
+            nursery.start_soon(self._watch_engine_programs)
             nursery.start_soon(self._confirm_name)
             while True:
                 await self._renew()
@@ -204,17 +204,17 @@ class HostLease:
         """Find out how this host is reached now, and tell if that has changed."""
         if self.ports.look is None:
             return
-        before, seen = self.reach.value, await self.ports.look()
+        before, seen = self.host_address.value, await self.ports.look()
         if seen is None:
             return
-        now = attrs.evolve(settle(before if before.why else None, seen), closed=self.closed())
+        now = attrs.evolve(keep_last(before if before.why else None, seen), closed=self.closed())
         if now == before:
             return
         if now.problem and now.problem != before.problem:
             log.warning("this host's address is not certain", problem=now.problem, hostIP=now.address or "")
         elif (now.address, now.why) != (before.address, before.why):
             log.info("this host's address", hostIP=now.address or "", why=now.why, before=before.address or "")
-        self.reach.put_nowait(now)
+        self.host_address.put_nowait(now)
 
     async def _confirm_name(self) -> None:
         """Return once no other machine uses this host's name; one that has fallen silent does not.
@@ -222,7 +222,7 @@ class HostLease:
         Raises:
             HostNameTakenError: One does.
         """
-        failures, first, silent_at = 0, "", 0.0
+        failures, first, expired_at = 0, "", 0.0
         while not self.name_confirmed.is_set():
             try:
                 with trio.fail_after(self.settings.lease_renew_seconds):
@@ -231,22 +231,22 @@ class HostLease:
                 break  # then two of one name cannot be told apart; an agent that may not read may write nothing either
             except (LLMKubeError, trio.TooSlowError) as error:
                 failures += 1
-                self._note_refusal(error)
-                await trio.sleep(FIRST_LOOK.delay(failures, self.ports.rng))
+                self._report_unauthorized(error)
+                await trio.sleep(NAME_CHECK_BACKOFF.delay(failures, self.ports.rng))
                 continue
             if rival is None:
                 break
             if not first:
                 first = rival.metadata.resource_version
-                silent_at = trio.current_time() + float(rival.spec.lease_duration_seconds or 0)
+                expired_at = trio.current_time() + float(rival.spec.lease_duration_seconds or 0)
                 log.warning(
                     "another machine has this host's name; checking whether it is alive", machine=machine_in(rival)
                 )
             elif rival.metadata.resource_version != first:
-                raise self._taken(rival)
-            elif trio.current_time() >= silent_at:
+                raise self._name_taken_error(rival)
+            elif trio.current_time() >= expired_at:
                 break
-            await trio.sleep(RIVAL_LOOK_SECONDS)
+            await trio.sleep(RIVAL_CHECK_SECONDS)
         self.name_confirmed.set()
 
     async def _read_rival(self) -> Lease | None:
@@ -260,7 +260,7 @@ class HostLease:
         other = machine_in(lease)
         return lease if other and not is_same_machine(other, self.ports.machine) else None
 
-    def _taken(self, lease: Lease) -> HostNameTakenError:
+    def _name_taken_error(self, lease: Lease) -> HostNameTakenError:
         name = self.settings.host_name
         return HostNameTakenError(
             f"the host name {name} is taken: the machine {place_in(lease)} serves under it, and this one is "
@@ -276,20 +276,20 @@ class HostLease:
             raise
         except (LLMKubeError, trio.TooSlowError) as error:
             self._missed += 1
-            self._note_refusal(error)
+            self._report_unauthorized(error)
             if self._missed == 1:
                 log.warning("lease not renewed", host=self.settings.host_name, error=str(error) or "no answer")
             return
         self.renewed.set()
-        self.credential.accept()
+        self.credential.mark_accepted()
         if self._missed:
             self._missed = 0
             log.info("lease renewed again", host=self.settings.host_name)
             self.on_renewed_again()
 
-    def _note_refusal(self, error: Exception) -> None:
+    def _report_unauthorized(self, error: Exception) -> None:
         if isinstance(error, UnauthorizedError):
-            self.credential.refuse()
+            self.credential.mark_refused()
 
     async def _write(self) -> None:
         """Renew; if another client has written meanwhile, find out which.
@@ -307,12 +307,12 @@ class HostLease:
                 return
             rival = await self._read_rival()
             if rival is not None:
-                raise self._taken(rival)
+                raise self._name_taken_error(rival)
             manifest["metadata"].pop("resourceVersion", None)
 
     def _annotations(self) -> dict[str, str]:
         """Return what the Lease says beside the renewal: no memory budget before the memory was looked at."""
-        room, reach = self.memory(), self.reach.value
+        room, host_address = self.memory(), self.host_address.value
         facts = self.ports.facts() if room is None else HostFacts(room.total_bytes, room.free_bytes)
         return {
             AGENT_VERSION_ANNOTATION: __version__,
@@ -322,19 +322,19 @@ class HostLease:
             MEMORY_BUDGET_ANNOTATION: str((room and room.limit_bytes) or ""),
             MEMORY_FREE_ANNOTATION: str(facts.free_bytes or ""),
             SERVICES_ANNOTATION: str(self.services()),
-            ADDRESS_ANNOTATION: reach.address or "",
-            ADDRESS_REASON_ANNOTATION: reach.problem or reach.why,
+            ADDRESS_ANNOTATION: host_address.address or "",
+            ADDRESS_REASON_ANNOTATION: host_address.problem or host_address.why,
             CREDENTIAL_ANNOTATION: self.credential.value.value.advice,
         }
 
-    async def _run_engine_look(self) -> None:
+    async def _watch_engine_programs(self) -> None:
         known: dict[str, EngineInfo] = {}
         while True:
-            said = []
+            reported = []
             for runtime in HOST_RUNTIMES:
                 try:
                     engine = await self.ports.engines.info(runtime)
-                except WorldError:
+                except ExternalError:
                     continue  # the attempt that starts one reports why
                 before = known.get(runtime)
                 known[runtime] = engine
@@ -342,12 +342,12 @@ class HostLease:
                     log.info("the engine program has changed", program=engine.program, version=engine.version)
                     self.on_engine_upgrade()
                 name = HOST_RUNTIMES[runtime].program.command if engine.wrapper else Path(engine.program).name
-                said.append(f"{name} {engine.version}".strip())
-            self._engine = ", ".join(said)
-            await wait_tick(ENGINE_LOOK_SECONDS)
+                reported.append(f"{name} {engine.version}".strip())
+            self._engine = ", ".join(reported)
+            await wait_tick(ENGINE_CHECK_SECONDS)
 
-    def _reading(self) -> Reading:
-        return Reading(self.ports.utcnow(), trio.current_time())
+    def _reading(self) -> ClockReading:
+        return ClockReading(self.ports.utcnow(), trio.current_time())
 
 
 def machine_in(lease: Lease) -> str:

@@ -16,14 +16,14 @@ from llmkube.k8s.client import Client
 from llmkube.k8s.errors import ApiError
 from llmkube.k8s.reflector import Cache, run_reflector
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.nouns.admitted_networks import AdmittedNetworks
-from llmkube.supervisor.nouns.host_addresses import is_usable
-from llmkube.supervisor.nouns.settings import AgentSettings
+from llmkube.supervisor.values.admitted_networks import AdmittedNetworks
+from llmkube.supervisor.values.host_addresses import is_usable
+from llmkube.supervisor.values.settings import AgentSettings
 from llmkube.weights.address_policy import Network
 
 log = structlog.get_logger(__name__)
 
-WIDEST: Final = {4: 16, 6: 48}
+MIN_PREFIX: Final = {4: 16, 6: 48}
 """The shortest prefix of a pod CIDR that is admitted, by IP version; kube-controller-manager gives /24 and /64."""
 
 MAX_ADDRESSES: Final = 32
@@ -67,8 +67,8 @@ def _checked(text: str, *, address: bool) -> Network:
     network = ipaddress.ip_network(text)
     if not is_usable(str(network.network_address)) or (address and network.num_addresses > 1):
         raise ValueError(f"{text!r} is no address that a node may have")
-    if network.prefixlen < WIDEST[network.version]:
-        raise ValueError(f"{text!r} is wider than /{WIDEST[network.version]}")
+    if network.prefixlen < MIN_PREFIX[network.version]:
+        raise ValueError(f"{text!r} is wider than /{MIN_PREFIX[network.version]}")
     return network
 
 
@@ -90,7 +90,7 @@ class NodeMonitor:
     rng: random.Random
     admitted: AdmittedNetworks | None = None
     _nodes: Cache[Node] = attrs.field(factory=Cache)
-    _news: Mailbox[str] = attrs.field(factory=lambda: Mailbox(""))  # why the nodes cannot be listed
+    _updates: Mailbox[str] = attrs.field(factory=lambda: Mailbox(""))  # why the nodes cannot be listed
     _refused: frozenset[str] = frozenset()
 
     @property
@@ -104,36 +104,36 @@ class NodeMonitor:
         The networks that an earlier agent published stay in effect until the API server answers.
         """
         if self.settings.insecure_lan:
-            await self._set(AdmittedNetworks(self.settings.let_in))
+            await self._set(AdmittedNetworks(self.settings.keyless_networks))
             await trio.sleep_forever()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._follow)
-            nursery.start_soon(self._note_first_list)
+            nursery.start_soon(self._watch_nodes)
+            nursery.start_soon(self._report_first_list)
             version = 0
             while True:
-                await self._news.wait_newer(version)
-                version = self._news.version
+                await self._updates.wait_newer(version)
+                version = self._updates.version
                 await self._set(self._known())
 
-    async def _follow(self) -> Never:
+    async def _watch_nodes(self) -> Never:
         while True:
             try:
                 await run_reflector(self.client, Node, self._nodes, self._on_node, rng=self.rng, fatal=_REFUSALS)
             except ApiError as error:
-                self._news.put_nowait(f"no list of nodes (HTTP {error.code})")
+                self._updates.put_nowait(f"no list of nodes (HTTP {error.code})")
             await trio.sleep(REFUSED_SECONDS)
 
-    async def _note_first_list(self) -> None:
+    async def _report_first_list(self) -> None:
         await self._nodes.synced.wait()
-        self._news.put_nowait("")  # also of no nodes
+        self._updates.put_nowait("")  # also of no nodes
 
     def _on_node(self, _key: Key) -> None:
-        self._news.put_nowait("")
+        self._updates.put_nowait("")
 
     def _known(self) -> AdmittedNetworks:
         """Return the networks; Nodes that were listed stay admitted if listing is forbidden later."""
         if not self._nodes.synced.is_set():
-            return AdmittedNetworks(self.settings.allow_from, problem=self._news.value)
+            return AdmittedNetworks(self.settings.allow_from, problem=self._updates.value)
         networks, refused = networks_of(self._nodes.values())
         for each in refused:
             if each not in self._refused:
@@ -145,8 +145,8 @@ class NodeMonitor:
         if now == self.admitted:
             return
         self.admitted = now
-        say = log.warning if now.closed else log.info
-        say("networks admitted", admitted=now.summary)
+        write_log = log.warning if now.closed else log.info
+        write_log("networks admitted", admitted=now.summary)
         try:
             await self.publish(now)
         except OSError as error:

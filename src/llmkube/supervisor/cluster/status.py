@@ -16,20 +16,20 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key, Object
 from llmkube.k8s.wire.conditions import Statement, settled
 from llmkube.k8s.wire.reasons import Reason
-from llmkube.supervisor.nouns.lifecycle import ServiceView
+from llmkube.supervisor.values.lifecycle import ServiceView
 from llmkube.weights.formats.shape import GGUFFacts, ModelHeader
 from llmkube.weights.store.blobs import WeightsFile
 
 Conditions = tuple[dict[str, Any], ...]
 """What one writer says of one object."""
 
-FIELDS_OF_SERVICE = ("engine", "schedulingStatus", "schedulingMessage")
+SERVICE_FIELDS = ("engine", "schedulingStatus", "schedulingMessage")
 """What agents write of a service besides conditions; the policies of hosts let no other through."""
 
-FIELDS_OF_MODEL = ("path", "size", "sha256", "gguf")
+MODEL_FIELDS = ("path", "size", "sha256", "gguf")
 """The same of a Model."""
 
-OF_SERVICE = ("Accepted", "Loaded", "MemoryPressure", "Published", "SpecHonoured", "UpToDate")
+SERVICE_CONDITIONS = ("Accepted", "Loaded", "MemoryPressure", "Published", "SpecHonoured", "UpToDate")
 """The conditions that agents state of a service.
 
 Each agent states all of them, always. One that left out what it has stated earlier would give the fields of that
@@ -37,7 +37,7 @@ condition back that it alone owns; those that it shares with the host that spoke
 server refuses a condition without its time: no status of this service would ever be written again.
 """
 
-OF_MODEL = ("Fetched",)
+MODEL_CONDITIONS = ("Fetched",)
 """The conditions that agents state of a Model."""
 
 
@@ -72,7 +72,7 @@ def service_status(service: InferenceService, conditions: Conditions, view: Serv
     status: dict[str, Any] = {
         "schedulingStatus": str(word) if waiting else "",
         "schedulingMessage": view.message.partition("\n")[0] if waiting else "",
-        "conditions": [*conditions, *_unstated(service, conditions)],
+        "conditions": [*conditions, *_unknown_conditions(service, conditions)],
     }
     engine = {"runtime": view.engine, "build": view.build, "weightsFormat": view.weights_format}
     if view.ready and (known := {name: value for name, value in engine.items() if value}):
@@ -80,7 +80,7 @@ def service_status(service: InferenceService, conditions: Conditions, view: Serv
     return _patch(InferenceService, service.key, status)
 
 
-def _unstated(service: InferenceService, conditions: Conditions) -> list[dict[str, Any]]:
+def _unknown_conditions(service: InferenceService, conditions: Conditions) -> list[dict[str, Any]]:
     return [
         {
             "type": kind,
@@ -89,7 +89,7 @@ def _unstated(service: InferenceService, conditions: Conditions) -> list[dict[st
             "message": "the agent has not reported it yet",
             "lastTransitionTime": service.metadata.creation_timestamp,
         }
-        for kind in OF_SERVICE
+        for kind in SERVICE_CONDITIONS
         if kind not in {one["type"] for one in conditions}
     ]
 

@@ -11,16 +11,26 @@ from typing import Any, Final, Literal
 import attrs
 import trio
 
-from llmkube.base.errors import NOT_ASKED
+from llmkube.base.errors import LOCAL_CONNECT_ERRNOS
 from llmkube.base.http.client import HttpClient
 from llmkube.base.http.errors import BodyTooLargeError, HttpError, ProtocolError
 from llmkube.base.http.message import NO_HEADERS, Headers, Response
-from llmkube.base.waiting import skips_so_far, wait_tick
+from llmkube.base.waiting import skip_count, wait_tick
 from llmkube.runtimes.plan import LaunchPlan
-from llmkube.runtimes.process.host_runtime import Questions
-from llmkube.runtimes.process.host_runtimes import questions_of
-from llmkube.supervisor.nouns.liveness import FINE, Answer, Ask, EngineStats, Limits, Load, Watch, step, step_load
-from llmkube.supervisor.nouns.proxy_config import IN_FLIGHT_PATH
+from llmkube.runtimes.process.host_runtime import EngineQueries
+from llmkube.runtimes.process.host_runtimes import queries_of
+from llmkube.supervisor.values.liveness import (
+    FINE,
+    EngineStats,
+    Limits,
+    Liveness,
+    Load,
+    Probe,
+    ProbeResult,
+    step,
+    step_load,
+)
+from llmkube.supervisor.values.proxy_config import IN_FLIGHT_PATH
 
 FIRST_POLL_SECONDS = 0.02
 POLL_CAP_SECONDS = 0.25
@@ -30,17 +40,17 @@ LONG_POLL_CAP_SECONDS = 2.0
 ANSWER_SECONDS = 5.0
 TOKEN_SECONDS = 20.0
 IDLE_POLL_SECONDS = 0.1
-SECOND_LOOK_SECONDS = 4.0
+RECHECK_SECONDS = 4.0
 """After this long a process that was seen stopped is looked at again: it may have been stopped for a moment."""
 
 Health = Literal["ok", "busy", "gone"]
-_Got = Response | Literal["gone", "late", "odd", "unasked"]
+_Reply = Response | Literal["gone", "late", "odd", "unasked"]
 ReadStats = Callable[[], Awaitable[EngineStats | None]]
 ReadStatsNowait = Callable[[], EngineStats | None]
 
 _LONGEST_BUILD: Final = 100
 
-NOT_UNDERSTOOD: Final = (ProtocolError, BodyTooLargeError)
+MALFORMED_RESPONSE: Final = (ProtocolError, BodyTooLargeError)
 """An answer all the same: a process listens there."""
 
 
@@ -63,10 +73,10 @@ async def wait_ready(http: HttpClient, url: str) -> None:
 
 async def ask(http: HttpClient, url: str) -> Health:
     """Ask once: `ok`, `busy` (it listens, but gave no 200 in time) or `gone` (nothing listens, or it hung up)."""
-    got = await _get(http, url)
-    if got == "gone":
+    reply = await _get(http, url)
+    if reply == "gone":
         return "gone"
-    return "ok" if isinstance(got, Response) and got.status == 200 else "busy"
+    return "ok" if isinstance(reply, Response) and reply.status == 200 else "busy"
 
 
 @attrs.frozen
@@ -88,33 +98,33 @@ class Engine:
     proxy_url: str = ""
 
     @property
-    def questions(self) -> Questions:
+    def queries(self) -> EngineQueries:
         """What engines of its runtime can be asked."""
-        return questions_of(self.plan.runtime)
+        return queries_of(self.plan.runtime)
 
     @property
     def ready_url(self) -> str:
         """GET it: 200 means ready."""
         return self.url + self.plan.ready_path
 
-    async def counters(self) -> Answer | None:
+    async def counters(self) -> ProbeResult | None:
         """Ask what it is at and how far it is; each question has `ANSWER_SECONDS`. None: this host could not ask."""
-        asked = self.questions
-        got = await self._get(asked.metrics_path or self.plan.ready_path)
-        if got == "unasked":
+        asked = self.queries
+        reply = await self._get(asked.metrics_path or self.plan.ready_path)
+        if reply == "unasked":
             return None
-        if got == "gone":
-            return Answer("gone")
-        metrics = _numbers(got, asked) if asked.metrics_path else {}
+        if reply == "gone":
+            return ProbeResult("gone")
+        metrics = _numbers(reply, asked) if asked.metrics_path else {}
         work: int | None = None
         if metrics.keys() & asked.work:
             work = int(sum(metrics.get(name, 0.0) for name in asked.work))
-        tokens = metrics.get(self._counts)
+        tokens = metrics.get(self._token_metric)
         if work == 0:
-            return Answer(
+            return ProbeResult(
                 "ok", work=0, counters=tuple(metrics.get(name, 0.0) for name in asked.progress), tokens=tokens
             )
-        late = got == "late"
+        late = reply == "late"
         slots = b"" if late else await self._slots()
         if work is None:
             work = _busy_slots(slots)
@@ -123,15 +133,15 @@ class Engine:
             # Not every build counts batches; the slots say how much of a prompt is done, in fields that move about.
             counters = (*(metrics.get(name, 0.0) for name in asked.progress), float(zlib.crc32(slots)))
         if work is None:
-            work = await self._passing()
+            work = await self._proxied_requests()
         health = "ok" if metrics else await ask(self.http, self.ready_url)
-        return Answer(health, late=late, work=work, counters=counters, tokens=tokens)
+        return ProbeResult(health, late=late, work=work, counters=counters, tokens=tokens)
 
     async def _slots(self) -> bytes:
-        path = self.questions.slots_path
+        path = self.queries.slots_path
         return _body(await self._get(path)) if path and "--no-slots" not in self.plan.argv else b""
 
-    async def _passing(self) -> int | None:
+    async def _proxied_requests(self) -> int | None:
         """Return how many requests its proxy has passed on and not answered; None where nothing says."""
         if not self.proxy_url:
             return None
@@ -140,31 +150,31 @@ class Engine:
         except (ValueError, TypeError):
             return None
 
-    async def one_token(self) -> Answer | None:
+    async def one_token(self) -> ProbeResult | None:
         """Ask for the least that it can compute; any answer that is not an error of its own will do.
 
         None: this host could not ask.
         """
         try:
-            status = await self._ask_least()
-        except NOT_UNDERSTOOD:
-            return Answer("busy", token=False)
+            status = await self._request_token()
+        except MALFORMED_RESPONSE:
+            return ProbeResult("busy", token=False)
         except HttpError as error:
-            return None if _is_our_lack(error) else Answer("gone", token=False)
+            return None if _is_resource_exhaustion(error) else ProbeResult("gone", token=False)
         token = status is not None and status < 500
-        return Answer("ok" if token else "busy", token=token)
+        return ProbeResult("ok" if token else "busy", token=token)
 
     async def token_error(self) -> str:
         """Ask for the least that it can compute; return how it fails, and "" when it does not, or takes long."""
         try:
-            status = await self._ask_least()
+            status = await self._request_token()
         except HttpError:
             return ""  # its exit, or another program at its port, is noticed elsewhere
         return f"it answers {status} to a request for one token" if status is not None and status >= 500 else ""
 
-    async def _ask_least(self) -> int | None:
+    async def _request_token(self) -> int | None:
         """Return the status of the answer; None when there is none in `TOKEN_SECONDS`."""
-        path, body = self._least()
+        path, body = self._token_request()
         content = self.credentials.with_("Content-Type", "application/json")
         with trio.move_on_after(TOKEN_SECONDS):
             url = self.url + path
@@ -182,23 +192,23 @@ class Engine:
 
     async def in_flight(self) -> int:
         """Return how many requests it works on or has queued; 0 when it does not say."""
-        asked = self.questions
+        asked = self.queries
         metrics = _numbers(await self._get(asked.metrics_path), asked) if asked.metrics_path else {}
         if metrics.keys() & asked.work:
             return int(sum(metrics.get(name, 0.0) for name in asked.work))
-        return _busy_slots(await self._slots()) or await self._passing() or 0
+        return _busy_slots(await self._slots()) or await self._proxied_requests() or 0
 
     async def model_names(self) -> frozenset[str]:
         """Return the names of the models that it says it serves; empty when it does not say."""
         try:
-            return frozenset(str(model["id"]) for model in (await self._json(self.questions.names_path))["data"])
+            return frozenset(str(model["id"]) for model in (await self._json(self.queries.names_path))["data"])
         except (KeyError, TypeError):
             return frozenset()
 
     async def build(self) -> str:
         """Return the build that it says serves now; "" when it does not say."""
-        said = await self._json(self.questions.build_path)
-        build = said.get("build_info") if isinstance(said, dict) else None
+        info = await self._json(self.queries.build_path)
+        build = info.get("build_info") if isinstance(info, dict) else None
         return build[:_LONGEST_BUILD] if isinstance(build, str) else ""
 
     async def _json(self, path: str) -> Any:
@@ -208,16 +218,16 @@ class Engine:
         except ValueError:
             return None
 
-    async def _get(self, path: str) -> _Got:
+    async def _get(self, path: str) -> _Reply:
         return await _get(self.http, self.url + path, self.credentials)
 
     @property
-    def _counts(self) -> str:
+    def _token_metric(self) -> str:
         """What of its metrics counts its tokens: those that it writes, or reads where it writes none."""
         reads = {"--reranking", "--embedding"}.intersection(self.plan.argv)
         return "prompt_tokens_total" if reads else "tokens_predicted_total"
 
-    def _least(self) -> tuple[str, dict[str, object]]:
+    def _token_request(self) -> tuple[str, dict[str, object]]:
         if "--reranking" in self.plan.argv:
             return "/v1/rerank", {"model": self.plan.alias, "query": "a", "documents": ["a"]}
         if "--embedding" in self.plan.argv:
@@ -226,44 +236,44 @@ class Engine:
 
 
 @attrs.define(eq=False)
-class _Inquiry:
+class _PendingQuery:
     """The question that is with an engine now, and what it has answered since the look before."""
 
     engine: Engine
-    counted: Callable[[float], None]
+    on_tokens: Callable[[float], None]
     asking: bool = False
-    answer: Answer | None = None
+    answer: ProbeResult | None = None
 
     @property
     def is_open(self) -> bool:
         """Whether there is a question, or an answer that no look has taken into account."""
         return self.asking or self.answer is not None
 
-    async def put(self, question: Ask) -> None:
+    async def put(self, question: Probe) -> None:
         """Ask; one question at a time."""
-        self.answer = await (self.engine.one_token() if question is Ask.TOKEN else self.engine.counters())
+        self.answer = await (self.engine.one_token() if question is Probe.TOKEN else self.engine.counters())
         self.asking = False
         if self.answer is not None and self.answer.tokens is not None:
-            self.counted(self.answer.tokens)
+            self.on_tokens(self.answer.tokens)
 
-    def add_to(self, seen: EngineStats) -> EngineStats:
+    def add_to(self, stats: EngineStats) -> EngineStats:
         """Return a look together with what has been asked and answered since the one before."""
         if not self.is_open:
-            return seen
-        seen, self.answer = attrs.evolve(seen, asked=True, answer=self.answer), None
-        return seen
+            return stats
+        stats, self.answer = attrs.evolve(stats, asked=True, answer=self.answer), None
+        return stats
 
 
 async def watch(
     engine: Engine,
     read_stats: ReadStats,
-    changed: Callable[[bool], None],
+    on_reachable: Callable[[bool], None],
     limits: Limits,
     *,
     read_stats_nowait: ReadStatsNowait | None = None,
-    counted: Callable[[float], None] = lambda _: None,
+    on_tokens: Callable[[float], None] = lambda _: None,
 ) -> str:
-    """Return what stands still and for how long, when the engine hangs; `changed` gets whether it can be reached.
+    """Return what stands still and for how long, when the engine hangs; `on_reachable` gets whether it can be reached.
 
     A question to the engine is a task beside the looks: one that waits for its answer must not delay the next look.
     Nor is this task woken at each tick: a look from which nothing follows is taken by `read_stats_nowait`, on the way.
@@ -271,69 +281,69 @@ async def watch(
     Args:
         engine: Whom to ask.
         read_stats: Returns what the kernel says of its process.
-        changed: Called when it can be reached, or cannot be any more.
+        on_reachable: Called when it can be reached, or cannot be any more.
         limits: How long what may stand still.
         read_stats_nowait: The same without waiting; None when only `read_stats` can tell.
-        counted: Called with the tokens that it has computed since its start, when it says so.
+        on_tokens: Called with the tokens that it has computed since its start, when it says so.
     """
-    state, reachable, inquiry, hung = Watch(), True, _Inquiry(engine, counted), ""
-    skips = skips_so_far()
+    state, reachable, inquiry, hung = Liveness(), True, _PendingQuery(engine, on_tokens), ""
+    skips = skip_count()
 
     def is_idle() -> bool:
         """Take one look, unless something follows from it: then it is for the task to take."""
         nonlocal state
-        if read_stats_nowait is None or inquiry.is_open or (seen := read_stats_nowait()) is None:
+        if read_stats_nowait is None or inquiry.is_open or (stats := read_stats_nowait()) is None:
             return False
-        after, verdict = step(state, seen, trio.current_time(), limits)
-        if verdict is not FINE or after.stopped_looks:
+        after, verdict = step(state, stats, trio.current_time(), limits)
+        if verdict is not FINE or after.stopped_samples:
             return False
         state = after
         return True
 
     async with trio.open_nursery() as nursery:
         while not hung:
-            if state.stopped_looks:
-                await trio.sleep(SECOND_LOOK_SECONDS)
+            if state.stopped_samples:
+                await trio.sleep(RECHECK_SECONDS)
             elif await wait_tick(limits.tick_seconds, skips=skips, is_idle=is_idle):
                 # the machine has slept: what was said is old
-                skips = skips_so_far()
-                state = attrs.evolve(state, asked_at=-limits.ask_seconds, rhythm=0)
-            seen = await read_stats()
-            if seen is None:  # it has ended, which another task notices
+                skips = skip_count()
+                state = attrs.evolve(state, probed_at=-limits.probe_seconds, backoff=0)
+            stats = await read_stats()
+            if stats is None:  # it has ended, which another task notices
                 continue
-            state, verdict = step(state, inquiry.add_to(seen), trio.current_time(), limits)
+            state, verdict = step(state, inquiry.add_to(stats), trio.current_time(), limits)
             hung = verdict.hung
             if verdict.reachable != reachable:
                 reachable = verdict.reachable
-                changed(reachable)
-            if verdict.ask is not Ask.NOTHING and not inquiry.asking:
+                on_reachable(reachable)
+            if verdict.ask is not Probe.NOTHING and not inquiry.asking:
                 inquiry.asking = True
                 nursery.start_soon(inquiry.put, verdict.ask)
         nursery.cancel_scope.cancel(reason="the engine hangs")
     return hung
 
 
-async def watch_load(read_stats: ReadStats, say: Callable[[EngineStats], Awaitable[None]], limits: Limits) -> str:
-    """Return what stands still and for how long, when a load has stalled; call `say` after each look.
+async def watch_load(read_stats: ReadStats, report: Callable[[EngineStats], Awaitable[None]], limits: Limits) -> str:
+    """Return what stands still and for how long, when a load has stalled; call `report` after each look.
 
     There is no clock on a load that moves: a large model from a slow disk takes as long as it takes.
     """
     load, stalled = Load(), ""
     while not stalled:
         await wait_tick(limits.tick_seconds)
-        seen = await read_stats()
-        if seen is not None:
-            load, stalled = step_load(load, seen, trio.current_time(), limits)
-            await say(seen)
+        stats = await read_stats()
+        if stats is not None:
+            load, stalled = step_load(load, stats, trio.current_time(), limits)
+            await report(stats)
     return stalled
 
 
-def _numbers(got: _Got, asked: Questions) -> dict[str, float]:
+def _numbers(reply: _Reply, asked: EngineQueries) -> dict[str, float]:
     """The metrics of an engine by their names; none of anything but a 200."""
-    if not isinstance(got, Response) or got.status != 200:
+    if not isinstance(reply, Response) or reply.status != 200:
         return {}
     numbers: dict[str, float] = {}
-    for name, value in asked.metric.findall(got.body):
+    for name, value in asked.metric.findall(reply.body):
         try:
             numbers[name.decode("ascii")] = float(value) + numbers.get(name.decode("ascii"), 0.0)
         except ValueError:
@@ -348,12 +358,12 @@ def _busy_slots(slots: bytes) -> int | None:
         return None
 
 
-def _body(got: _Got) -> bytes:
+def _body(reply: _Reply) -> bytes:
     """The body of a 200, and nothing of anything else."""
-    return got.body if isinstance(got, Response) and got.status == 200 else b""
+    return reply.body if isinstance(reply, Response) and reply.status == 200 else b""
 
 
-async def _get(http: HttpClient, url: str, credentials: Headers = NO_HEADERS) -> _Got:
+async def _get(http: HttpClient, url: str, credentials: Headers = NO_HEADERS) -> _Reply:
     """What is answered; `late` after `ANSWER_SECONDS`, and `gone` when nothing listens or the answer is incomplete.
 
     `odd`: a process has answered, but too much, or nothing that is HTTP. `unasked`: this host has no descriptor left,
@@ -362,17 +372,17 @@ async def _get(http: HttpClient, url: str, credentials: Headers = NO_HEADERS) ->
     with trio.move_on_after(ANSWER_SECONDS):
         try:
             return await http.request("GET", url, headers=credentials, max_body_bytes=4 * 1024 * 1024)
-        except NOT_UNDERSTOOD:
+        except MALFORMED_RESPONSE:
             return "odd"
         except HttpError as error:
-            return "unasked" if _is_our_lack(error) else "gone"
+            return "unasked" if _is_resource_exhaustion(error) else "gone"
     return "late"
 
 
-def _is_our_lack(error: BaseException | None) -> bool:
+def _is_resource_exhaustion(error: BaseException | None) -> bool:
     """Whether what went wrong, or what caused it, is that this host has run out of something."""
     if isinstance(error, BaseExceptionGroup):
-        return any(map(_is_our_lack, error.exceptions))
-    if error is None or (isinstance(error, OSError) and error.errno in NOT_ASKED):
+        return any(map(_is_resource_exhaustion, error.exceptions))
+    if error is None or (isinstance(error, OSError) and error.errno in LOCAL_CONNECT_ERRNOS):
         return error is not None
-    return _is_our_lack(error.__cause__)
+    return _is_resource_exhaustion(error.__cause__)

@@ -33,7 +33,7 @@ HOLD_SECONDS: Final = 60.0
 AGAIN: Final = Backoff(base_seconds=1.0, cap_seconds=300.0)
 """Before caffeinate is started again that has ended too early."""
 
-LASTED_SECONDS: Final = 600.0
+STABLE_SECONDS: Final = 600.0
 """One that has lived for so long was no failure: the pauses begin anew."""
 
 END_SECONDS: Final = 2.0
@@ -77,44 +77,44 @@ class PowerAssertion:
     hold: Callable[[], Awaitable[None]]
     always: bool = False
     _until: float = -math.inf
-    _news: trio.Event = attrs.field(factory=trio.Event)
+    _changed: trio.Event = attrs.field(factory=trio.Event)
     _rng: random.Random = attrs.field(factory=random.Random)
 
     def worked(self) -> None:
         """The engine was seen to work just now."""
         self._until = trio.current_time() + HOLD_SECONDS
-        self._news.set()
+        self._changed.set()
 
     async def run(self) -> None:
         """Never return: hold it when it is to be held."""
         failures = 0
         while True:
-            await self._until_wanted()
-            begun, ended, why = trio.current_time(), False, "it has ended"
+            await self._wait_wanted()
+            started_at, has_ended, why = trio.current_time(), False, "it has ended"
 
             async def hold() -> None:
-                nonlocal ended, why
+                nonlocal has_ended, why
                 try:
                     await self.hold()
                 except OSError as error:
                     why = str(error)
-                ended = True
+                has_ended = True
 
-            await wait_any(hold, self._until_unwanted)
-            if not ended:
+            await wait_any(hold, self._wait_unwanted)
+            if not has_ended:
                 continue
-            failures = 1 if trio.current_time() - begun >= LASTED_SECONDS else failures + 1
+            failures = 1 if trio.current_time() - started_at >= STABLE_SECONDS else failures + 1
             pause = AGAIN.delay(failures, self._rng)
             if failures == 1:  # again and again the same is no news
                 log.warning("this Mac may fall asleep while an engine works", program=CAFFEINATE[0], why=why)
             await trio.sleep(pause)
 
-    async def _until_wanted(self) -> None:
+    async def _wait_wanted(self) -> None:
         while not (self.always or trio.current_time() < self._until):
-            self._news = trio.Event()
-            await self._news.wait()
+            self._changed = trio.Event()
+            await self._changed.wait()
 
-    async def _until_unwanted(self) -> None:
+    async def _wait_unwanted(self) -> None:
         if self.always:
             await trio.sleep_forever()
         while trio.current_time() < self._until:  # noqa: ASYNC110 - it moves on with each request

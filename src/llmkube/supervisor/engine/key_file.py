@@ -12,10 +12,10 @@ from typing import Final
 import attrs
 
 from llmkube.base.private_files import write_private
-from llmkube.supervisor.nouns.api_keys import digest_of
-from llmkube.supervisor.nouns.desired import Launch
-from llmkube.supervisor.nouns.journal import Entry
-from llmkube.supervisor.nouns.ports import Shutdown
+from llmkube.supervisor.values.api_keys import digest_of
+from llmkube.supervisor.values.desired import Launch
+from llmkube.supervisor.values.journal import Entry
+from llmkube.supervisor.values.ports import Shutdown
 
 _FOLDER: Final = "keys"
 _KEY_BYTES: Final = 32
@@ -38,7 +38,7 @@ def write_keys(path: Path, keys: Sequence[str]) -> None:
         OSError: The disk does not take them.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_private(path, "".join(f"{key}\n" for key in keys), lasting=False)
+    write_private(path, "".join(f"{key}\n" for key in keys), durable=False)
 
 
 def read_keys(path: Path) -> tuple[str, ...]:
@@ -60,11 +60,11 @@ def with_client_keys(entry: Entry, keys: Sequence[str]) -> Entry:
         fits = launch.plan.keys_digest and digest_of(theirs) == launch.plan.keys_digest
         return attrs.evolve(launch, client_keys=theirs) if fits else launch
 
-    return attrs.evolve(entry, launch=known(entry.launch), kept=known(entry.kept) if entry.kept else None)
+    return attrs.evolve(entry, launch=known(entry.launch), fallback=known(entry.fallback) if entry.fallback else None)
 
 
 @contextlib.contextmanager
-def kept_while_running(path: Path, shutdown: Shutdown) -> Iterator[None]:
+def removed_after_exit(path: Path, shutdown: Shutdown) -> Iterator[None]:
     """Remove an engine's file after the block, unless the engine stays for the next agent."""
     try:
         yield
@@ -73,10 +73,10 @@ def kept_while_running(path: Path, shutdown: Shutdown) -> Iterator[None]:
             remove_private(path)
 
 
-def remove_key_files(state_dir: Path, left: frozenset[str]) -> None:
+def remove_key_files(state_dir: Path, live_cookies: frozenset[str]) -> None:
     """Remove the files of all engines but those with these cookies; blocks."""
     for path in (state_dir / _FOLDER).glob("*"):
-        if path.name not in left:
+        if path.name not in live_cookies:
             remove_private(path)
 
 

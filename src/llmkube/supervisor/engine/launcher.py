@@ -18,27 +18,27 @@ from typing import Final
 import attrs
 import trio
 
-from llmkube.base.errors import WorldError
+from llmkube.base.errors import ExternalError
 from llmkube.k8s.crd.pairing import DEFAULT_RUNTIME
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.runtimes.plan import EngineInfo
-from llmkube.runtimes.process.environment import OURS
+from llmkube.runtimes.process.environment import FIXED_VARIABLES
 from llmkube.runtimes.process.exits import SIGN_AGAIN
 from llmkube.runtimes.process.host_runtime import HostRuntime, ProgramError
 from llmkube.runtimes.process.host_runtimes import HOST_RUNTIMES
-from llmkube.supervisor.engine.child import Ending, OwnedProcess, adopt_child, open_child
+from llmkube.supervisor.engine.child import OwnedProcess, Termination, adopt_child, open_child
 from llmkube.supervisor.engine.keep_awake import PowerAssertion, caffeinate, keeping_awake
-from llmkube.supervisor.engine.key_file import kept_while_running, key_path, read_keys
+from llmkube.supervisor.engine.key_file import key_path, read_keys, removed_after_exit
 from llmkube.supervisor.engine.logfile import service_of
 from llmkube.supervisor.engine.orphans import STUCK_FOLDER, StuckEngine, StuckEngines
 from llmkube.supervisor.engine.process_stats import CookieScan, Sampler
 from llmkube.supervisor.engine.proxy import EngineProxy, config_path, proxy_of
 from llmkube.supervisor.host.processes import COOKIE_VARIABLE, OWNER_VARIABLE
-from llmkube.supervisor.nouns.admitted_networks import networks_path
-from llmkube.supervisor.nouns.journal import EngineRecord
-from llmkube.supervisor.nouns.ports import Child, Command, Grace, Shutdown
-from llmkube.supervisor.nouns.proxy_config import ProxyConfig
-from llmkube.supervisor.nouns.settings import AgentSettings
+from llmkube.supervisor.values.admitted_networks import networks_path
+from llmkube.supervisor.values.journal import EngineRecord
+from llmkube.supervisor.values.ports import Child, Command, Grace, Shutdown
+from llmkube.supervisor.values.proxy_config import ProxyConfig
+from llmkube.supervisor.values.settings import AgentSettings
 
 HOMEBREW: Final = ("/opt/homebrew/bin", "/usr/local/bin")
 """launchd starts agents with neither on PATH."""
@@ -57,7 +57,7 @@ HELP_SECONDS = 30.0
 """How long `--help` may take; macOS checks a new binary's signature online at its first start."""
 
 
-class EngineNotFoundError(WorldError):
+class EngineNotFoundError(ExternalError):
     """The program of an engine is missing, or is not what it should be."""
 
     reason = Reason.ENGINE_NOT_FOUND
@@ -93,19 +93,19 @@ def read_head(path: str) -> str:
         raise EngineNotFoundError(f"cannot read {path}: {error.strerror or error}") from error
 
 
-class EngineStuckError(WorldError):
+class EngineStuckError(ExternalError):
     """The last engine of the service cannot be ended, and there is to be no second one beside it."""
 
     reason = Reason.ENGINE_STUCK
 
 
-class AddressMissingError(WorldError):
+class AddressMissingError(ExternalError):
     """This host does not have the address that engines should listen on, at least not now."""
 
     reason = Reason.ADDRESS_MISSING
 
 
-def killed_at_once(code: int, platform: str) -> str:
+def explain_early_kill(code: int, platform: str) -> str:
     """Say what it means that a program was killed before it said a word; "" where nothing is known to mean it."""
     if platform == "darwin" and code == -signal.SIGKILL:
         return f"macOS kills a program whose code signature is not valid, as after a copy over the file; {SIGN_AGAIN}"
@@ -113,10 +113,10 @@ def killed_at_once(code: int, platform: str) -> str:
 
 
 @attrs.define(eq=False)
-class _Question:
+class _Inspection:
     """The question that is under way; tasks that come meanwhile get the same answer."""
 
-    over: trio.Event = attrs.field(factory=trio.Event)
+    done: trio.Event = attrs.field(factory=trio.Event)
     error: EngineNotFoundError | None = None
 
 
@@ -132,7 +132,7 @@ class LocalEngines:
     settings: AgentSettings
     awake: Callable[[], Awaitable[None]] | None = attrs.field()
     _known: dict[tuple[str, int, int, int], EngineInfo] = attrs.field(factory=dict)
-    _questions: dict[str, _Question] = attrs.field(factory=dict)  # by runtime
+    _inspections: dict[str, _Inspection] = attrs.field(factory=dict)  # by runtime
     _sampler: Sampler = attrs.field(factory=Sampler)
     # Of its own: a proxy's scan has no deadline, and must not hold up the ends of engines.
     _scan: CookieScan = attrs.field(factory=CookieScan)
@@ -150,42 +150,42 @@ class LocalEngines:
         try:
             found = Path(path).stat()
         except OSError as error:
-            told = f"no {known.program.command} at {path} ({error.strerror}); {known.program.remedy}"
-            raise EngineNotFoundError(told) from error
+            message = f"no {known.program.command} at {path} ({error.strerror}); {known.program.remedy}"
+            raise EngineNotFoundError(message) from error
         # Not the time alone: some package managers give every file the same one.
         identity = (path, found.st_ino, found.st_size, found.st_mtime_ns)
         while identity not in self._known:
-            if (question := self._questions.get(runtime)) is not None:
-                await question.over.wait()
-                if question.error is not None:
-                    raise EngineNotFoundError(str(question.error)) from question.error
+            if (inspection := self._inspections.get(runtime)) is not None:
+                await inspection.done.wait()
+                if inspection.error is not None:
+                    raise EngineNotFoundError(str(inspection.error)) from inspection.error
                 continue  # it was answered, or the task that asked was cancelled
-            self._questions[runtime] = question = _Question()
+            self._inspections[runtime] = inspection = _Inspection()
             try:
                 self._known[identity] = await self._ask(path, known)
             except EngineNotFoundError as error:
-                question.error = error
+                inspection.error = error
                 raise
             finally:
-                del self._questions[runtime]
-                question.over.set()
+                del self._inspections[runtime]
+                inspection.done.set()
         return self._known[identity]
 
     async def _ask(self, path: str, runtime: HostRuntime) -> EngineInfo:
         program = runtime.program
         try:
             runs = path
-            if program.runs_by is not None:
-                runs = program.runs_by(await trio.to_thread.run_sync(read_head, path))
-            asked = [[word.replace("{program}", runs) for word in words] for words in program.questions]
-            found = program.describe(runs, [await self._output(*words) for words in asked])
+            if program.find_interpreter is not None:
+                runs = program.find_interpreter(await trio.to_thread.run_sync(read_head, path))
+            invocation = [[word.replace("{program}", runs) for word in words] for words in program.queries]
+            found = program.describe(runs, [await self._output(*words) for words in invocation])
         except ProgramError as error:
             raise EngineNotFoundError(f"{path}: {error}") from error
         fronts, wrappers = self.settings.fronts, self.settings.wrappers
         return attrs.evolve(found, front=fronts.get(runtime.name, ()), wrapper=wrappers.get(runtime.name, ""))
 
     async def _output(self, program: str, *flags: str) -> str:
-        asked = " ".join((program, *flags))
+        invocation = " ".join((program, *flags))
         try:
             with trio.fail_after(HELP_SECONDS):
                 done = await trio.run_process(
@@ -198,11 +198,11 @@ class LocalEngines:
         except OSError as error:
             raise EngineNotFoundError(f"cannot run {program}: {error.strerror or error}") from error
         except trio.TooSlowError as error:
-            raise EngineNotFoundError(f"{asked} gave no answer in {HELP_SECONDS:g} s") from error
+            raise EngineNotFoundError(f"{invocation} gave no answer in {HELP_SECONDS:g} s") from error
         text: str = done.stdout.decode("utf-8", "replace")
         if done.returncode != 0:
-            said = text[-500:].strip() or killed_at_once(done.returncode, sys.platform)
-            raise EngineNotFoundError(f"{asked} failed with exit code {done.returncode}: {said}")
+            detail = text[-500:].strip() or explain_early_kill(done.returncode, sys.platform)
+            raise EngineNotFoundError(f"{invocation} failed with exit code {done.returncode}: {detail}")
         return text
 
     def free_port(self, host: str) -> int:
@@ -226,12 +226,12 @@ class LocalEngines:
         service = service_of(command.log_path)
         child = open_child(
             attrs.evolve(command, env=self._environment(dict(command.env) | {COOKIE_VARIABLE: command.cookie})),
-            self._ending(command.cookie, shutdown, grace, service),
+            self._termination(command.cookie, shutdown, grace, service),
             log_cap_bytes=self.settings.log_cap_bytes,
             sampler=self._sampler,
-            check=partial(self._refuse_beside_stuck, service),
+            check=partial(self._refuse_while_stuck, service),
         )
-        async with self._accompanied(child, command.cookie, command.proxy, shutdown) as process:
+        async with self._with_companions(child, command.cookie, command.proxy, shutdown) as process:
             yield process
 
     @asynccontextmanager
@@ -242,17 +242,17 @@ class LocalEngines:
         child = adopt_child(
             record,
             log_path,
-            self._ending(record.cookie, shutdown, grace, service_of(log_path)),
+            self._termination(record.cookie, shutdown, grace, service_of(log_path)),
             log_cap_bytes=self.settings.log_cap_bytes,
             sampler=self._sampler,
         )
         keys = read_keys(key_path(self.settings.state_dir, record.cookie)) if record.public_host else ()
-        proxy = proxy_of(record, self.settings.let_in, keys[1:])  # ours is the first
-        async with self._accompanied(child, record.cookie, proxy, shutdown) as process:
+        proxy = proxy_of(record, self.settings.keyless_networks, keys[1:])  # ours is the first
+        async with self._with_companions(child, record.cookie, proxy, shutdown) as process:
             yield process
 
     @asynccontextmanager
-    async def _accompanied(
+    async def _with_companions(
         self,
         child: AbstractAsyncContextManager[OwnedProcess],
         cookie: str,
@@ -261,7 +261,7 @@ class LocalEngines:
     ) -> AsyncIterator[OwnedProcess]:
         """Run a process with what it has beside it: its keys, its proxy, an assertion that keeps this machine awake."""
         async with AsyncExitStack() as stack:
-            stack.enter_context(kept_while_running(key_path(self.settings.state_dir, cookie), shutdown))
+            stack.enter_context(removed_after_exit(key_path(self.settings.state_dir, cookie), shutdown))
             process = await stack.enter_async_context(child)
             await self._add_proxy(stack, proxy, process, cookie, shutdown)
             await self._keep_awake(stack, process)
@@ -283,12 +283,12 @@ class LocalEngines:
             environment = self._environment({name: os.environ[name] for name in _PYTHON if name in os.environ})
             path, log_path = config_path(folder, cookie), folder / "logs" / "proxies.log"
             program = self.settings.engine_proxy
-            networks = str(networks_path(folder)) if self.settings.follows_nodes and not config.keys else ""
+            networks = str(networks_path(folder)) if self.settings.watches_nodes and not config.keys else ""
             config = attrs.evolve(config, engine=(child.pid, child.started), networks=networks)
             proxy = EngineProxy(program, config, cookie, path, log_path, environment, self._scan)
             await stack.enter_async_context(proxy.running(shutdown))
 
-    def _refuse_beside_stuck(self, service: str) -> None:
+    def _refuse_while_stuck(self, service: str) -> None:
         engine = self._stuck.of(service)
         if engine is not None:
             raise EngineStuckError(
@@ -297,11 +297,11 @@ class LocalEngines:
                 "disk of the model and at the driver, or restart the machine"
             )
 
-    def _ending(self, cookie: str, shutdown: Shutdown, grace: Grace, service: str) -> Ending:
-        def outlived(pid: int, started: str) -> None:
-            self._stuck.note(StuckEngine(pid, started, service))
+    def _termination(self, cookie: str, shutdown: Shutdown, grace: Grace, service: str) -> Termination:
+        def on_survivor(pid: int, started: str) -> None:
+            self._stuck.record(StuckEngine(pid, started, service))
 
-        return Ending(cookie, grace, shutdown, outlived)
+        return Termination(cookie, grace, shutdown, on_survivor)
 
     @property
     def _stuck(self) -> StuckEngines:
@@ -312,7 +312,7 @@ class LocalEngines:
         return (
             inherited
             | dict(self.settings.variables)
-            | dict(OURS)
+            | dict(FIXED_VARIABLES)
             | extra
             | {OWNER_VARIABLE: str(self.settings.state_dir)}
         )

@@ -12,7 +12,7 @@ import shutil
 from collections import deque
 from pathlib import Path
 
-from llmkube.base.full_disk import is_full
+from llmkube.base.full_disk import is_disk_full
 from llmkube.base.private_files import file_stem
 from llmkube.k8s.resource import Key
 
@@ -77,7 +77,7 @@ def rotate(path: Path, cap_bytes: int) -> bool:
         try:
             shutil.copyfile(path, old_log(path))
         except OSError as error:
-            if not is_full(error):
+            if not is_disk_full(error):
                 return False
             old_log(path).unlink(missing_ok=True)
         os.truncate(path, 0)

@@ -24,9 +24,9 @@ from llmkube.base.private_files import write_private
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.engine.proxy import proxy_cookie
 from llmkube.supervisor.host import processes
-from llmkube.supervisor.nouns.desired import accelerator
-from llmkube.supervisor.nouns.journal import EngineRecord, Entry
-from llmkube.supervisor.nouns.settings import AgentSettings
+from llmkube.supervisor.values.desired import accelerator
+from llmkube.supervisor.values.journal import EngineRecord, Entry
+from llmkube.supervisor.values.settings import AgentSettings
 
 STUCK_FOLDER = "strays"
 """Their folder in the state directory."""
@@ -53,14 +53,14 @@ class StuckEngines:
 
     root: Path
 
-    def note(self, engine: StuckEngine) -> None:
+    def record(self, engine: StuckEngine) -> None:
         """Remember one until it is gone.
 
         Raises:
             OSError: The disk does not take it.
         """
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_private(self.root / f"{engine.pid}.json", json.dumps(attrs.asdict(engine)), lasting=False)
+        write_private(self.root / f"{engine.pid}.json", json.dumps(attrs.asdict(engine)), durable=False)
 
     def of(self, service: str) -> StuckEngine | None:
         """Return one that was a service's engine, or None; what is gone is forgotten."""
@@ -98,12 +98,12 @@ def is_alive(pid: int, started: str) -> bool:
         return False
 
 
-def belongs(entry: Entry, settings: AgentSettings) -> bool:
+def is_in_scope(entry: Entry, settings: AgentSettings) -> bool:
     """Whether an agent with these settings would serve this."""
     return (
         settings.namespace in (None, entry.key.namespace)
-        and accelerator(entry.wish.model) in settings.accelerators
-        and settings.selector.matches(entry.wish.service.metadata.labels)
+        and accelerator(entry.desired.model) in settings.accelerators
+        and settings.selector.matches(entry.desired.service.metadata.labels)
     )
 
 
@@ -127,7 +127,7 @@ def match_processes(
     for process in ours:
         cookie = cookies[process.pid] or sessions.get(process.pid, "")
         by_cookie.setdefault(cookie, []).append(process)
-    left = {}
+    remaining = {}
     for key, entry in entries.items():
         record = entry.engine
         if record is not None:
@@ -136,9 +136,9 @@ def match_processes(
         if record is not None:
             for cookie in (record.cookie, proxy_cookie(record.cookie)):
                 by_cookie.pop(cookie, None)
-        if record is not None or belongs(entry, settings):
-            left[key] = attrs.evolve(entry, engine=record)
-    return left, [process for family in by_cookie.values() for process in family]
+        if record is not None or is_in_scope(entry, settings):
+            remaining[key] = attrs.evolve(entry, engine=record)
+    return remaining, [process for family in by_cookie.values() for process in family]
 
 
 def _alive(

@@ -19,12 +19,12 @@ import attrs
 import psutil
 import trio
 
-from llmkube.base.errors import NOT_ASKED
+from llmkube.base.errors import LOCAL_CONNECT_ERRNOS
 from llmkube.supervisor.host import processes, procfs
 from llmkube.supervisor.host.processes import COOKIE_VARIABLE, families
 from llmkube.supervisor.host.procfs import ProcessStat
 from llmkube.supervisor.host.tcp_listeners import listening_ports
-from llmkube.supervisor.nouns.liveness import EngineStats
+from llmkube.supervisor.values.liveness import EngineStats
 
 FRESH_SECONDS: Final = 1.0
 """A sample serves every service that asks within this time."""
@@ -52,25 +52,25 @@ _LETTERS: Final = {psutil.STATUS_STOPPED: "T", psutil.STATUS_ZOMBIE: "Z"}
 class CookieScan:
     """Which process carries which cookie; one per host."""
 
-    _scan: Callable[[], Mapping[str, Sequence[psutil.Process]]] = partial(processes.carriers, COOKIE_VARIABLE)
+    _scan: Callable[[], Mapping[str, Sequence[psutil.Process]]] = partial(processes.marked_processes, COOKIE_VARIABLE)
     _found: Mapping[str, Sequence[psutil.Process]] = attrs.field(factory=dict)
-    _begun: int = 0
-    _done: int = 0
+    _started_scans: int = 0
+    _finished_scans: int = 0
     _lock: trio.Lock = attrs.field(factory=trio.Lock)
 
-    async def carriers(self, cookie: str) -> Sequence[psutil.Process]:
+    async def marked_processes(self, cookie: str) -> Sequence[psutil.Process]:
         """Return what a scan finds that begins after this was called; one that runs already may have missed some.
 
         Raises:
             OSError: No descriptor is left for it.
         """
-        wanted = self._begun + 1
+        wanted = self._started_scans + 1
         async with self._lock:
-            if self._done < wanted:
-                self._begun += 1
+            if self._finished_scans < wanted:
+                self._started_scans += 1
                 # It only looks: a process on a dead disk, which blocks the scan, must not block an engine's end.
                 self._found = await trio.to_thread.run_sync(self._scan, abandon_on_cancel=True)
-                self._done = self._begun
+                self._finished_scans = self._started_scans
         return self._found.get(cookie, ())
 
 
@@ -92,7 +92,7 @@ class StatsReader:
     _ages: dict[int, int] = attrs.field(factory=dict)  # in rounds
     _count: int = 0
     _has_port_table: bool = sys.platform == "linux"
-    _seen: tuple[dict[int, EngineStats], dict[int, EngineStats]] = attrs.field(
+    _stats: tuple[dict[int, EngineStats], dict[int, EngineStats]] = attrs.field(
         factory=lambda: ({}, {})
     )  # without ports, and with
 
@@ -103,16 +103,16 @@ class StatsReader:
         # A young engine may be about to start the process that does the work.
         if self._count % FAMILY_ROUNDS == 0 or any(age < YOUNG_ROUNDS for age in self._ages.values()):
             self._families = families([engine.pid for engine in engines])
-        look_at_ports = self._count % PORT_ROUNDS == 0
-        ports = listening_ports({engine.port for engine in engines}) if look_at_ports and self._has_port_table else None
+        reads_ports = self._count % PORT_ROUNDS == 0
+        ports = listening_ports({engine.port for engine in engines}) if reads_ports and self._has_port_table else None
         found = {}
-        before = self._seen[look_at_ports]
+        before = self._stats[reads_ports]
         for engine in engines:
             members = (engine.pid, *self._families.get(engine.pid, ()))
             at_port: tuple[bool | None, bool | None] = None, None
             if ports is not None:
                 at_port = engine.port in ports, ports.get(engine.port, False)
-            elif look_at_ports:
+            elif reads_ports:
                 at_port = _accepts(engine.host, engine.port), None
             stats = _stats_of(engine, members, at_port, before.get(engine.pid), loading=engine.pid in loading)
             if stats is not None:
@@ -134,45 +134,45 @@ class Sampler:
         factory=StatsReader
     )
     _engines: dict[int, tuple[EngineProcess, bool, float]] = attrs.field(factory=dict)  # how, and when last asked for
-    _seen: Mapping[int, EngineStats] = attrs.field(factory=dict)
-    _seen_at: float = float("-inf")
+    _stats: Mapping[int, EngineStats] = attrs.field(factory=dict)
+    _sampled_at: float = float("-inf")
     _lock: trio.Lock = attrs.field(factory=trio.Lock)
     _in_thread: bool = sys.platform != "linux"
     cookies: CookieScan = attrs.field(factory=CookieScan)
 
     async def sample(self, engine: EngineProcess, *, loading: bool) -> EngineStats | None:
         """Return what the kernel shows of an engine now; None when its process has ended."""
-        now = self._note(engine, loading=loading)
+        now = self._register(engine, loading=loading)
         await trio.lowlevel.checkpoint_if_cancelled()  # all callers come from a tick: no other task need run here
         if not self._in_thread:
             self._refresh(now)
         elif self._is_old(now):
             async with self._lock:
                 if self._is_old(now):
-                    self._take_in(await trio.to_thread.run_sync(self._read, *self._wanted(now)))
-        return self._seen.get(engine.pid)
+                    self._store(await trio.to_thread.run_sync(self._read, *self._wanted(now)))
+        return self._stats.get(engine.pid)
 
     def sample_nowait(self, engine: EngineProcess) -> EngineStats | None:
         """Return the same as `sample` without waiting; None also where that takes a thread."""
         if self._in_thread:
             return None
-        self._refresh(self._note(engine, loading=False))
-        return self._seen.get(engine.pid)
+        self._refresh(self._register(engine, loading=False))
+        return self._stats.get(engine.pid)
 
-    def _note(self, engine: EngineProcess, *, loading: bool) -> float:
+    def _register(self, engine: EngineProcess, *, loading: bool) -> float:
         """Note that a service asks for an engine now; return the time."""
         now = trio.current_time()
         if engine.pid not in self._engines:
-            self._seen_at = float("-inf")
+            self._sampled_at = float("-inf")
         self._engines[engine.pid] = (engine, loading, now)
         return now
 
     def _is_old(self, now: float) -> bool:
-        return now - self._seen_at >= FRESH_SECONDS
+        return now - self._sampled_at >= FRESH_SECONDS
 
     def _refresh(self, now: float) -> None:
         if self._is_old(now):
-            self._take_in(self._read(*self._wanted(now)))
+            self._store(self._read(*self._wanted(now)))
 
     def _wanted(self, now: float) -> tuple[list[EngineProcess], frozenset[int]]:
         """The engines that were asked for lately, and which of them load; the others are forgotten."""
@@ -180,8 +180,8 @@ class Sampler:
         self._engines = {each[0].pid: each for each in wanted}
         return [each[0] for each in wanted], frozenset(each[0].pid for each in wanted if each[1])
 
-    def _take_in(self, seen: Mapping[int, EngineStats]) -> None:
-        self._seen, self._seen_at = seen, trio.current_time()
+    def _store(self, stats: Mapping[int, EngineStats]) -> None:
+        self._stats, self._sampled_at = stats, trio.current_time()
 
 
 def read_stat(pid: int) -> ProcessStat | None:
@@ -254,5 +254,5 @@ def _accepts(host: str, port: int) -> bool | None:
     except TimeoutError:
         return True
     except OSError as error:
-        return None if error.errno in NOT_ASKED else False
+        return None if error.errno in LOCAL_CONNECT_ERRNOS else False
     return True

@@ -26,9 +26,9 @@ from llmkube.supervisor.engine.logfile import open_for_append, rotate
 from llmkube.supervisor.engine.process_stats import CookieScan
 from llmkube.supervisor.host import processes
 from llmkube.supervisor.host.processes import COOKIE_VARIABLE
-from llmkube.supervisor.nouns.journal import EngineRecord
-from llmkube.supervisor.nouns.ports import Shutdown
-from llmkube.supervisor.nouns.proxy_config import ProxyConfig
+from llmkube.supervisor.values.journal import EngineRecord
+from llmkube.supervisor.values.ports import Shutdown
+from llmkube.supervisor.values.proxy_config import ProxyConfig
 
 log = structlog.get_logger(__name__)
 
@@ -41,7 +41,7 @@ END_SECONDS: Final = 2.0
 LOG_CAP_BYTES: Final = 1 << 20
 """The log of all proxies of a host is looked at when one is started; they write when something is wrong."""
 
-AGAIN_SECONDS: Final = 1.0
+RETRY_SECONDS: Final = 1.0
 """Between the end of a proxy and the start of the next one."""
 
 
@@ -125,25 +125,25 @@ class EngineProxy:
     async def _keep_running(self, watches: AsyncExitStack) -> NoReturn:
         while True:
             try:
-                self._process = await self._adopted(watches)
+                self._process = await self._adopt(watches)
                 break
             except OSError as error:  # no descriptor is left to look with; another one has the port, if there is one
                 log.warning("cannot look for the proxy of an engine; will be repeated", error=str(error))
-            await trio.sleep(AGAIN_SECONDS)
+            await trio.sleep(RETRY_SECONDS)
         while True:
             if self._process is None:
-                self._process = await self._started()
+                self._process = await self._start()
             if self._process is not None:
                 await self._process.wait()
                 pid, self._process = self._process.pid, None
-                await trio.sleep(AGAIN_SECONDS)  # if it was the engine that has ended, this task is cancelled meanwhile
+                await trio.sleep(RETRY_SECONDS)  # if it was the engine that has ended, this task is cancelled meanwhile
                 log.warning("the proxy of an engine has ended; another one is started", pid=pid)
             else:
-                await trio.sleep(AGAIN_SECONDS)
+                await trio.sleep(RETRY_SECONDS)
 
-    async def _adopted(self, watches: AsyncExitStack) -> _Process | None:
+    async def _adopt(self, watches: AsyncExitStack) -> _Process | None:
         """Go on with what an earlier agent has left; a proxy with other settings is ended, for it has the port."""
-        for left in await self.scan.carriers(proxy_cookie(self.cookie)):
+        for left in await self.scan.marked_processes(proxy_cookie(self.cookie)):
             started = processes.start_of(left.pid)
             with contextlib.suppress(ProcessLookupError):
                 wait = await watches.enter_async_context(processes.open_exit_watch(left.pid))
@@ -154,7 +154,7 @@ class EngineProxy:
                     await self._end()
         return None
 
-    async def _started(self) -> _Process | None:
+    async def _start(self) -> _Process | None:
         """Start it; None when that is not possible now."""
         cookie = {COOKIE_VARIABLE: proxy_cookie(self.cookie)}
         try:
@@ -180,7 +180,7 @@ class EngineProxy:
         """Write its settings, and return the descriptor of its log; blocks."""
         rotate(self.log_path, LOG_CAP_BYTES)
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_private(self.path, self.config.dump(), lasting=False)
+        write_private(self.path, self.config.dump(), durable=False)
         return open_for_append(self.log_path)[1]
 
     async def _end(self) -> None:

@@ -25,7 +25,7 @@ from llmkube.supervisor.host.mach import (
     decode_level,
     decode_statistics,
 )
-from llmkube.supervisor.host.pressure_level import DEFAULTS, Count, Signs, Thresholds, judge, per_second
+from llmkube.supervisor.host.pressure_level import DEFAULTS, Reading, Signals, Thresholds, assess_pressure, per_second
 from llmkube.supervisor.host.processes import footprints
 from llmkube.supervisor.host.sample import Level, Sample
 
@@ -67,15 +67,15 @@ class DarwinMemory:
     thresholds: Thresholds = DEFAULTS
     wait_change: Callable[[], Awaitable[None]] = trio.sleep_forever
     working_set_bytes: int | None = None
-    _swapped: Count | None = attrs.field(default=None, init=False)
-    _compressed: Count | None = attrs.field(default=None, init=False)
+    _swapped: Reading | None = attrs.field(default=None, init=False)
+    _compressed: Reading | None = attrs.field(default=None, init=False)
     _limiter: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1), init=False)
 
     async def sample(self) -> Sample:
         """Look once: four system calls."""
         await trio.lowlevel.checkpoint()
         try:
-            return self.look(trio.current_time())
+            return self.read_sample(trio.current_time())
         except (OSError, ValueError) as exc:
             return Sample(0, 0, Level.UNKNOWN, why=f"this host's memory cannot be read: {exc}")
 
@@ -93,19 +93,19 @@ class DarwinMemory:
         except (OSError, ValueError):
             return None
 
-    def look(self, now_seconds: float) -> Sample:
+    def read_sample(self, now_seconds: float) -> Sample:
         """Look at once; raises `OSError` or `ValueError` where the kernel does not answer as it should."""
         pages = decode_statistics(self.kernel.statistics())
         page_bytes = self.kernel.page_bytes()
         total_bytes = decode_integer(self.kernel.sysctl("hw.memsize"))
         swapped, compressed = (
-            Count(count * page_bytes, now_seconds) for count in (pages.swapped_out, pages.compressed)
+            Reading(count * page_bytes, now_seconds) for count in (pages.swapped_out, pages.compressed)
         )
         swap_rate, compress_rate = per_second(self._swapped, swapped), per_second(self._compressed, compressed)
         self._swapped, self._compressed = swapped, compressed
         # What is left to be wired, and not what is available: macOS fills its memory, and is well with it.
-        unwired = Signs(total_bytes, max(0, total_bytes - pages.wired * page_bytes), 0.0, 0.0, swap_rate)
-        level, why = worse(decode_level(self.kernel.sysctl(LEVEL_NAME)), *judge(unwired, self.thresholds))
+        unwired = Signals(total_bytes, max(0, total_bytes - pages.wired * page_bytes), 0.0, 0.0, swap_rate)
+        level, why = worse(decode_level(self.kernel.sysctl(LEVEL_NAME)), *assess_pressure(unwired, self.thresholds))
         limit_bytes, source = self.device_limit(total_bytes)
         return Sample(
             total_bytes,
@@ -141,7 +141,7 @@ def working_set_of(kernel: LibSystem) -> int | None:
         return None
 
 
-def _tell_limit(memory: DarwinMemory) -> None:
+def _log_limit(memory: DarwinMemory) -> None:
     """Log what the GPU may hold, and who says so: of a limit that is a guess its owner has to know."""
     try:
         total_bytes = decode_integer(memory.kernel.sysctl("hw.memsize"))
@@ -180,7 +180,7 @@ async def open_darwin_memory(thresholds: Thresholds) -> AsyncIterator[DarwinMemo
     with trio.move_on_after(WORKING_SET_SECONDS):  # it only asks: a driver that hangs is left behind
         limit = await trio.to_thread.run_sync(working_set_of, kernel, abandon_on_cancel=True)
     memory = DarwinMemory(kernel, thresholds, working_set_bytes=limit)
-    _tell_limit(memory)
+    _log_limit(memory)
     if sys.platform != "darwin":
         yield memory
         return
@@ -197,11 +197,11 @@ async def open_darwin_memory(thresholds: Thresholds) -> AsyncIterator[DarwinMemo
             yield memory
             return
 
-        async def told() -> None:
+        async def wait_event() -> None:
             await events.get_batch()
 
         try:
-            memory.wait_change = told
+            memory.wait_change = wait_event
             yield memory
         finally:
             change(select.KQ_EV_DELETE)

@@ -34,7 +34,7 @@ REAP_SECONDS: Final = 0.05
 
 
 @attrs.frozen
-class Ended:
+class ExitEvent:
     """What a kernel tells of an end.
 
     Attributes:
@@ -48,7 +48,7 @@ class Ended:
     for_signature: bool = False
 
 
-UNKNOWN_END: Final = Ended()
+UNKNOWN_EXIT: Final = ExitEvent()
 
 
 class Kqueue:
@@ -78,14 +78,14 @@ class Kqueue:
         return event.fflags, event.data
 
 
-def decode_exit(flags: int, data: int) -> Ended:
+def decode_exit(flags: int, data: int) -> ExitEvent:
     """Return what an event says; pure."""
     code = os.waitstatus_to_exitcode(data & 0xFFFF) if flags & NOTE_EXITSTATUS else None
     detailed = bool(flags & NOTE_EXIT_DETAIL)
-    return Ended(code, detailed and bool(flags & NOTE_EXIT_MEMORY), detailed and bool(flags & NOTE_EXIT_CSERROR))
+    return ExitEvent(code, detailed and bool(flags & NOTE_EXIT_MEMORY), detailed and bool(flags & NOTE_EXIT_CSERROR))
 
 
-async def wait_ended(events: Kqueue, pid: int, has_ended: Callable[[], bool]) -> Ended:
+async def wait_exit(events: Kqueue, pid: int, has_ended: Callable[[], bool]) -> ExitEvent:
     """Return when a process has ended; polls in the while in which the kernel hides it.
 
     Args:
@@ -102,4 +102,4 @@ async def wait_ended(events: Kqueue, pid: int, has_ended: Callable[[], bool]) ->
             break
     while not has_ended():  # noqa: ASYNC110 - the kernel tells of it no more
         await trio.sleep(REAP_SECONDS)
-    return UNKNOWN_END
+    return UNKNOWN_EXIT

@@ -29,7 +29,7 @@ import attrs
 import structlog
 import trio
 
-from llmkube.supervisor.host.pressure_level import DEFAULTS, Count, Signs, Thresholds, judge, per_second
+from llmkube.supervisor.host.pressure_level import DEFAULTS, Reading, Signals, Thresholds, assess_pressure, per_second
 from llmkube.supervisor.host.processes import footprints
 from llmkube.supervisor.host.procfs import (
     PAGE_BYTES,
@@ -144,10 +144,16 @@ def headroom_in(group: Group, total_bytes: int) -> Headroom | None:
         OSError: A file that belongs to a limit cannot be read.
         ValueError: It holds something else than numbers.
     """
-    rooms = [room for folder in group.folders if (room := _headroom_of(folder, group.version, total_bytes)) is not None]
-    if not rooms:
+    headrooms = [
+        headroom
+        for folder in group.folders
+        if (headroom := _headroom_of(folder, group.version, total_bytes)) is not None
+    ]
+    if not headrooms:
         return None
-    return Headroom(min(room.limit_bytes for room in rooms), min(room.available_bytes for room in rooms))
+    return Headroom(
+        min(headroom.limit_bytes for headroom in headrooms), min(headroom.available_bytes for headroom in headrooms)
+    )
 
 
 def headroom_below(limit_bytes: int, used_bytes: int, stat: Mapping[str, int], *, version: int) -> Headroom:
@@ -299,7 +305,7 @@ def _arm(path: Path) -> int | None:
 
 
 @attrs.frozen
-class _Measured:
+class _Measurement:
     stat: ProcessStat
     own_bytes: int
     due_seconds: float
@@ -309,11 +315,11 @@ class _Measured:
 class PssSampler:
     """Measure processes; one that was measured a short while ago is estimated from that measurement."""
 
-    _known: Mapping[int, _Measured] = attrs.field(factory=dict)
+    _known: Mapping[int, _Measurement] = attrs.field(factory=dict)
 
     def footprints(self, pids: Sequence[int], now_seconds: float) -> dict[int, int]:
         """Return what each of these holds with all below it; blocks for 15 ms, and 30 ms per GiB that is measured."""
-        before, self._known = self._known, (known := dict[int, _Measured]())
+        before, self._known = self._known, (known := dict[int, _Measurement]())
 
         def own_bytes(pid: int) -> int | None:
             stat = read_stat(pid)
@@ -324,7 +330,7 @@ class PssSampler:
                 pause_seconds = max(
                     PAUSE_SECONDS_PER_GIB * stat.resident_bytes / (1 << 30), PAUSE_SECONDS_PER_PROCESS * len(before)
                 )
-                measured = _Measured(stat, read_pss_bytes(pid) or stat.resident_bytes, now_seconds + pause_seconds)
+                measured = _Measurement(stat, read_pss_bytes(pid) or stat.resident_bytes, now_seconds + pause_seconds)
             known[pid] = measured
             return max(0, measured.own_bytes + stat.resident_bytes - measured.stat.resident_bytes)
 
@@ -345,7 +351,7 @@ class LinuxMemory:
     wait_change: Callable[[], Awaitable[None]] = trio.sleep_forever
     proc: Path = PROC
     _mounts: tuple[Mount, ...] = attrs.field(init=False)
-    _swapped: Count | None = attrs.field(default=None, init=False)
+    _swapped: Reading | None = attrs.field(default=None, init=False)
     _pss: PssSampler = attrs.field(factory=PssSampler, init=False)
     _limiter: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1), init=False)
 
@@ -356,7 +362,7 @@ class LinuxMemory:
         """Look once, in some hundred microseconds; the files are made by the kernel, so no thread is needed."""
         await trio.lowlevel.checkpoint()
         try:
-            return self.look(trio.current_time())
+            return self.read_sample(trio.current_time())
         except (OSError, ValueError, KeyError) as exc:
             return Sample(0, 0, Level.UNKNOWN, why=f"this host's memory cannot be read: {exc}")
 
@@ -365,25 +371,25 @@ class LinuxMemory:
         now = trio.current_time()
         return await trio.to_thread.run_sync(self._pss.footprints, pids, now, limiter=self._limiter)
 
-    def look(self, now_seconds: float) -> Sample:
+    def read_sample(self, now_seconds: float) -> Sample:
         """Look at once; raises `OSError`, `ValueError` or `KeyError` where /proc is not as it should be."""
         meminfo = parse_meminfo((self.proc / "meminfo").read_text("ascii"))
         total_bytes, available_bytes = meminfo["MemTotal"], host_available(meminfo)
         pressures = [self.proc / "pressure" / "memory"]
         group = own_group(self._mounts, self.proc)
-        room = None if group is None else headroom_in(group, total_bytes)
-        if group is not None and room is not None:
-            total_bytes = room.limit_bytes
-            available_bytes = min(available_bytes, room.available_bytes)  # others may have left less than the limit
+        headroom = None if group is None else headroom_in(group, total_bytes)
+        if group is not None and headroom is not None:
+            total_bytes = headroom.limit_bytes
+            available_bytes = min(available_bytes, headroom.available_bytes)  # others may have left less than the limit
             if group.pressure_path is not None:
                 pressures.insert(0, group.pressure_path)
         pages = parse_counter((self.proc / "vmstat").read_text("ascii"), "pswpout") or 0  # none without swap
-        swapped = Count(pages * PAGE_BYTES, now_seconds)
+        swapped = Reading(pages * PAGE_BYTES, now_seconds)
         swap_rate = per_second(self._swapped, swapped)
         self._swapped = swapped
         pressure = read_pressure(pressures)
-        signs = Signs(total_bytes, available_bytes, pressure.some_percent, pressure.full_percent, swap_rate)
-        level, why = judge(signs, self.thresholds)
+        signals = Signals(total_bytes, available_bytes, pressure.some_percent, pressure.full_percent, swap_rate)
+        level, why = assess_pressure(signals, self.thresholds)
         return Sample(total_bytes, available_bytes, level, swap_out_bytes_per_second=swap_rate, why=why)
 
 

@@ -48,7 +48,7 @@ DEFAULTS: Final = Thresholds()
 
 
 @attrs.frozen
-class Signs:
+class Signals:
     """What a level is made from. The stalls are per cent of the last ten seconds: of some programs, and of all."""
 
     total_bytes: int
@@ -58,33 +58,33 @@ class Signs:
     swap_out_bytes_per_second: float = 0.0
 
 
-def judge(signs: Signs, thresholds: Thresholds) -> tuple[Level, str]:
+def assess_pressure(signals: Signals, thresholds: Thresholds) -> tuple[Level, str]:
     """Return the level, and what makes it for people; "" with NORMAL."""
-    total, left = signs.total_bytes, signs.available_bytes
+    total, left = signals.total_bytes, signals.available_bytes
     room = f"{format_bytes(left)} of {format_bytes(total)} left"
     if left < thresholds.critical_bytes(total):
         return Level.CRITICAL, room
     tight = left < thresholds.tight_share * total
-    if tight and signs.full_percent >= thresholds.full_percent:
-        return Level.CRITICAL, f"all programs waited for memory for {signs.full_percent:.0f} % of 10 s, {room}"
+    if tight and signals.full_percent >= thresholds.full_percent:
+        return Level.CRITICAL, f"all programs waited for memory for {signals.full_percent:.0f} % of 10 s, {room}"
     if left < thresholds.warning_bytes(total):
         return Level.WARNING, room
-    if tight and signs.some_percent >= thresholds.some_percent:
-        return Level.WARNING, f"programs waited for memory for {signs.some_percent:.0f} % of 10 s, {room}"
-    if tight and signs.swap_out_bytes_per_second >= thresholds.swap_out_bytes_per_second:
-        return Level.WARNING, f"{format_bytes(signs.swap_out_bytes_per_second)} swapped out per second, {room}"
+    if tight and signals.some_percent >= thresholds.some_percent:
+        return Level.WARNING, f"programs waited for memory for {signals.some_percent:.0f} % of 10 s, {room}"
+    if tight and signals.swap_out_bytes_per_second >= thresholds.swap_out_bytes_per_second:
+        return Level.WARNING, f"{format_bytes(signals.swap_out_bytes_per_second)} swapped out per second, {room}"
     return Level.NORMAL, ""
 
 
 @attrs.frozen
-class Count:
+class Reading:
     """A counter at a moment of the monotonic clock."""
 
     value: int
     at_seconds: float
 
 
-def per_second(before: Count | None, now: Count) -> float:
+def per_second(before: Reading | None, now: Reading) -> float:
     """Return the growth between two looks; 0.0 for the first, for two at once, and for a counter that began anew."""
     if before is None or now.at_seconds <= before.at_seconds or now.value < before.value:
         return 0.0

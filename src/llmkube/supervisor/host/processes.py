@@ -21,9 +21,9 @@ import psutil
 import structlog
 import trio
 
-from llmkube.base.errors import OUT_OF_RESOURCES
+from llmkube.base.errors import RESOURCE_ERRNOS
 from llmkube.supervisor.host import procfs
-from llmkube.supervisor.host.exit_events import REAP_SECONDS, UNKNOWN_END, Ended, Kqueue, wait_ended
+from llmkube.supervisor.host.exit_events import REAP_SECONDS, UNKNOWN_EXIT, ExitEvent, Kqueue, wait_exit
 
 log = structlog.get_logger(__name__)
 
@@ -64,13 +64,13 @@ def is_gone(pid: int) -> bool:
     return False
 
 
-def marked(variable: str, value: str) -> list[psutil.Process]:
+def find_marked(variable: str, value: str) -> list[psutil.Process]:
     """Return every process but this one that carries a mark, and who hides it; other users' cannot be read.
 
     Raises:
         OSError: No descriptor is left for the look.
     """
-    return carriers(variable).get(value, [])
+    return marked_processes(variable).get(value, [])
 
 
 def cookie_of(process: psutil.Process) -> str:
@@ -86,15 +86,15 @@ def session_of(process: psutil.Process) -> int:
         return 0
 
 
-def carriers(variable: str) -> dict[str, list[psutil.Process]]:
+def marked_processes(variable: str) -> dict[str, list[psutil.Process]]:
     """Return every process but this one that carries a mark, and who hides it, by what the mark says.
 
     Raises:
         OSError: No descriptor is left for the look.
     """
-    hints = _hinted(f"{variable}=") if sys.platform == "linux" else _everyone()
+    candidates = _candidates(f"{variable}=") if sys.platform == "linux" else _all_processes()
     found: dict[str, list[psutil.Process]] = {}
-    for process in hints:
+    for process in candidates:
         if process.pid != os.getpid() and (value := _mark(process, variable)):
             found.setdefault(value, []).append(process)
     return {value: [*family, *_hidden_leaders(family)] for value, family in found.items()}
@@ -152,7 +152,7 @@ def end_all(orphans: list[psutil.Process], *, grace_seconds: float) -> list[psut
 
 
 @asynccontextmanager
-async def open_exit_watch(pid: int, events: Kqueue | None = None) -> AsyncIterator[Callable[[], Awaitable[Ended]]]:
+async def open_exit_watch(pid: int, events: Kqueue | None = None) -> AsyncIterator[Callable[[], Awaitable[ExitEvent]]]:
     """Give a function that returns when a process has ended, whichever its parent is; an event, not a poll.
 
     Open it, then look at `start_of(pid)`: from then on it is that process that is watched, and not a later one. On
@@ -169,12 +169,12 @@ async def open_exit_watch(pid: int, events: Kqueue | None = None) -> AsyncIterat
     if sys.platform == "linux":
         descriptor = os.pidfd_open(pid)
         try:
-            turn = trio.Lock()  # Trio lets one task wait on a descriptor; a pidfd stays readable for the next one
+            lock = trio.Lock()  # Trio lets one task wait on a descriptor; a pidfd stays readable for the next one
 
-            async def wait() -> Ended:
-                async with turn:
+            async def wait() -> ExitEvent:
+                async with lock:
                     await trio.lowlevel.wait_readable(descriptor)
-                return UNKNOWN_END
+                return UNKNOWN_EXIT
 
             yield wait
         finally:
@@ -183,23 +183,23 @@ async def open_exit_watch(pid: int, events: Kqueue | None = None) -> AsyncIterat
         started = start_of(pid)
         if is_gone(pid):
             raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
-        turn, end = trio.Lock(), None
-        told = Kqueue() if events is None else events
+        lock, end = trio.Lock(), None
+        source = Kqueue() if events is None else events
 
         def has_ended() -> bool:
             return is_gone(pid) or start_of(pid) not in {"", started}
 
-        async def wait() -> Ended:
+        async def wait() -> ExitEvent:
             nonlocal end
-            async with turn:
+            async with lock:
                 if end is None:  # its number may be another one's by now
-                    end = await wait_ended(told, pid, has_ended)
+                    end = await wait_exit(source, pid, has_ended)
             return end
 
         yield wait
 
 
-async def wait_child(process: trio.Process, events: Kqueue | None = None) -> tuple[int, Ended]:
+async def wait_child(process: trio.Process, events: Kqueue | None = None) -> tuple[int, ExitEvent]:
     """Return the code of a child that has ended, and what the kernel tells beside it; never blocks the event loop.
 
     Args:
@@ -207,15 +207,15 @@ async def wait_child(process: trio.Process, events: Kqueue | None = None) -> tup
         events: Who tells of ends; None is this platform's way.
     """
     if sys.platform == "linux":
-        return await process.wait(), UNKNOWN_END  # Trio waits on a pidfd
+        return await process.wait(), UNKNOWN_EXIT  # Trio waits on a pidfd
     # Not Trio's way: a child whose exit has begun is hidden from kqueue, and Trio calls a blocking wait in the loop.
-    ended = UNKNOWN_END
+    exit_event = UNKNOWN_EXIT
     if process.poll() is None:
-        told = Kqueue() if events is None else events
-        ended = await wait_ended(told, process.pid, lambda: process.poll() is not None)
+        source = Kqueue() if events is None else events
+        exit_event = await wait_exit(source, process.pid, lambda: process.poll() is not None)
     while (code := process.poll()) is None:  # noqa: ASYNC110 - told of before it can be reaped
         await trio.sleep(REAP_SECONDS)
-    return code, ended
+    return code, exit_event
 
 
 def families(leaders: Sequence[int]) -> dict[int, tuple[int, ...]]:
@@ -226,7 +226,7 @@ def families(leaders: Sequence[int]) -> dict[int, tuple[int, ...]]:
     return {leader: tuple(_descendants(leader, below)) for leader in leaders}
 
 
-def _hinted(entry: str) -> Iterator[psutil.Process]:
+def _candidates(entry: str) -> Iterator[psutil.Process]:
     """Yield the processes whose environment may hold an entry, with a fraction of the system calls that psutil makes.
 
     Each of them may cost a worker thread its turn while the event loop is busy.
@@ -242,7 +242,7 @@ def _hinted(entry: str) -> Iterator[psutil.Process]:
         except psutil.Error:
             continue
         except OSError as error:  # another user's, or gone since
-            if error.errno in OUT_OF_RESOURCES:
+            if error.errno in RESOURCE_ERRNOS:
                 raise
 
 
@@ -299,7 +299,7 @@ def _parents() -> dict[int, int]:
     return {pid: parent for pid in pids if (parent := procfs.read_parent(pid)) is not None}
 
 
-def _everyone() -> Iterator[psutil.Process]:
+def _all_processes() -> Iterator[psutil.Process]:
     """Yield every process that is there when its turn comes; `psutil.process_iter` would end at the first error."""
     for pid in psutil.pids():
         try:
@@ -310,7 +310,7 @@ def _everyone() -> Iterator[psutil.Process]:
 
 
 def _parents_by_psutil() -> Iterator[tuple[int, int]]:
-    for process in _everyone():
+    for process in _all_processes():
         try:
             parent = process.ppid()
         except (psutil.Error, SystemError):  # SystemError as in `_mark`

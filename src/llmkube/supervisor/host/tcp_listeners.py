@@ -45,14 +45,14 @@ def listening_ports(wanted: AbstractSet[int]) -> Mapping[int, bool] | None:
     """
     listening: set[int] = set()
     waiting: set[int] = set()
-    told = False
+    answered = False
     for links in _by_family():
-        told = True
+        answered = True
         listening |= {port for state, port, _ in links if state == LISTEN}
         waiting |= {port for _, port, queue in links if queue}
         if wanted <= listening:
             break
-    return {port: port in waiting for port in listening} if told else None
+    return {port: port in waiting for port in listening} if answered else None
 
 
 def connections_at(port: int) -> tuple[bool, int] | None:
@@ -74,12 +74,12 @@ def _by_family() -> Iterator[list[Link]]:
 def _links(family: socket.AddressFamily) -> list[Link]:
     """All listeners and connections; raises `OSError` where neither way is there."""
     try:
-        return list(_asked(family))
+        return list(_query_kernel(family))
     except (OSError, struct.error):
         return list(_read(PROC / "net" / ("tcp" if family is socket.AF_INET else "tcp6")))
 
 
-def _asked(family: socket.AddressFamily) -> Iterator[Link]:
+def _query_kernel(family: socket.AddressFamily) -> Iterator[Link]:
     """Ask the kernel; it answers while it is asked, so that nothing waits here."""
     if sys.platform != "linux":
         raise OSError("only Linux has netlink")

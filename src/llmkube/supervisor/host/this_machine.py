@@ -34,8 +34,8 @@ def sample_here() -> Sample:
         KeyError: Something is missing in it.
     """
     if sys.platform == "linux":
-        return LinuxMemory().look(0.0)
-    return DarwinMemory(_kernel(), working_set_bytes=_working_set()).look(0.0)
+        return LinuxMemory().read_sample(0.0)
+    return DarwinMemory(_kernel(), working_set_bytes=_working_set()).read_sample(0.0)
 
 
 def footprints_here(pids: Sequence[int]) -> dict[int, int]:

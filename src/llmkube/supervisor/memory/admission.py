@@ -13,7 +13,7 @@ import attrs
 from llmkube.base.units import format_age, format_bytes
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.memory.capacity import Capacity
-from llmkube.supervisor.memory.refusal import Block, Refusal, judge, name_beside
+from llmkube.supervisor.memory.refusal import Block, Refusal, find_refusal, relative_name
 from llmkube.supervisor.memory.reservation import Request, Reservation, Role
 
 BUSY_SECONDS: Final = 300.0
@@ -23,13 +23,13 @@ BUSY_SECONDS: Final = 300.0
 def victims_of(request: Request, host: Capacity) -> tuple[Reservation, ...]:
     """Return the less important engines that end for a request; none if that would not be enough."""
     rank = request.spec.rank
-    lower = [each for each in _movable(host) if each.spec.rank < rank and not each.spec.protected]
+    lower = [each for each in _stoppable(host) if each.spec.rank < rank and not each.spec.protected]
     return _cheapest_for(request, host, lower)
 
 
 def stoppable_for(request: Request, host: Capacity) -> tuple[Reservation, ...]:
     """Return the engines that a person could stop for a request; never a more important one."""
-    return _cheapest_for(request, host, [each for each in _movable(host) if each.spec.rank <= request.spec.rank])
+    return _cheapest_for(request, host, [each for each in _stoppable(host) if each.spec.rank <= request.spec.rank])
 
 
 def cheapest(
@@ -55,13 +55,13 @@ def cheapest(
 
 
 def _cheapest_for(request: Request, host: Capacity, candidates: list[Reservation]) -> tuple[Reservation, ...]:
-    soon = host.in_a_moment()  # with the victims end those that are on their way out already
-    return cheapest(candidates, lambda keys: judge(request, soon.without(keys)) is None, host.now)
+    soon = host.after_exits()  # with the victims end those that are on their way out already
+    return cheapest(candidates, lambda keys: find_refusal(request, soon.without(keys)) is None, host.now)
 
 
-def _movable(host: Capacity) -> list[Reservation]:
+def _stoppable(host: Capacity) -> list[Reservation]:
     """Each service once: a successor goes with the engine that it is to replace."""
-    staying = (each for each in host.reservations if not each.leaves_in_time(host.now))
+    staying = (each for each in host.reservations if not each.exits_in_time(host.now))
     return [each for each in staying if each.role is not Role.SUCCESSOR]
 
 
@@ -104,24 +104,26 @@ def step(queue: Sequence[Request], host: Capacity) -> Outcome:
     displaced: list[Displacement] = []
     refused: list[tuple[Key, Refusal]] = []
     winner: Request | None = None
-    for request in sorted(queue, key=_turn):
-        refusal = judge(request, host)
+    for request in sorted(queue, key=_queue_order):
+        refusal = find_refusal(request, host)
         if refusal is None and winner is not None and request.need.total_bytes > host.small_bytes:
-            first = f"`{name_beside(winner.key, request.key)}` (priority {winner.spec.priority})"
+            first = f"`{relative_name(winner.key, request.key)}` (priority {winner.spec.priority})"
             refusal = Refusal(Block.TURN, f"waits for {first}, for which memory is being freed")
         if refusal is None:
             admitted.append(request.key)
-            host = host.with_promise(request)
+            host = host.with_reservation(request)
             continue
-        if refusal.block.lacks_room and winner is None:
-            if judge(request, host.in_a_moment()) is None:
-                winner, refusal = request, _soon(request, refusal, [each.key for each in host.leaving])
+        if refusal.block.lacks_memory and winner is None:
+            if find_refusal(request, host.after_exits()) is None:
+                winner, refusal = request, _with_expected_start(request, refusal, [each.key for each in host.exiting])
             elif request.may_displace and (victims := victims_of(request, host)):
                 winner = request
-                displaced += [Displacement(each.key, request.key, _because(request, each)) for each in victims]
+                displaced += [
+                    Displacement(each.key, request.key, _displacement_message(request, each)) for each in victims
+                ]
                 keys = [each.key for each in victims]
-                host = host.with_leaving(keys)
-                refusal = _soon(request, refusal, keys)
+                host = host.with_exiting(keys)
+                refusal = _with_expected_start(request, refusal, keys)
             else:
                 refusal = _with_hint(request, refusal, host)
         refused.append((request.key, refusal))
@@ -133,25 +135,25 @@ def replacement(request: Request, host: Capacity) -> Strategy | Refusal:
 
     An engine is not ended for one that would have to wait: an edit that asks for too much costs no request.
     """
-    if request.need.sized and judge(request, host) is None:
+    if request.need.sized and find_refusal(request, host) is None:
         return Strategy.ROLLING_UPDATE
     alone = host.without([request.key])
-    refusal = judge(request, alone)
+    refusal = find_refusal(request, alone)
     if refusal is None:
         return Strategy.RECREATE
-    makes_room = request.may_displace and refusal.block.lacks_room and victims_of(request, alone)
+    makes_room = request.may_displace and refusal.block.lacks_memory and victims_of(request, alone)
     return Strategy.RECREATE if makes_room else _with_hint(request, refusal, alone)
 
 
-def _turn(request: Request) -> tuple[int, bool, float, Key]:
+def _queue_order(request: Request) -> tuple[int, bool, float, Key]:
     """The most important first, then who had been here before, then who has waited longest."""
     return -request.spec.rank, not request.returns, request.since, request.key
 
 
-def _soon(request: Request, refusal: Refusal, keys: Sequence[Key]) -> Refusal:
-    names = ", ".join(f"`{name_beside(key, request.key)}`" for key in keys)
+def _with_expected_start(request: Request, refusal: Refusal, keys: Sequence[Key]) -> Refusal:
+    names = ", ".join(f"`{relative_name(key, request.key)}`" for key in keys)
     when = f"{names} {'has' if len(keys) == 1 else 'have'} ended" if keys else "the memory of an ended engine is back"
-    return attrs.evolve(refusal, message=f"{refusal.message}; starts when {when}", room_bytes=None)
+    return attrs.evolve(refusal, message=f"{refusal.message}; starts when {when}", fit_bytes=None)
 
 
 def _with_hint(request: Request, refusal: Refusal, host: Capacity) -> Refusal:
@@ -163,16 +165,16 @@ def _with_hint(request: Request, refusal: Refusal, host: Capacity) -> Refusal:
     return attrs.evolve(refusal, message=f"{refusal.message}; stopping {names} would make room")
 
 
-def _described(engine: Reservation, beside: Key, now: float) -> str:
+def _described(engine: Reservation, other: Key, now: float) -> str:
     """`draft` (priority low, idle 14m)."""
     facts, idle = [f"priority {engine.spec.priority}"], engine.idle_seconds(now)
     if idle >= 60:
         facts.append(f"idle {format_age(idle)}")
-    return f"`{name_beside(engine.key, beside)}` ({', '.join(facts)})"
+    return f"`{relative_name(engine.key, other)}` ({', '.join(facts)})"
 
 
-def _because(request: Request, victim: Reservation) -> str:
-    winner, needs = name_beside(request.key, victim.key), format_bytes(request.need.total_bytes)
+def _displacement_message(request: Request, victim: Reservation) -> str:
+    winner, needs = relative_name(request.key, victim.key), format_bytes(request.need.total_bytes)
     return (
         f"Evicted to make room for {winner} (priority {request.spec.priority}, needs {needs}); "
         f"this service has priority {victim.spec.priority}"

@@ -26,7 +26,7 @@ class Capacity:
         reservations: What every engine has been promised.
         releasing_bytes: What engines held that have ended, while it is not seen to be back.
         unreturned_bytes: What of that stays wired, and belongs to no process.
-        guesses: Whether a need that is not known is admitted.
+        admit_unsized: Whether a need that is not known is admitted.
         now: The moment of all this, by the monotonic clock.
     """
 
@@ -40,7 +40,7 @@ class Capacity:
     reservations: tuple[Reservation, ...] = ()
     releasing_bytes: int = 0
     unreturned_bytes: int = 0
-    guesses: bool = False
+    admit_unsized: bool = False
     now: float = 0.0
 
     @property
@@ -67,42 +67,43 @@ class Capacity:
         return self.available_bytes - self.floor_bytes - self.promised_bytes
 
     @property
-    def leaving(self) -> tuple[Reservation, ...]:
+    def exiting(self) -> tuple[Reservation, ...]:
         """The engines that have been told to go, and may still do so in time."""
-        return tuple(each for each in self.reservations if each.leaves_in_time(self.now))
+        return tuple(each for each in self.reservations if each.exits_in_time(self.now))
 
     def without(self, keys: Iterable[Key]) -> "Capacity":
         """The same host once the engines of these services have gone and their memory is back."""
         gone = frozenset(keys)
-        return self._once_ended([each for each in self.reservations if each.key in gone])
+        return self._after_exit_of([each for each in self.reservations if each.key in gone])
 
-    def in_a_moment(self) -> "Capacity":
+    def after_exits(self) -> "Capacity":
         """The same host once all engines that are on their way out have gone, and all memory is back."""
-        soon = self._once_ended(self.leaving)
+        soon = self._after_exit_of(self.exiting)
         return attrs.evolve(soon, available_bytes=soon.available_bytes + self.releasing_bytes, releasing_bytes=0)
 
-    def _once_ended(self, ended: Iterable[Reservation]) -> "Capacity":
+    def _after_exit_of(self, ended: Iterable[Reservation]) -> "Capacity":
         gone = {id(each) for each in ended}
         back = sum(each.held_bytes for each in self.reservations if id(each) in gone)
         stay = tuple(each for each in self.reservations if id(each) not in gone)
         return attrs.evolve(self, reservations=stay, available_bytes=self.available_bytes + back)
 
-    def with_promise(self, request: Request) -> "Capacity":
+    def with_reservation(self, request: Request) -> "Capacity":
         """The same host once this service has been admitted."""
         promised = Reservation(0, request.key, request.need, request.spec, returns=request.returns)
         return attrs.evolve(self, reservations=(*self.reservations, promised))
 
-    def with_leaving(self, keys: Iterable[Key]) -> "Capacity":
+    def with_exiting(self, keys: Iterable[Key]) -> "Capacity":
         """The same host once the engines of these services have been told to go."""
-        told = frozenset(keys)
+        selected = frozenset(keys)
         after = tuple(
-            attrs.evolve(each, leaves_by=float("inf")) if each.key in told else each for each in self.reservations
+            attrs.evolve(each, exit_deadline=float("inf")) if each.key in selected else each
+            for each in self.reservations
         )
         return attrs.evolve(self, reservations=after)
 
 
 @attrs.frozen
-class Room:
+class CapacitySummary:
     """What a host has for engines.
 
     Attributes:
@@ -116,10 +117,10 @@ class Room:
     free_bytes: int
 
 
-def room_in(host: Capacity, total_bytes: int) -> Room:
+def summarize_capacity(host: Capacity, total_bytes: int) -> CapacitySummary:
     """Return what a host has for engines."""
     free_bytes = max(0, min(host.free_bytes, host.headroom_bytes))
-    return Room(total_bytes, host.budget.limit_bytes, free_bytes)
+    return CapacitySummary(total_bytes, host.budget.limit_bytes, free_bytes)
 
 
 @attrs.frozen

@@ -22,7 +22,7 @@ from llmkube.runtimes.plan import LaunchPlan
 log = structlog.get_logger(__name__)
 
 FORMAT: Final = 1
-MOST_FIGURES: Final = 500
+MAX_FIGURES: Final = 500
 """Who runs more models than this on one host has to learn the first ones anew."""
 
 
@@ -42,7 +42,7 @@ class Figure:
     device_bytes: int = 0
     estimated_bytes: int = 0
 
-    def joined(self, other: "Figure") -> "Figure":
+    def merged(self, other: "Figure") -> "Figure":
         """The larger of each, except that the newer estimate counts."""
         return Figure(
             measured_bytes=max(self.measured_bytes, other.measured_bytes),
@@ -60,7 +60,7 @@ def figure_key(plan: LaunchPlan, engine_version: str) -> str:
 
 
 @attrs.define(eq=False)
-class Learned:
+class LearnedFigures:
     """The figures of one host.
 
     Attributes:
@@ -88,12 +88,12 @@ class Learned:
         """Return what is known, if anything is."""
         return self._figures.get(key)
 
-    def note(self, key: str, figure: Figure) -> None:
+    def record(self, key: str, figure: Figure) -> None:
         """Learn; what is smaller than what is known changes nothing."""
         before = self._figures.pop(key, None)
-        after = figure if before is None else before.joined(figure)
+        after = figure if before is None else before.merged(figure)
         self._figures[key] = after  # at the end: the first ones are forgotten first
-        while len(self._figures) > MOST_FIGURES:
+        while len(self._figures) > MAX_FIGURES:
             del self._figures[next(iter(self._figures))]
         if after != before:
             self._changed.put_nowait(None)
@@ -136,6 +136,6 @@ def _figure(data: Mapping[str, Any]) -> Figure:
 
 def _replace(path: Path, text: str) -> None:
     try:
-        write_private(path, text, lasting=False)
+        write_private(path, text, durable=False)
     except OSError as error:
         log.warning("what was learned about memory cannot be kept", path=str(path), error=str(error))

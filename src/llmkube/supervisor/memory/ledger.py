@@ -18,9 +18,9 @@ import trio
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.host.sample import Sample
 from llmkube.supervisor.memory.admission import Strategy
-from llmkube.supervisor.memory.book import Book, Hurry, Leave, Orders, Start, Tell
-from llmkube.supervisor.memory.capacity import MemoryView, Room
-from llmkube.supervisor.memory.eviction import Decision, Evict
+from llmkube.supervisor.memory.book import Book, ExpediteStop, Grant, Orders, ReportRefusal, StopEngine
+from llmkube.supervisor.memory.capacity import CapacitySummary, MemoryView
+from llmkube.supervisor.memory.eviction import Decision, Eviction
 from llmkube.supervisor.memory.refusal import Refusal
 from llmkube.supervisor.memory.reservation import MemorySpec, Need, Reservation, Role
 
@@ -31,13 +31,13 @@ class Allocation:
 
     Attributes:
         scope: Cancelled when the engine has to go.
-        hurried: Set when its requests are not waited for.
+        expedited: Set when its requests are not waited for.
     """
 
     _book: Book
     _reservation: Reservation
     scope: trio.CancelScope
-    hurried: trio.Event = attrs.field(factory=trio.Event)
+    expedited: trio.Event = attrs.field(factory=trio.Event)
 
     @property
     def reservation(self) -> Reservation:
@@ -47,7 +47,7 @@ class Allocation:
     @property
     def urgent(self) -> bool:
         """Whether the engine has to go without waiting for its requests."""
-        return self.hurried.is_set()
+        return self.expedited.is_set()
 
     def worked(self) -> None:
         """The engine has had work just now."""
@@ -70,15 +70,15 @@ class Ledger:
     Attributes:
         book: What is promised.
         watched: Whether the host's memory is sampled; without that every engine is admitted at once.
-        told: Called with each service that has to go, before its scope is cancelled.
-        look_soon: Set when the host is to be looked at without waiting for the next regular look.
+        notified: Called with each service that has to go, before its scope is cancelled.
+        sample_requested: Set when the host is to be looked at without waiting for the next regular look.
         decided: Set, and replaced, at every decision.
     """
 
     book: Book = attrs.field(factory=Book)
     watched: bool = True
-    told: Callable[[Evict], None] = lambda _: None
-    look_soon: trio.Event = attrs.field(factory=trio.Event)
+    notified: Callable[[Eviction], None] = lambda _: None
+    sample_requested: trio.Event = attrs.field(factory=trio.Event)
     decided: trio.Event = attrs.field(factory=trio.Event)
     _waits: dict[Key, _Wait] = attrs.field(factory=dict)
     _allocations: dict[int, Allocation] = attrs.field(factory=dict)
@@ -87,7 +87,7 @@ class Ledger:
 
     @asynccontextmanager
     async def admitted(
-        self, key: Key, need: Need, *, scope: trio.CancelScope, say: Callable[[Refusal], None]
+        self, key: Key, need: Need, *, scope: trio.CancelScope, report: Callable[[Refusal], None]
     ) -> AsyncIterator[Allocation]:
         """Wait until there is room, and hold it for as long as the body runs, and its memory after that.
 
@@ -95,7 +95,7 @@ class Ledger:
             key: The service.
             need: How much its engine will take.
             scope: Encloses the whole of this; cancelled when the engine has to go.
-            say: Called with why it waits: at once, and when that has changed.
+            report: Called with why it waits: at once, and when that has changed.
         """
         if not self.watched:
             yield Allocation(self.book, Reservation(0, key, need), scope)
@@ -103,8 +103,8 @@ class Ledger:
         wait = self._waits[key] = _Wait(self.book.records.serving(key))  # an adopted engine has its memory already
         try:
             if wait.reservation is None:
-                self.carry_out(self.book.ask(key, need, trio.current_time()))
-            with self._allocated(await self._reserved(wait, say), scope) as allocation:
+                self.carry_out(self.book.make_request(key, need, trio.current_time()))
+            with self._allocated(await self._reserved(wait, report), scope) as allocation:
                 yield allocation
         finally:
             if self._waits.get(key) is wait:
@@ -122,7 +122,7 @@ class Ledger:
             need: How much the other one will take.
             scope: Cancelled when memory is short: of two engines the one that does not serve yet goes first.
         """
-        reservation = self.book.ask_beside(key, need, trio.current_time()) if self.watched else None
+        reservation = self.book.request_successor(key, need, trio.current_time()) if self.watched else None
         if reservation is None:
             yield None
             return
@@ -151,30 +151,30 @@ class Ledger:
     def forget(self, key: Key) -> None:
         """The service is no longer this host's."""
         self.carry_out(self.book.forget(key, trio.current_time()))
-        self.look_nowait()
+        self.request_sample()
 
     def replacement(self, key: Key, need: Need) -> Strategy | Refusal:
         """Return how the engine of a service gives way to one of another plan, or why it should not yet."""
         return self.book.replacement(key, need, trio.current_time()) if self.watched else Strategy.RECREATE
 
-    def never(self, key: Key, need: Need) -> Refusal | None:
+    def permanent_refusal(self, key: Key, need: Need) -> Refusal | None:
         """Return why a service could not start if it had the host to itself; None if it could, or it is not known."""
-        return self.book.never(key, need, trio.current_time())
+        return self.book.permanent_refusal(key, need, trio.current_time())
 
     def started(self, allocation: Allocation, pid: int) -> None:
         """The engine's process has been started, or found."""
         self.book.records.change(allocation.reservation, pid=pid)
-        self.look_nowait()
+        self.request_sample()
 
     def loaded(self, allocation: Allocation) -> None:
         """The engine answers."""
         self.book.loaded(allocation.reservation, trio.current_time())
-        self.look_nowait()
+        self.request_sample()
 
-    def note_device_limit(self, limit_bytes: int) -> None:
+    def set_device_limit(self, limit_bytes: int) -> None:
         """An engine's GPU has told it how much it may hold."""
-        self.book.note_device_limit(limit_bytes)
-        self.look_nowait()
+        self.book.set_device_limit(limit_bytes)
+        self.request_sample()
 
     def take_over(self, allocation: Allocation) -> None:
         """The second engine of a service serves from now on; the first one is on its way out."""
@@ -182,9 +182,9 @@ class Ledger:
 
     # -- the host -------------------------------------------------------------------------------------------------
 
-    def look_nowait(self) -> None:
+    def request_sample(self) -> None:
         """Have the host looked at without waiting for the next regular look."""
-        self.look_soon.set()
+        self.sample_requested.set()
 
     def observe(self, sample: Sample, footprints: Mapping[int, int]) -> None:
         """Take in one look at the host; `decide` follows."""
@@ -197,9 +197,9 @@ class Ledger:
         self.decided = trio.Event()
         self.carry_out(orders)
 
-    def room(self) -> Room | None:
+    def capacity_summary(self) -> CapacitySummary | None:
         """What there is for engines; None before the first look."""
-        return self.book.room(trio.current_time())
+        return self.book.capacity_summary(trio.current_time())
 
     def view(self) -> MemoryView | None:
         """A snapshot for people and metrics; None before the first look."""
@@ -207,11 +207,11 @@ class Ledger:
 
     # -- details --------------------------------------------------------------------------------------------------
 
-    async def _reserved(self, wait: _Wait, say: Callable[[Refusal], None]) -> Reservation:
+    async def _reserved(self, wait: _Wait, report: Callable[[Refusal], None]) -> Reservation:
         while wait.reservation is None:
             if wait.refusal is not None:
                 refusal, wait.refusal = wait.refusal, None
-                say(refusal)
+                report(refusal)
             await wait.changed.wait()
             wait.changed = trio.Event()
         return wait.reservation
@@ -222,7 +222,7 @@ class Ledger:
         reservation = self.book.records.change(reservation, held=True)  # from now on it can be told to go
         allocation = self._allocations[reservation.number] = Allocation(self.book, reservation, scope)
         if reservation.urgent:
-            allocation.hurried.set()
+            allocation.expedited.set()
         if reservation.evicted_why is not None:
             scope.cancel(reason=reservation.evicted_why)
         try:
@@ -232,30 +232,30 @@ class Ledger:
 
     def _release(self, reservation: Reservation) -> None:
         self.carry_out(self.book.release(reservation, trio.current_time()))
-        self.look_nowait()
+        self.request_sample()
 
     def carry_out(self, orders: Orders) -> None:
         """Pass on what the book has decided to the tasks that it concerns."""
         for order in orders:
             match order:
-                case Start(reservation):
+                case Grant(reservation):
                     if (wait := self._waits.get(reservation.key)) is not None:
                         wait.reservation = reservation
                         wait.changed.set()
-                case Tell(key, refusal):
+                case ReportRefusal(key, refusal):
                     if (wait := self._waits.get(key)) is not None:
                         wait.refusal = refusal
                         wait.changed.set()
-                case Leave(reservation, evict):
-                    self._send_away(reservation, evict)
-                case Hurry(reservation):
+                case StopEngine(reservation, evict):
+                    self._stop_engine(reservation, evict)
+                case ExpediteStop(reservation):
                     if (allocation := self._allocations.get(reservation.number)) is not None:
-                        allocation.hurried.set()
+                        allocation.expedited.set()
 
-    def _send_away(self, reservation: Reservation, evict: Evict) -> None:
+    def _stop_engine(self, reservation: Reservation, evict: Eviction) -> None:
         if reservation.role is Role.SERVING:  # a successor does not serve yet: its end is not reported
-            self.told(evict)
+            self.notified(evict)
         if (allocation := self._allocations.get(reservation.number)) is not None:
             if reservation.urgent:
-                allocation.hurried.set()
+                allocation.expedited.set()
             allocation.scope.cancel(reason=evict.why)

@@ -85,13 +85,13 @@ class Rules:
     Attributes:
         policy: Thresholds, dwells and switches.
         fraction: The share of the memory that models may take; None for the default of its size.
-        guesses: Whether a service starts whose need is not known.
+        admit_unsized: Whether a service starts whose need is not known.
         gentle_seconds: The longest that a service may take to end with its requests waited for.
         urgent_seconds: The same without.
     """
 
     policy: Policy = Policy()
     fraction: float | None = None
-    guesses: bool = False
+    admit_unsized: bool = False
     gentle_seconds: float = 45.0
     urgent_seconds: float = 15.0

@@ -8,18 +8,18 @@ import attrs
 
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.memory.budget import Budget
-from llmkube.supervisor.memory.eviction import Cause, Evict
+from llmkube.supervisor.memory.eviction import Cause, Eviction
 from llmkube.supervisor.memory.policy import Mode, Policy
 from llmkube.supervisor.memory.refusal import Refusal
 from llmkube.supervisor.memory.reservation import MemorySpec, Need, Request, Reservation, Role
 
-TELL_SECONDS: Final = 10.0
+REPORT_SECONDS: Final = 10.0
 """The least time between two sentences about the same wait."""
 
 REPEAT_SECONDS: Final = 600.0
 """After so long a sentence is brought up to date, although nothing has happened."""
 
-MOVED_BYTES: Final = 512 << 20
+REPORT_DELTA_BYTES: Final = 512 << 20
 """A sentence whose figure is off by more is out of date."""
 
 LONG_AGO: Final = float("-inf")
@@ -33,13 +33,13 @@ class ServiceRecord:
         spec: What its objects say.
         reservations: What its engines have been promised, by number: one, or two while one replaces the other.
         request: What it waits for; None while it does not.
-        told: Why it waits, as it was told last.
-        told_at: When.
+        reported: Why it waits, as it was told last.
+        reported_at: When.
         evicted: Why it had to go, until it is loaded again.
         estimated_bytes: What was expected of the evicted engine.
         peak_bytes: What the evicted engine held at most.
         relapses: How often in a row its return has brought the pressure back.
-        spare_bytes: What engines could have had when it was evicted.
+        capacity_bytes: What engines could have had when it was evicted.
         displaced_at: When others had to go for it last.
         load_seconds: How long its last load took.
     """
@@ -47,13 +47,13 @@ class ServiceRecord:
     spec: MemorySpec = MemorySpec()
     reservations: dict[int, Reservation] = attrs.field(factory=dict)
     request: Request | None = None
-    told: Refusal | None = None
-    told_at: float = LONG_AGO
-    evicted: Evict | None = None
+    reported: Refusal | None = None
+    reported_at: float = LONG_AGO
+    evicted: Eviction | None = None
     estimated_bytes: int = 0
     peak_bytes: int = 0
     relapses: int = 0
-    spare_bytes: int = 0
+    capacity_bytes: int = 0
     displaced_at: float = LONG_AGO
     load_seconds: float = 0.0
 
@@ -69,7 +69,7 @@ class ServiceRecord:
         self.reservations = {at: attrs.evolve(each, spec=spec) for at, each in self.reservations.items()}
         return True
 
-    def ask(self, policy: Policy, request: Request) -> Request:
+    def make_request(self, policy: Policy, request: Request) -> Request:
         """Return a request as it stands after an eviction: for pressure, with a wait for calm and a margin."""
         returns = self.evicted is not None and self.evicted.cause is not Cause.DISPLACED
         need = request.need
@@ -78,13 +78,13 @@ class ServiceRecord:
         margin = int(need.total_bytes * policy.margin_share) if returns else 0
         return attrs.evolve(request, need=need, dwell_seconds=float(returns), margin_bytes=margin)
 
-    def up_to_date(self, policy: Policy, request: Request, most_bytes: int, now: float) -> Request:
+    def up_to_date(self, policy: Policy, request: Request, max_bytes: int, now: float) -> Request:
         """Return a request with the newest spec, capped at what all engines may take."""
         rested = now - self.displaced_at >= policy.displace_seconds
         unused = self.evicted is not None and self.evicted.cause is Cause.IDLE  # no engine ends for one without users
         return attrs.evolve(
             request,
-            need=request.need.at_most(most_bytes),
+            need=request.need.capped_at(max_bytes),
             spec=self.spec,
             may_displace=rested and policy.mode is Mode.ON and not unused,
         )
@@ -105,12 +105,12 @@ class ServiceRecord:
             self.reservations[successor.number] = attrs.evolve(successor, role=Role.SERVING)
         return gone
 
-    def note_eviction(self, evict: Evict, engine: Reservation) -> None:
+    def record_eviction(self, evict: Eviction, engine: Reservation) -> None:
         """Remember why an engine had to go, and what it had taken."""
         self.evicted, self.estimated_bytes, self.peak_bytes = evict, engine.need.estimated_bytes, engine.peak_bytes
 
-    def note_pressure(
-        self, engine: Reservation, policy: Policy, spare_bytes: int, reclaim_bytes: int, now: float
+    def record_pressure(
+        self, engine: Reservation, policy: Policy, capacity_bytes: int, reclaim_bytes: int, now: float
     ) -> None:
         """Take in that its engine is evicted for pressure: a relapse if its own return has brought that back.
 
@@ -119,27 +119,30 @@ class ServiceRecord:
         Args:
             engine: The one that is evicted.
             policy: How soon after a return an eviction is a relapse.
-            spare_bytes: What all engines could have now.
+            capacity_bytes: What all engines could have now.
             reclaim_bytes: A difference that matters.
             now: The moment.
         """
         soon = engine.loaded_at is None or now - engine.loaded_at < policy.relapse_seconds
-        squeezed = engine.spare_bytes - spare_bytes >= reclaim_bytes
+        squeezed = engine.capacity_bytes - capacity_bytes >= reclaim_bytes
         self.relapses = self.relapses + 1 if engine.returns and soon and not squeezed else 0
-        self.spare_bytes = spare_bytes
+        self.capacity_bytes = capacity_bytes
 
-    def dwell_seconds(self, policy: Policy, spare_bytes: int, reclaim_bytes: int) -> float:
+    def dwell_seconds(self, policy: Policy, capacity_bytes: int, reclaim_bytes: int) -> float:
         """How long memory has to be normal before it returns; memory that came free since makes up for relapses."""
-        eased = spare_bytes - self.spare_bytes >= reclaim_bytes
+        eased = capacity_bytes - self.capacity_bytes >= reclaim_bytes
         return policy.dwell_seconds(0 if eased else self.relapses)
 
-    def has_to_tell(self, refusal: Refusal, now: float) -> bool:
+    def should_report(self, refusal: Refusal, now: float) -> bool:
         """Whether the service is to be told why it waits: not at once again, and not while nothing has changed."""
-        if self.told is not None:
-            same = self.told.block is refusal.block and abs(self.told.free_bytes - refusal.free_bytes) < MOVED_BYTES
-            if now - self.told_at < (REPEAT_SECONDS if same else TELL_SECONDS):
+        if self.reported is not None:
+            same = (
+                self.reported.block is refusal.block
+                and abs(self.reported.free_bytes - refusal.free_bytes) < REPORT_DELTA_BYTES
+            )
+            if now - self.reported_at < (REPEAT_SECONDS if same else REPORT_SECONDS):
                 return False
-        self.told, self.told_at = refusal, now
+        self.reported, self.reported_at = refusal, now
         return True
 
 
@@ -185,7 +188,7 @@ class Records(defaultdict[Key, ServiceRecord]):
     @property
     def is_moving(self) -> bool:
         """Whether an engine loads or is on the way out: figures change from one second to the next."""
-        return any(each.loaded_at is None or each.is_leaving for each in self.reservations())
+        return any(each.loaded_at is None or each.is_exiting for each in self.reservations())
 
     @property
     def is_unmeasured(self) -> bool:
@@ -216,7 +219,7 @@ class Records(defaultdict[Key, ServiceRecord]):
 
     def over_bytes(self, budget: Budget) -> int:
         """How much more than a budget the engines hold that stay; a fiftieth of it is not worth a restart."""
-        staying = [each for each in self.reservations() if not each.is_leaving]
+        staying = [each for each in self.reservations() if not each.is_exiting]
         limit_bytes = max((budget.for_model(each.spec.hardware).limit_bytes for each in staying), default=0)
         limit_bytes = max(limit_bytes, 0, *(min(each.granted_bytes, budget.total_bytes) for each in staying))
         over = sum(each.total_bytes for each in staying) - limit_bytes

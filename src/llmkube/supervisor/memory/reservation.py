@@ -61,11 +61,11 @@ class Need:
     estimated_bytes: int = 0
     elsewhere: bool = False
 
-    def at_most(self, most_bytes: int) -> "Need":
+    def capped_at(self, max_bytes: int) -> "Need":
         """Return it as a start counts: an engine that had grown must not make its model one that never fits."""
         if not self.estimated_bytes:
             return self
-        return attrs.evolve(self, total_bytes=min(self.total_bytes, max(most_bytes, self.estimated_bytes)))
+        return attrs.evolve(self, total_bytes=min(self.total_bytes, max(max_bytes, self.estimated_bytes)))
 
 
 @attrs.frozen
@@ -127,12 +127,12 @@ class Reservation:
         busy_at: When it had work last.
         load_seconds: How long the service's last load took.
         evicted_why: Why the engine has to go; None while it may stay.
-        leaves_by: When it should have gone; None while it stays.
+        exit_deadline: When it should have gone; None while it stays.
         urgent: Whether its requests are not waited for.
-        left_bytes: What the host had left when the process was last seen, once it has to go.
+        host_free_bytes: What the host had left when the process was last seen, once it has to go.
         granted_bytes: What all engines may take together by the word of this one's Model when it was promised; 0 where
             that was the host's budget. An edit of the word ends no engine.
-        spare_bytes: The most that all engines could have had since this was made: what they held, and what was left.
+        capacity_bytes: The most that all engines could have had since this was made: what they held, and what was left.
     """
 
     number: int
@@ -151,11 +151,11 @@ class Reservation:
     busy_at: float = 0.0
     load_seconds: float = 0.0
     evicted_why: str | None = None
-    leaves_by: float | None = None
+    exit_deadline: float | None = None
     urgent: bool = False
-    left_bytes: int = 0
+    host_free_bytes: int = 0
     granted_bytes: int = 0
-    spare_bytes: int = 0
+    capacity_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -168,7 +168,7 @@ class Reservation:
         return self.total_bytes if self.loaded_at is not None and not self.measured else self.resident_bytes
 
     @property
-    def frees_bytes(self) -> int:
+    def reclaimable_bytes(self) -> int:
         """What the end of the engine gives back: what it holds, or is about to hold while it loads."""
         return self.total_bytes if self.loaded_at is None else self.held_bytes
 
@@ -178,18 +178,18 @@ class Reservation:
         return max(0, self.total_bytes - self.held_bytes)
 
     @property
-    def is_leaving(self) -> bool:
+    def is_exiting(self) -> bool:
         """Whether the engine has been told to go."""
-        return self.leaves_by is not None
+        return self.exit_deadline is not None
 
     @property
-    def is_returning(self) -> bool:
+    def is_reloading(self) -> bool:
         """Whether the engine loads again after an eviction for pressure."""
         return self.returns and self.loaded_at is None
 
-    def leaves_in_time(self, now: float) -> bool:
+    def exits_in_time(self, now: float) -> bool:
         """Whether the engine has been told to go, and may still do so in time."""
-        return self.leaves_by is not None and now < self.leaves_by
+        return self.exit_deadline is not None and now < self.exit_deadline
 
     def idle_seconds(self, now: float) -> float:
         """How long the engine has had no work; one that loads has."""

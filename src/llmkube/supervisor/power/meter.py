@@ -26,14 +26,14 @@ from llmkube.k8s.resource import Key
 from llmkube.supervisor.power.sample import COMBINED, STALE_SECONDS, PowerProblem, PowerSample, without_stalled
 from llmkube.supervisor.power.token_energy import TokenCount, TokenEnergy
 
-LONGEST_HOLE_SECONDS: Final = STALE_SECONDS
+MAX_GAP_SECONDS: Final = STALE_SECONDS
 """What a host drew in a longer one is not known."""
 
 
 WORKING_SHARE: Final = 0.01
 """Of one core; below it is what answering health checks costs (`nouns.liveness.ALIVE_CPU_SHARE`)."""
 
-ENGINES_ALONE: Final = frozenset({"gpu", "ane"})
+EXCLUSIVE_DOMAINS: Final = frozenset({"gpu", "ane"})
 """The domains that other programs are taken to leave alone."""
 
 IDLE: Final = frozenset({"idle", "iowait", "guest", "guest_nice", "steal"})
@@ -71,17 +71,17 @@ def integrate(before: Point | None, sample: PowerSample, now: float) -> tuple[Po
         sample: A sample that ends now.
         now: Monotonic time in seconds.
     """
-    elapsed = min(sample.seconds, LONGEST_HOLE_SECONDS) if before is None else max(0.0, now - before.at)
+    elapsed = min(sample.seconds, MAX_GAP_SECONDS) if before is None else max(0.0, now - before.at)
     covered = min(sample.seconds, elapsed)
-    hole = elapsed - covered
-    filled = hole if hole <= LONGEST_HOLE_SECONDS else 0.0
+    gap = elapsed - covered
+    filled = gap if gap <= MAX_GAP_SECONDS else 0.0
     earlier = sample.watts if before is None else before.watts
     joules = {
         domain: watts * covered + (earlier.get(domain, watts) + watts) / 2 * filled
         for domain, watts in sample.watts.items()
         if domain != COMBINED
     }
-    return Point(now, sample.watts), Interval(joules, covered + filled, hole - filled)
+    return Point(now, sample.watts), Interval(joules, covered + filled, gap - filled)
 
 
 def share(
@@ -99,10 +99,10 @@ def share(
     engines = sum(working.values())
     if not engines:
         return {}
-    everyone = max(engines, host_cpu_seconds)
-    alone = sum(each for domain, each in joules.items() if domain in ENGINES_ALONE)
-    with_others = sum(each for domain, each in joules.items() if domain not in ENGINES_ALONE)
-    return {key: took / engines * alone + took / everyone * with_others for key, took in working.items()}
+    total_seconds = max(engines, host_cpu_seconds)
+    exclusive = sum(each for domain, each in joules.items() if domain in EXCLUSIVE_DOMAINS)
+    shared = sum(each for domain, each in joules.items() if domain not in EXCLUSIVE_DOMAINS)
+    return {key: took / engines * exclusive + took / total_seconds * shared for key, took in working.items()}
 
 
 class CpuTime:
@@ -194,8 +194,8 @@ class PowerMeter:
     _joules: dict[str, float] = attrs.field(init=False)
     _host_cpu_seconds: float = 0.0
     _uses: dict[Key, _Use] = attrs.field(factory=dict)
-    _newest: dict[Key, float] = attrs.field(factory=dict)  # the joules of the newest interval
-    _sums: dict[Key, float] = attrs.field(factory=dict)
+    _last_joules: dict[Key, float] = attrs.field(factory=dict)  # the joules of the newest interval
+    _total_joules: dict[Key, float] = attrs.field(factory=dict)
     _per_token: dict[Key, TokenEnergy] = attrs.field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
@@ -229,9 +229,9 @@ class PowerMeter:
 
     def _of_service(self, key: Key, *, fresh: bool) -> ServicePower:
         seconds = self._interval.measured_seconds
-        watts = self._newest.get(key, 0.0) / seconds if fresh and seconds else None
+        watts = self._last_joules.get(key, 0.0) / seconds if fresh and seconds else None
         per_token = self._per_token[key].joules_per_token if fresh and key in self._per_token else None
-        return ServicePower(watts, self._sums.get(key, 0.0), per_token)
+        return ServicePower(watts, self._total_joules.get(key, 0.0), per_token)
 
     def _share(self, elapsed_seconds: float, host_took: float) -> None:
         engines, before = self.engines(), self._uses
@@ -242,11 +242,13 @@ class PowerMeter:
             self._uses[key] = _Use(engine.pid, seconds)
             if (known := before.get(key)) is not None and known.pid == engine.pid:  # else: since when is not known
                 took[key] = max(0.0, seconds - known.cpu_seconds)
-        self._newest = share(self._interval.joules, took, host_cpu_seconds=host_took, seconds=elapsed_seconds)
-        self._sums = {key: self._sums.get(key, 0.0) + self._newest.get(key, 0.0) for key in engines}
-        self._per_token = {key: self._counted(key, engine) for key, engine in engines.items()}
+        self._last_joules = share(self._interval.joules, took, host_cpu_seconds=host_took, seconds=elapsed_seconds)
+        self._total_joules = {
+            key: self._total_joules.get(key, 0.0) + self._last_joules.get(key, 0.0) for key in engines
+        }
+        self._per_token = {key: self._token_energy(key, engine) for key, engine in engines.items()}
 
-    def _counted(self, key: Key, engine: EngineUse) -> TokenEnergy:
+    def _token_energy(self, key: Key, engine: EngineUse) -> TokenEnergy:
         if engine.pid is None:
             return TokenEnergy()
         interval, count = self._interval, engine.tokens
@@ -254,7 +256,7 @@ class PowerMeter:
         if known.last is not None and known.last.pid != engine.pid:  # another engine, which has said nothing yet
             known = TokenEnergy()
         known = known.drew(
-            self._newest.get(key, 0.0),
+            self._last_joules.get(key, 0.0),
             measured_seconds=interval.measured_seconds,
             lost_seconds=interval.lost_seconds,
         )

@@ -55,7 +55,12 @@ RETRY: Final = Backoff(base_seconds=5, cap_seconds=600)
 
 _HEADER: Final = re.compile(r"\*\*\* Sampled system activity \(.*\) \(([0-9]{1,9}(?:\.[0-9]{1,9})?)ms elapsed\) \*\*\*")
 _POWER: Final = re.compile(r"(CPU|GPU|ANE|Combined) Power(?: \(.*\))?: ([0-9]{1,7}) mW")
-_NO_RIGHT: Final = ("a password is required", "is not in the sudoers", "not allowed to execute", "as the superuser")
+_PERMISSION_MESSAGES: Final = (
+    "a password is required",
+    "is not in the sudoers",
+    "not allowed to execute",
+    "as the superuser",
+)
 """What sudo says without a line in sudoers, and powermetrics without root."""
 
 _MAX_LINE_BYTES: Final = 65536
@@ -90,15 +95,15 @@ class PowerReader:
         return None
 
 
-def problem_of(words: str, code: int | None, *, writes: bool) -> PowerProblem:
+def problem_of(output_tail: str, code: int | None, *, writes: bool) -> PowerProblem:
     """Return why a sampler gives no sample.
 
     Args:
-        words: Its last ones.
+        output_tail: Its last ones.
         code: What it has exited with, or the negated signal; None while it runs.
         writes: Whether it has written anything of late.
     """
-    if any(each in words for each in _NO_RIGHT):
+    if any(each in output_tail for each in _PERMISSION_MESSAGES):
         return PowerProblem.NOT_PERMITTED
     if code is None:
         return PowerProblem.NOT_UNDERSTOOD if writes else PowerProblem.SILENT
@@ -143,9 +148,9 @@ class Powermetrics:
         """Never return: feed samples, and tell failures."""
         failures = 0
         while True:
-            heard, problem, why = await self._listen(take)
+            received, problem, why = await self._listen(take)
             failed(problem)
-            failures = 1 if heard else failures + 1
+            failures = 1 if received else failures + 1
             delay = RETRY.delay(failures, self.rng)
             log.warning(
                 "powermetrics gives no samples",
@@ -164,24 +169,24 @@ class Powermetrics:
             )
         except OSError as error:
             return False, PowerProblem.NOT_FOUND, f"{self.command[0]}: {error.strerror}"
-        reader, heard, written_at = PowerReader(), False, -math.inf
-        words: deque[str] = deque(maxlen=_LAST_LINES)
+        reader, received, written_at = PowerReader(), False, -math.inf
+        output_tail: deque[str] = deque(maxlen=_LAST_LINES)
         assert process.stdout is not None, "it was asked for"
         try:
             async with process.stdout as output:
                 with trio.move_on_after(FIRST_SECONDS) as waiting:
                     rest = b""
-                    async for piece in output:
+                    async for chunk in output:
                         written_at = trio.current_time()
-                        *whole, rest = (rest + piece).split(b"\n")
+                        *lines, rest = (rest + chunk).split(b"\n")
                         rest = rest[-_MAX_LINE_BYTES:]
-                        for line in whole:
+                        for line in lines:
                             text = line.decode(errors="replace")
                             if text.strip():
-                                words.append(text[:500])
+                                output_tail.append(text[:500])
                             if (sample := reader.feed(text)) is not None:
                                 take(sample)
-                                heard, waiting.deadline = True, trio.current_time() + STALE_SECONDS
+                                received, waiting.deadline = True, trio.current_time() + STALE_SECONDS
                 if not waiting.cancelled_caught:
                     with trio.move_on_after(SAMPLE_SECONDS):  # its output has ended, and so has it
                         await process.wait()
@@ -190,7 +195,7 @@ class Powermetrics:
             # Also when cancelled: no other task would reap it.
             with trio.move_on_after(2 * (SAMPLE_SECONDS + 1) + 1, shield=True):
                 await _end(process)
-        return heard, problem_of("\n".join(words), code, writes=writes), "\n".join(words)
+        return received, problem_of("\n".join(output_tail), code, writes=writes), "\n".join(output_tail)
 
 
 async def _end(process: trio.Process) -> None:

@@ -26,10 +26,10 @@ POWERCAP: Final = Path("/sys/class/powercap")
 
 DOMAINS: Final = ("package", "dram")
 
-LOOK_SECONDS: Final = 5.0
+SAMPLE_SECONDS: Final = 5.0
 """How often to look: with the looks at engines, so that an idle host wakes no more often."""
 
-MOST_WATTS: Final = 10_000.0
+MAX_WATTS: Final = 10_000.0
 """More than any package draws: the counter has begun anew, as after a sleep."""
 
 RETRY: Final = Backoff(base_seconds=5, cap_seconds=600)
@@ -44,7 +44,7 @@ class Counter:
 
 
 @attrs.frozen
-class Look:
+class CounterSnapshot:
     """All counters at one moment, by the name of their folder; `domains` says what each counts."""
 
     at: float
@@ -52,7 +52,7 @@ class Look:
     domains: Mapping[str, str]
 
 
-def sample_between(before: Look, now: Look) -> PowerSample | None:
+def sample_between(before: CounterSnapshot, now: CounterSnapshot) -> PowerSample | None:
     """Return the mean power between two looks; None where a counter has come, gone or begun anew."""
     seconds = now.at - before.at
     if seconds <= 0 or before.counters.keys() != now.counters.keys():
@@ -61,14 +61,14 @@ def sample_between(before: Look, now: Look) -> PowerSample | None:
     for name, counter in now.counters.items():
         joules = counter.joules - before.counters[name].joules
         drawn = joules if joules >= 0 else joules + counter.range_joules
-        if not 0 <= drawn <= MOST_WATTS * seconds:
+        if not 0 <= drawn <= MAX_WATTS * seconds:
             return None
         domain = now.domains[name]
         watts[domain] = watts.get(domain, 0.0) + drawn / seconds
     return PowerSample({**watts, COMBINED: sum(watts.values())}, seconds) if watts else None
 
 
-def read_counters(folder: Path, now: float) -> Look:
+def read_counters(folder: Path, now: float) -> CounterSnapshot:
     """Read every package's counter, and its memory's; parts of a package and the whole system are counted in neither.
 
     Raises:
@@ -87,7 +87,7 @@ def read_counters(folder: Path, now: float) -> Look:
         counters[zone.name], domains[zone.name] = Counter(int(used) / 1e6, int(most) / 1e6), domain
     if not counters:
         raise FileNotFoundError(f"no package has a counter in {folder}")
-    return Look(now, counters, domains)
+    return CounterSnapshot(now, counters, domains)
 
 
 @attrs.define(eq=False)
@@ -107,8 +107,8 @@ class Rapl:
     domains: tuple[str, ...] = DOMAINS
 
     async def run(self, take: Callable[[PowerSample], None], failed: Callable[[PowerProblem], None]) -> Never:
-        """Never return: tell a sample every `LOOK_SECONDS`, and failures. The kernel makes these files at once."""
-        before: Look | None = None
+        """Never return: tell a sample every `SAMPLE_SECONDS`, and failures. The kernel makes these files at once."""
+        before: CounterSnapshot | None = None
         failures = 0
         while True:
             try:
@@ -125,7 +125,7 @@ class Rapl:
                 failures = 0
                 take(sample)
             before = now
-            await wait_tick(LOOK_SECONDS)
+            await wait_tick(SAMPLE_SECONDS)
 
 
 def problem_of(error: Exception) -> PowerProblem:

@@ -28,42 +28,42 @@ import structlog
 import trio
 
 from llmkube.base.backoff import Backoff
-from llmkube.base.errors import WorldError, innermost
+from llmkube.base.errors import ExternalError, first_leaf
 from llmkube.base.waiting import wait_any
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.runtimes.plan import UNLOAD_LEFT, LaunchPlan
-from llmkube.runtimes.process.host_runtimes import HOST_RUNTIMES, holds_elsewhere, words_of
+from llmkube.runtimes.process.host_runtimes import HOST_RUNTIMES, holds_elsewhere, log_reader_of
 from llmkube.supervisor.engine import health
 from llmkube.supervisor.engine.key_file import key_path, new_key
 from llmkube.supervisor.engine.logfile import next_log, old_log
 from llmkube.supervisor.engine.proxy import proxy_of
 from llmkube.supervisor.memory.ledger import Allocation
 from llmkube.supervisor.memory.refusal import Refusal
-from llmkube.supervisor.nouns.desired import Launch
-from llmkube.supervisor.nouns.host_addresses import LOOPBACK
-from llmkube.supervisor.nouns.journal import EngineRecord, Entry, FileJournal
-from llmkube.supervisor.nouns.lifecycle import Exit, Failure, ServiceView, reason_of
-from llmkube.supervisor.nouns.need import need_of
-from llmkube.supervisor.nouns.ports import Child, Grace
 from llmkube.supervisor.service import metal
 from llmkube.supervisor.service.context import ServiceContext
 from llmkube.supervisor.service.engine_status import LAST_LINES, EngineStatus, Outcome, failure_of, watch_model
-from llmkube.supervisor.service.events import cut_short
+from llmkube.supervisor.service.events import cut_short_event
 from llmkube.supervisor.service.loading import RunningEngine
-from llmkube.supervisor.service.measuring import Measuring, explained
+from llmkube.supervisor.service.measurement import EngineMeasurement, explain
 from llmkube.supervisor.service.status_manager import StatusManager
+from llmkube.supervisor.values.desired import Launch
+from llmkube.supervisor.values.host_addresses import LOOPBACK
+from llmkube.supervisor.values.journal import EngineRecord, Entry, FileJournal
+from llmkube.supervisor.values.lifecycle import Exit, Failure, ServiceView, reason_of
+from llmkube.supervisor.values.need import need_of
+from llmkube.supervisor.values.ports import Child, Grace
 
 log = structlog.get_logger(__name__)
 
-PROGRAM_SECONDS: Final = 60.0
+UNLOAD_SECONDS: Final = 60.0
 """For the program: it gives an unload eight seconds, and a slow disk may have to give it Python first."""
 
-AGAIN: Final = Backoff(base_seconds=10.0, cap_seconds=300.0)
+RETRY: Final = Backoff(base_seconds=10.0, cap_seconds=300.0)
 """Between two tries while the daemon does not answer, or does not let go."""
 
 
 @asynccontextmanager
-async def leftover_unloaded(context: ServiceContext, launch: Launch, refused: trio.Event) -> AsyncIterator[None]:
+async def unloading_leftover(context: ServiceContext, launch: Launch, refused: trio.Event) -> AsyncIterator[None]:
     """Have unloaded, while the body waits for memory, what a killed engine of this launch has left in a shared daemon.
 
     Args:
@@ -77,7 +77,7 @@ async def leftover_unloaded(context: ServiceContext, launch: Launch, refused: tr
 
     async def unload_once_refused() -> None:
         await refused.wait()
-        await unload_left(context, launch)
+        await unload_leftover(context, launch)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(unload_once_refused)
@@ -85,7 +85,7 @@ async def leftover_unloaded(context: ServiceContext, launch: Launch, refused: tr
         nursery.cancel_scope.cancel(reason="it has its memory")
 
 
-async def unload_left(context: ServiceContext, launch: Launch) -> None:
+async def unload_leftover(context: ServiceContext, launch: Launch) -> None:
     """Return once nothing is loaded that a killed engine of this launch has left; try again, ever later, until then.
 
     Cancelled, it ends its program in order first: nothing is unloaded after it.
@@ -93,21 +93,21 @@ async def unload_left(context: ServiceContext, launch: Launch) -> None:
     failures = 0
     while True:
         try:
-            ended = await _program(context, launch)
-        except* WorldError as group:
-            ended, why = Exit(None), str(innermost(group))
+            ended = await _run_unload(context, launch)
+        except* ExternalError as group:
+            ended, why = Exit(None), str(first_leaf(group))
         else:
             why = str(ended)
         if ended.code == 0:
             return
         failures += 1
-        delay = AGAIN.delay(failures, context.ports.rng)
-        said = "what a killed engine may have left in the daemon is not unloaded"
-        context.log.warning(said, reason=why, retry_seconds=round(delay, 1))
+        delay = RETRY.delay(failures, context.ports.rng)
+        message = "what a killed engine may have left in the daemon is not unloaded"
+        context.log.warning(message, reason=why, retry_seconds=round(delay, 1))
         await trio.sleep(delay)
 
 
-async def _program(context: ServiceContext, launch: Launch) -> Exit:
+async def _run_unload(context: ServiceContext, launch: Launch) -> Exit:
     """Run the program of the engine, told to unload alone; return how it has ended."""
     engines = context.ports.engines
     engine, cookie = await engines.info(launch.plan.runtime), f"{context.ports.rng.getrandbits(64):016x}"
@@ -115,7 +115,7 @@ async def _program(context: ServiceContext, launch: Launch) -> Exit:
     command = attrs.evolve(command, argv=(*command.argv, UNLOAD_LEFT))
     seconds = context.settings.grace_seconds
     async with engines.open_child(command, context.shutdown, Grace(seconds, seconds)) as child:
-        with trio.move_on_after(PROGRAM_SECONDS):
+        with trio.move_on_after(UNLOAD_SECONDS):
             return await child.wait()
         return Exit(None)
 
@@ -128,17 +128,17 @@ class EngineJournal:
         manager: Of the service's status; it has the newest wish.
         journal: On the disk.
         launch: What the engine runs.
-        kept: What has served last, if newer plans could not start since.
+        fallback: What has served last, if newer plans could not start since.
     """
 
     manager: StatusManager
     journal: FileJournal
     launch: Launch
-    kept: Launch | None = None
+    fallback: Launch | None = None
     _entry: Entry | None = None  # what the journal says of the process, or will say
 
     @property
-    def knows(self) -> bool:
+    def has_entry(self) -> bool:
         """Whether there is an entry of the process."""
         return self._entry is not None
 
@@ -146,39 +146,39 @@ class EngineJournal:
         """The process runs; the journal knows of it, or does as soon as it leads."""
         self._entry = self._entry_of(record)
 
-    async def note(self, record: EngineRecord) -> None:
-        """Write it down; WorldError when the disk does not take it."""
+    async def save(self, record: EngineRecord) -> None:
+        """Write it down; ExternalError when the disk does not take it."""
         entry = self._entry_of(record)
         await self.journal.write(entry)
         self._entry = entry
 
-    async def noted(self, record: EngineRecord) -> bool:
+    async def try_save(self, record: EngineRecord) -> bool:
         """Write it down; whether the disk has taken it."""
         try:
-            await self.note(record)
-        except WorldError as error:
+            await self.save(record)
+        except ExternalError as error:
             self.manager.log.warning("journal entry not written", error=str(error))
             return False
         return True
 
     async def keep(self) -> None:
         """Have the next agent know that this has served, and that newer plans could not start since."""
-        if self.kept is None:
-            self.kept = self.launch
-            await self._note_again()
+        if self.fallback is None:
+            self.fallback = self.launch
+            await self._save_again()
 
     async def follow(self) -> None:
         """Have the next agent know the newest wish, also where that restarts nothing: a priority, another uid."""
-        if self._entry is not None and self._entry.wish is not self.manager.facts.wish:
-            await self._note_again()
+        if self._entry is not None and self._entry.desired is not self.manager.facts.desired:
+            await self._save_again()
 
-    async def _note_again(self) -> None:
+    async def _save_again(self) -> None:
         """Note what has changed about a process of which the journal knows."""
         if self._entry is not None and self._entry.engine is not None:
-            await self.noted(self._entry.engine)
+            await self.try_save(self._entry.engine)
 
     def _entry_of(self, record: EngineRecord) -> Entry:
-        return Entry(self.manager.facts.wish, self.launch, record, self.kept)
+        return Entry(self.manager.facts.desired, self.launch, record, self.fallback)
 
 
 def new_record(context: ServiceContext, plan: LaunchPlan) -> EngineRecord:
@@ -187,13 +187,13 @@ def new_record(context: ServiceContext, plan: LaunchPlan) -> EngineRecord:
     One that cannot ask for keys listens on the loopback address, and its clients reach a proxy that asks.
 
     Raises:
-        WorldError: This host does not have the address.
+        ExternalError: This host does not have the address.
     """
     settings, engines = context.settings, context.ports.engines
-    cookie, reached = f"{context.ports.rng.getrandbits(64):016x}", context.status_manager.reach.value.bind
-    clients_have_keys, asks = bool(plan.keys_digest), HOST_RUNTIMES[plan.runtime].takes_keys
-    is_open = asks and settings.insecure_lan and not clients_have_keys
-    is_direct = is_open or (asks and (clients_have_keys or not settings.publishes))
+    cookie, reached = f"{context.ports.rng.getrandbits(64):016x}", context.status_manager.host_address.value.bind
+    clients_have_keys, takes_keys = bool(plan.keys_digest), HOST_RUNTIMES[plan.runtime].takes_keys
+    is_open = takes_keys and settings.insecure_lan and not clients_have_keys
+    is_direct = is_open or (takes_keys and (clients_have_keys or not settings.publishes))
     host = reached if is_direct else LOOPBACK[ipaddress.ip_address(reached).version]
     record = EngineRecord(cookie, host, engines.free_port(host), api_key="" if is_open else new_key())
     if is_direct:
@@ -201,11 +201,11 @@ def new_record(context: ServiceContext, plan: LaunchPlan) -> EngineRecord:
     return attrs.evolve(record, public_host=reached, public_port=engines.free_port(reached))
 
 
-NOTE_AGAIN_SECONDS: Final = 1.0
+JOURNAL_RETRY_SECONDS: Final = 1.0
 """Between two tries of a successor to be written into the journal."""
 
 
-class KeysUnknownError(WorldError):
+class KeysUnknownError(ExternalError):
     """An engine cannot start whose clients have keys, as those are not known now."""
 
     reason = Reason.API_KEYS_NOT_READ
@@ -218,9 +218,9 @@ class Attempt:
     Attributes:
         context: What it shares with the other engines of its service.
         launch: What it runs.
-        found: The process to take over, if an earlier agent left one.
+        adoptable: The process to take over, if an earlier agent left one.
         before: The engine that serves until this one answers, if there is one.
-        kept: What has served last, if newer plans could not start since.
+        fallback: What has served last, if newer plans could not start since.
         journal: What the next agent finds of it.
         child: Its process, while there is one.
         status: What it reports.
@@ -232,9 +232,9 @@ class Attempt:
 
     context: ServiceContext
     launch: Launch
-    found: EngineRecord | None = None
+    adoptable: EngineRecord | None = None
     before: "Attempt | None" = None
-    kept: Launch | None = None
+    fallback: Launch | None = None
     child: Child | None = None
     journal: EngineJournal = attrs.field(init=False)
     status: EngineStatus = attrs.field(init=False)
@@ -248,11 +248,11 @@ class Attempt:
     _host: str = ""  # where it listens, while it loads and serves
 
     def __attrs_post_init__(self) -> None:
-        manager, newest = self.context.status_manager, self.launch != self.kept
-        self.journal = EngineJournal(manager, self.context.ports.journal, self.launch, self.kept)
+        manager, newest = self.context.status_manager, self.launch != self.fallback
+        self.journal = EngineJournal(manager, self.context.ports.journal, self.launch, self.fallback)
         self.status = EngineStatus(manager, self.context.leader, newest=newest)
 
-    def tell_start(self, task_status: trio.TaskStatus[None]) -> None:
+    def set_task_status(self, task_status: trio.TaskStatus[None]) -> None:
         """Call `started` once, when the engine serves, or has ended before it did."""
         self._task_status = task_status
 
@@ -261,23 +261,23 @@ class Attempt:
         try:
             with self.scope:
                 try:
-                    self.failure = await self._admitted()
-                except* WorldError as group:
-                    error = innermost(group)
+                    self.failure = await self._run_admitted()
+                except* ExternalError as group:
+                    error = first_leaf(group)
                     self.failure = Failure(reason_of(error), str(error))
                 except* Exception as bug:
                     # One of the broad catches: a bug in here is a failure of this engine, and of no other one.
                     self.context.log.exception("attempt failed")
-                    self.failure = Failure(Reason.INTERNAL_ERROR, f"a bug in LLMKube: {innermost(bug)!r}")
+                    self.failure = Failure(Reason.INTERNAL_ERROR, f"a bug in LLMKube: {first_leaf(bug)!r}")
         finally:
             self.ended.set()
             if self._waiting is not None:
                 self._waiting.cancel(reason="the engine has ended")
-        self._started()
+        self._report_started()
 
-    def _started(self) -> None:
-        told, self._task_status = self._task_status, trio.TASK_STATUS_IGNORED
-        told.started()
+    def _report_started(self) -> None:
+        task_status, self._task_status = self._task_status, trio.TASK_STATUS_IGNORED
+        task_status.started()
 
     @contextmanager
     def until_ended(self) -> Iterator[None]:
@@ -288,13 +288,13 @@ class Attempt:
 
     def address_changed(self) -> None:
         """This host is reached in another way: end it if the address that it listens on is not this host's any more."""
-        if self._host and not self.context.status_manager.reach.value.serves(self._host):
+        if self._host and not self.context.status_manager.host_address.value.serves(self._host):
             self.context.log.info("address lost; restarting", hostIP=self._host)
             self.scope.cancel(reason=f"{self._host} is not this host's address any more")
 
     # -- memory ---------------------------------------------------------------------------------------------------
 
-    async def _admitted(self) -> Failure | None:
+    async def _run_admitted(self) -> Failure | None:
         """Have the memory, and run within it; None when there is no room beside the other engine any more."""
         context, key = self.context, self.context.key
         if self.before is not None:
@@ -302,18 +302,18 @@ class Attempt:
                 return await self._in_process(allocation) if allocation is not None else None
         self.status.lead()
         # What is adopted has its memory already, and nothing may come before it is taken over.
-        need = need_of(self.launch, None) if self.found else await context.need(self.launch)
-        waiting = nullcontext() if self.found else leftover_unloaded(context, self.launch, self._refused)
+        need = need_of(self.launch, None) if self.adoptable else await context.need(self.launch)
+        waiting = nullcontext() if self.adoptable else unloading_leftover(context, self.launch, self._refused)
         async with AsyncExitStack() as stack:
             async with waiting:
-                admitted = context.ledger.admitted(key, need, scope=self.scope, say=self._waits)
+                admitted = context.ledger.admitted(key, need, scope=self.scope, report=self._report_wait)
                 allocation = await stack.enter_async_context(admitted)
             return await self._in_process(allocation)
 
-    def _waits(self, refusal: Refusal) -> None:
+    def _report_wait(self, refusal: Refusal) -> None:
         """Say why nothing runs, and what would help."""
         self._refused.set()
-        key, message = self.context.key, explained(refusal, self.launch)
+        key, message = self.context.key, explain(refusal, self.launch)
         evicted = self.context.ledger.book.evicted(key)
         if evicted is None:
             self.context.log.info("waiting for memory", reason=message)
@@ -325,11 +325,11 @@ class Attempt:
 
     async def _in_process(self, allocation: Allocation) -> Failure:
         """Have an engine, wait until it answers, serve until it exits; every way out ends it, unless it shall stay."""
-        context, found = self.context, self.found
+        context, adoptable = self.context, self.adoptable
         grace = metal.grace_of(self.launch, context.settings, partial(context.ledger.wait_urgent, allocation))
-        async with self._adopted(found, grace) if found else self._spawned(grace) as (child, record):
+        async with self._adopted(adoptable, grace) if adoptable else self._spawned(grace) as (child, record):
             self.child = child
-            if not self.journal.knows:  # as it is to replace the one that serves
+            if not self.journal.has_entry:  # as it is to replace the one that serves
                 self.journal.expect(record)
             context.ledger.started(allocation, child.pid)
             running = RunningEngine(child, record, self.launch, context.ports.http, context.settings.limits)
@@ -355,20 +355,20 @@ class Attempt:
         record = attrs.evolve(new_record(context, launch.plan), build=engine.version)
         context.log.info("starting inference service", port=record.address[1])
         keys = key_path(context.settings.state_dir, record.cookie)
-        alone = self.before is None
+        standalone = self.before is None
         command = attrs.evolve(
             context.command(launch, engine, record.cookie, host=record.host, port=record.port, keys=str(keys)),
-            log_path=context.log_path if alone else next_log(context.log_path),
+            log_path=context.log_path if standalone else next_log(context.log_path),
             keys_path=keys if record.api_key else None,
             api_keys=(record.api_key, *launch.client_keys),
-            proxy=proxy_of(record, context.settings.let_in, launch.client_keys),
+            proxy=proxy_of(record, context.settings.keyless_networks, launch.client_keys),
         )
-        if alone:
-            await self.journal.note(record)
+        if standalone:
+            await self.journal.save(record)
         async with context.ports.engines.open_child(command, context.shutdown, grace) as child:
             record = attrs.evolve(record, pid=child.pid, started=child.started, log_offset=child.log_offset)
-            if alone:
-                await self.journal.note(record)
+            if standalone:
+                await self.journal.save(record)
             yield child, record
 
     @asynccontextmanager
@@ -380,15 +380,15 @@ class Attempt:
         async with context.ports.engines.adopt_child(record, path, context.shutdown, grace) as child:
             context.log.info("adopted inference service", pid=child.pid, port=record.address[1])
             if record.next_log:  # its agent was killed while it took over from another one
-                record = await self._named(child, record)
+                record = await self._rename_log(child, record)
             yield child, record
 
-    async def _named(self, child: Child, record: EngineRecord) -> EngineRecord:
+    async def _rename_log(self, child: Child, record: EngineRecord) -> EngineRecord:
         """Have its log called as that of the engine which leads; an agent that is killed in between leaves a mark."""
-        await child.log_to(self.context.log_path)
+        await child.rename_log(self.context.log_path)
         record = attrs.evolve(record, next_log=False)
         self.journal.expect(record)
-        await self.journal.noted(record)  # if not, whatever is noted next says it, or the next agent looks once more
+        await self.journal.try_save(record)  # if not, whatever is noted next says it, or the next agent looks once more
         return record
 
     # -- its service ----------------------------------------------------------------------------------------------
@@ -409,41 +409,41 @@ class Attempt:
             weights_format=launch.plan.weights_format,
         )
         started_at = trio.current_time()
-        outcome = Outcome(published=self.found is not None)  # by an earlier agent
+        outcome = Outcome(published=self.adoptable is not None)  # by an earlier agent
 
         async with trio.open_nursery() as nursery:
 
-            async def notice_exit() -> None:
+            async def watch_exit() -> None:
                 outcome.exit = await child.wait()
                 nursery.cancel_scope.cancel(reason=f"the engine ended: {outcome.exit}")
 
-            nursery.start_soon(notice_exit)
+            nursery.start_soon(watch_exit)
             async with (
-                self._drained(engine, outcome, allocation.hurried),
+                self._drained(engine, outcome, allocation.expedited),
                 self.status.withdrawn(outcome, allocation, context.shutdown),
             ):
-                if self.found is None or not await running.answers_at_once():
+                if self.adoptable is None or not await running.answers_at_once():
                     self.status.set_view(view)
                 outcome.failure = await running.loaded(self.status)
-                on_gpu = metal.MetalLook(child, launch, context.settings)
-                outcome.failure = outcome.failure or await on_gpu.first_failure(engine)
+                metal_monitor = metal.MetalMonitor(child, launch, context.settings)
+                outcome.failure = outcome.failure or await metal_monitor.first_failure(engine)
                 if outcome.failure is None:
                     outcome.ready_at = trio.current_time()
                     context.ledger.loaded(allocation)
                     if self.before is not None:
                         await self._take_over(running, allocation)
-                    gpu = await on_gpu.load_told(context.ledger.note_device_limit)
+                    gpu_warning = await metal_monitor.load_warning(context.ledger.set_device_limit)
                     view = attrs.evolve(view, build=await engine.build() or view.build)
                     by = " ".join(filter(None, (view.engine, view.build, "from", view.weights_format, "weights")))
-                    words = f"loaded in {outcome.ready_at - started_at:.1f} s by {by}{gpu}"
-                    self.status.serve(attrs.evolve(view, reason=Reason.LOADED, message=words))
+                    message = f"loaded in {outcome.ready_at - started_at:.1f} s by {by}{gpu_warning}"
+                    self.status.serve(attrs.evolve(view, reason=Reason.LOADED, message=message))
                     outcome.published = self.serves = True
                     outcome.failure = await self._watched(running, allocation)
             nursery.cancel_scope.cancel(reason="it hangs, has stalled, or is not what was asked for")
         return failure_of(
             outcome,
             await child.last_lines(LAST_LINES),
-            rules=words_of(launch.plan.runtime).rules,
+            rules=log_reader_of(launch.plan.runtime).rules,
             now=trio.current_time(),
             memory_kills=child.memory_kills(),
             memory_short=context.ledger.book.is_short,
@@ -453,36 +453,36 @@ class Attempt:
         """Return when it hangs, or its GPU has failed."""
         context, child, record, engine = self.context, running.child, running.record, running.engine
         context.log.info("started inference service", pid=child.pid, port=record.address[1])
-        self._started()
+        self._report_started()
         read = partial(child.read_stats, record.host, record.port, loading=False)
         read_nowait = partial(child.read_stats_nowait, record.host, record.port)
-        measuring = Measuring(child, read, read_nowait, self.launch, allocation, context.ports)
+        measuring = EngineMeasurement(child, read, read_nowait, self.launch, allocation, context.ports)
         failures: list[Failure] = []
 
-        async def hangs() -> None:
+        async def watch_hang() -> None:
             hung = await health.watch(
                 engine,
                 measuring.measure,
                 self.status.set_answering,
                 context.settings.limits,
                 read_stats_nowait=measuring.measure_nowait,
-                counted=partial(context.status_manager.count_tokens, child.pid),
+                on_tokens=partial(context.status_manager.record_tokens, child.pid),
             )
             failures.append(Failure(Reason.HUNG, f"the engine hangs: {hung}"))
 
-        async def fails_on_metal() -> None:
-            failures.append(await metal.MetalLook(child, self.launch, context.settings).failed(read))
+        async def watch_metal() -> None:
+            failures.append(await metal.MetalMonitor(child, self.launch, context.settings).wait_failure(read))
 
-        async def loses_its_model() -> None:
+        async def watch_model_loss() -> None:
             tick = context.settings.limits.tick_seconds
             await watch_model(engine, self.status.set_model, tick)
 
-        further = [fails_on_metal] if metal.on_metal(self.launch, context.settings) else []
-        further += [loses_its_model] if holds_elsewhere(self.launch.plan.runtime) else []
-        if further:
-            await wait_any(hangs, *further)
+        other_watches = [watch_metal] if metal.uses_metal(self.launch, context.settings) else []
+        other_watches += [watch_model_loss] if holds_elsewhere(self.launch.plan.runtime) else []
+        if other_watches:
+            await wait_any(watch_hang, *other_watches)
         else:  # hundreds of others cost no nursery more
-            await hangs()
+            await watch_hang()
         failure = failures[0]
         self.status.set_reason(failure.reason, failure.message)
         return failure
@@ -490,17 +490,17 @@ class Attempt:
     async def _take_over(self, running: RunningEngine, allocation: Allocation) -> None:
         """Step into the other engine's place: for the next agent first, then for the memory, then for clients."""
         record = attrs.evolve(running.record, next_log=True)
-        while not await self.journal.noted(record):  # noqa: ASYNC110 - a disk sends no event; what serves can wait
-            await trio.sleep(NOTE_AGAIN_SECONDS)
+        while not await self.journal.try_save(record):  # noqa: ASYNC110 - a disk sends no event; what serves can wait
+            await trio.sleep(JOURNAL_RETRY_SECONDS)
         if self.before is not None and self.before.child is not None:
-            await self.before.child.log_to(old_log(self.context.log_path))
-        await self._named(running.child, record)
+            await self.before.child.rename_log(old_log(self.context.log_path))
+        await self._rename_log(running.child, record)
         self.context.ledger.take_over(allocation)
         self.status.lead()
         self.before = None
 
     @asynccontextmanager
-    async def _drained(self, engine: health.Engine, outcome: Outcome, hurried: trio.Event) -> AsyncIterator[None]:
+    async def _drained(self, engine: health.Engine, outcome: Outcome, expedited: trio.Event) -> AsyncIterator[None]:
         """On the way out, let the requests in flight end; new ones no longer come, as the endpoint is withdrawn.
 
         Those of an engine that hangs do not end, and one that has ended has none. When the host is about to run out of
@@ -511,10 +511,10 @@ class Attempt:
             yield
         finally:
             can_end = outcome.published and outcome.failure is None and outcome.exit is None
-            if can_end and not context.shutdown.keep and not hurried.is_set():
+            if can_end and not context.shutdown.keep and not expedited.is_set():
                 with trio.move_on_after(context.settings.drain_seconds, shield=True) as bound:
-                    await wait_any(hurried.wait, engine.wait_idle)
-                if bound.cancelled_caught or hurried.is_set():
+                    await wait_any(expedited.wait, engine.wait_idle)
+                if bound.cancelled_caught or expedited.is_set():
                     late = f"they have not ended in {context.settings.drain_seconds:g} s"
-                    why = "memory is critically short" if hurried.is_set() else late
-                    context.status_manager.emit(cut_short(why))
+                    why = "memory is critically short" if expedited.is_set() else late
+                    context.status_manager.emit(cut_short_event(why))

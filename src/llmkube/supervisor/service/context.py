@@ -11,13 +11,13 @@ from llmkube.runtimes.plan import EngineInfo
 from llmkube.supervisor.engine.logfile import log_path
 from llmkube.supervisor.memory.ledger import Ledger
 from llmkube.supervisor.memory.reservation import Need
-from llmkube.supervisor.nouns.desired import Launch
-from llmkube.supervisor.nouns.need import need_of
-from llmkube.supervisor.nouns.ports import Command, Ports, Shutdown
-from llmkube.supervisor.nouns.settings import AgentSettings
 from llmkube.supervisor.service.engine_status import Leader
-from llmkube.supervisor.service.measuring import key_of
+from llmkube.supervisor.service.measurement import key_of
 from llmkube.supervisor.service.status_manager import StatusManager
+from llmkube.supervisor.values.desired import Launch
+from llmkube.supervisor.values.need import need_of
+from llmkube.supervisor.values.ports import Command, Ports, Shutdown
+from llmkube.supervisor.values.settings import AgentSettings
 
 
 @attrs.frozen
@@ -64,6 +64,6 @@ class ServiceContext:
     ) -> Command:
         """Return how the program of a launch is started; what only an engine that serves needs is not in it."""
         plan, model = launch.plan, str(launch.weights.path)
-        words = plan.render(engine, model=model, host=host, port=port, keys=keys)
+        argv = plan.render(engine, model=model, host=host, port=port, keys=keys)
         work_dir = self.settings.state_dir / "work" / self.key.namespace / file_stem(self.key.name)
-        return Command(words, dict(plan.env), work_dir, self.log_path, cookie)
+        return Command(argv, dict(plan.env), work_dir, self.log_path, cookie)

@@ -27,10 +27,10 @@ from llmkube.k8s.wire.reasons import Reason
 from llmkube.runtimes.process.exits import ExitCause, Rule, classify
 from llmkube.supervisor.engine.health import Engine
 from llmkube.supervisor.memory.ledger import Allocation
-from llmkube.supervisor.nouns.lifecycle import Exit, Failure, ServiceView
-from llmkube.supervisor.nouns.ports import Shutdown
 from llmkube.supervisor.service.facts import Facts
 from llmkube.supervisor.service.status_manager import StatusManager
+from llmkube.supervisor.values.lifecycle import Exit, Failure, ServiceView
+from llmkube.supervisor.values.ports import Shutdown
 
 log = structlog.get_logger(__name__)
 
@@ -41,7 +41,7 @@ LAST_LINES: Final = 20
 ANSWER_SECONDS: Final = 5.0
 """What is late says nothing, as what is not answered at all: other looks judge that."""
 
-Said = Literal["loaded", "lost", "nothing"]
+ModelState = Literal["loaded", "lost", "nothing"]
 
 
 @attrs.define(eq=False)
@@ -80,10 +80,10 @@ def failure_of(
         memory_kills: How many processes the kernel has killed for lack of memory where the engine ran.
         memory_short: Whether the host was short of memory at the last look.
     """
-    words = "\n" + "\n".join(lines) if lines else ""
+    text = "\n" + "\n".join(lines) if lines else ""
     seconds = 0.0 if outcome.ready_at is None else now - outcome.ready_at
     if outcome.exit is None and outcome.failure is not None:
-        return attrs.evolve(outcome.failure, message=outcome.failure.message + words, ready_seconds=seconds)
+        return attrs.evolve(outcome.failure, message=outcome.failure.message + text, ready_seconds=seconds)
     code = outcome.exit.code if outcome.exit else None
     why = classify(
         code,
@@ -95,27 +95,27 @@ def failure_of(
     )
     loading = outcome.ready_at is None
     reason = Reason.PORT_TAKEN if why.cause is ExitCause.PORT_TAKEN and loading else Reason.ENGINE_EXITED
-    because = f": {why}" if why.summary else ""
+    cause = f": {why}" if why.summary else ""
     when = "while loading" if loading else "while serving"
-    return Failure(reason, f"the engine ended {when}: {outcome.exit}{because}{words}", seconds)
+    return Failure(reason, f"the engine ended {when}: {outcome.exit}{cause}{text}", seconds)
 
 
-async def watch_model(engine: Engine, tell: Callable[[Said, str], None], tick_seconds: float) -> None:
+async def watch_model(engine: Engine, report: Callable[[ModelState, str], None], tick_seconds: float) -> None:
     """Never return: ask at each tick, and tell what was said each time.
 
     Args:
         engine: Answers 200 with its model when it is asked whether it is ready, and 503 without.
-        tell: Told each time, of a loaded model with the build that has it, or "" where that is not said; what others
+        report: Told each time, of a loaded model with the build that has it, or "" where that is not said; what others
             say of the engine meanwhile may need to be corrected.
         tick_seconds: Between two questions.
     """
     while True:
         await trio.sleep(tick_seconds)
-        said = await _ask(engine)
-        tell(said, await engine.build() if said == "loaded" else "")
+        state = await _query_model(engine)
+        report(state, await engine.build() if state == "loaded" else "")
 
 
-async def _ask(engine: Engine) -> Said:
+async def _query_model(engine: Engine) -> ModelState:
     status = 0
     with trio.move_on_after(ANSWER_SECONDS):
         try:
@@ -176,17 +176,17 @@ class EngineStatus:
         else:
             self.set_reason(Reason.NOT_ANSWERING, "the process runs, but nothing listens on its port")
 
-    def set_model(self, said: Said, build: str = "") -> None:
+    def set_model(self, state: ModelState, build: str = "") -> None:
         """What holds the engine's model has it, or has lost it; the endpoint follows. So does the build that has it."""
         if build and build != self.view.build:
             before = f", and was {self.view.build}" if self.view.build else ""
-            words = f"the model is loaded; {self.view.engine} is {build} now{before}"
+            text = f"the model is loaded; {self.view.engine} is {build} now{before}"
             self.view = attrs.evolve(self.view, build=build)
             if self.view.ready or self.view.reason == Reason.LOADING:
-                self.set_reason(Reason.LOADED, words)
-        elif said == "lost" and self.view.ready:
+                self.set_reason(Reason.LOADED, text)
+        elif state == "lost" and self.view.ready:
             self.set_reason(Reason.LOADING, "the engine answers; its model is not loaded any more, and is loaded again")
-        elif said == "loaded" and self.view.reason == Reason.LOADING:
+        elif state == "loaded" and self.view.reason == Reason.LOADING:
             self.set_reason(Reason.LOADED, "the model is loaded again")
 
     def serve(self, loaded: ServiceView) -> None:
@@ -213,11 +213,11 @@ class EngineStatus:
                 if self.view.ready or not self.view.reason:  # else it has been said that it is not, and why
                     self.set_reason(Reason.STOPPING, "the endpoint is withdrawn")
                 if not allocation.urgent:
-                    await self._heard()  # noqa: ASYNC102 - it shields itself, with a deadline
+                    await self._wait_withdrawn()  # noqa: ASYNC102 - it shields itself, with a deadline
 
-    async def _heard(self) -> None:
+    async def _wait_withdrawn(self) -> None:
         manager = self.manager
         with trio.move_on_after(manager.settings.withdraw_seconds, shield=True) as bound:
-            await manager.wait_endpoint_heard()
+            await manager.wait_endpoint_applied()
         if bound.cancelled_caught:
             manager.log.warning("stopping although the endpoint is not withdrawn yet")

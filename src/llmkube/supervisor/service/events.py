@@ -17,7 +17,7 @@ from llmkube.k8s.wire.conditions import (
     Statement,
 )
 from llmkube.k8s.wire.reasons import Reason, is_failing
-from llmkube.supervisor.memory.eviction import Cause, Evict
+from llmkube.supervisor.memory.eviction import Cause, Eviction
 from llmkube.supervisor.service.facts import Facts
 
 
@@ -51,8 +51,8 @@ def events(before: Facts, after: Facts) -> tuple[Event, ...]:
 
 
 def _of_host(before: Facts, after: Facts) -> Iterator[Event]:
-    if after.reach.problem not in {"", before.reach.problem}:
-        yield Event(Reason.NO_ADDRESS, after.reach.problem)
+    if after.host_address.problem not in {"", before.host_address.problem}:
+        yield Event(Reason.NO_ADDRESS, after.host_address.problem)
     for slot, error in after.refused.items():
         if str(error) != str(before.refused.get(slot)):
             yield Event("NotPublished", str(error))
@@ -103,13 +103,13 @@ def _of_engines(before: Facts, after: Facts) -> Iterator[Event]:
             yield Event("Returned", f"Runs again; before that: {before.evicted.why}", "Normal")
 
 
-def cut_short(why: str) -> Event:
+def cut_short_event(why: str) -> Event:
     """An engine ends before its requests do."""
     log = "requests in flight are cut short"
     return Event("RequestsCutShort", f"{log}: {why}", log=log, fields={"reason": why})
 
 
-def displacing(winner: Key, evict: Evict) -> Event:
+def displacing_event(winner: Key, evict: Eviction) -> Event:
     """Another service has to go for this one."""
     name = evict.key.name if evict.key.namespace == winner.namespace else str(evict.key)
     return Event("Displacing", f"{name} is evicted to make room for this service", "Normal")
@@ -133,7 +133,7 @@ def model_conditions(facts: Facts) -> tuple[Statement, ...]:
     if facts.fetch is None:
         return ()
     fetch, generation = facts.fetch.value, facts.fetch.generation
-    return (Statement(FETCHED, fetch.here, fetch.reason, fetch.message, generation),)
+    return (Statement(FETCHED, fetch.present, fetch.reason, fetch.message, generation),)
 
 
 def _accepted(facts: Facts) -> Statement | None:
@@ -186,7 +186,7 @@ def _published(facts: Facts) -> Statement | None:
     if problem.reason:
         return Statement(PUBLISHED, False, problem.reason, problem.message, facts.published)
     closed = f"; without a key, 401: {facts.closed}" if facts.closed else ""
-    return Statement(PUBLISHED, True, Reason.PUBLISHED, facts.reach.why + closed, facts.published)
+    return Statement(PUBLISHED, True, Reason.PUBLISHED, facts.host_address.why + closed, facts.published)
 
 
 def _memory_pressure(facts: Facts) -> Statement | None:

@@ -18,10 +18,10 @@ from llmkube.k8s.wire.reasons import Reason
 from llmkube.k8s.wire.times import timestamp
 from llmkube.supervisor.cluster.status import Slot, fetch_reason
 from llmkube.supervisor.host.sample import Level
-from llmkube.supervisor.memory.eviction import Cause, Evict
-from llmkube.supervisor.nouns.desired import Desired
-from llmkube.supervisor.nouns.host_addresses import Reach
-from llmkube.supervisor.nouns.lifecycle import Failure, ServiceView
+from llmkube.supervisor.memory.eviction import Cause, Eviction
+from llmkube.supervisor.values.desired import Desired
+from llmkube.supervisor.values.host_addresses import HostAddress
+from llmkube.supervisor.values.lifecycle import Failure, ServiceView
 from llmkube.weights.formats.shape import ModelHeader
 from llmkube.weights.store.blobs import WeightsFile
 
@@ -40,7 +40,7 @@ class Observed(Generic[T]):
 
 
 @attrs.frozen
-class Why:
+class Problem:
     """A word for programs and a sentence for people; both are empty where nothing is wrong."""
 
     reason: str = ""
@@ -48,10 +48,10 @@ class Why:
 
 
 @attrs.frozen
-class Fetch:
+class FetchState:
     """The Model's file: whether it is here, why, and what its header says."""
 
-    here: bool
+    present: bool
     reason: str
     message: str
     weights: WeightsFile | None = None
@@ -72,10 +72,10 @@ class Facts:
     """Everything that conditions, Events and the endpoint of one service follow from.
 
     Attributes:
-        wish: The newest wish; its objects' names, uids and generations are what is reported about. Kept beside
+        desired: The newest wish; its objects' names, uids and generations are what is reported about. Kept beside
             cache and journal: an adopted engine is reported before and after the cache has its object.
         host: The name of this host.
-        reach: How this host is reached.
+        host_address: How this host is reached.
         view: The newest snapshot of the engine that serves, or will.
         endpoint_host: Where the last engine that was ready listens.
         endpoint_port: Its port; a crash loop that is never ready writes no slice.
@@ -99,17 +99,17 @@ class Facts:
         loads: How many engines have begun to serve.
     """
 
-    wish: Desired
+    desired: Desired
     host: str
-    reach: Reach
+    host_address: HostAddress
     view: Observed[ServiceView] = Observed(ServiceView(""))
     endpoint_host: str = ""
     endpoint_port: int = 0
     problem: Observed[str] | None = None
     ignored: Observed[tuple[str, ...]] | None = None
-    outdated: Observed[Why] = Observed(Why())
-    unplanned: Why = Why()
-    fetch: Observed[Fetch] | None = None
+    outdated: Observed[Problem] = Observed(Problem())
+    unplanned: Problem = Problem()
+    fetch: Observed[FetchState] | None = None
     fetched: ModelSpec | None = None
     fetch_error: str = ""
     fetch_failures: int = 0
@@ -117,7 +117,7 @@ class Facts:
     refused: Mapping[Slot, UserError] = attrs.field(factory=dict)
     published: int | None = None
     pressure: Observed[Pressure] | None = None
-    evicted: Evict | None = None
+    evicted: Eviction | None = None
     waits: frozenset[str] = frozenset()
     restarts: int = 0
     replace_failures: int = 0
@@ -127,52 +127,52 @@ class Facts:
     @property
     def key(self) -> Key:
         """The InferenceService's key."""
-        return self.wish.key
+        return self.desired.key
 
     @property
     def address(self) -> str | None:
         """What the slice says: of the engine that is or was last ready, else of the next one."""
-        return self.reach.advertised(self.endpoint_host)
+        return self.host_address.advertised(self.endpoint_host)
 
     @property
-    def publish_problem(self) -> Why:
+    def publish_problem(self) -> Problem:
         """Why the endpoint is not published; empty if it is."""
-        if self.reach.problem:
-            return Why(Reason.NO_ADDRESS, self.reach.problem)
+        if self.host_address.problem:
+            return Problem(Reason.NO_ADDRESS, self.host_address.problem)
         for error in self.refused.values():
-            return Why(getattr(error, "reason", "") or Reason.REFUSED, str(error))
-        return Why()
+            return Problem(getattr(error, "reason", "") or Reason.REFUSED, str(error))
+        return Problem()
 
     @property
     def closed(self) -> str:
         """Why every request of a pod needs a key although the service gives out none; empty where that is not so."""
-        return "" if self.wish.service.spec.api_key_secret_ref is not None else self.reach.closed
+        return "" if self.desired.service.spec.api_key_secret_ref is not None else self.host_address.closed
 
     # -- the objects and the host -------------------------------------------------------------------------------------
 
-    def with_wish(self, wish: Desired) -> "Facts":
+    def with_desired(self, desired: Desired) -> "Facts":
         """A newer wish; another object of the same name has nothing that was written to its predecessor."""
-        before, after = self.wish, attrs.evolve(self, wish=wish)
-        if before.model.metadata.uid != wish.model.metadata.uid:
-            same_file = self.fetch is not None and self.fetch.value.here and self.fetched == wish.model.spec
-            fetch = _observed(wish.model, self.fetch.value) if self.fetch is not None and same_file else None
+        before, after = self.desired, attrs.evolve(self, desired=desired)
+        if before.model.metadata.uid != desired.model.metadata.uid:
+            same_file = self.fetch is not None and self.fetch.value.present and self.fetched == desired.model.spec
+            fetch = _observed(desired.model, self.fetch.value) if self.fetch is not None and same_file else None
             after = attrs.evolve(after, fetch=fetch)
-        if before.service.metadata.uid != wish.service.metadata.uid:
+        if before.service.metadata.uid != desired.service.metadata.uid:
             after = attrs.evolve(
                 after,
                 problem=None,
                 ignored=None,
                 published=None,
-                view=_observed(wish.service, self.view.value),
-                outdated=_observed(wish.service, self.outdated.value),
-                pressure=_observed(wish.service, self.pressure.value) if self.pressure else None,
+                view=_observed(desired.service, self.view.value),
+                outdated=_observed(desired.service, self.outdated.value),
+                pressure=_observed(desired.service, self.pressure.value) if self.pressure else None,
             )
             after = _with_published(after)
         return after
 
-    def with_reach(self, reach: Reach) -> "Facts":
+    def with_host_address(self, host_address: HostAddress) -> "Facts":
         """This host is reached in another way."""
-        return _with_published(attrs.evolve(self, reach=reach))
+        return _with_published(attrs.evolve(self, host_address=host_address))
 
     def with_refusal(self, slot: Slot, error: UserError | None) -> "Facts":
         """The API server does not take an object of the endpoint; with None it takes it now."""
@@ -185,29 +185,29 @@ class Facts:
         """The spec makes a plan; some of its fields may have no effect here."""
         return attrs.evolve(
             self,
-            unplanned=Why(),
-            problem=_observed(self.wish.service, ""),
-            ignored=_observed(self.wish.service, tuple(ignored)),
+            unplanned=Problem(),
+            problem=_observed(self.desired.service, ""),
+            ignored=_observed(self.desired.service, tuple(ignored)),
         )
 
     def without_plan(self, error: LLMKubeError) -> "Facts":
         """The spec makes no plan; whatever runs goes on with the last one that did."""
-        return attrs.evolve(self, problem=_observed(self.wish.service, str(error)))
+        return attrs.evolve(self, problem=_observed(self.desired.service, str(error)))
 
     def with_fetch_progress(self, message: str, delay: str = "") -> "Facts":
         """The file is on its way, or waits for `delay`; one that was here a moment ago is only looked at again."""
-        if self.fetched == self.wish.model.spec:
+        if self.fetched == self.desired.model.spec:
             return self
         late = self.with_unplanned(Reason.FETCHING, "the file that the newest spec asks for is on its way")
-        fetch = _observed(self.wish.model, Fetch(False, Reason.FETCHING, message))
+        fetch = _observed(self.desired.model, FetchState(False, Reason.FETCHING, message))
         return attrs.evolve(late, fetch=fetch, fetch_delay=delay)
 
     def with_file(self, weights: WeightsFile, header: ModelHeader) -> "Facts":
         """The file is here, and this is what it says of itself."""
         chosen = f": {weights.choice}" if weights.choice else ""
-        fetch = Fetch(True, Reason.FETCHED, f"the file is on host {self.host}{chosen}", weights, header)
-        fetched = _observed(self.wish.model, fetch)
-        return attrs.evolve(self, fetched=self.wish.model.spec, fetch_error="", fetch_delay="", fetch=fetched)
+        fetch = FetchState(True, Reason.FETCHED, f"the file is on host {self.host}{chosen}", weights, header)
+        fetched = _observed(self.desired.model, fetch)
+        return attrs.evolve(self, fetched=self.desired.model.spec, fetch_error="", fetch_delay="", fetch=fetched)
 
     def without_file(self, error: LLMKubeError) -> "Facts":
         """The file cannot be had, or is not what it should be."""
@@ -217,16 +217,16 @@ class Facts:
             fetch_delay="",
             fetch_error=str(error),
             fetch_failures=self.fetch_failures + 1,
-            fetch=_observed(self.wish.model, Fetch(False, fetch_reason(error), str(error))),
+            fetch=_observed(self.desired.model, FetchState(False, fetch_reason(error), str(error))),
         )
 
     def with_unplanned(self, reason: str, message: str) -> "Facts":
         """The newest spec makes no plan, or not yet; whatever serves was started from an older one."""
-        return attrs.evolve(self, unplanned=Why(reason, message)).with_outdated(reason, message)
+        return attrs.evolve(self, unplanned=Problem(reason, message)).with_outdated(reason, message)
 
     def with_outdated(self, reason: str, message: str) -> "Facts":
         """What serves was started from an older spec, and this is why its successor does not serve yet."""
-        return attrs.evolve(self, outdated=_observed(self.wish.service, Why(reason, message)))
+        return attrs.evolve(self, outdated=_observed(self.desired.service, Problem(reason, message)))
 
     def with_newest_plan(self) -> "Facts":
         """What runs, if anything does, is the newest plan; if the newest spec has made none, that is still to say."""
@@ -240,7 +240,7 @@ class Facts:
         if view == self.view.value:
             return self
         waits = self.waits | {view.reason} if view.reason in MEMORY_WAITS else frozenset[str]()
-        after = attrs.evolve(self, view=_observed(self.wish.service, view), waits=waits)
+        after = attrs.evolve(self, view=_observed(self.desired.service, view), waits=waits)
         return attrs.evolve(after, endpoint_host=view.host, endpoint_port=view.port) if view.ready else after
 
     def with_engine(self, view: ServiceView, *, newest: bool) -> "Facts":
@@ -272,11 +272,11 @@ class Facts:
 
     # -- the memory ---------------------------------------------------------------------------------------------------
 
-    def with_eviction(self, evict: Evict) -> "Facts":
+    def with_eviction(self, evict: Eviction) -> "Facts":
         """The engine has to go for want of memory."""
         return attrs.evolve(self, evicted=evict)
 
-    def with_memory(self, level: Level, evicted: Evict | None, why: str) -> "Facts":
+    def with_memory(self, level: Level, evicted: Eviction | None, why: str) -> "Facts":
         """How short of memory this host is, and whether that is why this service does not run.
 
         The same level with other figures is no change: each would be a write.
@@ -287,7 +287,7 @@ class Facts:
             now = Pressure(True, Reason.EVICTED, evicted.why)
         if self.pressure is not None and self.pressure.value.reason == now.reason:
             return self
-        return attrs.evolve(self, pressure=_observed(self.wish.service, now))
+        return attrs.evolve(self, pressure=_observed(self.desired.service, now))
 
 
 def _observed(of: Object, value: T) -> Observed[T]:
@@ -296,8 +296,8 @@ def _observed(of: Object, value: T) -> Observed[T]:
 
 def _with_published(facts: Facts) -> Facts:
     """Note of which generation it is said whether the endpoint is published, where anything was ever wrong with it."""
-    said = facts.publish_problem.reason or facts.closed or facts.published is not None
-    return attrs.evolve(facts, published=facts.wish.service.metadata.generation or 0 if said else None)
+    is_known = facts.publish_problem.reason or facts.closed or facts.published is not None
+    return attrs.evolve(facts, published=facts.desired.service.metadata.generation or 0 if is_known else None)
 
 
 def _next_attempt(failure: Failure, failures: int, delay_seconds: float, now: datetime.datetime) -> tuple[Reason, str]:

@@ -9,26 +9,26 @@ import trio
 from llmkube.base.http.client import HttpClient
 from llmkube.base.http.message import netloc
 from llmkube.k8s.wire.reasons import Reason
-from llmkube.runtimes.process.host_runtime import LogWords
-from llmkube.runtimes.process.host_runtimes import words_of
+from llmkube.runtimes.process.host_runtime import LogReader
+from llmkube.runtimes.process.host_runtimes import log_reader_of
 from llmkube.supervisor.engine import health
-from llmkube.supervisor.nouns.desired import Launch
-from llmkube.supervisor.nouns.journal import EngineRecord
-from llmkube.supervisor.nouns.lifecycle import Failure
-from llmkube.supervisor.nouns.liveness import EngineStats, Limits, percent_loaded
-from llmkube.supervisor.nouns.ports import Child
 from llmkube.supervisor.service.engine_status import EngineStatus
+from llmkube.supervisor.values.desired import Launch
+from llmkube.supervisor.values.journal import EngineRecord
+from llmkube.supervisor.values.lifecycle import Failure
+from llmkube.supervisor.values.liveness import EngineStats, Limits, percent_loaded
+from llmkube.supervisor.values.ports import Child
 
-SOONEST_SECONDS: Final = 5.0
+MIN_INTERVAL_SECONDS: Final = 5.0
 """Between two lines that differ in what they say."""
 
-LATEST_SECONDS: Final = 30.0
+MAX_INTERVAL_SECONDS: Final = 30.0
 """Between two lines of which only the second says that time has passed."""
 
 LINES: Final = 20
 
 
-OPEN_SECONDS: Final = 30.0
+PROXY_SECONDS: Final = 30.0
 """How long a proxy may take to answer that was started together with its engine."""
 
 CONFIRM_SECONDS: Final = 2.0
@@ -39,18 +39,18 @@ Silence for less is a busy machine: the engine and its proxy have clients, and a
 
 
 @attrs.define(eq=False)
-class LoadLine:
+class LoadProgress:
     """Write the progress of one load into the service's `Loaded` condition; seldom, for each line is a write."""
 
     _child: Child
     _status: EngineStatus
     _weights_bytes: int
-    _words: LogWords
+    _words: LogReader
     _started_at: float = attrs.field(factory=trio.current_time)
     _written_at: float = attrs.field(factory=trio.current_time)
     _log_bytes: int = -1
     _phase: str = ""
-    _said: str = ""
+    _reported: str = ""
 
     async def write(self, stats: EngineStats) -> None:
         """Report how far the load is, if that has changed, or if nothing was reported for a while."""
@@ -59,13 +59,13 @@ class LoadLine:
             self._log_bytes = stats.log_bytes
             self._phase = self._words.phase(await self._child.last_lines(LINES)) or self._phase
         percent = percent_loaded(stats.resident_bytes, self._weights_bytes)
-        what = self._phase or "loading the model"
+        progress = self._phase or "loading the model"
         if percent is not None:
-            what = f"{what}, {percent} % in memory"
+            progress = f"{progress}, {percent} % in memory"
         waited = now - self._written_at
-        if waited >= LATEST_SECONDS or (what != self._said and waited >= SOONEST_SECONDS):
-            self._written_at, self._said = now, what
-            self._status.set_reason(Reason.LOADING, f"{what}, for {now - self._started_at:.0f} s so far")
+        if waited >= MAX_INTERVAL_SECONDS or (progress != self._reported and waited >= MIN_INTERVAL_SECONDS):
+            self._written_at, self._reported = now, progress
+            self._status.set_reason(Reason.LOADING, f"{progress}, for {now - self._started_at:.0f} s so far")
 
 
 @attrs.frozen
@@ -95,14 +95,14 @@ class RunningEngine:
         return health.Engine(self.http, url, self.launch.plan, key, proxy_url=proxy_url)
 
     @property
-    def entrance(self) -> health.Engine:
+    def public(self) -> health.Engine:
         """Return the engine at the address that clients use, which may be its proxy's."""
         return attrs.evolve(self.engine, url=_url(*self.record.address))
 
     async def answers_at_once(self) -> bool:
         """Whether an adopted engine serves already."""
         with trio.move_on_after(CONFIRM_SECONDS):
-            return await health.ask(self.http, self.entrance.ready_url) == "ok"
+            return await health.ask(self.http, self.public.ready_url) == "ok"
         return False
 
     async def loaded(self, status: EngineStatus) -> Failure | None:
@@ -111,20 +111,20 @@ class RunningEngine:
         Args:
             status: Told how far the load is.
         """
-        return await self._loaded(status) or await self._opened()
+        return await self._wait_loaded(status) or await self._wait_proxy()
 
-    async def _loaded(self, status: EngineStatus) -> Failure | None:
+    async def _wait_loaded(self, status: EngineStatus) -> Failure | None:
         record, engine, stalled = self.record, self.engine, ""
-        line = LoadLine(self.child, status, self.launch.weights.size_bytes, words_of(self.launch.plan.runtime))
+        line = LoadProgress(self.child, status, self.launch.weights.size_bytes, log_reader_of(self.launch.plan.runtime))
         async with trio.open_nursery() as nursery:
 
-            async def notice_stall() -> None:
+            async def watch_stall() -> None:
                 nonlocal stalled
                 read = partial(self.child.read_stats, record.host, record.port, loading=True)
                 stalled = await health.watch_load(read, line.write, self.limits)
                 nursery.cancel_scope.cancel(reason="the load has stalled")
 
-            nursery.start_soon(notice_stall)
+            nursery.start_soon(watch_stall)
             await health.wait_ready(self.http, engine.ready_url)
             nursery.cancel_scope.cancel(reason="ready")
         if stalled:
@@ -145,13 +145,13 @@ class RunningEngine:
             return f"port {port} serves {', '.join(sorted(names))} instead of {alias}"
         return ""
 
-    async def _opened(self) -> Failure | None:
+    async def _wait_proxy(self) -> Failure | None:
         """Return when clients get in as well, through the proxy where there is one; or why they do not."""
-        with trio.move_on_after(OPEN_SECONDS):
-            await health.wait_ready(self.http, self.entrance.ready_url)
+        with trio.move_on_after(PROXY_SECONDS):
+            await health.wait_ready(self.http, self.public.ready_url)
             return None
         return Failure(
-            Reason.PORT_TAKEN, f"the engine answers, and its proxy at {self.entrance.url} does not; see proxies.log"
+            Reason.PORT_TAKEN, f"the engine answers, and its proxy at {self.public.url} does not; see proxies.log"
         )
 
 

@@ -11,15 +11,15 @@ import attrs
 
 from llmkube.base.waiting import wait_tick
 from llmkube.k8s.wire.reasons import Reason
-from llmkube.runtimes.process.host_runtime import LogWords
-from llmkube.runtimes.process.host_runtimes import words_of
+from llmkube.runtimes.process.host_runtime import LogReader
+from llmkube.runtimes.process.host_runtimes import log_reader_of
 from llmkube.supervisor.engine.health import Engine
-from llmkube.supervisor.nouns.desired import Launch
-from llmkube.supervisor.nouns.lifecycle import Failure
-from llmkube.supervisor.nouns.liveness import EngineStats
-from llmkube.supervisor.nouns.ports import Child, Grace
-from llmkube.supervisor.nouns.settings import AgentSettings
-from llmkube.weights.estimate.demand import Place
+from llmkube.supervisor.values.desired import Launch
+from llmkube.supervisor.values.lifecycle import Failure
+from llmkube.supervisor.values.liveness import EngineStats
+from llmkube.supervisor.values.ports import Child, Grace
+from llmkube.supervisor.values.settings import AgentSettings
+from llmkube.weights.estimate.demand import Location
 
 LINES: Final = 200
 """How much of the log is looked at after each change; ggml repeats its error with each request."""
@@ -28,7 +28,7 @@ LOAD_LINES: Final = 5000
 """More than llama.cpp writes while it loads."""
 
 
-def on_metal(launch: Launch, settings: AgentSettings) -> bool:
+def uses_metal(launch: Launch, settings: AgentSettings) -> bool:
     """Whether an engine is to compute on Metal."""
     demand = launch.plan.demand
     return settings.metal and demand is not None and demand.device_layers > 0
@@ -36,11 +36,11 @@ def on_metal(launch: Launch, settings: AgentSettings) -> bool:
 
 def grace_of(launch: Launch, settings: AgentSettings, urgent: Callable[[], Awaitable[None]]) -> Grace:
     """Return how long an engine gets between TERM and KILL."""
-    seconds = settings.longest_grace_seconds if on_metal(launch, settings) else settings.grace_seconds
+    seconds = settings.longest_grace_seconds if uses_metal(launch, settings) else settings.grace_seconds
     return Grace(seconds, settings.grace_seconds, urgent)
 
 
-def failure_of(lines: tuple[str, ...], words: LogWords, refused: str = "") -> Failure | None:
+def failure_of(lines: tuple[str, ...], words: LogReader, refused: str = "") -> Failure | None:
     """Return what follows from an engine's lines, and from its answer to a request for a token; pure."""
     found = words.gpu_failure(lines)
     if found is not None:
@@ -48,14 +48,14 @@ def failure_of(lines: tuple[str, ...], words: LogWords, refused: str = "") -> Fa
     return Failure(Reason.METAL_ERROR, f"the model is loaded, and cannot be computed: {refused}") if refused else None
 
 
-def without_gpu(lines: tuple[str, ...], words: LogWords) -> bool:
+def is_without_gpu(lines: tuple[str, ...], words: LogReader) -> bool:
     """Whether an engine has told of its buffers, and none of them is the GPU's; pure."""
     buffers = words.buffers(lines)
-    return bool(buffers) and all(each.place is Place.HOST for each in buffers)
+    return bool(buffers) and all(each.place is Location.HOST for each in buffers)
 
 
 @attrs.frozen
-class MetalLook:
+class MetalMonitor:
     """Look at an engine that is to compute on Metal; nothing is seen of others.
 
     Attributes:
@@ -69,33 +69,33 @@ class MetalLook:
     settings: AgentSettings
 
     @property
-    def words(self) -> LogWords:
+    def words(self) -> LogReader:
         """What the lines of its runtime mean."""
-        return words_of(self.launch.plan.runtime)
+        return log_reader_of(self.launch.plan.runtime)
 
     async def first_failure(self, engine: Engine) -> Failure | None:
         """Return why an engine that says that it is ready cannot compute; None when it can."""
-        if not on_metal(self.launch, self.settings):
+        if not uses_metal(self.launch, self.settings):
             return None
         refused = await engine.token_error()
         return failure_of(await self.child.last_lines(LINES), self.words, refused)
 
-    async def load_told(self, note_limit: Callable[[int], None]) -> str:
+    async def load_warning(self, record_limit: Callable[[int], None]) -> str:
         """Say of one that has no buffer on Metal what that means, and "" of others.
 
         Args:
-            note_limit: Told how much the GPU may hold, if the engine has written that.
+            record_limit: Told how much the GPU may hold, if the engine has written that.
         """
-        if not on_metal(self.launch, self.settings):
+        if not uses_metal(self.launch, self.settings):
             return ""
         lines = await self.child.last_lines(LOAD_LINES)
         if (limit_bytes := self.words.device_limit(lines)) is not None:
-            note_limit(limit_bytes)
-        if not without_gpu(lines, self.words):
+            record_limit(limit_bytes)
+        if not is_without_gpu(lines, self.words):
             return ""
         return "; it computes on the CPU, as Metal gave it no buffer: its log says which GPU it has looked for"
 
-    async def failed(self, read: Callable[[], Awaitable[EngineStats | None]]) -> Failure:
+    async def wait_failure(self, read: Callable[[], Awaitable[EngineStats | None]]) -> Failure:
         """Return when the engine has written that the GPU has failed.
 
         Args:
@@ -103,9 +103,9 @@ class MetalLook:
         """
         log_bytes = -1
         while True:
-            seen = await read()
-            if seen is not None and seen.log_bytes != log_bytes:
-                log_bytes = seen.log_bytes
+            stats = await read()
+            if stats is not None and stats.log_bytes != log_bytes:
+                log_bytes = stats.log_bytes
                 if (failure := failure_of(await self.child.last_lines(LINES), self.words)) is not None:
                     return failure
             await wait_tick(self.settings.limits.tick_seconds)

@@ -13,7 +13,7 @@ import attrs
 import trio
 
 from llmkube.base.backoff import Backoff
-from llmkube.base.errors import LLMKubeError, UserError, WorldError
+from llmkube.base.errors import ExternalError, LLMKubeError, UserError
 from llmkube.base.mailbox import Mailbox
 from llmkube.base.waiting import wait_any
 from llmkube.k8s.crd.meta import ObjectMeta
@@ -24,20 +24,20 @@ from llmkube.runtimes.process.host_runtimes import host_runtime_of, refuse_libra
 from llmkube.runtimes.process.plan_inputs import PlanInputs
 from llmkube.runtimes.registry import check, plan_for
 from llmkube.supervisor.memory.budget import own_cap
-from llmkube.supervisor.nouns.api_keys import digest_of
-from llmkube.supervisor.nouns.desired import Desired, Idle, Launch, Target
-from llmkube.supervisor.nouns.need import need_of
 from llmkube.supervisor.service.context import ServiceContext
 from llmkube.supervisor.service.facts import Facts
-from llmkube.supervisor.service.measuring import explained
+from llmkube.supervisor.service.measurement import explain
 from llmkube.supervisor.service.status_manager import StatusManager
+from llmkube.supervisor.values.api_keys import digest_of
+from llmkube.supervisor.values.desired import Desired, Idle, Launch, Target
+from llmkube.supervisor.values.need import need_of
 from llmkube.weights.download.progress import Progress
 from llmkube.weights.errors import DigestMismatchError
 from llmkube.weights.estimate.sizing import estimate
 from llmkube.weights.formats.shape import ModelHeader, Shape
 from llmkube.weights.store.blobs import WeightsFile
 
-BEAT_SECONDS: Final = 2.0
+PROGRESS_SECONDS: Final = 2.0
 """How often the progress of a fetch is written."""
 
 
@@ -84,7 +84,7 @@ class Planner:
             version = replan.version
             newer = partial(replan.wait_newer, version)
             await self._plan_unless_newer(newer)
-            if isinstance(target.value, Launch) and manager.facts.wish.service.spec.api_key_secret_ref is not None:
+            if isinstance(target.value, Launch) and manager.facts.desired.service.spec.api_key_secret_ref is not None:
                 await wait_any(newer, partial(self._wait_other_keys, target.value))
             else:
                 await newer()  # the planner of a service at rest is one task that waits
@@ -95,10 +95,10 @@ class Planner:
         while True:
             await trio.sleep(KEYS_SECONDS * ports.rng.uniform(0.75, 1.0))
             try:
-                keys = await ports.client_keys(self.context.status_manager.facts.wish.service)
+                keys = await ports.client_keys(self.context.status_manager.facts.desired.service)
             except UserError:
                 return
-            except WorldError:
+            except ExternalError:
                 continue  # what is known stays
             if digest_of(keys) != launch.plan.keys_digest:
                 return
@@ -118,28 +118,28 @@ class Planner:
     async def _plan(self, progress: "_ProgressLine") -> bool:
         """Do it once; return False when trying again later could help."""
         manager, ports, settings = self.context.status_manager, self.context.ports, self.context.settings
-        wish = manager.facts.wish
-        if not wish.running:
-            word = "suspended" if wish.service.spec.suspend else "replicas=0"
+        desired = manager.facts.desired
+        if not desired.running:
+            word = "suspended" if desired.service.spec.suspend else "replicas=0"
             self.target.put_nowait(Idle(Reason.SCALED_TO_ZERO, word))
             return True
         try:
-            check(wish.service, wish.model, settings.allowances, settings.mlx_runtime)
-            own_cap(wish.model.spec.hardware, ports.facts().total_bytes)  # refuses a cap that is none
+            check(desired.service, desired.model, settings.allowances, settings.mlx_runtime)
+            own_cap(desired.model.spec.hardware, ports.facts().total_bytes)  # refuses a cap that is none
         except UserError as error:
             return self._refuse(error)
         keys: tuple[str, ...] = ()
-        if wish.service.spec.api_key_secret_ref is not None:
+        if desired.service.spec.api_key_secret_ref is not None:
             try:
-                keys = await ports.client_keys(wish.service)
+                keys = await ports.client_keys(desired.service)
             except LLMKubeError as error:
                 return self._fail(error, Reason.API_KEYS_NOT_READ)
-        if (never := await self._preview(wish)) is not None:
-            self._idle_unless_running(never.reason, never.message)
+        if (permanent_refusal := await self._preview(desired)) is not None:
+            self._idle_unless_running(permanent_refusal.reason, permanent_refusal.message)
             return False
         try:
             with progress:
-                weights, facts = await ports.weights.fetch(wish.model, progress)
+                weights, facts = await ports.weights.fetch(desired.model, progress)
         except LLMKubeError as error:
             manager.update(Facts.without_file, error)
             self._fail(error, Reason.FETCH_FAILED)
@@ -148,39 +148,39 @@ class Planner:
             return isinstance(error, DigestMismatchError) and error.final
         try:
             with progress:
-                draft = await self._fetch_draft(wish, progress)
+                draft = await self._fetch_draft(desired, progress)
         except LLMKubeError as error:
             manager.update(Facts.with_file, weights, facts)
             return self._fail(error, Reason.FETCH_FAILED, f"the draft model: {error}")
         manager.update(Facts.with_file, weights, facts)  # only now: while a draft is fetched, its progress is told
         try:
-            launch = await self._launch(wish, weights, facts, draft=draft, keys=keys)
+            launch = await self._launch(desired, weights, facts, draft=draft, keys=keys)
         except UserError as error:
             return self._refuse(error)
-        except WorldError as error:
+        except ExternalError as error:
             return self._fail(error, Reason.ENGINE_NOT_FOUND)
         manager.update(Facts.with_plan, launch.plan.not_honoured)
         self.target.put_nowait(launch)
         return True
 
-    async def _fetch_draft(self, wish: Desired, progress: Callable[[Progress], None]) -> _Draft | None:
+    async def _fetch_draft(self, desired: Desired, progress: Callable[[Progress], None]) -> _Draft | None:
         """Make the file of the model that guesses ahead present; a file of this host is as a Model could name it."""
-        named = draft_of(wish.service.spec)
+        named = draft_of(desired.service.spec)
         if not named:
             return None
-        model = wish.draft
+        model = desired.draft
         if named.startswith("/"):
-            metadata = ObjectMeta(name=wish.key.name, namespace=wish.key.namespace)
+            metadata = ObjectMeta(name=desired.key.name, namespace=desired.key.namespace)
             model = Model(metadata=metadata, spec=ModelSpec(source=named))
         if model is None:
-            raise DraftMissingError(f"there is no Model {named} in the namespace {wish.key.namespace}; create it")
-        refuse_library(host_runtime_of(wish.service, wish.model).name, model, draft=True)
+            raise DraftMissingError(f"there is no Model {named} in the namespace {desired.key.namespace}; create it")
+        refuse_library(host_runtime_of(desired.service, desired.model).name, model, draft=True)
         weights, facts = await self.context.ports.weights.fetch(model, progress)
         return _Draft(weights, facts.shape)
 
     async def _launch(
         self,
-        wish: Desired,
+        desired: Desired,
         weights: WeightsFile,
         facts: ModelHeader,
         *,
@@ -188,15 +188,15 @@ class Planner:
         keys: tuple[str, ...] = (),
     ) -> Launch:
         settings = self.context.settings
-        runtime = host_runtime_of(wish.service, wish.model, settings.mlx_runtime).name
+        runtime = host_runtime_of(desired.service, desired.model, settings.mlx_runtime).name
         plan = plan_for(
             PlanInputs(
-                wish.service,
-                wish.model,
+                desired.service,
+                desired.model,
                 weights,
                 facts,
                 await self.context.ports.engines.info(runtime),
-                alias=wish.key.name,
+                alias=desired.key.name,
                 draft=draft.weights if draft else None,
                 allowances=settings.allowances,
                 asks_key=not settings.insecure_lan,
@@ -210,25 +210,25 @@ class Planner:
         expected = _estimate(facts.shape, demand) if facts.shape is not None and demand is not None else None
         return Launch(plan, weights, expected, facts.shape, client_keys=keys)
 
-    async def _preview(self, wish: Desired) -> Idle | None:
+    async def _preview(self, desired: Desired) -> Idle | None:
         """Say why a file that is elsewhere is not worth its download: even alone on this host, it could not be served.
 
         Whatever else the header shows to be wrong is left to the fetch and to the plan, which say so.
         """
         with trio.move_on_after(PREVIEW_SECONDS):
             try:
-                facts = await self.context.ports.weights.preview(wish.model)
+                facts = await self.context.ports.weights.preview(desired.model)
                 if facts is None:
                     return None
-                file = WeightsFile(Path(wish.model.spec.source), facts.size_bytes, None, "")
-                launch = await self._launch(wish, file, facts)
+                file = WeightsFile(Path(desired.model.spec.source), facts.size_bytes, None, "")
+                launch = await self._launch(desired, file, facts)
             except LLMKubeError:
                 return None
             if launch.estimate is None or not launch.estimate.certain:
                 return None
-            refusal = self.context.ledger.never(wish.key, need_of(launch, None))
+            refusal = self.context.ledger.permanent_refusal(desired.key, need_of(launch, None))
             if refusal is not None:
-                return Idle(refusal.reason, f"{explained(refusal, launch)}; its file is not downloaded")
+                return Idle(refusal.reason, f"{explain(refusal, launch)}; its file is not downloaded")
         return None
 
     def _refuse(self, error: UserError) -> bool:
@@ -262,7 +262,7 @@ class _ProgressLine:
     manager: StatusManager
     _kind: tuple[str, str] = ("", "")
     _newest: Progress | None = None
-    _news: trio.Event = attrs.field(factory=trio.Event)
+    _updated: trio.Event = attrs.field(factory=trio.Event)
 
     def __enter__(self) -> None:
         self._kind = ("", "")
@@ -275,14 +275,14 @@ class _ProgressLine:
         if (progress.stage, progress.note) != self._kind:
             self._write()
         else:
-            self._news.set()
+            self._updated.set()
 
     async def run(self) -> None:
         """Never return: write what is new, on the beat."""
         while True:
-            await self._news.wait()
-            self._news = trio.Event()
-            await trio.sleep(BEAT_SECONDS - trio.current_time() % BEAT_SECONDS)
+            await self._updated.wait()
+            self._updated = trio.Event()
+            await trio.sleep(PROGRESS_SECONDS - trio.current_time() % PROGRESS_SECONDS)
             self._write()
 
     def _write(self) -> None:

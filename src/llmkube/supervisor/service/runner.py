@@ -30,34 +30,34 @@ import structlog
 import trio
 
 from llmkube.base.backoff import Backoff
-from llmkube.base.errors import innermost
+from llmkube.base.errors import first_leaf
 from llmkube.base.mailbox import Mailbox
 from llmkube.base.waiting import wait_any
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.supervisor.memory.admission import Strategy
 from llmkube.supervisor.memory.refusal import Refusal
-from llmkube.supervisor.nouns.desired import Idle, Launch, Target
-from llmkube.supervisor.nouns.journal import EngineRecord
-from llmkube.supervisor.nouns.lifecycle import Failure, RestartState, ServiceView, after_failure
 from llmkube.supervisor.service.attempt import Attempt
 from llmkube.supervisor.service.context import ServiceContext
 from llmkube.supervisor.service.facts import Facts
-from llmkube.supervisor.service.measuring import explained
+from llmkube.supervisor.service.measurement import explain
 from llmkube.supervisor.service.planner import Planner
+from llmkube.supervisor.values.desired import Idle, Launch, Target
+from llmkube.supervisor.values.journal import EngineRecord
+from llmkube.supervisor.values.lifecycle import Failure, RestartState, ServiceView, after_failure
 
 log = structlog.get_logger(__name__)
 
-FOLLOW_SECONDS: Final = 2.0
+PROPAGATION_SECONDS: Final = 2.0
 """After the API server has heard of a new endpoint; nodes follow after a moment (kube-proxy gathers for up to 1 s)."""
 
 
-CONFIRMED_SECONDS: Final = 1.0
+ADOPTION_SECONDS: Final = 1.0
 """So long an engine that an earlier agent left may take to answer before it is ended for another plan: one that serves
 is replaced, and one that still loads is not waited for."""
 
 
 @attrs.define(eq=False)
-class Engines:
+class EngineNursery:
     """Start attempts, and let those end that have been replaced."""
 
     _nursery: trio.Nursery
@@ -72,7 +72,7 @@ class Engines:
         self._nursery.start_soon(retire, old)
 
     async def _run(self, attempt: Attempt, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        attempt.tell_start(task_status)
+        attempt.set_task_status(task_status)
         del task_status  # it holds the nursery that the start was awaited in: the attempt drops it once it is told
         self._alive.append(attempt)
         try:
@@ -82,17 +82,17 @@ class Engines:
 
 
 @asynccontextmanager
-async def open_engines(alive: list[Attempt]) -> AsyncIterator[Engines]:
+async def open_engine_nursery(alive: list[Attempt]) -> AsyncIterator[EngineNursery]:
     """Open the nursery of a service's engines; `alive` lists those that are there."""
     async with trio.open_nursery() as nursery:
-        yield Engines(nursery, alive)
+        yield EngineNursery(nursery, alive)
 
 
 async def retire(old: Attempt) -> None:
     """End an engine once clients have followed its successor's endpoint."""
     with trio.move_on_after(old.context.settings.withdraw_seconds):
-        await old.context.status_manager.wait_endpoint_heard()
-    await trio.sleep(FOLLOW_SECONDS)
+        await old.context.status_manager.wait_endpoint_applied()
+    await trio.sleep(PROPAGATION_SECONDS)
     old.scope.cancel(reason="its successor serves")
 
 
@@ -115,8 +115,8 @@ async def run_service(replan: Mailbox[None], runner: "Runner", first: Target) ->
         except* Exception as bug:
             # One of the broad catches: here an error stops at the service that it belongs to.
             context.log.exception("service task failed")
-            said = ServiceView(Reason.INTERNAL_ERROR, f"a bug in LLMKube: {innermost(bug)!r}")
-            manager.update(Facts.with_view, said)
+            view = ServiceView(Reason.INTERNAL_ERROR, f"a bug in LLMKube: {first_leaf(bug)!r}")
+            manager.update(Facts.with_view, view)
         first = Idle(Reason.PENDING)
         failures += 1
         await trio.sleep(backoff.delay(failures, context.ports.rng))
@@ -129,18 +129,18 @@ class Runner:
     Attributes:
         context: What its engines share.
         adoptable: The process that the first attempt takes over, if an earlier agent left one.
-        kept: What has served last, once a newer plan could not take its place; None when the newest one serves.
+        fallback: What has served last, once a newer plan could not take its place; None when the newest one serves.
     """
 
     context: ServiceContext
     adoptable: EngineRecord | None = None
-    kept: Launch | None = None
+    fallback: Launch | None = None
     _current: Attempt | None = None  # the engine that serves, or will
     _retiring: Attempt | None = None  # the one that it has replaced, as long as that one is there
     _engines: list[Attempt] = attrs.field(factory=list)  # these two, and one that is to replace the first
     _state: RestartState = RestartState()
     _attempts: RestartState = RestartState()  # of the newest plan to take the place of what is kept, or serves
-    _attempted: str = ""  # the digest of that plan
+    _attempted_digest: str = ""  # the digest of that plan
     _due_at: float = -math.inf  # when it is tried again
 
     async def run(
@@ -151,23 +151,23 @@ class Runner:
         Started once it follows the target that is there now.
         """
         self._current, self._retiring, self._state = None, None, RestartState()
-        async with open_engines(self._engines) as engines:
+        async with open_engine_nursery(self._engines) as engines:
             task_status.started()
             del task_status  # it holds the nursery of the task that started this: a kilobyte per service
-            await self._keep_in_line(engines, target)
+            await self._reconcile_target(engines, target)
 
-    async def _keep_in_line(self, engines: Engines, target: Mailbox[Target]) -> Never:
+    async def _reconcile_target(self, engines: EngineNursery, target: Mailbox[Target]) -> Never:
         while True:
             version, goal = target.version, target.value
             if isinstance(goal, Idle):
-                await self._rest(goal)
+                await self._stop_all(goal)
                 await target.wait_newer(version)
                 self._state = RestartState()
             elif self._current is None:
-                self._is_new(goal)
-                await self._begin(engines, await self._choice(goal), goal, target)
+                self._track_newest(goal)
+                await self._launch(engines, await self._choose_launch(goal), goal, target)
             elif self._current.launch.plan.digest == goal.plan.digest:
-                self.kept, self._attempted = None, ""
+                self.fallback, self._attempted_digest = None, ""
                 self.context.status_manager.update(Facts.with_newest_plan)
                 await self._check_budget(goal)
                 with self._current.until_ended():
@@ -187,7 +187,7 @@ class Runner:
 
     # -- the steps ------------------------------------------------------------------------------------------------
 
-    async def _rest(self, goal: Idle) -> None:
+    async def _stop_all(self, goal: Idle) -> None:
         """Have nothing run, and say why."""
         alive = tuple(self._engines)
         if alive:
@@ -195,7 +195,7 @@ class Runner:
             message = "replicas=0; stopping process" if zero else "stopping process"
             self.context.log.info(message, reason=goal.message)
         if goal.reason == Reason.SCALED_TO_ZERO:
-            self.kept = None
+            self.fallback = None
         await self._forget_if_unwanted(goal)
         for each in alive:
             each.scope.cancel(reason=goal.message)
@@ -204,43 +204,43 @@ class Runner:
         self._current = None
         self.context.status_manager.update(Facts.with_view, ServiceView(goal.reason, goal.message))
 
-    def _is_new(self, goal: Launch) -> None:
+    def _track_newest(self, goal: Launch) -> None:
         """Begin to count when a plan is the newest for the first time."""
-        if self._attempted != goal.plan.digest:
-            self._attempted, self._attempts, self._due_at = goal.plan.digest, RestartState(), -math.inf
+        if self._attempted_digest != goal.plan.digest:
+            self._attempted_digest, self._attempts, self._due_at = goal.plan.digest, RestartState(), -math.inf
 
-    async def _choice(self, goal: Launch) -> Launch:
+    async def _choose_launch(self, goal: Launch) -> Launch:
         """Return what to start where nothing runs: the newest plan, or what has served last while that one cannot."""
-        kept = self.kept
-        if kept is None or self.adoptable is not None or kept.plan.digest == goal.plan.digest:
+        fallback = self.fallback
+        if fallback is None or self.adoptable is not None or fallback.plan.digest == goal.plan.digest:
             return goal
-        if not await self.context.ports.weights.keeps(kept.weights):
-            self.kept = None
+        if not await self.context.ports.weights.keeps(fallback.weights):
+            self.fallback = None
             return goal
         if trio.current_time() < self._due_at or await self._is_refused(goal):
-            return kept
+            return fallback
         return goal
 
     async def _is_refused(self, goal: Launch) -> bool:
         """Whether there is no memory for a plan, and would be none if this service's own engine ended."""
-        way = self.context.ledger.replacement(self.context.key, await self.context.need(goal))
-        if isinstance(way, Refusal):
-            self._say_refused(goal, way)
-        return isinstance(way, Refusal)
+        strategy = self.context.ledger.replacement(self.context.key, await self.context.need(goal))
+        if isinstance(strategy, Refusal):
+            self._report_refused(goal, strategy)
+        return isinstance(strategy, Refusal)
 
     async def _check_budget(self, goal: Launch) -> None:
         """Say that what serves is more than it may take by now: no engine is ended for a budget, and none starts."""
-        refusal = self.context.ledger.never(self.context.key, await self.context.need(goal))
+        refusal = self.context.ledger.permanent_refusal(self.context.key, await self.context.need(goal))
         if refusal is not None:
-            serves_on = "the engine that has it serves on, and when it ends, none can take its place"
-            words = f"{explained(refusal, goal)}; {serves_on}"
-            self.context.status_manager.update(Facts.with_outdated, refusal.reason, words)
+            suffix = "the engine that has it serves on, and when it ends, none can take its place"
+            message = f"{explain(refusal, goal)}; {suffix}"
+            self.context.status_manager.update(Facts.with_outdated, refusal.reason, message)
 
-    def _say_refused(self, goal: Launch, refusal: Refusal) -> None:
-        words = f"{explained(refusal, goal)}; the engine of the older spec serves on"
-        self.context.status_manager.update(Facts.with_outdated, refusal.reason, words)
+    def _report_refused(self, goal: Launch, refusal: Refusal) -> None:
+        message = f"{explain(refusal, goal)}; the engine of the older spec serves on"
+        self.context.status_manager.update(Facts.with_outdated, refusal.reason, message)
 
-    async def _begin(self, engines: Engines, launch: Launch, goal: Launch, target: Mailbox[Target]) -> None:
+    async def _launch(self, engines: EngineNursery, launch: Launch, goal: Launch, target: Mailbox[Target]) -> None:
         """Have an engine where there is none; return when it serves, or has ended.
 
         Args:
@@ -249,21 +249,21 @@ class Runner:
             goal: The newest plan; another one when an older one stands in for it.
             target: What should run.
         """
-        found, self.adoptable = self.adoptable, None
-        self._current = engine = Attempt(self.context, launch, found, kept=self.kept)
-        patience = CONFIRMED_SECONDS if found else 0.0
+        adoptable, self.adoptable = self.adoptable, None
+        self._current = engine = Attempt(self.context, launch, adoptable, fallback=self.fallback)
+        delay_seconds = ADOPTION_SECONDS if adoptable else 0.0
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._end_when_superseded, engine, goal, target, patience)
+            nursery.start_soon(self._end_when_superseded, engine, goal, target, delay_seconds)
             if launch is not goal:
                 self.context.log.info("starting the engine of the older spec")
                 nursery.start_soon(self._end_wait_when_due, engine, goal)
             await engines.start(engine)
             nursery.cancel_scope.cancel(reason="it serves, or has ended")
 
-    async def _replace(self, engines: Engines, current: Attempt, goal: Launch, target: Mailbox[Target]) -> None:
+    async def _replace(self, engines: EngineNursery, current: Attempt, goal: Launch, target: Mailbox[Target]) -> None:
         """Do the next thing on the way from the engine that serves to one of another plan."""
         key, version = self.context.key, target.version
-        self._is_new(goal)
+        self._track_newest(goal)
         until = (partial(target.wait_newer, version), current.ended.wait)
         if self._retiring is not None and not self._retiring.ended.is_set():  # one replacement at a time
             await wait_any(self._retiring.ended.wait, *until)
@@ -272,48 +272,48 @@ class Runner:
             with trio.move_on_at(self._due_at):
                 await wait_any(*until)
             if target.version != version:
-                self._attempted = ""
+                self._attempted_digest = ""
             return
-        way = self.context.ledger.replacement(key, await self.context.need(goal))
-        if way is Strategy.RECREATE and not self._attempts.failures:
+        strategy = self.context.ledger.replacement(key, await self.context.need(goal))
+        if strategy is Strategy.RECREATE and not self._attempts.failures:
             self.context.log.info("plan changed; restarting")
-            self.kept = None
+            self.fallback = None
             current.scope.cancel(reason="the plan changed")
             await current.ended.wait()
-        elif way is Strategy.ROLLING_UPDATE:
+        elif strategy is Strategy.ROLLING_UPDATE:
             await self._hand_over(engines, current, goal, target)
         else:  # what serves is not given up for what cannot start, or has failed to
-            if isinstance(way, Refusal):
-                self._say_refused(goal, way)
-                await self._keep(current)
+            if isinstance(strategy, Refusal):
+                self._report_refused(goal, strategy)
+                await self._set_fallback(current)
             await wait_any(self.context.ledger.decided.wait, *until)
 
-    async def _hand_over(self, engines: Engines, current: Attempt, goal: Launch, target: Mailbox[Target]) -> None:
+    async def _hand_over(self, engines: EngineNursery, current: Attempt, goal: Launch, target: Mailbox[Target]) -> None:
         """Start a successor beside the engine that serves; when it answers, the old one may go."""
         self.context.log.info("plan changed; starting a successor")
-        words = "the engine of the newest spec is loading; the one before serves until then"
-        self.context.status_manager.update(Facts.with_outdated, Reason.REPLACING, words)
+        message = "the engine of the newest spec is loading; the one before serves until then"
+        self.context.status_manager.update(Facts.with_outdated, Reason.REPLACING, message)
         successor = Attempt(self.context, goal, before=current)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._end_when_superseded, successor, goal, target, 0.0)
-            nursery.start_soon(_lead_when_alone, current, successor)
+            nursery.start_soon(_lead_after_exit, current, successor)
             await engines.start(successor)
             nursery.cancel_scope.cancel(reason="it serves, or has ended")
         if successor.serves:
             self._current, self._retiring, self._state = successor, current, RestartState()
             engines.retire(current)
         elif successor.status.leads:  # the old one has ended meanwhile
-            self._current, self.kept = successor, current.launch
+            self._current, self.fallback = successor, current.launch
         elif successor.failure is not None:
             delay, now = self._postpone(successor.failure), self.context.ports.utcnow()
             self.context.status_manager.update(
                 Facts.with_replace_failure, successor.failure, self._attempts.failures, delay, now
             )
-            await self._keep(current)
+            await self._set_fallback(current)
 
-    async def _keep(self, current: Attempt) -> None:
+    async def _set_fallback(self, current: Attempt) -> None:
         """Remember that it has served, and that the newest plan could not."""
-        self.kept = current.launch
+        self.fallback = current.launch
         await current.journal.keep()
 
     def _postpone(self, failure: Failure) -> float:
@@ -331,8 +331,8 @@ class Runner:
         if failure is None:  # superseded or evicted: the next one starts with a clean record
             self._state = RestartState()
             return
-        stands_in = self.kept is not None and self.kept.plan.digest != ended.launch.plan.digest
-        if stands_in:
+        has_fallback = self.fallback is not None and self.fallback.plan.digest != ended.launch.plan.digest
+        if has_fallback:
             delay, failures = self._postpone(failure), self._attempts.failures
             manager.update(Facts.with_newest_failure, failure, failures, delay, now)
         else:
@@ -346,7 +346,7 @@ class Runner:
             retry_seconds=round(delay, 1),
             message=failure.message.partition("\n")[0],
         )
-        if stands_in:
+        if has_fallback:
             return
         version = target.version
         with trio.move_on_after(delay):
@@ -356,20 +356,20 @@ class Runner:
     # -- what ends an engine --------------------------------------------------------------------------------------
 
     async def _end_when_superseded(
-        self, engine: Attempt, goal: Launch, target: Mailbox[Target], patience: float
+        self, engine: Attempt, goal: Launch, target: Mailbox[Target], delay_seconds: float
     ) -> None:
         """End an engine that does not serve yet when another plan, or none, should run, after so many seconds.
 
         One that stands in for the newest plan goes when there is a newer one.
         """
-        fits = {engine.launch.plan.digest, goal.plan.digest}
-        await trio.sleep(patience)
+        accepted = {engine.launch.plan.digest, goal.plan.digest}
+        await trio.sleep(delay_seconds)
         while True:
             version, newest = target.version, target.value
             if isinstance(newest, Idle):
                 await self._forget_if_unwanted(newest)
                 engine.scope.cancel(reason=newest.message)
-            elif newest.plan.digest not in fits:
+            elif newest.plan.digest not in accepted:
                 self.context.log.info("plan changed while loading")
                 engine.scope.cancel(reason="the plan changed")
             await target.wait_newer(version)
@@ -388,7 +388,7 @@ class Runner:
             await self.context.ports.journal.remove(self.context.key)
 
 
-async def _lead_when_alone(current: Attempt, successor: Attempt) -> None:
+async def _lead_after_exit(current: Attempt, successor: Attempt) -> None:
     """When the engine that serves ends by itself, its service is the successor's at once."""
     await current.ended.wait()
     if current.failure is not None:

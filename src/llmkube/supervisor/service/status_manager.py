@@ -38,17 +38,17 @@ from llmkube.k8s.wire.names import (
     slice_name,
 )
 from llmkube.k8s.wire.reasons import Reason
-from llmkube.runtimes.llama_fields import further_ids
+from llmkube.runtimes.llama_fields import additional_ids
 from llmkube.supervisor.cluster import status
 from llmkube.supervisor.cluster.applier import Applier
 from llmkube.supervisor.cluster.status import Slot
-from llmkube.supervisor.nouns.desired import Desired
-from llmkube.supervisor.nouns.host_addresses import Reach
-from llmkube.supervisor.nouns.lifecycle import ServiceView
-from llmkube.supervisor.nouns.settings import AgentSettings
 from llmkube.supervisor.power.token_energy import TokenCount
 from llmkube.supervisor.service.events import Event, events, model_conditions, service_conditions
 from llmkube.supervisor.service.facts import Facts
+from llmkube.supervisor.values.desired import Desired
+from llmkube.supervisor.values.host_addresses import HostAddress
+from llmkube.supervisor.values.lifecycle import ServiceView
+from llmkube.supervisor.values.settings import AgentSettings
 
 
 def service_manifest(service: InferenceService) -> dict[str, Any]:
@@ -115,24 +115,24 @@ def _metadata(service: InferenceService, name: str) -> dict[str, Any]:
     }
 
 
-def service_object(facts: Facts) -> Slot:
+def service_slot(facts: Facts) -> Slot:
     """Return the Service in front of the engine."""
     return Slot(Service, Key(facts.key.namespace, service_name(facts.key.name)))
 
 
-def endpoint_objects(facts: Facts, endpoints_api: str) -> tuple[Slot, ...]:
+def endpoint_slots(facts: Facts, endpoints_api: str) -> tuple[Slot, ...]:
     """Return where an agent with this setting says where the engine is; nowhere while the host has no address."""
     if facts.address is None:
         return ()
-    if endpoints_api == "endpoints" and not facts.wish.beside_pods:  # Endpoints of such a Service are Kubernetes' own
+    if endpoints_api == "endpoints" and not facts.desired.has_pods:  # Endpoints of such a Service are Kubernetes' own
         return (_endpoints(facts),)
     return (_slice(facts, family(facts.address)),)
 
 
-def all_endpoint_objects(facts: Facts) -> tuple[Slot, ...]:
+def all_endpoint_slots(facts: Facts) -> tuple[Slot, ...]:
     """Return where agents with any settings, at addresses of either family, would say so."""
     slices = (_slice(facts, "IPv4"), _slice(facts, "IPv6"))
-    return slices if facts.wish.beside_pods else (_endpoints(facts), *slices)
+    return slices if facts.desired.has_pods else (_endpoints(facts), *slices)
 
 
 def endpoint_manifests(facts: Facts, endpoints_api: str) -> Mapping[Slot, dict[str, Any]]:
@@ -141,17 +141,17 @@ def endpoint_manifests(facts: Facts, endpoints_api: str) -> Mapping[Slot, dict[s
     Nothing while an engine is being adopted: what its last agent said stands. Where the Service's name is another
     owner's, nothing of ours is ready behind it.
     """
-    service, view, address = facts.wish.service, facts.view.value, facts.address
+    service, view, address = facts.desired.service, facts.view.value, facts.address
     if address is None or not view.reason:
         return {}
     ready = view.ready and not any(isinstance(error, NameTakenError) for error in facts.refused.values())
-    said = {} if facts.wish.beside_pods else {service_object(facts): service_manifest(service)}
-    for slot in endpoint_objects(facts, endpoints_api):
+    wanted = {} if facts.desired.has_pods else {service_slot(facts): service_manifest(service)}
+    for slot in endpoint_slots(facts, endpoints_api):
         if slot.kind is Endpoints:
-            said[slot] = endpoints_manifest(service, address, facts.endpoint_port, ready=ready)
+            wanted[slot] = endpoints_manifest(service, address, facts.endpoint_port, ready=ready)
         else:
-            said[slot] = slice_manifest(service, facts.host, address, facts.endpoint_port, ready=ready)
-    return said
+            wanted[slot] = slice_manifest(service, facts.host, address, facts.endpoint_port, ready=ready)
+    return wanted
 
 
 def _endpoints(facts: Facts) -> Slot:
@@ -179,8 +179,8 @@ class StatusManager:
         recorder: Writes Events.
         utcnow: The wall clock, for the times in conditions.
         changed: Its version grows whenever the snapshot has changed.
-        reach: How this host is reached.
-        speaks: Whether what this host knows goes into the objects' status; of several hosts that run replicas one does.
+        host_address: How this host is reached.
+        reports_status: Whether this host writes the objects' status; of several hosts that run replicas one does.
         tokens: What its engine has said last of what it has computed.
     """
 
@@ -190,13 +190,13 @@ class StatusManager:
     recorder: EventRecorder
     utcnow: Callable[[], datetime.datetime]
     changed: Mailbox[None]
-    reach: Mailbox[Reach]
-    speaks: bool = True
+    host_address: Mailbox[HostAddress]
+    reports_status: bool = True
     tokens: TokenCount | None = None
     _adopting: bool = False
     _of_service: status.Conditions = ()
     _of_model: status.Conditions = ()
-    _said: dict[Slot, dict[str, Any] | None] = attrs.field(factory=dict)  # None: that there is no such object
+    _written: dict[Slot, dict[str, Any] | None] = attrs.field(factory=dict)  # None: that there is no such object
 
     @property
     def key(self) -> Key:
@@ -216,10 +216,10 @@ class StatusManager:
     @property
     def snapshot(self) -> ServiceView:
         """The newest snapshot, with the further ids that the newest wish gives the service."""
-        aliases = further_ids(self.key.name, self.facts.wish.service.spec)
+        aliases = additional_ids(self.key.name, self.facts.desired.service.spec)
         return attrs.evolve(self.view, aliases=aliases) if aliases else self.view
 
-    def count_tokens(self, pid: int, tokens: float) -> None:
+    def record_tokens(self, pid: int, tokens: float) -> None:
         """Note what an engine says; no object says it, so nothing is written."""
         self.tokens = TokenCount(pid, tokens, trio.current_time())
 
@@ -229,23 +229,23 @@ class StatusManager:
         What has changed nothing costs nothing: each look at the host's memory is told to every service.
         """
         before = known = self.facts
-        if self.reach.value != known.reach:
-            known = known.with_reach(self.reach.value)
+        if self.host_address.value != known.host_address:
+            known = known.with_host_address(self.host_address.value)
         self.facts = change(known, *args, **kwargs)
         if self.facts is before:
             return
         for event in events(before, self.facts):
             self.emit(event)
         self._write()
-        if before.view.value != self.view or before.wish is not self.facts.wish:
+        if before.view.value != self.view or before.desired is not self.facts.desired:
             self.changed.put_nowait(None)
 
     def emit(self, event: Event) -> None:
         """Tell what has happened where people look for it."""
-        self.recorder.emit_nowait(self.facts.wish.service, event.reason, event.message, type=event.type)
+        self.recorder.emit_nowait(self.facts.desired.service, event.reason, event.message, type=event.type)
         if event.log:
-            say = self.log.warning if event.type == "Warning" else self.log.info
-            say(event.log, **event.fields)
+            write_log = self.log.warning if event.type == "Warning" else self.log.info
+            write_log(event.log, **event.fields)
 
     def start(self, *, adopting: bool) -> None:
         """Speak first: nothing that an earlier agent said of this service, in whatever form, is true any more.
@@ -253,27 +253,27 @@ class StatusManager:
         Except of an engine that it has left: that one serves, and its endpoint stays until something else is known.
         """
         self._adopting = adopting
-        self._leave_status()
+        self._release_status()
         self.refresh()
         if not adopting:
             self.update(Facts.with_view, ServiceView(Reason.PENDING, "the agent has just started with this service"))
 
-    def follow(self, wish: Desired) -> None:
+    def follow(self, desired: Desired) -> None:
         """Report about a newer wish from now on; objects of the same name with another uid have no status of ours."""
-        before = self.facts.wish
-        if wish.model.metadata.uid != before.model.metadata.uid:
+        before = self.facts.desired
+        if desired.model.metadata.uid != before.model.metadata.uid:
             self._forget(self._model_slot)
             self._of_model = ()
-        if wish.service.metadata.uid != before.service.metadata.uid:
+        if desired.service.metadata.uid != before.service.metadata.uid:
             self._forget(self._service_slot)
             self._of_service = ()
-        self.update(Facts.with_wish, wish)
-        self._leave_status()
+        self.update(Facts.with_desired, desired)
+        self._release_status()
 
-    def speak(self, yes: bool) -> None:
+    def set_reporting(self, yes: bool) -> None:
         """Report in the objects' status, or leave that to another host from now on."""
-        if yes != self.speaks:
-            self.speaks = yes
+        if yes != self.reports_status:
+            self.reports_status = yes
             if not yes:
                 self._forget(self._service_slot)
                 self._forget(self._model_slot)
@@ -281,9 +281,9 @@ class StatusManager:
 
     def refresh(self) -> None:
         """Say what was not said yet; how this host is reached may have changed."""
-        self.update(Facts.with_reach, self.reach.value)  # which are new facts, also where it is the same
+        self.update(Facts.with_host_address, self.host_address.value)  # which are new facts, also where it is the same
 
-    async def wait_endpoint_heard(self) -> None:
+    async def wait_endpoint_applied(self) -> None:
         """Return when the API server knows what was last said of the endpoint."""
         if slots := self._endpoint_slots():  # none is not all: where nothing is published, nothing is waited for
             await self.applier.wait_applied(*slots)
@@ -298,26 +298,26 @@ class StatusManager:
         self.update(Facts.with_view, ServiceView(Reason.RELEASED, why))
         for slot in self._endpoint_slots():
             self.applier.delete_nowait(slot)
-        self.applier.forget(service_object(self.facts))
+        self.applier.forget(service_slot(self.facts))
         self.applier.forget_once_applied(self._service_slot)
         self.applier.forget(self._model_slot)
 
     @property
-    def _speaks_of_service(self) -> bool:
+    def _reports_service(self) -> bool:
         """Whether the service's status is this host's to report: where pods serve it too, it is the controller's."""
-        return self.speaks and not (self.facts.wish.beside_pods and self.settings.publishes)
+        return self.reports_status and not (self.facts.desired.has_pods and self.settings.publishes)
 
-    def _leave_status(self) -> None:
+    def _release_status(self) -> None:
         """Take back, once, what hosts have said of a service that pods serve too by now."""
-        service = self.facts.wish.service
-        if self._speaks_of_service or not self.speaks or _is_released(service):
+        service = self.facts.desired.service
+        if self._reports_service or not self.reports_status or _is_released(service):
             return
         view = ServiceView(Reason.RELEASED, "pods serve it too, and the controller says how it does")
-        said = service_conditions(self.facts.with_view(view))
-        conditions = status.settle(said, self._of_service, now=self.utcnow())
+        wanted = service_conditions(self.facts.with_view(view))
+        conditions = status.settle(wanted, self._of_service, now=self.utcnow())
         self.applier.apply_nowait(self._service_slot, status.service_status(service, conditions, view))
         self.applier.forget_once_applied(self._service_slot)
-        self._said.pop(self._service_slot, None)
+        self._written.pop(self._service_slot, None)
 
     # -- what is written ----------------------------------------------------------------------------------------------
 
@@ -327,38 +327,40 @@ class StatusManager:
 
     @property
     def _model_slot(self) -> Slot:
-        return Slot(Model, self.facts.wish.model.key, "status")
+        return Slot(Model, self.facts.desired.model.key, "status")
 
     def _endpoint_slots(self) -> tuple[Slot, ...]:
-        return endpoint_objects(self.facts, self.settings.endpoints_api)
+        return endpoint_slots(self.facts, self.settings.endpoints_api)
 
     def _write(self) -> None:
         """Hand over what was not said yet; what was said in another form, or at another address, is taken back."""
         for slot, manifest in self._manifests().items():
-            if slot not in self._said or self._said[slot] != manifest:
-                self._said[slot] = manifest
+            if slot not in self._written or self._written[slot] != manifest:
+                self._written[slot] = manifest
                 if manifest is None:
-                    self.applier.delete_nowait(slot, followed=self._adopting)
+                    self.applier.delete_nowait(slot, is_published=self._adopting)
                 else:
-                    self.applier.apply_nowait(slot, manifest, followed=self._adopting)
+                    self.applier.apply_nowait(slot, manifest, is_published=self._adopting)
 
     def _manifests(self) -> dict[Slot, dict[str, Any] | None]:
         facts, now, where = self.facts, self.utcnow(), self._endpoint_slots()
         self._of_service = status.settle(service_conditions(facts), self._of_service, now=now)
         self._of_model = status.settle(model_conditions(facts), self._of_model, now=now)
-        said: dict[Slot, dict[str, Any] | None] = {
-            slot: None for slot in all_endpoint_objects(facts) if slot not in where
+        wanted: dict[Slot, dict[str, Any] | None] = {
+            slot: None for slot in all_endpoint_slots(facts) if slot not in where
         }
-        if self._speaks_of_service and self.view.reason:
-            said[self._service_slot] = status.service_status(facts.wish.service, self._of_service, self.view)
-        if self.speaks and facts.fetch is not None:
+        if self._reports_service and self.view.reason:
+            wanted[self._service_slot] = status.service_status(facts.desired.service, self._of_service, self.view)
+        if self.reports_status and facts.fetch is not None:
             fetch = facts.fetch.value
-            said[self._model_slot] = status.model_status(facts.wish.model, self._of_model, fetch.weights, fetch.header)
-        said.update(endpoint_manifests(facts, self.settings.endpoints_api))
-        return said
+            wanted[self._model_slot] = status.model_status(
+                facts.desired.model, self._of_model, fetch.weights, fetch.header
+            )
+        wanted.update(endpoint_manifests(facts, self.settings.endpoints_api))
+        return wanted
 
     def _forget(self, slot: Slot) -> None:
-        self._said.pop(slot, None)
+        self._written.pop(slot, None)
         self.applier.forget(slot)
 
 

@@ -33,31 +33,31 @@ class RingBuffer:
         self._memory = memoryview(bytearray(size_bytes))
         self._batch_bytes = max(size_bytes // _BATCHES, 1)
         self._filled = self._freed = 0  # bytes since the beginning
-        self._ended = self._stopped = False
-        self._asleep = trio.lowlevel.ParkingLot()
+        self._finished = self._stopped = False
+        self._waiters = trio.lowlevel.ParkingLot()
 
-    async def room(self) -> memoryview:
+    async def write_view(self) -> memoryview:
         """Return where the next bytes go; wait while all is full; BrokenResourceError when nothing more is wanted."""
-        while self._held == len(self._memory) and not self._stopped:
-            await self._asleep.park()
+        while self._buffered == len(self._memory) and not self._stopped:
+            await self._waiters.park()
         if self._stopped:
             raise trio.BrokenResourceError
-        return self._view(self._filled, len(self._memory) - self._held)
+        return self._view(self._filled, len(self._memory) - self._buffered)
 
     def fill(self, count: int) -> None:
         """Note that so many bytes have been put where there was room."""
         self._filled += count
-        self._asleep.unpark_all()
+        self._waiters.unpark_all()
 
     def end(self) -> None:
         """Note that no more bytes come."""
-        self._ended = True
-        self._asleep.unpark_all()
+        self._finished = True
+        self._waiters.unpark_all()
 
     def stop(self) -> None:
         """Tell both sides that nothing more is wanted."""
         self._stopped = True
-        self._asleep.unpark_all()
+        self._waiters.unpark_all()
 
     async def piece(self) -> memoryview:
         """Return the next bytes to write, once they are worth a thread or after a while; empty at the end."""
@@ -65,20 +65,20 @@ class RingBuffer:
         await self._wait_for(1)
         with trio.move_on_after(_LINGER_SECONDS):
             await self._wait_for(self._batch_bytes)
-        return self._view(self._freed, 0 if self._stopped else min(self._held, self._batch_bytes))
+        return self._view(self._freed, 0 if self._stopped else min(self._buffered, self._batch_bytes))
 
     def free(self, count: int) -> None:
         """Note that so many bytes of the oldest are on the disk: their place is room again."""
         self._freed += count
-        self._asleep.unpark_all()
+        self._waiters.unpark_all()
 
     @property
-    def _held(self) -> int:
+    def _buffered(self) -> int:
         return self._filled - self._freed
 
     async def _wait_for(self, count: int) -> None:
-        while self._held < count and not (self._ended or self._stopped):
-            await self._asleep.park()
+        while self._buffered < count and not (self._finished or self._stopped):
+            await self._waiters.park()
 
     def _view(self, position: int, max_bytes: int) -> memoryview:
         start = position % len(self._memory)
@@ -101,7 +101,7 @@ class BodyReceiver:
     Attributes:
         url: Where the body comes from.
         shown: The source, for messages.
-        have_bytes: How much of the file was there before.
+        received_bytes: How much of the file was there before.
         limit_bytes: How much of it there may be.
         limits: What counts as a stall.
         ring: Where the bytes go.
@@ -110,7 +110,7 @@ class BodyReceiver:
 
     url: WebUrl
     shown: str
-    have_bytes: int
+    received_bytes: int
     limit_bytes: int
     limits: DownloadLimits
     ring: RingBuffer
@@ -126,10 +126,10 @@ class BodyReceiver:
         self._restart_window(scope)
         try:
             with as_fetch_errors(self.url):
-                if self.have_bytes == 0 and self.is_gguf:
-                    await self._take_head(body, scope)
-                while count := await body.receive_into(await self._room(scope)):
-                    self._note(count, scope)
+                if self.received_bytes == 0 and self.is_gguf:
+                    await self._receive_head(body, scope)
+                while count := await body.receive_into(await self._write_view(scope)):
+                    self._record(count, scope)
                     self.ring.fill(count)
         except (FetchError, NotGGUFError) as error:
             return error
@@ -140,25 +140,25 @@ class BodyReceiver:
             self.ring.end()
         return None
 
-    async def _take_head(self, body: StreamedResponse, scope: trio.CancelScope) -> None:
+    async def _receive_head(self, body: StreamedResponse, scope: trio.CancelScope) -> None:
         """Pass on as many bytes as it takes to judge the file: nothing is written before that."""
-        room, held = await self._room(scope), 0
-        while held < len(_MAGIC) and (count := await body.receive_into(room[held:])):
-            self._note(count, scope)
-            held += count
-        self._judge(bytes(room[: min(held, _HEAD_BYTES)]))
-        self.ring.fill(held)
+        write_view, received = await self._write_view(scope), 0
+        while received < len(_MAGIC) and (count := await body.receive_into(write_view[received:])):
+            self._record(count, scope)
+            received += count
+        self._check_magic(bytes(write_view[: min(received, _HEAD_BYTES)]))
+        self.ring.fill(received)
 
-    async def _room(self, scope: trio.CancelScope) -> memoryview:
+    async def _write_view(self, scope: trio.CancelScope) -> memoryview:
         left = scope.deadline - trio.current_time()
         scope.deadline = float("inf")
-        room = await self.ring.room()
+        write_view = await self.ring.write_view()
         scope.deadline = trio.current_time() + left
-        return room
+        return write_view
 
-    def _note(self, count: int, scope: trio.CancelScope) -> None:
-        self.have_bytes += count
-        if self.have_bytes > self.limit_bytes:
+    def _record(self, count: int, scope: trio.CancelScope) -> None:
+        self.received_bytes += count
+        if self.received_bytes > self.limit_bytes:
             raise WrongSizeError(f"{self.shown}: the server sends more than {self.limit_bytes} bytes")
         self._window_bytes -= count
         if self._window_bytes <= 0:
@@ -168,7 +168,7 @@ class BodyReceiver:
         scope.deadline = trio.current_time() + self.limits.window_seconds
         self._window_bytes = self.limits.window_bytes
 
-    def _judge(self, head: bytes) -> None:
+    def _check_magic(self, head: bytes) -> None:
         if head[: len(_MAGIC)] == _MAGIC:
             return
         if head.lstrip()[:1] == b"<":
@@ -189,13 +189,13 @@ class DiskWriter:
     Threads are waited for, so that none works on the memory of a ring that is gone.
 
     Attributes:
-        counted: Called with each number of bytes that has been written and hashed; FetchError ends the writing.
+        on_written: Called with each number of bytes that has been written and hashed; FetchError ends the writing.
     """
 
     dependencies: Dependencies
     partial: Partial
     ring: RingBuffer
-    counted: Callable[[int], None]
+    on_written: Callable[[int], None]
     _failure: FetchError | None = None
 
     async def run(self) -> FetchError | None:
@@ -205,7 +205,7 @@ class DiskWriter:
         """
         partial, limits = self.partial, self.dependencies.limits
         syncing = trio.CapacityLimiter(1)
-        since_seconds, since_bytes = trio.current_time(), partial.size_bytes
+        synced_at, synced_bytes = trio.current_time(), partial.size_bytes
 
         async def checkpoint() -> None:
             async with syncing:
@@ -221,10 +221,10 @@ class DiskWriter:
                     if not piece:
                         break
                     await self._append(piece)
-                lately_seconds, lately_bytes = trio.current_time() - since_seconds, partial.size_bytes - since_bytes
-                due = lately_seconds >= limits.checkpoint_seconds or lately_bytes >= limits.checkpoint_bytes
-                if lately_bytes and due and not syncing.borrowed_tokens:
-                    since_seconds, since_bytes = trio.current_time(), partial.size_bytes
+                elapsed, written = trio.current_time() - synced_at, partial.size_bytes - synced_bytes
+                due = elapsed >= limits.checkpoint_seconds or written >= limits.checkpoint_bytes
+                if written and due and not syncing.borrowed_tokens:
+                    synced_at, synced_bytes = trio.current_time(), partial.size_bytes
                     nursery.start_soon(checkpoint)
         return self._failure
 
@@ -238,7 +238,7 @@ class DiskWriter:
         try:
             await self.dependencies.run_sync(bind(self.partial.append, piece))
             self.ring.free(len(piece))
-            self.counted(len(piece))
+            self.on_written(len(piece))
         except FetchError as error:
             self._fail(error)
 

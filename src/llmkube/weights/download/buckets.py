@@ -30,13 +30,13 @@ REGION, DEFAULT_REGION, ENDPOINT = "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDP
 VARIABLES: Final = (ACCESS_KEY, SECRET_KEY, SESSION_TOKEN, REGION, DEFAULT_REGION, ENDPOINT)
 """What is read of a Secret or an environment."""
 
-PLACE_VARIABLES: Final = (REGION, DEFAULT_REGION, ENDPOINT)
+LOCATION_VARIABLES: Final = (REGION, DEFAULT_REGION, ENDPOINT)
 """Those of them that say where a bucket is, and prove nothing."""
 
-_FIRST_REGION: Final = "us-east-1"
+_FALLBACK_REGION: Final = "us-east-1"
 _REGION: Final = re.compile(r"[a-z0-9-]{1,32}")
-_WORD: Final = re.compile(r"[!-~]{1,4096}")  # what may stand in a header
-_NOTHING: Final = hashlib.sha256(b"").hexdigest()  # the digest of the body that a GET has not
+_HEADER_VALUE: Final = re.compile(r"[!-~]{1,4096}")  # what may stand in a header
+_EMPTY_DIGEST: Final = hashlib.sha256(b"").hexdigest()  # the digest of the body that a GET has not
 
 
 @attrs.frozen
@@ -54,7 +54,7 @@ class BucketAccess:
     key_id: str = ""
     secret: str = attrs.field(default="", repr=False)
     session_token: str = attrs.field(default="", repr=False)
-    region: str = _FIRST_REGION
+    region: str = _FALLBACK_REGION
     endpoint: WebUrl | None = None
 
     @classmethod
@@ -69,9 +69,9 @@ class BucketAccess:
             if one in given and other not in given:
                 raise SourceError(f"{where} has {one}, but no {other}; it takes both")
         for name in (ACCESS_KEY, SECRET_KEY, SESSION_TOKEN):
-            if name in given and not _WORD.fullmatch(given[name]):
+            if name in given and not _HEADER_VALUE.fullmatch(given[name]):
                 raise SourceError(f"{name} in {where} is not one word of ASCII")
-        region = given.get(REGION) or given.get(DEFAULT_REGION, _FIRST_REGION)
+        region = given.get(REGION) or given.get(DEFAULT_REGION, _FALLBACK_REGION)
         if not _REGION.fullmatch(region):
             raise SourceError(f"{REGION} in {where} is no region such as eu-central-1")
         endpoint = None
@@ -119,7 +119,7 @@ class Signer:
 def sign(url: WebUrl, headers: Mapping[str, str], access: BucketAccess, now: datetime.datetime) -> dict[str, str]:
     """Return the headers that sign a GET; the given ones and the host are signed with them."""
     moment = now.astimezone(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
-    added = {"x-amz-date": moment, "x-amz-content-sha256": _NOTHING}
+    added = {"x-amz-date": moment, "x-amz-content-sha256": _EMPTY_DIGEST}
     if access.session_token:
         added["x-amz-security-token"] = access.session_token
     signed = {name.lower(): value.strip() for name, value in {**headers, **added, "host": url.netloc}.items()}
@@ -127,7 +127,7 @@ def sign(url: WebUrl, headers: Mapping[str, str], access: BucketAccess, now: dat
     path, _, query = url.target.partition("?")
     pairs = sorted(pair if "=" in pair else f"{pair}=" for pair in query.split("&") if pair)
     lines = [f"{name}:{signed[name]}" for name in sorted(signed)]
-    request = "\n".join(["GET", path, "&".join(pairs), *lines, "", names, _NOTHING])
+    request = "\n".join(["GET", path, "&".join(pairs), *lines, "", names, _EMPTY_DIGEST])
     scope = f"{moment[:8]}/{access.region}/s3/aws4_request"
     text = "\n".join(["AWS4-HMAC-SHA256", moment, scope, hashlib.sha256(request.encode()).hexdigest()])
     key = f"AWS4{access.secret}".encode()

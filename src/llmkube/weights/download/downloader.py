@@ -12,7 +12,7 @@ from typing import Final, ParamSpec, TypeVar
 import attrs
 import trio
 
-from llmkube.base.errors import WorldError
+from llmkube.base.errors import ExternalError
 from llmkube.base.http.hub import open_sockets
 from llmkube.weights.address_policy import AddressPolicy
 from llmkube.weights.download import hugging_face
@@ -38,7 +38,7 @@ GetToken = Callable[[], Awaitable[str | None]]
 """Find the token for the hub, or None; asked only when the hub is about to be."""
 
 GetAccess = Callable[[], Awaitable[BucketAccess]]
-"""Find the keys and the server for an object in a bucket; WorldError when they cannot be read now."""
+"""Find the keys and the server for an object in a bucket; ExternalError when they cannot be read now."""
 
 GetRegistry = Callable[[], Awaitable[RegistryAccess]]
 """Find who asks a registry for a source."""
@@ -63,8 +63,8 @@ class Downloader:
     _dependencies: Dependencies
     _shared: SingleFlight[WeightsFile]
     _endpoint: WebUrl
-    _room_bytes: int | None
-    _refused: dict[tuple[str, str], RejectedVersion] = attrs.field(factory=dict)
+    _memory_bytes: int | None
+    _rejected: dict[tuple[str, str], RejectedVersion] = attrs.field(factory=dict)
 
     def active(self) -> dict[str, Progress]:
         """How far each download has come, by its source (without secrets), for metrics."""
@@ -106,38 +106,38 @@ class Downloader:
             FetchError: The disk or the network got in the way. What has come is kept for the next call.
         """
         wanted = sha256.lower() if sha256 is not None else None
-        who: BucketAccess | WorldError = BucketAccess()
+        bucket_access: BucketAccess | ExternalError = BucketAccess()
         if isinstance(source, BucketFile) and access is not None:
             try:
-                who = await access()
-            except WorldError as error:
-                who = error
-        server = who.server if isinstance(who, BucketAccess) else None
-        name, record = await self._record_of(source)
+                bucket_access = await access()
+            except ExternalError as error:
+                bucket_access = error
+        server = bucket_access.server if isinstance(bucket_access, BucketAccess) else None
+        name, record = await self._find_record(source)
         if record is not None and server not in (None, record.server):
             record = None  # another server's
-        found = None if record is None else await self._recall(name, record, wanted, progress)
+        found = None if record is None else await self._find_stored(name, record, wanted, progress)
         if found is not None and record is not None and not fresh and record.audience.admits(namespace):
             return found
-        if not isinstance(who, BucketAccess):
-            raise who
+        if not isinstance(bucket_access, BucketAccess):
+            raise bucket_access
         secret = await token() if token is not None and is_at_hub(source, self._endpoint) else None
         login = await registry() if registry is not None and isinstance(source, ImageSource) else RegistryAccess()
-        proof = _proof(source, secret, who, login)
-        credential = await self._on_disk(self._store.keyed_digest, proof) if proof else ""
-        job = DownloadJob(source, wanted, secret, policy, who, credential, namespace is None, login)
+        proof = _proof(source, secret, bucket_access, login)
+        credential = await self._run_sync(self._store.keyed_digest, proof) if proof else ""
+        job = DownloadJob(source, wanted, secret, policy, bucket_access, credential, namespace is None, login)
         if found is not None and record is not None and not fresh:
-            await self._prove(job, record.audience, progress)
-            await self._on_disk(index.extend_audience, self._store, name, record, namespace, credential)
+            await self._check_access(job, record.audience, progress)
+            await self._run_sync(index.extend_audience, self._store, name, record, namespace, credential)
             return found
         if found is None or not await self._is_current(job, progress):
             found = await self._shared.join(job, partial(self._download, job), progress)
-        _, record = await self._record_of(source)
+        _, record = await self._find_record(source)
         if record is not None and credential in record.audience.credentials:
-            await self._on_disk(index.extend_audience, self._store, name, record, namespace, credential)
+            await self._run_sync(index.extend_audience, self._store, name, record, namespace, credential)
         return found
 
-    async def _prove(self, job: DownloadJob, audience: index.Audience, progress: OnProgress) -> None:
+    async def _check_access(self, job: DownloadJob, audience: index.Audience, progress: OnProgress) -> None:
         """Ask the source whether it gives its weights to who asks with this credential, or without one.
 
         A credential that has worked before is believed where the source cannot be reached.
@@ -150,44 +150,44 @@ class Downloader:
         resolver = self._resolver(job, progress)
         try:
             with trio.move_on_after(_PROOF_SECONDS if known else math.inf):
-                await resolver.look((await resolver.resolve())[0])
+                await resolver.probe((await resolver.resolve())[0])
         except FetchError:
             if not known:
                 raise
 
     def _resolver(self, job: DownloadJob, progress: OnProgress) -> Resolver:
         meter = Meter(progress, self._dependencies.utcnow)
-        return Resolver(self._dependencies, self._endpoint, job, meter, self._room_bytes)
+        return Resolver(self._dependencies, self._endpoint, job, meter, self._memory_bytes)
 
     async def _is_current(self, job: DownloadJob, progress: OnProgress) -> bool:
         """Ask the servers whether what the store has is still what they have."""
         resolver = self._resolver(job, progress)
-        seen = [await resolver.look(one) for one in await resolver.resolve()]
-        _, record = await self._record_of(job.source)
+        seen = [await resolver.probe(one) for one in await resolver.resolve()]
+        _, record = await self._find_record(job.source)
         return record is not None and index.is_current(record, seen)
 
-    async def _recall(
+    async def _find_stored(
         self, name: str, record: index.Record, sha256: str | None, progress: OnProgress
     ) -> WeightsFile | None:
         store = self._store
-        found = await self._on_disk(index.find_recorded, store, record)
-        if isinstance(found, index.Unverified):
+        found = await self._run_sync(index.find_recorded, store, record)
+        if isinstance(found, index.UnverifiedRecord):
             for piece in found.touched:
-                if not await self._still_right(store.blobs / piece.sha256, progress):
+                if not await self._is_intact(store.blobs / piece.sha256, progress):
                     return None
-            found = await self._on_disk(index.record_verified, store, name, found.record)
+            found = await self._run_sync(index.record_verified, store, name, found.record)
         return found if found is not None and sha256 in (None, found.sha256) else None
 
-    async def _still_right(self, blob: Path, progress: OnProgress) -> bool:
+    async def _is_intact(self, blob: Path, progress: OnProgress) -> bool:
         """Read a blob that something has touched; one that has rotted is removed."""
-        seen = await self._on_disk(take_snapshot, blob)
+        seen = await self._run_sync(take_snapshot, blob)
 
         def verifying(done: int) -> None:
             progress(Progress("verifying", done, seen.size_bytes))
 
         if await hash_file(seen, verifying, self._dependencies.run_sync) == blob.name:
             return True
-        await self._on_disk(blob.unlink, missing_ok=True)
+        await self._run_sync(blob.unlink, missing_ok=True)
         return False
 
     async def _download(self, job: DownloadJob, progress: OnProgress) -> WeightsFile:
@@ -207,7 +207,7 @@ class Downloader:
                 meter.finished_bytes += part.size_bytes
             now = self._dependencies.utcnow().isoformat()
             versions = tuple(part.info.validator if isinstance(part, Partial) else Validator() for part in parts)
-            name = await self._on_disk(index.name_of, self._store, source)
+            name = await self._run_sync(index.name_of, self._store, source)
             public = not job.credential and all([await self._is_public(part) for part in parts])
             audience = index.Audience(public=public, credentials=(job.credential,) if job.credential else ())
             record = index.Record(
@@ -219,13 +219,13 @@ class Downloader:
                 choice=meter.chosen,
                 names=tuple(one.name for one in wanted if one.name),
             )
-            return await self._on_disk(index.commit_record, self._store, name, record, parts)
+            return await self._run_sync(index.commit_record, self._store, name, record, parts)
 
     async def _is_public(self, part: Partial | index.BlobInfo) -> bool:
         """Whether a part has come now, or was in the store for every Model."""
         if isinstance(part, Partial):
             return True
-        found = await self._on_disk(index.find_blob, self._store, part.sha256, lambda audience: audience.public)
+        found = await self._run_sync(index.find_blob, self._store, part.sha256, lambda audience: audience.public)
         return found is not None
 
     async def _transfer(self, wanted: TransferRequest, part: Partial, later_bytes: int, meter: Meter) -> None:
@@ -234,7 +234,7 @@ class Downloader:
             if wanted.size_bytes is not None:
                 # Before the first byte of a split model: all that is missing must fit.
                 space.reserve(part, _missing_bytes(wanted, part) + later_bytes)
-            await Transfer(self._dependencies, wanted, part, meter, self._refused, later_bytes).run()
+            await Transfer(self._dependencies, wanted, part, meter, self._rejected, later_bytes).run()
         finally:
             space.release(part)
 
@@ -244,23 +244,23 @@ class Downloader:
         """Return the blob if the store has it, else the partial file, locked for us."""
         while True:
             if wanted.sha256 is not None:
-                piece = await self._on_disk(index.find_blob, self._store, wanted.sha256, job.admits)
+                piece = await self._run_sync(index.find_blob, self._store, wanted.sha256, job.admits)
                 if piece is not None:
                     return piece
-            part = await self._on_disk(open_partial, self._store, wanted.key)
+            part = await self._run_sync(open_partial, self._store, wanted.key)
             if part is not None:
                 stack.push_async_callback(_close, self._dependencies.run_sync, part)
                 return part
             meter.waiting(0.0, "another download of the same file is under way")
-            await trio.sleep(self._dependencies.limits.busy_seconds)
+            await trio.sleep(self._dependencies.limits.busy_poll_seconds)
 
-    async def _record_of(self, source: Remote) -> tuple[str, index.Record | None]:
+    async def _find_record(self, source: Remote) -> tuple[str, index.Record | None]:
         """Return what the store knows a source by, and what it has of it."""
-        name = await self._on_disk(index.name_of, self._store, source)
-        return name, await self._on_disk(index.read_record, self._store, index.key_of(name))
+        name = await self._run_sync(index.name_of, self._store, source)
+        return name, await self._run_sync(index.read_record, self._store, index.key_of(name))
 
-    async def _on_disk(self, do: Callable[P, T], *args: P.args, **others: P.kwargs) -> T:
-        return await self._dependencies.run_sync(partial(do, *args, **others))
+    async def _run_sync(self, fn: Callable[P, T], *args: P.args, **others: P.kwargs) -> T:
+        return await self._dependencies.run_sync(partial(fn, *args, **others))
 
 
 @asynccontextmanager
@@ -275,7 +275,7 @@ async def open_downloader(
     open_transport: OpenTransport | None = None,
     run_sync: RunSync | None = None,
     free: Callable[[Path], int] = free_bytes,
-    room_bytes: int | None = None,
+    memory_bytes: int | None = None,
 ) -> AsyncGenerator[Downloader, None]:
     """Open a downloader for one store; leaving it cancels the downloads, and what has come of them is kept.
 
@@ -289,7 +289,7 @@ async def open_downloader(
         open_transport: What carries requests; None for real sockets, with every address checked.
         run_sync: What runs blocking work; None for worker threads under the limiter.
         free: Returns the free bytes of a folder's file system.
-        room_bytes: What models may take of this host's memory, to choose among quantizations; None if it is not known.
+        memory_bytes: This host's memory for models, to choose among quantizations; None if it is unknown.
     """
     run_sync = in_threads(limiter) if run_sync is None else run_sync
     await run_sync(partial(_remove_stale, store, utcnow().timestamp() - STALE_SECONDS))
@@ -300,13 +300,13 @@ async def open_downloader(
         space = FreeSpace(store.root, free)
         dependencies = Dependencies(open_transport, utcnow, rng, limits, run_sync=run_sync, space=space)
         shared = await stack.enter_async_context(open_single_flight(WeightsFile))
-        yield Downloader(store, dependencies, shared, hugging_face.parse_endpoint(endpoint), room_bytes)
+        yield Downloader(store, dependencies, shared, hugging_face.parse_endpoint(endpoint), memory_bytes)
 
 
 def _remove_stale(store: Store, before: float) -> None:
     for path in store.partial.iterdir():
         if not path.name.endswith(".json"):
-            remove_partial(path, unless_younger_than=before)
+            remove_partial(path, unless_modified_since=before)
 
 
 async def _close(run_sync: RunSync, part: Partial) -> None:

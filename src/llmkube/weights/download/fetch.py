@@ -12,7 +12,7 @@ from llmkube.weights.download.progress import OnProgress, Progress
 from llmkube.weights.errors import DigestMismatchError, SourceError, SourceUnsupportedError
 from llmkube.weights.formats.shape import GGUFFacts
 from llmkube.weights.ollama_model import REMEDY, OllamaModel
-from llmkube.weights.source import Builtin, Given, LocalFile, LocalFolder, VolumeSource
+from llmkube.weights.source import Builtin, EngineSource, LocalFile, LocalFolder, VolumeSource
 from llmkube.weights.store import local_files
 from llmkube.weights.store.blobs import Store, WeightsFile
 from llmkube.weights.store.disk import in_threads
@@ -22,18 +22,18 @@ from llmkube.weights.store.local_sources import LocalSources
 Download = Callable[..., Awaitable[WeightsFile]]
 """`Downloader.fetch`, with who asks and under which policy: takes a source, `sha256` and `progress`."""
 
-_NONE_LISTED: Final = LocalSources()
+_NO_LOCAL_SOURCES: Final = LocalSources()
 
 
 async def fetch(
-    source: Given,
+    source: EngineSource,
     store: Store,
     *,
     sha256: str | None = None,
     progress: OnProgress,
     limiter: trio.CapacityLimiter,
     download: Download | None = None,
-    local: LocalSources = _NONE_LISTED,
+    local: LocalSources = _NO_LOCAL_SOURCES,
 ) -> WeightsFile:
     """Return the file behind a source, complete and of the right digest.
 
@@ -55,7 +55,7 @@ async def fetch(
         FetchError: The disk or the network got in the way.
     """
     if isinstance(source, Builtin):
-        return await _copy_in(source, store, sha256, progress, limiter)
+        return await _copy_builtin(source, store, sha256, progress, limiter)
     if isinstance(source, LocalFile):
         return await _use_in_place(Path(source.path), local, sha256, progress, limiter)
     if isinstance(source, LocalFolder):
@@ -72,7 +72,7 @@ async def fetch(
     return await download(source, sha256=sha256, progress=progress)
 
 
-async def _copy_in(
+async def _copy_builtin(
     source: Builtin, store: Store, sha256: str | None, progress: OnProgress, limiter: trio.CapacityLimiter
 ) -> WeightsFile:
     """Keep a copy in the store, unless the store has it already."""
@@ -81,12 +81,12 @@ async def _copy_in(
     data = await in_threads(limiter, abandon=True)(file.read_bytes)
     progress(Progress("verifying", len(data), len(data)))
     digest = await run_sync(lambda: hashlib.sha256(data).hexdigest())
-    _compare(file, digest, sha256)
-    kept = await run_sync(partial(store.find, digest, len(data)))
-    if kept is None:
-        kept = await run_sync(partial(store.add, data))
+    _check_digest(file, digest, sha256)
+    stored = await run_sync(partial(store.find, digest, len(data)))
+    if stored is None:
+        stored = await run_sync(partial(store.add, data))
         progress(Progress("copying", len(data), len(data)))
-    piece = await run_sync(partial(blob_info, kept.path))
+    piece = await run_sync(partial(blob_info, stored.path))
     record = Record(source.identity, audience=PUBLIC)
     return await run_sync(partial(commit_record, store, source.identity, record, [piece]))
 
@@ -103,7 +103,7 @@ async def _use_in_place(
             progress(Progress("verifying", done, seen.size_bytes))
 
         digest = await local_files.hash_file(seen, verifying, reading, local.open)
-        _compare(path, digest, sha256)
+        _check_digest(path, digest, sha256)
     return WeightsFile(seen.path, seen.size_bytes, digest, f"{seen.path}:{seen.size_bytes}:{seen.mtime_ns}")
 
 
@@ -116,7 +116,7 @@ async def _use_folder(
     return WeightsFile(seen.path, seen.size_bytes, None, seen.identity)
 
 
-def _compare(path: Path, digest: str, wanted: str | None) -> None:
+def _check_digest(path: Path, digest: str, wanted: str | None) -> None:
     """Refuse a file with another digest, and tell neither: who guesses need not learn what the host's files hold."""
     if wanted is not None and digest != wanted.lower():
         raise DigestMismatchError(

@@ -52,7 +52,7 @@ class GuardedTransport:
     resolve: Resolve
     dial: Connect
     tls: Callable[[], TlsDialer]
-    been_outside: bool = False
+    reached_public: bool = False
 
     async def get(self, url: WebUrl, headers: Mapping[str, str]) -> StreamedResponse:
         """Ask for a URL over a fresh connection; the caller closes the answer's stream.
@@ -69,7 +69,7 @@ class GuardedTransport:
     async def _connect_tls(self, host: str, port: int) -> trio.abc.Stream:
         stream = await self._connect(host, port)
         try:
-            return await self.tls().over(stream, host, port)
+            return await self.tls().wrap(stream, host, port)
         except (ssl.SSLError, trio.BrokenResourceError) as exc:
             raise ConnectError(f"no TLS with {host}: {_describe(exc)}") from exc
 
@@ -77,8 +77,8 @@ class GuardedTransport:
         addresses = await self._addresses(host, port)
         for address in addresses:
             self._check(host, address)
-        self.been_outside = self.been_outside or any(matching_rule(address) is None for address in addresses)
-        return await self._first_that_answers(host, port, addresses)
+        self.reached_public = self.reached_public or any(matching_rule(address) is None for address in addresses)
+        return await self._dial_first_reachable(host, port, addresses)
 
     async def _addresses(self, host: str, port: int) -> list[Address]:
         with contextlib.suppress(ValueError):
@@ -101,12 +101,12 @@ class GuardedTransport:
         if rule is not None:
             advice = _ADVICE_NEVER if rule.always else _ADVICE_ALLOW
             raise BlockedAddressError(host, str(address), rule.name, advice=advice)
-        inside = matching_rule(address)
-        if inside is not None and self.been_outside and not self.policy.from_operator:
-            name = f"{inside.name}, behind a redirect from a public server"
+        private_rule = matching_rule(address)
+        if private_rule is not None and self.reached_public and not self.policy.from_operator:
+            name = f"{private_rule.name}, behind a redirect from a public server"
             raise BlockedAddressError(host, str(address), name, advice="name the file's own URL as the source")
 
-    async def _first_that_answers(self, host: str, port: int, addresses: Sequence[Address]) -> trio.abc.Stream:
+    async def _dial_first_reachable(self, host: str, port: int, addresses: Sequence[Address]) -> trio.abc.Stream:
         problems = []
         for address in addresses:
             try:
@@ -114,8 +114,8 @@ class GuardedTransport:
                     return await self.dial(str(address), port)
                 problems.append(f"{address}: no answer in {_DIAL_SECONDS:g} s")
             except OSError as exc:
-                words = _describe(exc)
-                problems.append(words if words.startswith(f"{address}: ") else f"{address}: {words}")
+                message = _describe(exc)
+                problems.append(message if message.startswith(f"{address}: ") else f"{address}: {message}")
         raise ConnectError(f"cannot connect to {host} port {port} ({'; '.join(problems[:4])})")
 
 

@@ -16,23 +16,23 @@ from llmkube.weights.urls import BadUrlError, WebUrl, parse_url
 ENDPOINT: Final = "https://huggingface.co"
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
-_BESIDE: Final = re.compile(r"(^|[-_./])(mmproj|imatrix)", re.IGNORECASE)  # files that go with a model, but are none
-_MOST_SHOWN: Final = 24
+_COMPANION: Final = re.compile(r"(^|[-_./])(mmproj|imatrix)", re.IGNORECASE)  # files that go with a model, but are none
+_MAX_SHOWN: Final = 24
 _PART: Final = re.compile(r"-\d{5}-of-\d{5}$")
 _QUANTIZATION: Final = re.compile(  # at the end of a file's name: Q4_K_M, IQ2_XXS, UD-Q4_K_XL, BF16, MXFP4
     r"(?P<model>.*?)[-._](?P<quantization>(?:UD-)?(?:I?Q\d\w*|TQ\d_\d|BF16|F16|F32|MXFP4\w*))", re.ASCII | re.IGNORECASE
 )
 
-_OF_FOLDER: Final = re.compile(
+_FOLDER_FILE: Final = re.compile(
     r"(?:model[\w.-]*\.safetensors|[\w][\w.-]*\.(?:json|jinja|model|tiktoken)|(?:merges|vocab)\.txt)", re.ASCII
 )
-MOST_FILES: Final = 160
+MAX_FILES: Final = 160
 """Files of one folder; each is an open file while they are downloaded."""
 
-USUAL: Final = "Q4_K_M"
+DEFAULT_QUANTIZATION: Final = "Q4_K_M"
 """The quantization that llama.cpp, Ollama and the hub's own pages take when none is named."""
 
-_WEIGHTS_OF_TEN: Final = 9
+_WEIGHTS_TENTHS: Final = 9
 """So many tenths of the memory may be weights: context and buffers come beside them."""
 
 
@@ -98,14 +98,14 @@ class Choice:
 
     Attributes:
         file: Its file, or the first of its parts.
-        why: What it was chosen from, for people; empty where there was nothing to choose.
+        reason: What it was chosen from, for people; empty where there was nothing to choose.
     """
 
     file: HubFile
-    why: str = ""
+    reason: str = ""
 
 
-def choose(source: HubRepository, listing: Listing, *, room_bytes: int | None = None) -> Choice:
+def choose(source: HubRepository, listing: Listing, *, memory_bytes: int | None = None) -> Choice:
     """Return the model of a repository: the quantization that its name asks for, else the only one, else Q4_K_M.
 
     Else it is the largest one that fits.
@@ -113,14 +113,14 @@ def choose(source: HubRepository, listing: Listing, *, room_bytes: int | None = 
     Args:
         source: The repository.
         listing: Its files.
-        room_bytes: What models may take of this host's memory; None where that is not known.
+        memory_bytes: What models may take of this host's memory; None where that is not known.
 
     Raises:
         SourceNotFoundError: It has no GGUF file, or not that quantization; the message lists what is there.
         AmbiguousSourceError: It has several models, or several quantizations of which none can be chosen; the message
             lists them with their sizes.
     """
-    paths = [path for path in listing.files if path.lower().endswith(".gguf") and not _BESIDE.search(path)]
+    paths = [path for path in listing.files if path.lower().endswith(".gguf") and not _COMPANION.search(path)]
     models: dict[str, tuple[str, ...]] = {}
     for path in paths:
         try:
@@ -133,31 +133,31 @@ def choose(source: HubRepository, listing: Listing, *, room_bytes: int | None = 
             f"{source.redacted} holds no .gguf file; look for a repository with GGUF in its name, or convert the model"
         )
     names = [f"{first} ({_size(listing, parts)})" for first, parts in sorted(models.items())]
-    more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
-    there = f"{', '.join(names[:_MOST_SHOWN])}{more}"
+    more = f" and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else ""
+    shown = f"{', '.join(names[:_MAX_SHOWN])}{more}"
     if len(models) == 1 and not source.quantization:
         return Choice(source.file(next(iter(models))))
-    wanted = (source.quantization or USUAL).lower()
-    named = [first for first in models if _named(first)[1].lower() == wanted]
-    is_one_model = len({_named(first)[0].lower() for first in models}) == 1
-    if len(named) == 1 and (source.quantization or is_one_model):
-        why = "" if source.quantization else f"{USUAL}, one of {len(models)} in {source.name}"
-        return Choice(source.file(named[0]), why)
-    if not source.quantization and not named and room_bytes and is_one_model:
+    wanted = (source.quantization or DEFAULT_QUANTIZATION).lower()
+    matching = [first for first in models if _parse_name(first)[1].lower() == wanted]
+    is_one_model = len({_parse_name(first)[0].lower() for first in models}) == 1
+    if len(matching) == 1 and (source.quantization or is_one_model):
+        reason = "" if source.quantization else f"{DEFAULT_QUANTIZATION}, one of {len(models)} in {source.name}"
+        return Choice(source.file(matching[0]), reason)
+    if not source.quantization and not matching and memory_bytes and is_one_model:
         sizes = {first: _bytes_of(listing, parts) or 0 for first, parts in models.items()}
-        most = room_bytes * _WEIGHTS_OF_TEN // 10
-        fitting = [first for first, size in sizes.items() if 0 < size <= most]
+        limit_bytes = memory_bytes * _WEIGHTS_TENTHS // 10
+        fitting = [first for first, size in sizes.items() if 0 < size <= limit_bytes]
         if fitting:
             largest = max(fitting, key=lambda first: (sizes[first], first))
-            what = f"the largest of {len(models)} in {source.name} that fits into {format_bytes(room_bytes)} of memory"
-            model, quantization = _named(largest)
-            return Choice(source.file(largest), f"{quantization or model}, {what}; it has no {USUAL}")
-    if source.quantization and not named:
-        raise SourceNotFoundError(f"{source.redacted}: the repository has no {source.quantization}; it has {there}")
-    example = source.file(min(named or models)).redacted
+            fit = f"the largest of {len(models)} in {source.name} that fits into {format_bytes(memory_bytes)} of memory"
+            model, quantization = _parse_name(largest)
+            return Choice(source.file(largest), f"{quantization or model}, {fit}; it has no {DEFAULT_QUANTIZATION}")
+    if source.quantization and not matching:
+        raise SourceNotFoundError(f"{source.redacted}: the repository has no {source.quantization}; it has {shown}")
+    example = source.file(min(matching or models)).redacted
     raise AmbiguousSourceError(
-        f"{source.redacted} holds {len(named) if source.quantization else len(models)} models; "
-        f"name one of them, such as {example}: {there}"
+        f"{source.redacted} holds {len(matching) if source.quantization else len(models)} models; "
+        f"name one of them, such as {example}: {shown}"
     )
 
 
@@ -169,8 +169,8 @@ def entries_of(file: HubFile, listing: Listing) -> tuple[HubEntry, ...]:
     """
     missing = [path for path in file.parts if path not in listing.files]
     if missing:
-        there = f", of {len(file.parts)} parts" if len(file.parts) > 1 else ""
-        raise SourceNotFoundError(f"{file.redacted}: the repository has no {', '.join(missing[:5])}{there}")
+        shown = f", of {len(file.parts)} parts" if len(file.parts) > 1 else ""
+        raise SourceNotFoundError(f"{file.redacted}: the repository has no {', '.join(missing[:5])}{shown}")
     return tuple(listing.files[path] for path in file.parts)
 
 
@@ -184,7 +184,7 @@ def folder_entries(source: HubFolder, listing: Listing) -> tuple[HubEntry, ...]:
         AmbiguousSourceError: It has too many files.
     """
     files = {
-        path: entry for path, entry in listing.files.items() if _OF_FOLDER.fullmatch(path) and entry.size_bytes != 0
+        path: entry for path, entry in listing.files.items() if _FOLDER_FILE.fullmatch(path) and entry.size_bytes != 0
     }
     if not any(path.endswith(".safetensors") for path in files) or "config.json" not in files:
         hint = (
@@ -195,10 +195,8 @@ def folder_entries(source: HubFolder, listing: Listing) -> tuple[HubEntry, ...]:
         raise SourceNotFoundError(
             f"{source.redacted} is no folder of safetensors: it needs config.json and model*.safetensors{hint}"
         )
-    if len(files) > MOST_FILES:
-        raise AmbiguousSourceError(
-            f"{source.redacted} has {len(files)} files; more than {MOST_FILES} are not supported"
-        )
+    if len(files) > MAX_FILES:
+        raise AmbiguousSourceError(f"{source.redacted} has {len(files)} files; more than {MAX_FILES} are not supported")
     return tuple(files[path] for path in sorted(files))
 
 
@@ -216,7 +214,7 @@ def _entry(sibling: Any) -> HubEntry:
     )
 
 
-def _named(path: str) -> tuple[str, str]:
+def _parse_name(path: str) -> tuple[str, str]:
     """Return the model of a file's name, which all quantizations share, and the quantization if it names one."""
     stem = _PART.sub("", path.rpartition("/")[2][: -len(".gguf")])
     found = _QUANTIZATION.fullmatch(stem)

@@ -43,14 +43,14 @@ class Progress:
 
     def __str__(self) -> str:
         if self.stage == "waiting":
-            return self._wait
-        words: list[str] = [self.stage]
+            return self._wait_text
+        parts: list[str] = [self.stage]
         if self.total_bytes:
             percent = 100 * self.done_bytes // self.total_bytes
-            words.append(f"{format_bytes(self.done_bytes)} of {format_bytes(self.total_bytes)} ({percent} %)")
+            parts.append(f"{format_bytes(self.done_bytes)} of {format_bytes(self.total_bytes)} ({percent} %)")
         elif self.done_bytes:
-            words.append(format_bytes(self.done_bytes))
-        line = ": ".join(words)
+            parts.append(format_bytes(self.done_bytes))
+        line = ": ".join(parts)
         if self.rate is not None:
             line += f", {format_bytes(self.rate)}/s"
         if self.seconds_left is not None:
@@ -58,14 +58,14 @@ class Progress:
         return f"{line} ({self.note})" if self.note else line
 
     @property
-    def _wait(self) -> str:
+    def _wait_text(self) -> str:
         """For what and since when; moments, and no time that is left: the line may stand for long as it is."""
-        line = f"waiting since {_moment(self.since)}" if self.since is not None else "waiting"
+        line = f"waiting since {_format_time(self.since)}" if self.since is not None else "waiting"
         line += f": {self.note}" if self.note else ""
-        return f"{line}; next attempt at {_moment(self.until)}" if self.until is not None else line
+        return f"{line}; next attempt at {_format_time(self.until)}" if self.until is not None else line
 
 
-def _moment(at: datetime.datetime) -> str:
+def _format_time(at: datetime.datetime) -> str:
     return at.astimezone(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -126,7 +126,7 @@ class Meter:
     finished_bytes: int = 0
     chosen: str = ""
     _rate: Rate = attrs.field(factory=Rate)
-    _waits_since: datetime.datetime | None = None
+    _waiting_since: datetime.datetime | None = None
     _done_bytes: int = 0
 
     def resolving(self) -> None:
@@ -138,7 +138,7 @@ class Meter:
         done = self.finished_bytes + size_bytes
         total = self.total_bytes or (part_total_bytes or 0)
         if done != self._done_bytes:
-            self._waits_since, self._done_bytes = None, done
+            self._waiting_since, self._done_bytes = None, done
         self._rate.add(trio.current_time(), done)
         rate, left = self._rate.bytes_per_second, self._rate.seconds_left(total)
         self.progress(Progress("downloading", done, total, rate, left, self.chosen))
@@ -151,7 +151,7 @@ class Meter:
         """Nothing comes for so long, and why; attempts that bring no byte prolong the wait."""
         self._rate.reset()
         now = self.utcnow()
-        self._waits_since = self._waits_since or now
+        self._waiting_since = self._waiting_since or now
         until = now + datetime.timedelta(seconds=seconds) if seconds else None
         left = seconds or None
-        self.progress(Progress("waiting", seconds_left=left, note=note, since=self._waits_since, until=until))
+        self.progress(Progress("waiting", seconds_left=left, note=note, since=self._waiting_since, until=until))

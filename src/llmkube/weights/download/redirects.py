@@ -20,7 +20,7 @@ from llmkube.weights.download.buckets import Signer
 from llmkube.weights.download.guarded_transport import GuardedTransport
 from llmkube.weights.errors import FetchError, RedirectError
 from llmkube.weights.http_responses import RangeRequest, Server, Validator, linked_digest, linked_size, other_region
-from llmkube.weights.urls import BadUrlError, UserInfo, WebUrl, follow
+from llmkube.weights.urls import BadUrlError, UserInfo, WebUrl, resolve_location
 
 MAX_REDIRECTS: Final = 5
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
@@ -116,15 +116,15 @@ async def open_response(
                 answer = await transport.get(url, _headers(url, request, headers))
             # Nothing is owed to a server that has been read, or given up on.
             stack.push_async_callback(trio.aclose_forcefully, answer.stream)
-            said = answer.headers.joined()
+            answer_headers = answer.headers.joined()
             if url.origin == request.url.origin:
                 # Only what the source's own server says: further hops are content networks.
-                sha256 = sha256 or linked_digest(said)
-                size = linked_size(said) if size is None else size
+                sha256 = sha256 or linked_digest(answer_headers)
+                size = linked_size(answer_headers) if size is None else size
             if answer.status not in _REDIRECTS:
-                yield FileResponse(answer.status, said, hops > 0, sha256, size, answer)
+                yield FileResponse(answer.status, answer_headers, hops > 0, sha256, size, answer)
                 return
-        url = _next(request, url, said)
+        url = _redirect_target(request, url, answer_headers)
     raise RedirectError(
         f"{request.url.shown} leads through more than {MAX_REDIRECTS} redirects; name the file's own URL instead"
     )
@@ -152,7 +152,7 @@ def _headers(url: WebUrl, request: FileRequest, wanted: Mapping[str, str]) -> di
     return headers
 
 
-def _next(request: FileRequest, url: WebUrl, headers: Mapping[str, str]) -> WebUrl:
+def _redirect_target(request: FileRequest, url: WebUrl, headers: Mapping[str, str]) -> WebUrl:
     shown, location = request.url.shown, headers.get("location", "")
     region = other_region(headers)
     # Only a signature is good for one region alone: an unsigned request may follow the redirect.
@@ -161,7 +161,7 @@ def _next(request: FileRequest, url: WebUrl, headers: Mapping[str, str]) -> WebU
     if not location:
         raise RedirectError(f"{shown}: the server redirects, but does not say where to")
     try:
-        target = follow(url, location)
+        target = resolve_location(url, location)
     except BadUrlError as exc:
         raise RedirectError(f"{shown}: the server redirects to something that cannot be used: {exc}") from exc
     if target.scheme == "http" and (url.scheme == "https" or not request.policy.from_operator):

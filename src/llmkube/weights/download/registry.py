@@ -41,14 +41,14 @@ ACCEPT: Final = ", ".join(
 )
 """What a manifest may be."""
 
-_NAMES: Final = ("org.cncf.model.filepath", "org.opencontainers.image.title")
-_WEIGHTS: Final = ("application/vnd.cncf.model.weight.v1.raw", "application/vnd.docker.ai.gguf.v3")
+_NAME_KEYS: Final = ("org.cncf.model.filepath", "org.opencontainers.image.title")
+_WEIGHTS_TYPES: Final = ("application/vnd.cncf.model.weight.v1.raw", "application/vnd.docker.ai.gguf.v3")
 _DIGEST: Final = re.compile(r"sha256:([0-9a-f]{64})", re.ASCII)
 _PARAMETER: Final = re.compile(r'([a-z]+)="((?:[^"\\]|\\.)*)"', re.IGNORECASE)
-_WORD: Final = re.compile(r"[!-~]{1,16384}", re.ASCII)  # what may stand in a header
+_HEADER_VALUE: Final = re.compile(r"[!-~]{1,16384}", re.ASCII)  # what may stand in a header
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
-_HUB: Final = ("docker.io", "index.docker.io", "registry-1.docker.io")
-_MOST_SHOWN: Final = 12
+_DOCKER_HUB: Final = ("docker.io", "index.docker.io", "registry-1.docker.io")
+_MAX_SHOWN: Final = 12
 
 
 @attrs.frozen
@@ -65,7 +65,7 @@ class RegistryAccess:
         Raises:
             SourceError: It is none, or the entry cannot be used; nothing of it is shown.
         """
-        names = _HUB if registry in _HUB else (registry,)
+        names = _DOCKER_HUB if registry in _DOCKER_HUB else (registry,)
         try:
             entries: Mapping[str, Any] = json.loads(text)["auths"]
             by_host = {re.sub(r"^https?://", "", name).partition("/")[0]: entry for name, entry in entries.items()}
@@ -129,16 +129,16 @@ def parse_challenge(shown: str, registry: WebUrl, header: str) -> Challenge:
     scheme, _, rest = header.strip().partition(" ")
     if scheme.lower() == "basic":
         return Challenge()
-    said = {name.lower(): value for name, value in _PARAMETER.findall(rest)}
-    if scheme.lower() != "bearer" or "realm" not in said:
+    content = {name.lower(): value for name, value in _PARAMETER.findall(rest)}
+    if scheme.lower() != "bearer" or "realm" not in content:
         raise FetchError(f"{shown}: the registry asks for a login of a kind that is not known ({scheme[:40]!r})")
     try:
-        realm = parse_url(said["realm"])[0]
+        realm = parse_url(content["realm"])[0]
     except BadUrlError as exc:
         raise FetchError(f"{shown}: the registry names no usable server for tokens: {exc}") from exc
     if realm.scheme != "https" and realm.origin != registry.origin:
         raise FetchError(f"{shown}: the registry sends its clients to {realm.shown} for tokens, which is not https")
-    return Challenge(realm, said.get("service", ""))
+    return Challenge(realm, content.get("service", ""))
 
 
 def parse_token(shown: str, body: bytes) -> str:
@@ -148,11 +148,11 @@ def parse_token(shown: str, body: bytes) -> str:
         FetchError: There is none.
     """
     try:
-        said = json.loads(body)
-        token = said.get("token") or said.get("access_token") or ""
+        content = json.loads(body)
+        token = content.get("token") or content.get("access_token") or ""
     except (ValueError, AttributeError, RecursionError):
         token = ""
-    if not isinstance(token, str) or not _WORD.fullmatch(token):
+    if not isinstance(token, str) or not _HEADER_VALUE.fullmatch(token):
         raise FetchError(f"{shown}: the registry's server for tokens sent none")
     return token
 
@@ -171,10 +171,10 @@ def parse_manifest(source: ImageSource, reference: str, body: bytes) -> Sequence
     if ":" in reference and (found := hashlib.sha256(body).hexdigest()) != reference.partition(":")[2]:
         raise DigestMismatchError(f"{shown}: the registry sent another manifest, with the digest sha256:{found}")
     try:
-        said = json.loads(body)
-        if said.get("mediaType") in _INDEXES or "manifests" in said:
-            return _only_entry(shown, said["manifests"])
-        layers = [(each, _layer(each)) for each in said["layers"]]
+        content = json.loads(body)
+        if content.get("mediaType") in _INDEXES or "manifests" in content:
+            return _single_digest(shown, content["manifests"])
+        layers = [(each, _layer(each)) for each in content["layers"]]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as exc:
         raise FetchError(f"{shown}: the registry's manifest cannot be decoded") from exc
     models = [layer for each, layer in layers if _is_model(each["mediaType"], layer.name)]
@@ -195,24 +195,24 @@ def choose_layers(source: ImageSource, layers: Sequence[Layer]) -> Sequence[Laye
     """
     by_name = {layer.name: layer for layer in layers}
     listed = [f"{layer.name or 'without a name'} ({format_bytes(layer.size_bytes)})" for layer in layers]
-    more = f" and {len(listed) - _MOST_SHOWN} more" if len(listed) > _MOST_SHOWN else ""
-    there = ", ".join(listed[:_MOST_SHOWN]) + more
+    more = f" and {len(listed) - _MAX_SHOWN} more" if len(listed) > _MAX_SHOWN else ""
+    listing = ", ".join(listed[:_MAX_SHOWN]) + more
     first = {part_names(layer.name)[0] for layer in layers}
-    twice = [layer.name for layer in layers if by_name[layer.name].sha256 != layer.sha256]
-    if twice:
-        which = twice[0] or "without a name"
+    duplicates = [layer.name for layer in layers if by_name[layer.name].sha256 != layer.sha256]
+    if duplicates:
+        which = duplicates[0] or "without a name"
         raise AmbiguousSourceError(f"{source.redacted} holds several models {which}; push it anew, each with its name")
     if not source.file and len(first) > 1:
-        raise AmbiguousSourceError(f"{source.redacted} holds several models; name one of them in spec.files: {there}")
+        raise AmbiguousSourceError(f"{source.redacted} holds several models; name one of them in spec.files: {listing}")
     names = part_names(source.file or next(iter(first)))
     missing = [name for name in names if name not in by_name]
     if missing:
-        raise SourceNotFoundError(f"{source.redacted} has no {', '.join(missing[:5])}; it has {there}")
+        raise SourceNotFoundError(f"{source.redacted} has no {', '.join(missing[:5])}; it has {listing}")
     return [by_name[name] for name in names]
 
 
 def _below(source: ImageSource, path: str) -> WebUrl:
-    host = "registry-1.docker.io" if source.registry in _HUB else source.registry
+    host = "registry-1.docker.io" if source.registry in _DOCKER_HUB else source.registry
     scheme = "http" if re.sub(r":\d+$", "", host) in _LOOPBACK else "https"
     try:
         return parse_url(f"{scheme}://{host}/v2/{source.repository}/{path}")[0]
@@ -220,22 +220,22 @@ def _below(source: ImageSource, path: str) -> WebUrl:
         raise SourceError(f"{source.redacted} names no registry: {exc}") from exc
 
 
-def _only_entry(shown: str, entries: Sequence[Mapping[str, Any]]) -> str:
+def _single_digest(shown: str, entries: Sequence[Mapping[str, Any]]) -> str:
     digests = [each["digest"] for each in entries if each.get("platform", {}).get("os") != "unknown"]  # attestations
     if len(digests) != 1 or not _DIGEST.fullmatch(digests[0]):
         raise SourceError(f"{shown} is an index of {len(digests)} images; name one of them by its digest")
     return str(digests[0])
 
 
-def _layer(said: Mapping[str, Any]) -> Layer:
-    found, size = _DIGEST.fullmatch(said["digest"]), said["size"]
-    if found is None or type(size) is not int or size < 0 or not isinstance(said["mediaType"], str):
+def _layer(content: Mapping[str, Any]) -> Layer:
+    found, size = _DIGEST.fullmatch(content["digest"]), content["size"]
+    if found is None or type(size) is not int or size < 0 or not isinstance(content["mediaType"], str):
         raise ValueError("no descriptor")
-    notes = said.get("annotations") or {}
-    return Layer(found[1], size, next((str(notes[name]) for name in _NAMES if notes.get(name)), ""))
+    annotations = content.get("annotations") or {}
+    return Layer(found[1], size, next((str(annotations[name]) for name in _NAME_KEYS if annotations.get(name)), ""))
 
 
 def _is_model(media_type: str, name: str) -> bool:
     if re.search(r"\.tar\b|\btar\+|\+(gzip|zstd)$", media_type):
         return False
-    return name.lower().endswith(".gguf") if name else media_type in _WEIGHTS
+    return name.lower().endswith(".gguf") if name else media_type in _WEIGHTS_TYPES

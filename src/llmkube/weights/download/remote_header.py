@@ -66,8 +66,8 @@ async def read_remote_header(
         WeightsError: The source is wrong or leads somewhere refused, or access is denied; see `weights.errors`.
         FetchError: The network or the server got in the way; the same call may succeed later.
     """
-    once = DownloadLimits(head_seconds=math.inf, tries=1)
-    network = Network(open_transport or open_transport_with(), utcnow, random.SystemRandom(), once)
+    limits = DownloadLimits(head_seconds=math.inf, tries=1)
+    network = Network(open_transport or open_transport_with(), utcnow, random.SystemRandom(), limits)
     job = DownloadJob(source, None, token, policy, access or BucketAccess())
     resolver = Resolver(network, hugging_face.parse_endpoint(endpoint), job, Meter(lambda _: None, utcnow))
     if isinstance(source, WebFile):
@@ -93,13 +93,13 @@ async def _read(wanted: FileRequest, network: Network) -> GGUFFacts:
         end = asked.offset + length
         headers = {"Range": f"bytes={asked.offset}-{end - 1}"}
         async with open_response(network.open_transport(wanted.policy), wanted, headers) as response:
-            take = _judge(asked, response, network.utcnow())
-            total = response.linked_size if take.total_bytes is None else take.total_bytes
-            if reader is None or take.offset == 0:
+            verdict = _interpret(asked, response, network.utcnow())
+            total = response.linked_size if verdict.total_bytes is None else verdict.total_bytes
+            if reader is None or verdict.offset == 0:
                 reader = HeaderReader(wanted.shown, total, limit_bytes=MAX_REMOTE_BYTES)
-            asked = attrs.evolve(asked, validator=take.validator, total_bytes=total)
+            asked = attrs.evolve(asked, validator=verdict.validator, total_bytes=total)
             with as_fetch_errors(wanted.url):
-                await _feed_body(response.body, take.offset, reader, end if response.status == 206 else None)
+                await _feed_body(response.body, verdict.offset, reader, end if response.status == 206 else None)
         if reader.wanted is None:
             return facts_of(reader)
     raise RangeError(f"{wanted.shown}: the server sends parts that are shorter than what was asked for")
@@ -107,25 +107,25 @@ async def _read(wanted: FileRequest, network: Network) -> GGUFFacts:
 
 async def _feed_body(body: StreamedResponse, position: int, reader: HeaderReader, end: int | None) -> None:
     """Feed a body that begins at a position of the file; return as soon as nothing more of it is of use."""
-    held = b""
+    buffered = b""
     while chunk := await body.receive_some():
-        held += chunk
+        buffered += chunk
         wanted = reader.wanted
-        while wanted is not None and position + len(held) >= wanted.offset + wanted.length:
-            piece = held[wanted.offset - position :]
-            position, held = wanted.offset + len(piece), b""
+        while wanted is not None and position + len(buffered) >= wanted.offset + wanted.length:
+            piece = buffered[wanted.offset - position :]
+            position, buffered = wanted.offset + len(piece), b""
             reader.feed(piece)
             wanted = reader.wanted
         if wanted is None or (end is not None and wanted.offset >= end):
             return
         if wanted.offset > position:  # stepped over, all that is held or more
-            gone = min(len(held), wanted.offset - position)
-            position, held = position + gone, held[gone:]
+            skipped = min(len(buffered), wanted.offset - position)
+            position, buffered = position + skipped, buffered[skipped:]
     if end is None and (wanted := reader.wanted) is not None:
-        reader.feed(held[wanted.offset - position :])  # so the file ends here, and the reader says what it lacks
+        reader.feed(buffered[wanted.offset - position :])  # so the file ends here, and the reader says what it lacks
 
 
-def _judge(asked: RangeRequest, response: FileResponse, now: datetime.datetime) -> ReadBody:
+def _interpret(asked: RangeRequest, response: FileResponse, now: datetime.datetime) -> ReadBody:
     """Say where the body belongs, or raise why there is none."""
     status, headers = response.status, response.headers
     if status == 416 and not asked.offset and range_total(headers) == 0:

@@ -84,14 +84,14 @@ class Resolver:
         endpoint: The hub's address, or a mirror's.
         job: The source, with what is promised of it and the credentials for it.
         meter: Told what is waited for, and which file was chosen.
-        room_bytes: What models may take of this host's memory; None where that is not known.
+        memory_bytes: What models may take of this host's memory; None where that is not known.
     """
 
     network: Network
     endpoint: WebUrl
     job: DownloadJob
     meter: Meter
-    room_bytes: int | None = None
+    memory_bytes: int | None = None
 
     async def resolve(self) -> Sequence[TransferRequest]:
         """Say which files to download from where; what can be known to be wrong is raised here."""
@@ -99,16 +99,16 @@ class Resolver:
         self.meter.resolving()
         if isinstance(source, WebFile):
             self._refuse_one_digest_for_many(len(source.parts))
-            return await self._probed([self.web_file(source, url) for url in source.parts])
+            return await self._probe_all([self.web_file(source, url) for url in source.parts])
         if isinstance(source, BucketFile):
             if not source.path or source.path.endswith("/"):
                 raise SourceError(
                     f"{source.redacted} is a folder of a bucket; say in spec.files which file of it to fetch"
                 )
             self._refuse_one_digest_for_many(len(source.parts))
-            return await self._probed([self.bucket_file(source, path) for path in source.parts])
+            return await self._probe_all([self.bucket_file(source, path) for path in source.parts])
         if isinstance(source, ImageSource):
-            return await self._plan_image(source)
+            return await self._resolve_image(source)
         if isinstance(source, HubFile) and len(source.parts) == 1:
             return [self.hub_file(source, hugging_face.HubEntry(source.path))]
         name = source.repository if isinstance(source, HubFile) else source.name
@@ -123,8 +123,8 @@ class Resolver:
         if isinstance(source, HubFolder):
             entries = hugging_face.folder_entries(source, listing)
         elif isinstance(source, HubRepository):
-            choice = hugging_face.choose(source, listing, room_bytes=self.room_bytes)
-            entries, self.meter.chosen = hugging_face.entries_of(choice.file, listing), choice.why
+            choice = hugging_face.choose(source, listing, memory_bytes=self.memory_bytes)
+            entries, self.meter.chosen = hugging_face.entries_of(choice.file, listing), choice.reason
         else:
             entries = hugging_face.entries_of(source, listing)
         self._refuse_one_digest_for_many(len(entries))
@@ -160,12 +160,12 @@ class Resolver:
 
     def bucket_file(self, source: BucketFile, path: str) -> TransferRequest:
         """Return the request for one part of an object in a bucket."""
-        url, part, who = self.job.access.url(source.bucket, path), attrs.evolve(source, path=path), self.job.access
-        wanted = self._request(part.redacted, url, f"{who.server} {part.identity}")
-        signer = Signer(url.origin, who, self.network.utcnow) if who.key_id else None
+        url, part, auth = self.job.access.url(source.bucket, path), attrs.evolve(source, path=path), self.job.access
+        wanted = self._request(part.redacted, url, f"{auth.server} {part.identity}")
+        signer = Signer(url.origin, auth, self.network.utcnow) if auth.key_id else None
         return attrs.evolve(wanted, credential=signer, server="bucket")
 
-    async def _plan_image(self, source: ImageSource) -> Sequence[TransferRequest]:
+    async def _resolve_image(self, source: ImageSource) -> Sequence[TransferRequest]:
         reference, credential = source.reference, None
         for _ in range(_MANIFESTS):
             url = registry.manifest_url(source, reference)
@@ -204,40 +204,40 @@ class Resolver:
             request = FileRequest(shown, url, self.job.policy, credential, "registry")
 
             async def read(response: FileResponse, request: FileRequest = request) -> bytes | registry.Challenge:
-                wants = response.headers.get("www-authenticate", "")
-                if response.status == 401 and wants and request.credential is None and not response.redirected:
-                    return registry.parse_challenge(shown, url, wants)
+                challenge = response.headers.get("www-authenticate", "")
+                if response.status == 401 and challenge and request.credential is None and not response.redirected:
+                    return registry.parse_challenge(shown, url, challenge)
                 if response.status != 200:
                     self._refuse(request, response)
-                return await _whole(response, request.url, registry.MANIFEST_BYTES, f"{shown}: the manifest")
+                return await _read_body(response, request.url, registry.MANIFEST_BYTES, f"{shown}: the manifest")
 
-            answer = await self._ask(request, read, headers)
+            answer = await self._send(request, read, headers)
             if isinstance(answer, bytes):
                 return answer, credential
             credential = await self._login(source, url, answer)
         raise AccessDeniedError(f"{shown}: the registry asks for one login after the other; {REGISTRY_ADVICE}")
 
-    async def _login(self, source: ImageSource, url: WebUrl, wants: registry.Challenge) -> Credential:
-        shown, who = source.redacted, UserInfo(self.job.registry.user, self.job.registry.password)
-        if wants.realm is None:
-            if not who.user:
+    async def _login(self, source: ImageSource, url: WebUrl, challenge: registry.Challenge) -> Credential:
+        shown, auth = source.redacted, UserInfo(self.job.registry.user, self.job.registry.password)
+        if challenge.realm is None:
+            if not auth.user:
                 raise AccessDeniedError(f"{shown}: the registry asks for a user and password; {REGISTRY_ADVICE}")
-            return Credential.basic(url, who)
-        at = wants.token_url(source.repository)
-        request = FileRequest(shown, at, self.job.policy, Credential.basic(at, who) if who.user else None, "registry")
+            return Credential.basic(url, auth)
+        at = challenge.token_url(source.repository)
+        request = FileRequest(shown, at, self.job.policy, Credential.basic(at, auth) if auth.user else None, "registry")
 
         async def read(response: FileResponse) -> str:
             if response.status != 200:  # no token was sent, but the password
                 self._refuse(attrs.evolve(request, shown=f"{shown}: {at.shown}", credential=None), response)
-            return registry.parse_token(shown, await _whole(response, at, _TOKEN_BYTES, f"{shown}: the token"))
+            return registry.parse_token(shown, await _read_body(response, at, _TOKEN_BYTES, f"{shown}: the token"))
 
-        return Credential.bearer(url, await self._ask(request, read))
+        return Credential.bearer(url, await self._send(request, read))
 
-    async def _probed(self, each: Sequence[TransferRequest]) -> Sequence[TransferRequest]:
+    async def _probe_all(self, each: Sequence[TransferRequest]) -> Sequence[TransferRequest]:
         if len(each) == 1:
             return each
         # A part that is missing, or a disk that is too small, is better known before the first 40 GB than after them.
-        seen = [await self.look(one) for one in each]
+        seen = [await self.probe(one) for one in each]
         return [attrs.evolve(w, size_bytes=s.size_bytes, sha256=s.sha256) for w, s in zip(each, seen, strict=True)]
 
     def _credential(self) -> Credential | None:
@@ -251,12 +251,12 @@ class Resolver:
         async def read(response: FileResponse) -> hugging_face.Listing:
             if response.status != 200:
                 self._refuse(request, response)
-            body = await _whole(response, request.url, _LISTING_BYTES, f"{request.shown}: the hub's list of files")
+            body = await _read_body(response, request.url, _LISTING_BYTES, f"{request.shown}: the hub's list of files")
             return hugging_face.parse_listing(request.shown, body)
 
-        return await self._ask(request, read)
+        return await self._send(request, read)
 
-    async def look(self, wanted: TransferRequest) -> RemoteVersion:
+    async def probe(self, wanted: TransferRequest) -> RemoteVersion:
         """Ask for the first bytes only, to learn whether the file is there, how long it is and which version."""
 
         async def read(response: FileResponse) -> RemoteVersion:  # noqa: ASYNC124 (the head says it all)
@@ -269,9 +269,9 @@ class Resolver:
                 digest = wanted.sha256
             return RemoteVersion(size, digest, Validator.of(response.headers))
 
-        return await self._ask(wanted, read, {"Range": "bytes=0-3"})
+        return await self._send(wanted, read, {"Range": "bytes=0-3"})
 
-    async def _ask(
+    async def _send(
         self, request: FileRequest, read: Callable[[FileResponse], Awaitable[T]], headers: Mapping[str, str] = {}
     ) -> T:
         limits, carry = self.network.limits, self.network.open_transport
@@ -301,11 +301,11 @@ class Resolver:
         raise refusal(request.asked(), response.status, response.headers, redirected=response.redirected, now=now)
 
 
-async def _whole(response: FileResponse, url: WebUrl, most: int, what: str) -> bytes:
+async def _read_body(response: FileResponse, url: WebUrl, limit_bytes: int, label: str) -> bytes:
     body = bytearray()
     with as_fetch_errors(url):
         while chunk := await response.body.receive_some():
             body += chunk
-            if len(body) > most:
-                raise FetchError(f"{what} is too long")
+            if len(body) > limit_bytes:
+                raise FetchError(f"{label} is too long")
     return bytes(body)

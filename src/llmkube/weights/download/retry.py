@@ -30,11 +30,11 @@ class DownloadLimits:
             on the whole: a large file over a slow line may take a day.
         window_bytes: See above; also what an attempt must gain to count as progress.
         tries: Attempts in a row without progress before a download gives up (it goes on from there next time).
-        longest_wait_seconds: The longest pause that is kept when a server asks for one; for longer ones it gives up.
+        max_wait_seconds: The longest pause that is kept when a server asks for one; for longer ones it gives up.
         digest_tries: Downloads of a file that turns out to have another digest than the hub promises.
         checkpoint_seconds: How much of a download a power cut may cost.
         checkpoint_bytes: The same in bytes, so that the disk is busy early and little is left to be synced at the end.
-        busy_seconds: How often to look whether another process has finished with the same file.
+        busy_poll_seconds: How often to look whether another process has finished with the same file.
         max_bytes: The largest file that is taken.
         backoff: Pauses between attempts.
     """
@@ -43,11 +43,11 @@ class DownloadLimits:
     window_seconds: float = 60.0
     window_bytes: int = 64 * 1024
     tries: int = 6
-    longest_wait_seconds: float = 3600.0
+    max_wait_seconds: float = 3600.0
     digest_tries: int = 3
     checkpoint_seconds: float = 5.0
     checkpoint_bytes: int = 128 << 20
-    busy_seconds: float = 1.0
+    busy_poll_seconds: float = 1.0
     max_bytes: int = 4 << 40
     backoff: Backoff = Backoff(base_seconds=1.0, cap_seconds=60.0)
 
@@ -58,7 +58,7 @@ class OriginPauses:
 
     _until: dict[Origin, float] = attrs.field(factory=dict)
 
-    def close(self, origin: Origin, seconds: float) -> None:
+    def start(self, origin: Origin, seconds: float) -> None:
         """Ask nothing of an origin for so long, and a day at most; a longer pause that is under way stays."""
         until = trio.current_time() + min(seconds, MAX_PAUSE_SECONDS)
         self._until[origin] = max(self._until.get(origin, 0.0), until)
@@ -96,7 +96,7 @@ async def retry(
     origin: Origin,
     network: Network,
     waiting: Callable[[float, str], None],
-    progressed: Callable[[], bool] = lambda: False,
+    has_progressed: Callable[[], bool] = lambda: False,
 ) -> T:
     """Try until it works, the user is at fault, or `DownloadLimits.tries` attempts in a row brought nothing.
 
@@ -106,13 +106,13 @@ async def retry(
             downloads.
         network: The clock, the random numbers and the limits.
         waiting: Called before each pause with its length and reason.
-        progressed: Asked after each failure whether the attempt brought something all the same.
+        has_progressed: Asked after each failure whether the attempt brought something all the same.
     """
     failures = 0
     limits, pauses = network.limits, network.pauses
     while True:
         pause = pauses.seconds_left(origin)
-        if pause > limits.longest_wait_seconds:
+        if pause > limits.max_wait_seconds:
             raise ThrottledError(f"{origin[1]} asks to wait {pause:.0f} s more", wait_seconds=pause)
         if pause > 0:
             waiting(pause, f"{origin[1]} asked for a pause")
@@ -122,14 +122,14 @@ async def retry(
         except NoSpaceError:
             raise
         except FetchError as error:
-            failures = 1 if progressed() else failures + 1
+            failures = 1 if has_progressed() else failures + 1
             if isinstance(error, ThrottledError) and error.wait_seconds is not None:
-                pauses.close(origin, error.wait_seconds)
+                pauses.start(origin, error.wait_seconds)
                 if failures < limits.tries and error.wait_seconds > 0:
                     continue
             if failures >= limits.tries:
                 raise
             delay = limits.backoff.delay(failures, network.rng)
-            words = str(error)
-        waiting(delay, words)
+            message = str(error)
+        waiting(delay, message)
         await trio.sleep(delay)

@@ -58,7 +58,7 @@ class Transfer:
 
     Attributes:
         meter: Is told how far it is.
-        refused: Versions that are not downloaded again, by key and digest; shared by all transfers.
+        rejected: Versions that are not downloaded again, by key and digest; shared by all transfers.
         later_bytes: What else the same job will still write: it must fit onto the disk too.
     """
 
@@ -66,7 +66,7 @@ class Transfer:
     wanted: TransferRequest
     partial: Partial
     meter: Meter
-    refused: dict[tuple[str, str], RejectedVersion]
+    rejected: dict[tuple[str, str], RejectedVersion]
     later_bytes: int = 0
     _expected: str | None = None
     _ranges: bool = True
@@ -88,29 +88,29 @@ class Transfer:
         self._expected = self.wanted.sha256
         # A digest of the user's may be a slip, and a whole file would come again as it is; one that was continued may
         # have rotted on this disk. The hub's digest is no slip.
-        own = 2 if self.partial.size_bytes else 1
-        most = own if self.wanted.promised_by else limits.digest_tries
-        for tries in range(1, most + 1):
+        user_limit = 2 if self.partial.size_bytes else 1
+        limit = user_limit if self.wanted.promised_by else limits.digest_tries
+        for tries in range(1, limit + 1):
             await retry(
                 self._attempt,
                 origin=self.wanted.url.origin,
                 network=self.dependencies,
                 waiting=self.meter.waiting,
-                progressed=self._progressed,
+                has_progressed=self._has_progressed,
             )
             found = self.partial.sha256
             if self._expected in (None, found):
                 break
-            error = self._mismatch(found, tries, final=tries == most)
-            self.refused[self.wanted.key, self._expected or ""] = RejectedVersion(self.partial.info.validator, error)
+            error = self._mismatch(found, tries, final=tries == limit)
+            self.rejected[self.wanted.key, self._expected or ""] = RejectedVersion(self.partial.info.validator, error)
             await run_sync(bind(self.partial.begin, PartialInfo()))  # these bytes are worth nothing
-            if tries == most:
+            if tries == limit:
                 raise error
             self._best_bytes = 0
             delay = limits.backoff.delay(tries, self.dependencies.rng)
             self.meter.waiting(delay, str(error))
             await trio.sleep(delay)
-            del self.refused[self.wanted.key, self._expected or ""]
+            del self.rejected[self.wanted.key, self._expected or ""]
         await run_sync(self.partial.checkpoint)
 
     def _mismatch(self, found: str, tries: int, *, final: bool) -> DigestMismatchError:
@@ -125,7 +125,7 @@ class Transfer:
             final=final,
         )
 
-    def _progressed(self) -> bool:
+    def _has_progressed(self) -> bool:
         gained = self.partial.size_bytes - self._best_bytes
         if gained < self.dependencies.limits.window_bytes:
             return False
@@ -135,8 +135,8 @@ class Transfer:
     async def _attempt(self) -> None:
         partial = self.partial
         # An earlier process may have got all bytes and not the hub's digest: then the hub is asked once more.
-        judged = self._expected is not None or self.wanted.server != "hub"
-        if partial.size_bytes and partial.size_bytes == partial.info.total_bytes and judged:
+        is_verifiable = self._expected is not None or self.wanted.server != "hub"
+        if partial.size_bytes and partial.size_bytes == partial.info.total_bytes and is_verifiable:
             await trio.lowlevel.checkpoint()
             return
         resume = self._ranges and partial.size_bytes > 0 and partial.info.validator.if_range
@@ -150,14 +150,14 @@ class Transfer:
         limits = self.dependencies.limits
         with trio.move_on_after(limits.head_seconds) as scope:
             async with open_response(self.dependencies.open_transport(wanted.policy), wanted, headers) as response:
-                await self._take(response, asked, scope)
+                await self._receive(response, asked, scope)
         if scope.cancelled_caught:
             raise StalledError(
                 f"{wanted.shown}: stalled at {partial.size_bytes} bytes: fewer than {limits.window_bytes} bytes "
                 f"came within {limits.window_seconds:g} s"
             )
 
-    async def _take(self, response: FileResponse, asked: RangeRequest, scope: trio.CancelScope) -> None:
+    async def _receive(self, response: FileResponse, asked: RangeRequest, scope: trio.CancelScope) -> None:
         run_sync, partial, wanted = self.dependencies.run_sync, self.partial, self.wanted
         now = self.dependencies.utcnow()
         if wanted.sha256 is None:
@@ -165,7 +165,7 @@ class Transfer:
         try:
             verdict = interpret(asked, response.status, response.headers, redirected=response.redirected, now=now)
             if self._expected is None and isinstance(verdict, ReadBody) and verdict.offset:
-                self._prove_version(asked, response)
+                self._check_version(asked, response)
         except RangeError:
             self._ranges = False  # it cannot serve parts; the next attempt asks for the whole file
             raise
@@ -174,15 +174,15 @@ class Transfer:
             return
         if isinstance(verdict, Restart):
             await run_sync(bind(partial.begin, PartialInfo()))
-            raise FetchError(f"{wanted.shown}: {verdict.why}; starting again")
+            raise FetchError(f"{wanted.shown}: {verdict.reason}; starting again")
         total = self._check(verdict, response)
-        note = PartialInfo(verdict.validator, total)
+        info = PartialInfo(verdict.validator, total)
         if verdict.offset == 0:
-            await run_sync(bind(partial.begin, note))
+            await run_sync(bind(partial.begin, info))
         else:
-            partial.info = note
-        self._claim(total)
-        await self._pour(response, total, scope)
+            partial.info = info
+        self._reserve_space(total)
+        await self._stream_body(response, total, scope)
         if total is None:
             partial.info = PartialInfo(verdict.validator, partial.size_bytes)
         elif partial.size_bytes < total:
@@ -191,7 +191,7 @@ class Transfer:
                 raise WrongSizeError(f"{wanted.shown}: the server ended the file before its {total} bytes had come")
             raise FetchError(f"{wanted.shown}: the server sent a part of what was asked for")
 
-    def _prove_version(self, asked: RangeRequest, response: FileResponse) -> None:
+    def _check_version(self, asked: RangeRequest, response: FileResponse) -> None:
         """Refuse a part that no digest will judge, unless it carries the strong ETag that was asked for.
 
         A server that knows If-Range sends it along (RFC 9110, 15.3.7); one that does not may send any version.
@@ -200,7 +200,7 @@ class Transfer:
         if wanted.startswith('"') and not Validator.of(response.headers).etag:
             raise RangeError(f"{asked.shown}: the server sent a part without saying of which version (no ETag)")
 
-    def _check(self, take: ReadBody, response: FileResponse) -> int | None:
+    def _check(self, verdict: ReadBody, response: FileResponse) -> int | None:
         """Return the size of what is coming; raise what can be known to be wrong before it comes."""
         wanted = self.wanted
         promised = response.linked_sha256
@@ -209,45 +209,45 @@ class Transfer:
                 f"the hub says that {wanted.shown} has the digest {promised}, spec.sha256 asks for {wanted.sha256}; "
                 "correct the digest, or the source"
             )
-        before = self.refused.get((wanted.key, self._expected or ""))
+        before = self.rejected.get((wanted.key, self._expected or ""))
         if before is not None:
-            if before.validator == take.validator:
+            if before.validator == verdict.validator:
                 raise before.error
-            del self.refused[wanted.key, self._expected or ""]
-        total = self._total(take, response)
+            del self.rejected[wanted.key, self._expected or ""]
+        total = self._total(verdict, response)
         if total == 0:
             raise NotGGUFError(f"{wanted.shown} is empty")
         return total
 
-    def _total(self, take: ReadBody, response: FileResponse) -> int | None:
-        wanted, most = self.wanted, self.dependencies.limits.max_bytes
-        total = take.total_bytes
+    def _total(self, verdict: ReadBody, response: FileResponse) -> int | None:
+        wanted, limit = self.wanted, self.dependencies.limits.max_bytes
+        total = verdict.total_bytes
         if response.linked_size is not None:
             if total not in (None, response.linked_size):
                 raise WrongSizeError(
                     f"{wanted.shown} should have {response.linked_size} bytes, the server sends {total}"
                 )
             total = response.linked_size
-        if not take.framed and self._expected is None and total is None:
+        if not verdict.framed and self._expected is None and total is None:
             raise SourceRefusedError(
                 f"{wanted.shown}: the server does not say how long the file is, so a cut connection would look like "
                 "its end; give spec.sha256, or use another server"
             )
-        if total is not None and total > most:
-            raise WrongSizeError(f"{wanted.shown} has {total} bytes; more than {most} are not taken")
+        if total is not None and total > limit:
+            raise WrongSizeError(f"{wanted.shown} has {total} bytes; more than {limit} are not taken")
         return total
 
-    def _claim(self, total: int | None) -> None:
+    def _reserve_space(self, total: int | None) -> None:
         need = _STEP_BYTES if total is None else total - self.partial.size_bytes
         self.dependencies.space.reserve(self.partial, need + self.later_bytes)
 
-    async def _pour(self, response: FileResponse, total: int | None, scope: trio.CancelScope) -> None:
+    async def _stream_body(self, response: FileResponse, total: int | None, scope: trio.CancelScope) -> None:
         """Receive on one side and write on the other; errors of both come out as themselves, not in a group."""
         ring, limits = RingBuffer(), self.dependencies.limits
         limit = limits.max_bytes if total is None else total
-        have, is_gguf = self.partial.size_bytes, not self.wanted.name
-        intake = BodyReceiver(self.wanted.url, self.wanted.shown, have, limit, limits, ring, is_gguf=is_gguf)
-        writer = DiskWriter(self.dependencies, self.partial, ring, bind(self._counted, total))
+        start, is_gguf = self.partial.size_bytes, not self.wanted.name
+        receiver = BodyReceiver(self.wanted.url, self.wanted.shown, start, limit, limits, ring, is_gguf=is_gguf)
+        writer = DiskWriter(self.dependencies, self.partial, ring, bind(self._on_written, total))
         disk_failure: FetchError | None = None
 
         async def write() -> None:
@@ -258,7 +258,7 @@ class Transfer:
             nursery.start_soon(write)
             received = False
             try:
-                failure = await intake.run(response.body, scope)
+                failure = await receiver.run(response.body, scope)
                 received = True
             finally:
                 if not received:
@@ -272,9 +272,9 @@ class Transfer:
         if failure is not None:
             raise failure
 
-    def _counted(self, total: int | None, count: int) -> None:
+    def _on_written(self, total: int | None, count: int) -> None:
         """Note that so many bytes more are there."""
-        self.dependencies.space.used(self.partial, count)
+        self.dependencies.space.consume(self.partial, count)
         if total is None:
-            self._claim(None)
+            self._reserve_space(None)
         self.meter.downloading(self.partial.size_bytes, total)

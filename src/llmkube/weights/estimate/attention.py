@@ -8,12 +8,12 @@ from llmkube.weights.estimate.graph_builder import Block, GraphBuilder
 from llmkube.weights.estimate.layers import head_lengths
 
 
-def token_mixing(build: GraphBuilder, at: int, block: Block, cur: Node) -> Node:
+def token_mixing(build: GraphBuilder, index: int, block: Block, cur: Node) -> Node:
     """Return what the tokens exchange by attention or through a recurrent state, before the output projection."""
     if "ssm_in" in block and "attn_output" in block:
         parallel = build.mul_mat(block, "ssm_out", _selective_scan(build, block, cur))
         build.graph.expand(effect(parallel))
-        return _attention(build, at, block, cur)
+        return _attention(build, index, block, cur)
     if "ssm_in" in block:
         return _selective_scan(build, block, cur)
     if "ssm_out" in block and "attn_qkv" in block:
@@ -21,9 +21,9 @@ def token_mixing(build: GraphBuilder, at: int, block: Block, cur: Node) -> Node:
     if "shortconv.in_proj" in block:
         return _short_convolution(build, block, cur)
     if "attn_kv_a_mqa" in block:
-        return _latent(build, at, block, cur)
+        return _latent(build, index, block, cur)
     if "attn_output" in block:
-        return _attention(build, at, block, cur)
+        return _attention(build, index, block, cur)
     return cur if "ffn_down" in block else _unknown(build, block, cur)
 
 
@@ -44,8 +44,8 @@ def _unknown(build: GraphBuilder, block: Block, cur: Node) -> Node:
 # -- attention ----------------------------------------------------------------------------------------------------
 
 
-def _attention(build: GraphBuilder, at: int, block: Block, cur: Node) -> Node:
-    query, key, value = _projections(build, at, block, cur)
+def _attention(build: GraphBuilder, index: int, block: Block, cur: Node) -> Node:
+    query, key, value = _projections(build, index, block, cur)
     build.graph.expand(query, value, key)
     read: tuple[Node, ...] = ()
     if build.encoder:
@@ -53,8 +53,8 @@ def _attention(build: GraphBuilder, at: int, block: Block, cur: Node) -> Node:
         build.graph.expand(*read)
     else:
         _write_cache(build, key, value)
-    length = head_lengths(build.shape, windowed=bool(build.layers[at].window))[1]
-    cur = _attend(build, at, query, length, *read)
+    length = head_lengths(build.shape, windowed=bool(build.layers[index].window))[1]
+    cur = _attend(build, index, query, length, *read)
     if _is_gated(build, block):
         gate = Node(cur.size, (Node(cur.size, (query.part(),)),), in_place=True)
         cur = Node(cur.size, (cur, gate))
@@ -68,27 +68,27 @@ def _write_cache(build: GraphBuilder, key: Node, value: Node | None) -> None:
         build.graph.expand(effect(value.view(), build.value_rows))
 
 
-def _attend(build: GraphBuilder, at: int, query: Node, length: int, *read: Node) -> Node:
+def _attend(build: GraphBuilder, index: int, query: Node, length: int, *read: Node) -> Node:
     """Compare queries with all keys, and add up the values; `read` are those that lie in no cache."""
-    layer = build.layers[at]
-    heads, mask = build.heads[at], build.masks[layer.window]
+    layer = build.layers[index]
+    heads, mask = build.heads[index], build.masks[layer.window]
     if build.flash:
         cur = build.new(heads * length, query.part(), mask, *read).view()
     else:
-        scores = Node(4 * heads * build.rows * build.seen(layer), (query.part(), *read))
+        scores = Node(4 * heads * build.rows * build.visible_tokens(layer), (query.part(), *read))
         scores = Node(scores.size, (scores, mask), in_place=True)
         cur = build.new(heads * length, build.new(heads * length, scores).part())
     build.graph.expand(cur)
     return cur
 
 
-def _projections(build: GraphBuilder, at: int, block: Block, cur: Node) -> tuple[Node, Node, Node]:
+def _projections(build: GraphBuilder, index: int, block: Block, cur: Node) -> tuple[Node, Node, Node]:
     if "attn_qkv" in block:
-        whole = build.mul_mat(block, "attn_qkv", cur)
+        fused = build.mul_mat(block, "attn_qkv", cur)
         length = head_lengths(build.shape)[0]
-        heads = max(1, build.heads[at]) * length
+        heads = max(1, build.heads[index]) * length
         keys = max(0, build.width_of(block["attn_qkv"]) - heads) // 2
-        return build.rotated(build.new(heads, whole.part())), build.rotated(build.new(keys, whole.part())), whole.part()
+        return build.rotated(build.new(heads, fused.part())), build.rotated(build.new(keys, fused.part())), fused.part()
     query = build.mul_mat(block, "attn_q", cur).view()
     key, value = (
         build.mul_mat(block, name, cur).view() if (name := f"attn_{which}") in block else query for which in "kv"
@@ -102,9 +102,9 @@ def _is_gated(build: GraphBuilder, block: Block) -> bool:
     return "attn_q" in block and build.width_of(block["attn_q"]) == 2 * block["attn_output"][0]
 
 
-def _latent(build: GraphBuilder, at: int, block: Block, cur: Node) -> Node:
+def _latent(build: GraphBuilder, index: int, block: Block, cur: Node) -> Node:
     """Attention over one compressed vector per token (MLA), or over heads that are made from it (files before that)."""
-    heads = build.heads[at]
+    heads = build.heads[index]
     rank = build.shape.number("attention.kv_lora_rank")
     rotated = max(0, build.width_of(block["attn_kv_a_mqa"]) - rank)
     values = block.get("attn_output", (build.width,))[0] // max(1, heads)
@@ -117,16 +117,16 @@ def _latent(build: GraphBuilder, at: int, block: Block, cur: Node) -> Node:
     if "attn_k_b" not in block:
         query = build.rotated(query.view())
         both = build.mul_mat(block, "attn_kv_a_mqa", normed)
-        made = build.mul_mat(block, "attn_kv_b", build.norm(block, "attn_kv_a_norm", both.part(rank)))
-        value = build.new(heads * values, made.part())
+        expanded = build.mul_mat(block, "attn_kv_b", build.norm(block, "attn_kv_a_norm", both.part(rank)))
+        value = build.new(heads * values, expanded.part())
         key = build.new(
             query.size // max(1, 4 * build.rows),
-            made.part(),
+            expanded.part(),
             build.new(heads * rotated, build.rotated(both.part(rotated))),
         )
         build.graph.expand(query, value, key)
         _write_cache(build, key, value)
-        return _attend(build, at, query, values)
+        return _attend(build, index, query, values)
     absorbed = build.new(heads * rank, query.part())
     query = build.new(heads * (rank + rotated), absorbed.view(), build.rotated(query.part(heads * rotated)))
     both = build.mul_mat(block, "attn_kv_a_mqa", normed)
@@ -134,7 +134,7 @@ def _latent(build: GraphBuilder, at: int, block: Block, cur: Node) -> Node:
     key = build.new(rank + rotated, latent.view(), build.rotated(both.part(rotated)))
     build.graph.expand(query, key)
     _write_cache(build, key, None)
-    attended = _attend(build, at, query, rank)
+    attended = _attend(build, index, query, rank)
     return build.new(heads * values, build.new(heads * values, attended.part()).part())
 
 
@@ -144,19 +144,19 @@ def _latent(build: GraphBuilder, at: int, block: Block, cur: Node) -> Node:
 def _selective_scan(build: GraphBuilder, block: Block, cur: Node) -> Node:
     """Mamba: a convolution, a scan that carries the state along, and a gate."""
     inner, state = build.shape.number("ssm.inner_size"), build.shape.number("ssm.state_size")
-    whole = build.mul_mat(block, "ssm_in", cur)
+    fused = build.mul_mat(block, "ssm_in", cur)
     width = build.width_of(block.get("ssm_conv1d", (inner,)))
-    mixed = _convolved(build, block, whole, width)
+    mixed = _convolved(build, block, fused, width)
     if "ssm_x" in block:
         steps = build.mul_mat(block, "ssm_x", mixed.view())
         rank = build.shape.number("ssm.time_step_rank")
         step = build.mul_mat(block, "ssm_dt", build.new(rank, steps.part())) if "ssm_dt" in block else steps
         extra = [step, steps.part()]
     else:
-        extra = [build.new(max(1, build.shape.number("ssm.time_step_rank")), whole.part())]
-    scanned = Node(4 * inner * (build.rows + state * build.room.slots), (mixed.part(), *extra))
+        extra = [build.new(max(1, build.shape.number("ssm.time_step_rank")), fused.part())]
+    scanned = Node(4 * inner * (build.rows + state * build.cache.slots), (mixed.part(), *extra))
     build.graph.expand(effect(scanned.part()))
-    gate = build.new(inner, whole.part())
+    gate = build.new(inner, fused.part())
     skipped = build.new(inner, mixed.part())
     out = build.new(inner, gate, build.new(inner, scanned.part(), skipped, in_place=True))
     return build.norm(block, "ssm_norm", out.view())
@@ -166,14 +166,14 @@ def _delta_net(build: GraphBuilder, block: Block, cur: Node) -> Node:
     """A gated delta net: queries and keys repeated for all heads of the values, one fused operation, a gate."""
     inner, state = build.shape.number("ssm.inner_size"), build.shape.number("ssm.state_size")
     keys = build.shape.number("ssm.group_count") * state
-    whole = build.mul_mat(block, "attn_qkv", cur)
-    build.graph.expand(whole)
-    mixed = _convolved(build, block, whole, build.width_of(block["attn_qkv"]))
-    memory = Node(4 * inner * state * build.room.slots)
+    fused = build.mul_mat(block, "attn_qkv", cur)
+    build.graph.expand(fused)
+    mixed = _convolved(build, block, fused, build.width_of(block["attn_qkv"]))
+    memory = Node(4 * inner * state * build.cache.slots)
     memory = Node(memory.size, (mixed.part(),))  # as it was before this step
     build.graph.expand(memory)
     repeated = [build.new(inner, build.new(keys, build.new(keys, mixed.part()), in_place=True)) for _ in range(2)]
-    answer = Node(4 * inner * (build.rows + state * build.room.slots), (*repeated, mixed.part(), memory))
+    answer = Node(4 * inner * (build.rows + state * build.cache.slots), (*repeated, mixed.part(), memory))
     build.graph.expand(effect(answer.part()))
     normed = build.new(inner, build.new(inner, answer.part()))
     gate = build.mul_mat(block, "attn_gate", cur) if "attn_gate" in block else build.new(inner, cur)
@@ -182,15 +182,15 @@ def _delta_net(build: GraphBuilder, block: Block, cur: Node) -> Node:
 
 def _short_convolution(build: GraphBuilder, block: Block, cur: Node) -> Node:
     """LFM2: three projections, a convolution over one of them, a gate."""
-    whole = build.mul_mat(block, "shortconv.in_proj", cur)
-    fed = build.new(build.width, whole.part(), whole.part())
-    return build.new(build.width, whole.part(), _convolved(build, block, fed, build.width))
+    fused = build.mul_mat(block, "shortconv.in_proj", cur)
+    fed = build.new(build.width, fused.part(), fused.part())
+    return build.new(build.width, fused.part(), _convolved(build, block, fed, build.width))
 
 
 def _convolved(build: GraphBuilder, block: Block, cur: Node, width: int) -> Node:
     before = max(0, (build.shape.number("ssm.conv_kernel") or build.shape.number("shortconv.l_cache")) - 1)
-    kept = Node(4 * width * before * build.room.slots, (build.positions,))
-    joined = Node(4 * width * (before * build.room.slots + build.rows), (kept.part(), cur.part()))
+    conv_state = Node(4 * width * before * build.cache.slots, (build.positions,))
+    joined = Node(4 * width * (before * build.cache.slots + build.rows), (conv_state.part(), cur.part()))
     build.graph.expand(effect(joined.part()))
     out = build.new(width, joined)
     return build.new(width, out, in_place=True)

@@ -27,14 +27,14 @@ class Batch:
     Attributes:
         tokens: Of a physical batch.
         outputs: How many of them get a result.
-        room: The caches that it looks at.
+        cache: The caches that it looks at.
         flash: Attention in one operation, which never holds all scores at once.
         embedding: The vectors themselves are a result, too.
     """
 
     tokens: int
     outputs: int
-    room: Cells
+    cache: Cells
     flash: bool
     embedding: bool = False
 
@@ -48,11 +48,11 @@ def build_graph(shape: Shape, batch: Batch) -> Graph:
     """Return the graph of one step."""
     outside, blocks = blocks_of(shape)
     layers = layers_of(shape)
-    build = GraphBuilder(shape, layers, batch.room, batch.tokens, flash=batch.flash)
+    build = GraphBuilder(shape, layers, batch.cache, batch.tokens, flash=batch.flash)
     cur = _embeddings(build, outside)
-    for at in range(len(layers)):
-        outputs = batch.outputs if at == len(layers) - 1 else None
-        cur = _layer(build, at, blocks.get(at, {}), cur, outputs)
+    for index in range(len(layers)):
+        outputs = batch.outputs if index == len(layers) - 1 else None
+        cur = _layer(build, index, blocks.get(index, {}), cur, outputs)
     cur = build.norm(outside, "output_norm", cur)
     cur.is_output = batch.embedding
     output = outside.get("output") or outside.get("token_embd")
@@ -95,9 +95,9 @@ def _embeddings(build: GraphBuilder, outside: Block) -> Node:
     return build.norm(outside, "token_embd_norm", cur)
 
 
-def _layer(build: GraphBuilder, at: int, block: Block, before: Node, outputs: int | None) -> Node:
+def _layer(build: GraphBuilder, index: int, block: Block, before: Node, outputs: int | None) -> Node:
     normed = build.norm(block, "attn_norm", before)
-    cur = attention.token_mixing(build, at, block, normed)
+    cur = attention.token_mixing(build, index, block, normed)
     joint = "ffn_norm" not in block and "post_attention_norm" not in block and "ffn_down" in block and not build.encoder
     if joint:
         cur = build.add(
@@ -109,18 +109,18 @@ def _layer(build: GraphBuilder, at: int, block: Block, before: Node, outputs: in
         cur = build.norm(block, "post_attention_norm", cur)
     if outputs is not None and not build.encoder:
         cur, before = build.get_rows(outputs, cur, before)
-    cur = between = build.norm(block, "attn_output_norm", build.add(cur, before))
+    cur = residual = build.norm(block, "attn_output_norm", build.add(cur, before))
     cur = build.norm(block, "ffn_norm" if "ffn_norm" in block else "post_attention_norm", cur)
-    if cur is between and not build.encoder:  # a layer without a part of its own for each token
+    if cur is residual and not build.encoder:  # a layer without a part of its own for each token
         return cur
     cur = build.norm(block, "post_ffw_norm", _feed_forward(build, block, cur))
-    return build.norm(block, "layer_output_norm", build.add(cur, between))
+    return build.norm(block, "layer_output_norm", build.add(cur, residual))
 
 
 def _feed_forward(build: GraphBuilder, block: Block, cur: Node) -> Node:
     if "ffn_down_exps" in block:
-        answer = _experts(build, block, cur)
-        return build.add(answer, _gated(build, block, cur, "_shexp")) if "ffn_down_shexp" in block else answer
+        output = _experts(build, block, cur)
+        return build.add(output, _gated(build, block, cur, "_shexp")) if "ffn_down_shexp" in block else output
     return _gated(build, block, cur) if "ffn_down" in block else cur
 
 
@@ -129,9 +129,9 @@ def _experts(build: GraphBuilder, block: Block, cur: Node) -> Node:
     inner, count = block["ffn_down_exps"][0], block["ffn_down_exps"][-1]
     used = min(max(1, build.shape.number("expert_used_count", 1)), count, _MAX_EXPERTS)
     logits = build.mul_mat(block, "ffn_gate_inp", cur) if "ffn_gate_inp" in block else build.new(count, cur)
-    chances = build.new(count, logits, in_place=True)
-    ranking = build.new(count, chances)
-    weights = build.new(used, chances.view(), ranking.part())
+    probabilities = build.new(count, logits, in_place=True)
+    ranking = build.new(count, probabilities)
+    weights = build.new(used, probabilities.view(), ranking.part())
     chosen, seen = ranking.part(), cur.view()
     if "ffn_gate_up_exps" in block:
         halves = build.new(2 * inner * used, seen, chosen)
@@ -139,8 +139,8 @@ def _experts(build: GraphBuilder, block: Block, cur: Node) -> Node:
     else:
         wide = [build.new(inner * used, seen, chosen) for part in ("gate", "up") if f"ffn_{part}_exps" in block]
         activated = build.new(inner * used, *wide, in_place=len(wide) == 1)
-    answers = build.new(build.width * used, activated, chosen)
-    weighted = build.new(build.width * used, answers, weights, in_place=True)
+    expert_outputs = build.new(build.width * used, activated, chosen)
+    weighted = build.new(build.width * used, expert_outputs, weights, in_place=True)
     shares = [weighted.part() for _ in range(used)]
     build.graph.expand(*shares)
     total = shares[0]

@@ -14,7 +14,7 @@ ALL_LAYERS: Final = 1 << 16
 """More layers than any model has: `all` of them."""
 
 
-class Place(enum.StrEnum):
+class Location(enum.StrEnum):
     """Where bytes are; on a machine with unified memory both count against the same budget."""
 
     DEVICE = "device"
@@ -26,7 +26,7 @@ class Component:
     """One part of what a model needs."""
 
     name: str
-    place: Place
+    place: Location
     size_bytes: int
 
 
@@ -52,14 +52,14 @@ class Estimate:
     @property
     def device_bytes(self) -> int:
         """What the device holds."""
-        return self._bytes_in(Place.DEVICE)
+        return self._bytes_in(Location.DEVICE)
 
     @property
     def host_bytes(self) -> int:
         """What the host's processor holds."""
-        return self._bytes_in(Place.HOST)
+        return self._bytes_in(Location.HOST)
 
-    def _bytes_in(self, place: Place) -> int:
+    def _bytes_in(self, place: Location) -> int:
         return sum(each.size_bytes for each in self.components if each.place is place)
 
 

@@ -32,13 +32,13 @@ class Node:
 
     def view(self, *others: "Node") -> "Node":
         """Return these bytes under other dimensions; `others` are read when it is made."""
-        return self._seen(self.size, others)
+        return self._alias(self.size, others)
 
     def part(self, size: int = 0) -> "Node":
         """Return some of these bytes, or all in another order."""
-        return self._seen(size, ())
+        return self._alias(size, ())
 
-    def _seen(self, size: int, others: tuple["Node", ...]) -> "Node":
+    def _alias(self, size: int, others: tuple["Node", ...]) -> "Node":
         node = Node(size, (self, *others))
         node.source = self.source or self
         return node
@@ -79,7 +79,7 @@ class Graph:
         arena = _Arena()
         _count(self._nodes)
         for leaf in self._leaves:
-            leaf.offset = arena.take(leaf.size)
+            leaf.offset = arena.allocate(leaf.size)
         for node in self._nodes:
             if node.source is None and node.size:
                 _place(node, arena)
@@ -101,11 +101,11 @@ def _count(nodes: Iterable[Node]) -> None:
 def _place(node: Node, arena: "_Arena") -> None:
     if node.in_place:
         for parent in node.parents:
-            alone = parent.children == 1 and not parent.views and not parent.is_output
-            if alone and parent.offset is not None and parent.size == node.size:
+            reusable = parent.children == 1 and not parent.views and not parent.is_output
+            if reusable and parent.offset is not None and parent.size == node.size:
                 node.offset, parent.offset = parent.offset, None
                 return
-    node.offset = arena.take(node.size)
+    node.offset = arena.allocate(node.size)
 
 
 def _release(node: Node, arena: "_Arena") -> None:
@@ -116,7 +116,7 @@ def _release(node: Node, arena: "_Arena") -> None:
             return
         node = owner
     if node.offset is not None and not node.is_output:
-        arena.give(node.offset, node.size)
+        arena.free(node.offset, node.size)
         node.offset = None
 
 
@@ -128,31 +128,31 @@ class _Arena:
         self._gaps: list[tuple[int, int]] = []  # offset and size of each
         self._end = 0
 
-    def take(self, size: int) -> int:
+    def allocate(self, size: int) -> int:
         size += -size % _ALIGNMENT
         fitting = [(gap[1], number) for number, gap in enumerate(self._gaps) if gap[1] >= size]
         if fitting:
             # of gaps of the same size the last, as in ggml
             smallest = min(fitting)[0]
             number = max(number for found, number in fitting if found == smallest)
-            offset, room = self._gaps[number]
-            self._gaps[number : number + 1] = [(offset + size, room - size)] if room > size else []
+            offset, available = self._gaps[number]
+            self._gaps[number : number + 1] = [(offset + size, available - size)] if available > size else []
             return offset
         offset = self._end
         self._end += size
         self.peak_bytes = max(self.peak_bytes, self._end)
         return offset
 
-    def give(self, offset: int, size: int) -> None:
+    def free(self, offset: int, size: int) -> None:
         size += -size % _ALIGNMENT
-        at = bisect.bisect(self._gaps, (offset, 0))
-        if at < len(self._gaps) and self._gaps[at][0] == offset + size:
-            size += self._gaps.pop(at)[1]
-        if at and sum(self._gaps[at - 1]) == offset:
-            offset, before = self._gaps.pop(at - 1)
+        index = bisect.bisect(self._gaps, (offset, 0))
+        if index < len(self._gaps) and self._gaps[index][0] == offset + size:
+            size += self._gaps.pop(index)[1]
+        if index and sum(self._gaps[index - 1]) == offset:
+            offset, before = self._gaps.pop(index - 1)
             size += before
-            at -= 1
+            index -= 1
         if offset + size == self._end:
             self._end = offset
         else:
-            self._gaps.insert(at, (offset, size))
+            self._gaps.insert(index, (offset, size))

@@ -13,8 +13,8 @@ Block = Mapping[str, tuple[int, ...]]
 class GraphBuilder:
     """Builds a graph from a model and a step; its operations are named as in ggml, and its inputs serve all layers."""
 
-    def __init__(self, shape: Shape, layers: tuple[Layer, ...], room: Cells, rows: int, *, flash: bool) -> None:
-        self.shape, self.layers, self.room, self.rows, self.flash = shape, layers, room, rows, flash
+    def __init__(self, shape: Shape, layers: tuple[Layer, ...], cache: Cells, rows: int, *, flash: bool) -> None:
+        self.shape, self.layers, self.cache, self.rows, self.flash = shape, layers, cache, rows, flash
         self.graph = Graph()
         cached = [layer for layer in layers if layer.key_elements]
         self.encoder = not cached and not any(layer.state_elements for layer in layers)
@@ -24,15 +24,15 @@ class GraphBuilder:
         # A model that adds its positions to the tokens rotates nothing. Looked for once: there may be 65,536 tensors.
         self.rotates = all(tensor.name != "position_embd.weight" for tensor in shape.tensors)
         cell_bytes = 2 if flash else 4
-        self.masks = {layer.window: Node(cell_bytes * self.seen(layer) * rows) for layer in layers}
+        self.masks = {layer.window: Node(cell_bytes * self.visible_tokens(layer) * rows) for layer in layers}
         self.key_rows = Node(8 * rows)
         # without flash attention values lie the other way round, and each element has an index of its own
         widest = 1 if flash else max((layer.value_elements for layer in cached), default=1)
         self.value_rows = Node(8 * rows * max(1, widest))
 
-    def seen(self, layer: Layer) -> int:
+    def visible_tokens(self, layer: Layer) -> int:
         """Return how many tokens each token of a step is compared with."""
-        return self.rows if self.encoder else self.room.of(layer)
+        return self.rows if self.encoder else self.cache.of(layer)
 
     def new(self, width: int, *parents: Node, in_place: bool = False) -> Node:
         """Return a result of so many elements for each token."""

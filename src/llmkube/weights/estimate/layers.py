@@ -10,7 +10,7 @@ from typing import Final
 
 import attrs
 
-from llmkube.base.tables import read_table
+from llmkube.base.package_data import read_table
 from llmkube.weights.formats.gguf_format import TENSOR_TYPES
 from llmkube.weights.formats.shape import Shape
 
@@ -23,7 +23,7 @@ def _family(name: str) -> frozenset[str]:
 
 _WINDOW_PERIOD: Final[Mapping[str, int]] = _FAMILIES["window_period"]
 _WINDOW: Final[Mapping[str, int]] = _FAMILIES["window"]
-_FIRST_IS_WHOLE: Final = _family("first_is_whole")
+_FIRST_IS_FULL: Final = _family("first_is_whole")
 _WINDOW_IGNORED: Final = _family("window_ignored")
 _NO_CACHE: Final = _family("no_cache")
 _RECURRENT: Final = _family("recurrent")
@@ -60,17 +60,17 @@ def layers_of(shape: Shape) -> tuple[Layer, ...]:
     cached = 0 if shape.architecture in _NO_CACHE else shape.layer_count - shape.number("attention.shared_kv_layers")
     feed_forward = shape.per_layer("feed_forward_length")
     found = []
-    for at in range(max(0, shape.layer_count - shape.number("nextn_predict_layers"))):
-        key, value = head_lengths(shape, windowed=bool(windows[at]))
-        only_recurrent = recurrent[at] and shape.architecture not in _BOTH
-        kept = 0 if only_recurrent or at >= cached else heads[at]
-        idle = shape.architecture in {"nemotron_h", "nemotron_h_moe"} and feed_forward[at] > 0
+    for index in range(max(0, shape.layer_count - shape.number("nextn_predict_layers"))):
+        key, value = head_lengths(shape, windowed=bool(windows[index]))
+        only_recurrent = recurrent[index] and shape.architecture not in _BOTH
+        kv_heads = 0 if only_recurrent or index >= cached else heads[index]
+        idle = shape.architecture in {"nemotron_h", "nemotron_h_moe"} and feed_forward[index] > 0
         found.append(
             Layer(
-                key_elements=kept * key,
-                value_elements=0 if shape.number("attention.key_length_mla") else kept * value,
-                window=windows[at],
-                state_elements=state if recurrent[at] and not idle else 0,
+                key_elements=kv_heads * key,
+                value_elements=0 if shape.number("attention.key_length_mla") else kv_heads * value,
+                window=windows[index],
+                state_elements=state if recurrent[index] and not idle else 0,
             )
         )
     return tuple(found)
@@ -103,8 +103,8 @@ def _windows(shape: Shape) -> tuple[int, ...]:
     period = pattern[0] if len(pattern) == 1 and pattern[0] > 0 else _WINDOW_PERIOD.get(shape.architecture, 0)
     if not period:
         return none
-    whole = 0 if shape.architecture in _FIRST_IS_WHOLE else period - 1
-    return tuple(0 if at % period == whole else window for at in range(shape.layer_count))
+    full = 0 if shape.architecture in _FIRST_IS_FULL else period - 1
+    return tuple(0 if index % period == full else window for index in range(shape.layer_count))
 
 
 def _recurrent(shape: Shape) -> tuple[bool, ...]:
@@ -115,7 +115,7 @@ def _recurrent(shape: Shape) -> tuple[bool, ...]:
         return tuple(bool(each) for each in (*listed, *[0] * shape.layer_count)[: shape.layer_count])
     if shape.architecture in _INTERVAL:
         interval = max(1, shape.number("full_attention_interval", 4))
-        return tuple((at + 1) % interval != 0 for at in range(shape.layer_count))
+        return tuple((index + 1) % interval != 0 for index in range(shape.layer_count))
     if shape.architecture in _WHERE_NO_HEADS or (shape.number("ssm.inner_size") and not is_known(shape)):
         heads = shape.per_layer("attention.head_count_kv", shape.number("attention.head_count"))
         return tuple(count == 0 for count in heads)
@@ -151,14 +151,14 @@ class Cells:
 
     Attributes:
         streams: Caches side by side: one for each slot, or one for all.
-        whole: Tokens of each stream in a layer that sees everything.
+        full: Tokens of each stream in a layer that sees everything.
         slots: Requests served at the same time.
         step: Tokens that a step may add before old ones leave a window.
         full_windows: Layers with a window keep the whole context as well.
     """
 
     streams: int
-    whole: int
+    full: int
     slots: int
     step: int
     full_windows: bool = False
@@ -166,27 +166,27 @@ class Cells:
     @property
     def context(self) -> int:
         """Tokens of all slots together."""
-        return self.streams * self.whole
+        return self.streams * self.full
 
     def of(self, layer: Layer) -> int:
         """Return the tokens of each stream that this layer keeps."""
         if not layer.window or self.full_windows:
-            return self.whole
+            return self.full
         shared = self.slots if self.streams == 1 else 1
-        return min(self.whole, padded(layer.window * shared + self.step, CELL_PADDING))
+        return min(self.full, padded(layer.window * shared + self.step, CELL_PADDING))
 
 
 def cells(context: int, slots: int, *, unified: bool, ubatch: int, full_windows: bool) -> Cells:
     """Share a context between slots, as llama-server does: each part is rounded up."""
     streams = 1 if unified else slots
-    whole = padded(padded(context, CELL_PADDING) // streams, CELL_PADDING)
-    return Cells(streams=streams, whole=whole, slots=slots, step=ubatch, full_windows=full_windows)
+    full = padded(padded(context, CELL_PADDING) // streams, CELL_PADDING)
+    return Cells(streams=streams, full=full, slots=slots, step=ubatch, full_windows=full_windows)
 
 
-def cache_bytes(layer: Layer, room: Cells, type_k: str, type_v: str) -> int:
+def cache_bytes(layer: Layer, cache: Cells, type_k: str, type_v: str) -> int:
     """Return what one layer's keys and values take, all slots together."""
     row = row_bytes(layer.key_elements, type_k) + row_bytes(layer.value_elements, type_v)
-    return room.streams * room.of(layer) * row
+    return cache.streams * cache.of(layer) * row
 
 
 def state_bytes(layer: Layer, slots: int) -> int:

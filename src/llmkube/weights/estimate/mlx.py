@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from llmkube.weights.errors import FetchError, NotMLXError
-from llmkube.weights.estimate.demand import Component, Demand, Estimate, Place
+from llmkube.weights.estimate.demand import Component, Demand, Estimate, Location
 from llmkube.weights.estimate.layers import cache_bytes, cells, layers_of
 from llmkube.weights.formats.shape import Shape, Tensor
 
@@ -60,8 +60,8 @@ def read_folder(path: Path) -> Shape:
 def cache_size(shape: Shape, demand: Demand) -> int:
     """Return the bytes of the KV cache when each slot has used its whole context."""
     context, slots = demand.context or shape.trained_context or 4096, max(1, demand.slots)
-    room = cells(context, 1, unified=True, ubatch=0, full_windows=False)
-    return slots * sum(cache_bytes(layer, room, "f16", "f16") for layer in layers_of(shape))
+    cache = cells(context, 1, unified=True, ubatch=0, full_windows=False)
+    return slots * sum(cache_bytes(layer, cache, "f16", "f16") for layer in layers_of(shape))
 
 
 def estimate(shape: Shape, demand: Demand) -> Estimate:
@@ -71,10 +71,10 @@ def estimate(shape: Shape, demand: Demand) -> Estimate:
     work = 2 * (min(context, PREFILL_TOKENS) * 4 * widest + 2 * shape.vocabulary_size)
     return Estimate(
         components=(
-            Component("weights", Place.DEVICE, sum(tensor.size_bytes for tensor in shape.tensors)),
-            Component("KV cache", Place.DEVICE, cache_size(shape, demand)),
-            Component("compute buffer", Place.DEVICE, work),
-            Component("process", Place.HOST, PROCESS_BYTES),
+            Component("weights", Location.DEVICE, sum(tensor.size_bytes for tensor in shape.tensors)),
+            Component("KV cache", Location.DEVICE, cache_size(shape, demand)),
+            Component("compute buffer", Location.DEVICE, work),
+            Component("process", Location.HOST, PROCESS_BYTES),
         ),
         notes=("an MLX engine reserves nothing: its cache and its work buffers grow with use, up to about this",),
     )
@@ -114,29 +114,29 @@ def _tensors(file: Path) -> Iterator[Tensor]:
 
 
 def _shape(path: Path, config: Mapping[str, Any], tensors: tuple[Tensor, ...], size_bytes: int) -> Shape:
-    layers, width = _whole(config, "num_hidden_layers"), _whole(config, "hidden_size")
+    layers, width = _positive_int(config, "num_hidden_layers"), _positive_int(config, "hidden_size")
     if not 0 < layers <= MAX_LAYERS or not width:
         raise NotMLXError(f"{path / 'config.json'} does not say num_hidden_layers (1 to {MAX_LAYERS}) and hidden_size")
     numbers: dict[str, tuple[int, ...]] = {
-        ours: (count,) for theirs, ours in _NAMES.items() if (count := _whole(config, theirs))
+        ours: (count,) for theirs, ours in _NAMES.items() if (count := _positive_int(config, theirs))
     }
     heads = numbers.setdefault("attention.head_count", (1,))
     numbers.setdefault("attention.head_count_kv", heads)
-    if length := _whole(config, "head_dim"):
+    if length := _positive_int(config, "head_dim"):
         numbers["attention.key_length"] = numbers["attention.value_length"] = (length,)
-    if rank := _whole(config, "kv_lora_rank"):
-        latent = rank + _whole(config, "qk_rope_head_dim")
+    if rank := _positive_int(config, "kv_lora_rank"):
+        latent = rank + _positive_int(config, "qk_rope_head_dim")
         numbers |= {
             "attention.head_count_kv": (1,),
             "attention.key_length": (latent,),
             "attention.key_length_mla": (1,),
         }
-    kinds, window = config.get("layer_types"), _whole(config, "sliding_window")
+    kinds, window = config.get("layer_types"), _positive_int(config, "sliding_window")
     if isinstance(kinds, list) and len(kinds) == layers:
         numbers["attention.recurrent_layers"] = tuple(int("linear" in str(kind)) for kind in kinds)
         numbers["attention.sliding_window_pattern"] = tuple(int("sliding" in str(kind)) for kind in kinds)
         numbers["attention.sliding_window"] = (window,)
-    elif window and (period := _whole(config, "sliding_window_pattern")):
+    elif window and (period := _positive_int(config, "sliding_window_pattern")):
         numbers["attention.sliding_window_pattern"], numbers["attention.sliding_window"] = (period,), (window,)
     return Shape(
         architecture=f"mlx:{config.get('model_type') or 'unknown'}",
@@ -144,13 +144,13 @@ def _shape(path: Path, config: Mapping[str, Any], tensors: tuple[Tensor, ...], s
         numbers=numbers,
         layer_count=layers,
         embedding_size=width,
-        vocabulary_size=_whole(config, "vocab_size"),
-        trained_context=_whole(config, "max_position_embeddings"),
+        vocabulary_size=_positive_int(config, "vocab_size"),
+        trained_context=_positive_int(config, "max_position_embeddings"),
         size_bytes=size_bytes,
         format="mlx",
     )
 
 
-def _whole(config: Mapping[str, Any], name: str) -> int:
+def _positive_int(config: Mapping[str, Any], name: str) -> int:
     value = config.get(name)
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0

@@ -10,7 +10,7 @@ import attrs
 from llmkube.base.units import format_bytes
 from llmkube.weights.estimate import mlx
 from llmkube.weights.estimate.compute_buffer import Batch, compute_bytes
-from llmkube.weights.estimate.demand import DEFAULT_CACHE_RAM_BYTES, Component, Demand, Estimate, Place
+from llmkube.weights.estimate.demand import DEFAULT_CACHE_RAM_BYTES, Component, Demand, Estimate, Location
 from llmkube.weights.estimate.layers import (
     CELL_PADDING,
     Cells,
@@ -33,8 +33,8 @@ PROCESS_BYTES: Final = 48 * _MIB
 BYTES_PER_TOKEN: Final = 384
 """What a token of the vocabulary costs: 220 bytes measured without merges, which may double it."""
 
-_LEAST_CACHE_RAM_BYTES: Final = 64 * _MIB
-_MOST_CACHE_RAM_BYTES: Final = 1024 * _MIB
+_MIN_CACHE_RAM_BYTES: Final = 64 * _MIB
+_MAX_CACHE_RAM_BYTES: Final = 1024 * _MIB
 _PROJECTOR_WORK_BYTES: Final = 512 * _MIB
 _QUANTIZED_CACHE_BYTES: Final = _MIB
 """Rotations and the like for quantized caches: half of it measured."""
@@ -42,29 +42,29 @@ _QUANTIZED: Final = frozenset(("q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 _CHECKPOINT_TOKENS: Final = 8192
 """llama-server makes a checkpoint at least so many tokens after the last."""
 _FALLBACK_CONTEXT: Final = 4096
-_LONGEST_CONTEXT: Final = 1 << 26
+_MAX_CONTEXT: Final = 1 << 26
 
 
 def estimate(shape: Shape, demand: Demand) -> Estimate:
     """Return what this model needs under this command line."""
     if shape.format == "mlx":
         return mlx.estimate(shape, demand)
-    found = _Sum()
-    _add_weights(found, shape, demand)
-    room = room_of(shape, demand)
-    _add_memory(found, shape, demand, room)
-    _add_compute(found, shape, demand, room)
-    _add_prompt_cache(found, shape, demand, room)
-    _add_companions(found, shape, demand)
-    found.add("process", Place.HOST, PROCESS_BYTES + BYTES_PER_TOKEN * shape.vocabulary_size)
+    builder = _EstimateBuilder()
+    _add_weights(builder, shape, demand)
+    cache = cache_of(shape, demand)
+    _add_memory(builder, shape, demand, cache)
+    _add_compute(builder, shape, demand, cache)
+    _add_prompt_cache(builder, shape, demand, cache)
+    _add_companions(builder, shape, demand)
+    builder.add("process", Location.HOST, PROCESS_BYTES + BYTES_PER_TOKEN * shape.vocabulary_size)
     if not is_known(shape):
-        found.doubt(
+        builder.doubt(
             f"the architecture {shape.architecture} is not known: every layer counts as attention to all tokens"
         )
-    return found.estimate()
+    return builder.estimate()
 
 
-def room_of(shape: Shape, demand: Demand) -> Cells:
+def cache_of(shape: Shape, demand: Demand) -> Cells:
     """Return the tokens that the caches of this command line hold."""
     context = demand.context or shape.trained_context or _FALLBACK_CONTEXT
     step = min(demand.ubatch, demand.batch, context)
@@ -76,34 +76,34 @@ def default_cache_ram_bytes(shape: Shape, demand: Demand) -> int:
 
     llama-server's own limit of 8 GiB does not depend on the model, and is more than many models need themselves.
     """
-    room = room_of(shape, demand)
-    kept = sum(
-        cache_bytes(layer, room, demand.cache_type_k, demand.cache_type_v) + state_bytes(layer, room.slots)
+    cache = cache_of(shape, demand)
+    context_bytes = sum(
+        cache_bytes(layer, cache, demand.cache_type_k, demand.cache_type_v) + state_bytes(layer, cache.slots)
         for layer in layers_of(shape)
     )
-    wanted = max(_LEAST_CACHE_RAM_BYTES, min(kept, _MOST_CACHE_RAM_BYTES))
+    wanted = max(_MIN_CACHE_RAM_BYTES, min(context_bytes, _MAX_CACHE_RAM_BYTES))
     return -(-wanted // _MIB) * _MIB
 
 
-def largest_context(shape: Shape, demand: Demand, room_bytes: int) -> int | None:
+def largest_context(shape: Shape, demand: Demand, memory_bytes: int) -> int | None:
     """Return the largest context, in steps of 256 tokens, that needs no more than that; None if none does.
 
     It is never more than the model was trained for, or than what is asked for if that is more. A prompt cache that
     has the default limit keeps it.
     """
-    follows = demand.cache_ram_bytes == default_cache_ram_bytes(shape, demand)
+    uses_default_limit = demand.cache_ram_bytes == default_cache_ram_bytes(shape, demand)
 
     def needed(context: int) -> int:
-        wish = attrs.evolve(demand, context=context)
-        if follows:
-            wish = attrs.evolve(wish, cache_ram_bytes=default_cache_ram_bytes(shape, wish))
-        return estimate(shape, wish).total_bytes
+        candidate = attrs.evolve(demand, context=context)
+        if uses_default_limit:
+            candidate = attrs.evolve(candidate, cache_ram_bytes=default_cache_ram_bytes(shape, candidate))
+        return estimate(shape, candidate).total_bytes
 
     top = max(demand.context, shape.trained_context or _FALLBACK_CONTEXT, CELL_PADDING)
-    low, high = 0, -(-min(top, _LONGEST_CONTEXT) // CELL_PADDING)
+    low, high = 0, -(-min(top, _MAX_CONTEXT) // CELL_PADDING)
     while low < high:
         middle = (low + high + 1) // 2
-        if needed(middle * CELL_PADDING) <= room_bytes:
+        if needed(middle * CELL_PADDING) <= memory_bytes:
             low = middle
         else:
             high = middle - 1
@@ -111,14 +111,14 @@ def largest_context(shape: Shape, demand: Demand, room_bytes: int) -> int | None
 
 
 @attrs.define(eq=False)
-class _Sum:
+class _EstimateBuilder:
     """Components that are being added up, by name and place, in the order of their first mention."""
 
-    sizes: dict[tuple[str, Place], int] = attrs.Factory(dict)
+    sizes: dict[tuple[str, Location], int] = attrs.Factory(dict)
     notes: list[str] = attrs.Factory(list)
     certain: bool = True
 
-    def add(self, name: str, place: Place, size_bytes: int) -> None:
+    def add(self, name: str, place: Location, size_bytes: int) -> None:
         if size_bytes > 0:
             self.sizes[name, place] = self.sizes.get((name, place), 0) + size_bytes
 
@@ -131,23 +131,23 @@ class _Sum:
         return Estimate(components, tuple(self.notes), self.certain)
 
 
-def _add_weights(found: _Sum, shape: Shape, demand: Demand) -> None:
+def _add_weights(builder: _EstimateBuilder, shape: Shape, demand: Demand) -> None:
     weights = place_weights(shape, demand)
-    rest = Place.DEVICE if demand.device_layers else Place.HOST
-    found.add("weights", Place.DEVICE, weights.device_bytes)
-    found.add("weights", Place.HOST, weights.host_bytes)
-    found.add("repacked weights", Place.HOST, weights.repacked_bytes)
+    rest = Location.DEVICE if demand.device_layers else Location.HOST
+    builder.add("weights", Location.DEVICE, weights.device_bytes)
+    builder.add("weights", Location.HOST, weights.host_bytes)
+    builder.add("repacked weights", Location.HOST, weights.repacked_bytes)
     if shape.unread_bytes:
-        found.add("weights", rest, shape.unread_bytes)
-        found.doubt("some tensors have a type that only a newer engine can judge: what is left of the file counts")
+        builder.add("weights", rest, shape.unread_bytes)
+        builder.doubt("some tensors have a type that only a newer engine can judge: what is left of the file counts")
     if shape.missing_parts:
-        found.add("weights", rest, _unread_part_bytes(shape))
-        found.doubt(
+        builder.add("weights", rest, _unread_part_bytes(shape))
+        builder.doubt(
             f"{shape.missing_parts} more files of this model were not read: each counts as if it were the largest"
         )
     if weights.repacked_bytes and demand.mmap:
         size = format_bytes(weights.repacked_bytes)
-        found.notes.append(f"{size} of the weights are in memory twice: --no-repack keeps them once, and is slower")
+        builder.notes.append(f"{size} of the weights are in memory twice: --no-repack keeps them once, and is slower")
 
 
 def _unread_part_bytes(shape: Shape) -> int:
@@ -163,64 +163,64 @@ def _unread_part_bytes(shape: Shape) -> int:
     return shape.size_bytes * shape.missing_parts
 
 
-def _add_memory(found: _Sum, shape: Shape, demand: Demand, room: Cells) -> None:
+def _add_memory(builder: _EstimateBuilder, shape: Shape, demand: Demand, cache: Cells) -> None:
     layers = layers_of(shape)
-    for at, layer in enumerate(layers):
-        on_device = demand.kv_offload and layer_on_device(at, shape.layer_count, demand.device_layers)
-        place = Place.DEVICE if on_device else Place.HOST
-        found.add("KV cache", place, cache_bytes(layer, room, demand.cache_type_k, demand.cache_type_v))
-        found.add("recurrent state", place, state_bytes(layer, room.slots))
+    for index, layer in enumerate(layers):
+        on_device = demand.kv_offload and layer_on_device(index, shape.layer_count, demand.device_layers)
+        place = Location.DEVICE if on_device else Location.HOST
+        builder.add("KV cache", place, cache_bytes(layer, cache, demand.cache_type_k, demand.cache_type_v))
+        builder.add("recurrent state", place, state_bytes(layer, cache.slots))
     if indexed := shape.number("attention.indexer.key_length"):
-        found.add("KV cache", Place.HOST, 2 * indexed * room.context * len(layers))
-        found.doubt("the index of sparse attention is counted as 16-bit keys for every token")
+        builder.add("KV cache", Location.HOST, 2 * indexed * cache.context * len(layers))
+        builder.doubt("the index of sparse attention is counted as 16-bit keys for every token")
 
 
-def _add_compute(found: _Sum, shape: Shape, demand: Demand, room: Cells) -> None:
+def _add_compute(builder: _EstimateBuilder, shape: Shape, demand: Demand, cache: Cells) -> None:
     flash = demand.flash_attention != "off"
-    tokens = -(-room.step // room.slots) * room.slots
-    outputs = tokens if demand.embedding else min(tokens, room.slots)
-    size = compute_bytes(shape, Batch(tokens, outputs, room, flash, demand.embedding))
+    tokens = -(-cache.step // cache.slots) * cache.slots
+    outputs = tokens if demand.embedding else min(tokens, cache.slots)
+    size = compute_bytes(shape, Batch(tokens, outputs, cache, flash, demand.embedding))
     size += _QUANTIZED_CACHE_BYTES if {demand.cache_type_k, demand.cache_type_v} & _QUANTIZED else 0
     if demand.device_layers:
-        found.add("compute buffer", Place.DEVICE, size)
+        builder.add("compute buffer", Location.DEVICE, size)
         on_host = demand.device_layers <= shape.layer_count or demand.overrides or not demand.kv_offload
-        inputs = 4 * tokens * (3 * shape.embedding_size + room.whole)
-        found.add("compute buffer", Place.HOST, size if on_host else min(size, inputs))
+        inputs = 4 * tokens * (3 * shape.embedding_size + cache.full)
+        builder.add("compute buffer", Location.HOST, size if on_host else min(size, inputs))
     else:
-        found.add("compute buffer", Place.HOST, size)
+        builder.add("compute buffer", Location.HOST, size)
     vectors = shape.vocabulary_size + (shape.embedding_size if demand.embedding else 0)
-    found.add("output buffer", Place.HOST, 4 * vectors * room.slots)
+    builder.add("output buffer", Location.HOST, 4 * vectors * cache.slots)
 
 
-def _add_prompt_cache(found: _Sum, shape: Shape, demand: Demand, room: Cells) -> None:
+def _add_prompt_cache(builder: _EstimateBuilder, shape: Shape, demand: Demand, cache: Cells) -> None:
     """The prompt cache and the checkpoints of slots fill up while requests come: they count as full from the start."""
     if demand.embedding:
         return
     if demand.cache_ram_bytes is None:
-        found.doubt("the prompt cache has no limit: set --cache-ram")
-        found.add("prompt cache", Place.HOST, DEFAULT_CACHE_RAM_BYTES)
+        builder.doubt("the prompt cache has no limit: set --cache-ram")
+        builder.add("prompt cache", Location.HOST, DEFAULT_CACHE_RAM_BYTES)
     else:
-        found.add("prompt cache", Place.HOST, demand.cache_ram_bytes)
+        builder.add("prompt cache", Location.HOST, demand.cache_ram_bytes)
     kinds = (demand.cache_type_k, demand.cache_type_v)
-    one = attrs.evolve(room, streams=1, slots=1, step=0)
-    passing = [layer for layer in layers_of(shape) if layer.state_elements or (layer.window and not demand.swa_full)]
-    size = sum(state_bytes(each, 1) + (cache_bytes(each, one, *kinds) if each.window else 0) for each in passing)
-    each_slot = min(demand.checkpoints, room.whole // _CHECKPOINT_TOKENS + 1)
-    found.add("context checkpoints", Place.HOST, size * each_slot * room.slots)
+    one = attrs.evolve(cache, streams=1, slots=1, step=0)
+    with_state = [layer for layer in layers_of(shape) if layer.state_elements or (layer.window and not demand.swa_full)]
+    size = sum(state_bytes(each, 1) + (cache_bytes(each, one, *kinds) if each.window else 0) for each in with_state)
+    each_slot = min(demand.checkpoints, cache.full // _CHECKPOINT_TOKENS + 1)
+    builder.add("context checkpoints", Location.HOST, size * each_slot * cache.slots)
 
 
-def _add_companions(found: _Sum, shape: Shape, demand: Demand) -> None:
+def _add_companions(builder: _EstimateBuilder, shape: Shape, demand: Demand) -> None:
     """What else is loaded beside the model."""
     if demand.projector_path:
-        place = Place.DEVICE if demand.device_layers and demand.projector_on_device else Place.HOST
+        place = Location.DEVICE if demand.device_layers and demand.projector_on_device else Location.HOST
         if demand.projector_bytes is None:
-            found.doubt("the size of the multimodal projector is not known")
+            builder.doubt("the size of the multimodal projector is not known")
         else:
-            found.add("mmproj", place, demand.projector_bytes + _PROJECTOR_WORK_BYTES)
+            builder.add("mmproj", place, demand.projector_bytes + _PROJECTOR_WORK_BYTES)
     if demand.draft_path and demand.draft is None:
-        found.doubt("the size of the draft model is not known")
+        builder.doubt("the size of the draft model is not known")
     if demand.draft is not None:
-        alone = Demand(
+        draft_demand = Demand(
             context=demand.context or shape.trained_context,
             device_layers=demand.draft_device_layers,
             cache_ram_bytes=0,
@@ -233,13 +233,13 @@ def _add_companions(found: _Sum, shape: Shape, demand: Demand) -> None:
             ubatch=demand.ubatch,
             batch=demand.batch,
         )
-        for component in estimate(demand.draft, alone).components:
+        for component in estimate(demand.draft, draft_demand).components:
             if component.name != "process":
-                found.add("draft model", component.place, component.size_bytes)
-    if "draft-mtp" in demand.speculation and (ahead := shape.number("nextn_predict_layers")):
+                builder.add("draft model", component.place, component.size_bytes)
+    if "draft-mtp" in demand.speculation and (mtp_layers := shape.number("nextn_predict_layers")):
         key, value = head_lengths(shape)
         layer = Layer(shape.number("attention.head_count_kv") * key, shape.number("attention.head_count_kv") * value)
-        room = room_of(shape, demand)
-        place = Place.DEVICE if demand.device_layers else Place.HOST
-        found.add("draft model", place, min(ahead, shape.layer_count) * cache_bytes(layer, room, "f16", "f16"))
-        found.add("draft model", place, compute_bytes(shape, Batch(room.step, room.slots, room, flash=True)))
+        cache = cache_of(shape, demand)
+        place = Location.DEVICE if demand.device_layers else Location.HOST
+        builder.add("draft model", place, min(mtp_layers, shape.layer_count) * cache_bytes(layer, cache, "f16", "f16"))
+        builder.add("draft model", place, compute_bytes(shape, Batch(cache.step, cache.slots, cache, flash=True)))

@@ -26,10 +26,10 @@ _REPACKED: Final[Mapping[str, frozenset[str]]] = {"x86_64": _X86, "AMD64": _X86,
 """Types that ggml has another layout for: with AVX2 (measured), and with NEON's dot products (from its sources)."""
 
 _REPACK_ROWS: Final = 8
-_FROM_HOST: Final = ("token_embd", "token_types", "position_embd", "per_layer_token_embd")
-_LONGEST_PATTERN: Final = 256
-_MOST_REPEATS: Final = 8
-_MOST_WAYS: Final = 100_000_000
+_HOST_TENSORS: Final = ("token_embd", "token_types", "position_embd", "per_layer_token_embd")
+_MAX_PATTERN_LENGTH: Final = 256
+_MAX_REPEATS: Final = 8
+_MAX_MATCH_COST: Final = 100_000_000
 """Ways to try a pattern, over all tensors: about a second. A pattern that needs more is an attack."""
 
 
@@ -50,41 +50,41 @@ class Weights:
 
 def place_weights(shape: Shape, demand: Demand) -> Weights:
     """Sort all tensors by where they go; blocks that only guess ahead are left in the file unless they are asked to."""
-    device_layers, guessing = demand.device_layers, "draft-mtp" in demand.speculation
-    running = shape.layer_count if guessing else shape.layer_count - shape.number("nextn_predict_layers")
+    device_layers, uses_mtp = demand.device_layers, "draft-mtp" in demand.speculation
+    layer_limit = shape.layer_count if uses_mtp else shape.layer_count - shape.number("nextn_predict_layers")
     first = max(0, shape.layer_count + 1 - device_layers) if device_layers else shape.layer_count + 1
     types = _REPACKED.get(demand.machine, frozenset()) if demand.repack else frozenset()
     patterns = _compiled(demand.overrides, shape.tensors)
     tied = all(tensor.name != "output.weight" for tensor in shape.tensors)
-    device = plain = repacked = at = end = 0
+    device = plain = repacked = position = end = 0
     start: int | None = None
     for tensor in shape.tensors:
         size, name = tensor.size_bytes, tensor.name
-        at += size + -size % DEFAULT_ALIGNMENT
+        position += size + -size % DEFAULT_ALIGNMENT
         block, _ = tensor.place
-        if block >= running:
+        if block >= layer_limit:
             continue
         if name == "token_embd.weight" and tied:  # the output is a copy of it
             if device_layers:
                 device += size
-            elif tensor.type in types and _fits(tensor):
+            elif tensor.type in types and _can_repack(tensor):
                 repacked += size
         if _on_device(name, block, first, shape.layer_count, patterns):
             device += size
-        elif tensor.type in types and _is_multiplied(tensor) and _fits(tensor):
+        elif tensor.type in types and _is_multiplied(tensor) and _can_repack(tensor):
             repacked += size
         else:
             plain += size
-            end = at
-            start = at - size if start is None else start
+            end = position
+            start = position - size if start is None else start
     if demand.mmap and not device_layers:
         plain = max(plain, end - (start or 0))
     return Weights(device, plain, repacked)
 
 
-def layer_on_device(at: int, layer_count: int, device_layers: int) -> bool:
+def layer_on_device(position: int, layer_count: int, device_layers: int) -> bool:
     """Whether a layer's cache follows it to the device."""
-    return device_layers > 0 and at >= layer_count + 1 - device_layers
+    return device_layers > 0 and position >= layer_count + 1 - device_layers
 
 
 def _on_device(
@@ -95,7 +95,7 @@ def _on_device(
             return on_device
     if block >= 0:
         return block >= first
-    return first <= layer_count and not name.startswith(_FROM_HOST)
+    return first <= layer_count and not name.startswith(_HOST_TENSORS)
 
 
 def _compiled(
@@ -108,19 +108,19 @@ def _compiled(
     found = []
     for pattern, buffer in overrides:
         try:
-            if len(pattern) <= _LONGEST_PATTERN and _ways_over(pattern, tensors) <= _MOST_WAYS:
+            if len(pattern) <= _MAX_PATTERN_LENGTH and _match_cost(pattern, tensors) <= _MAX_MATCH_COST:
                 found.append((re.compile(pattern), not buffer.startswith("CPU")))
         except re.error:
             continue
     return tuple(found)
 
 
-def _ways_over(pattern: str, tensors: tuple[Tensor, ...]) -> float:
+def _match_cost(pattern: str, tensors: tuple[Tensor, ...]) -> float:
     choices, repeats = _choices(pattern)
-    if choices > _MOST_WAYS or repeats > _MOST_REPEATS:
+    if choices > _MAX_MATCH_COST or repeats > _MAX_REPEATS:
         return math.inf
-    places: int = sum(len(tensor.name) ** (repeats + 1) for tensor in tensors)
-    return choices * places / math.factorial(repeats + 1)
+    positions: int = sum(len(tensor.name) ** (repeats + 1) for tensor in tensors)
+    return choices * positions / math.factorial(repeats + 1)
 
 
 def _choices(pattern: str) -> tuple[float, int]:
@@ -150,10 +150,10 @@ def _choices(pattern: str) -> tuple[float, int]:
 def _is_multiplied(tensor: Tensor) -> bool:
     """Whether it is a matrix that tokens are multiplied with, as only those are laid out anew."""
     name, dimensions = tensor.name, len(tensor.sizes)
-    if name.startswith(_FROM_HOST) or "conv1d" in name or not name.endswith(".weight"):
+    if name.startswith(_HOST_TENSORS) or "conv1d" in name or not name.endswith(".weight"):
         return False
     return dimensions == 2 or (dimensions == 3 and "_exps." in name)  # a matrix, or one for each expert
 
 
-def _fits(tensor: Tensor) -> bool:
+def _can_repack(tensor: Tensor) -> bool:
     return len(tensor.sizes) > 1 and tensor.sizes[1] % _REPACK_ROWS == 0

@@ -29,15 +29,15 @@ _PART: Final = re.compile(r"(?P<name>.+)-00001-of-(?P<count>[0-9]{5})\.gguf")
 MAX_PARTS: Final = 256
 """Files of one model that are looked at; the largest models in use have under a hundred."""
 
-_WHOLE: Final = (fmt.UINT16, fmt.UINT32, fmt.INT32)
+_SCALAR_KINDS: Final = (fmt.UINT16, fmt.UINT32, fmt.INT32)
 _PER_LAYER: Final = (fmt.UINT32, fmt.INT32, fmt.BOOL)
-_COUNTED: Final = fmt.LAYOUTS.keys() - {fmt.FLOAT32, fmt.FLOAT64}
+_INTEGER_KINDS: Final = fmt.LAYOUTS.keys() - {fmt.FLOAT32, fmt.FLOAT64}
 
 PIECE_BYTES: Final = 256 << 10
 """How much of a local file is read at a time."""
 
 
-def read_header(path: Path, opened: Callable[[Path], int] = open_file) -> GGUFFacts:
+def read_header(path: Path, opener: Callable[[Path], int] = open_file) -> GGUFFacts:
     """Read the facts, in a second at worst and little memory whatever the file is. Blocks on the disk.
 
     The other files of a split model are looked for beside the first one, for `shape` alone; one that is missing or no
@@ -45,22 +45,22 @@ def read_header(path: Path, opened: Callable[[Path], int] = open_file) -> GGUFFa
 
     Args:
         path: The file.
-        opened: Opens it, and the other files of a split model.
+        opener: Opens it, and the other files of a split model.
 
     Raises:
-        WeightsError: What `opened` raises of the first file.
+        WeightsError: What `opener` raises of the first file.
         NotGGUFError: The file is not a complete little-endian GGUF of version 2 or 3 that holds a model.
         FetchError: The file cannot be read now.
     """
-    facts = facts_of(_read(path, opened))
+    facts = facts_of(_read(path, opener))
     if facts.split_count == 1 or facts.shape is None:
         return facts
-    return attrs.evolve(facts, shape=_with_parts(path, facts.shape, facts.split_count, opened))
+    return attrs.evolve(facts, shape=_with_parts(path, facts.shape, facts.split_count, opener))
 
 
-def _read(path: Path, opened: Callable[[Path], int]) -> HeaderReader:
+def _read(path: Path, opener: Callable[[Path], int]) -> HeaderReader:
     try:
-        descriptor = opened(path)
+        descriptor = opener(path)
         try:
             found = os.fstat(descriptor)
             if not stat.S_ISREG(found.st_mode):
@@ -75,13 +75,13 @@ def _read(path: Path, opened: Callable[[Path], int]) -> HeaderReader:
     return reader
 
 
-def _with_parts(path: Path, shape: Shape, count: int, opened: Callable[[Path], int]) -> Shape:
+def _with_parts(path: Path, shape: Shape, count: int, opener: Callable[[Path], int]) -> Shape:
     named = _PART.fullmatch(path.name)
     if named is None or int(named["count"]) != count or count > MAX_PARTS:
         return shape
     for number in range(2, count + 1):
         try:
-            header = _read(path.with_name(f"{named['name']}-{number:05}-of-{count:05}.gguf"), opened).header
+            header = _read(path.with_name(f"{named['name']}-{number:05}-of-{count:05}.gguf"), opener).header
         except (WeightsError, FetchError):
             continue
         if header is not None and len(shape.tensors) + header.tensor_count <= MAX_TENSORS:
@@ -110,7 +110,7 @@ def facts_of(reader: HeaderReader) -> GGUFFacts:
         raise reader.refuse("it has no general.architecture, so no engine can know what it is")
     if architecture == "clip":
         raise reader.refuse("it is a vision or audio projector, not a model: it goes with the model that it belongs to")
-    values.check({f"{architecture}.{name}": kind for name, kind in fmt.OF_ARCHITECTURE.items()})
+    values.check({f"{architecture}.{name}": kind for name, kind in fmt.ARCHITECTURE_KEYS.items()})
     _, _, layer_count = (values.required(f"{architecture}.{name}") for name in fmt.REQUIRED)
     if not 0 < layer_count <= fmt.MAX_LAYERS:
         raise reader.refuse(f"it claims {layer_count} layers; engines know 1 to {fmt.MAX_LAYERS}")
@@ -135,7 +135,7 @@ def facts_of(reader: HeaderReader) -> GGUFFacts:
 def _shape(values: "_Values", architecture: str, parts: int) -> Shape:
     """Keep what sizing needs; these keys are not checked, and one of an unexpected type counts as absent."""
     header = values.header
-    keys = (*fmt.OF_ARCHITECTURE, *fmt.PER_LAYER, *fmt.FOR_SIZING)
+    keys = (*fmt.ARCHITECTURE_KEYS, *fmt.PER_LAYER, *fmt.SIZING_KEYS)
     numbers = {key: found for key in keys if (found := values.numbers(f"{architecture}.{key}"))}
     tokens = values.get(fmt.TOKENS)
     read_bytes = sum(each.size_bytes for each in header.tensors)
@@ -178,14 +178,14 @@ class _Values:
     def number(self, key: str) -> int | None:
         """A whole number that is there."""
         value = self.get(key)
-        if value is None or value.data is None or value.count is not None or value.kind not in _WHOLE:
+        if value is None or value.data is None or value.count is not None or value.kind not in _SCALAR_KINDS:
             return None
         return int.from_bytes(value.data, "little", signed=value.kind == fmt.INT32)
 
     def numbers(self, key: str) -> tuple[int, ...]:
         """Whole numbers or yes and no, one or as many as there are; nothing if there are none."""
         value = self.get(key)
-        if value is None or value.data is None or value.kind not in _COUNTED:
+        if value is None or value.data is None or value.kind not in _INTEGER_KINDS:
             return ()
         return tuple(int(number) for (number,) in fmt.LAYOUTS[value.kind].iter_unpack(value.data))
 
@@ -217,13 +217,13 @@ def _check_tokenizer(values: _Values) -> None:
         raise refuse(f"it has no {fmt.TOKENIZER}, so no engine can turn text into tokens")
     if values.text(fmt.TOKENIZER) in fmt.NO_TOKENIZER:
         return
-    values.check(fmt.OF_TOKENIZER)
+    values.check(fmt.TOKENIZER_KEYS)
     tokens = values.get(fmt.TOKENS)
     if tokens is None or tokens.kind != fmt.STRING or tokens.count is None:
         raise refuse(
             f"it has no {fmt.TOKENS}" if tokens is None else f"{fmt.TOKENS} is a {tokens.title} and not its vocabulary"
         )
-    for key, kinds in fmt.OF_TOKENS.items():
+    for key, kinds in fmt.TOKEN_ARRAYS.items():
         value = values.get(key)
         if value is not None and (value.kind not in kinds or value.count is None or value.count < tokens.count):
             wanted = fmt.VALUE_NAMES[kinds[0]]
@@ -234,8 +234,8 @@ def _split_count(values: _Values) -> int:
     """Return how many files the model has; only the first of several can be loaded, and leads to the others."""
     parts = values.number("split.count") or 1
     if parts > 1:
-        values.check(fmt.OF_SPLIT)
-        part, _ = (values.required(key) for key in fmt.OF_SPLIT)
+        values.check(fmt.SPLIT_KEYS)
+        part, _ = (values.required(key) for key in fmt.SPLIT_KEYS)
         if part:
             raise values.reader.refuse(f"it is part {part + 1} of {parts} of a split model: name the first part")
     return parts
@@ -243,6 +243,6 @@ def _split_count(values: _Values) -> int:
 
 def quantization(file_type: int | None, heaviest: int | None) -> str | None:
     """Return the name that people use (`Q4_K_M`): from the header, else the type that holds most of the bytes."""
-    if file_type is not None and (name := fmt.FILE_TYPES.get(file_type & ~fmt.GUESSED)):
+    if file_type is not None and (name := fmt.FILE_TYPES.get(file_type & ~fmt.GUESSED_FLAG)):
         return name
     return None if heaviest is None or heaviest not in fmt.TENSOR_TYPES else fmt.TENSOR_TYPES[heaviest][0]

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Mapping
 from typing import Final
 
-from llmkube.base.tables import read_table
+from llmkube.base.package_data import read_table
 
 MAGIC: Final = b"GGUF"
 VERSIONS: Final = (2, 3)
@@ -54,7 +54,7 @@ NEWER_TENSOR_TYPES: Final = range(NEWEST_TENSOR_TYPE + 1, 256)
 FILE_TYPES: Final[Mapping[int, str]] = {int(number): name for number, name in _TABLES["file_types"].items()}
 """What `general.file_type` means: the mix of tensor types, under the name that people use."""
 
-GUESSED: Final = 1024
+GUESSED_FLAG: Final = 1024
 """A flag in `general.file_type`: the converter guessed it."""
 
 LOOKALIKES: Final = (
@@ -78,13 +78,13 @@ NO_TOKENIZER: Final = frozenset(("none", "no_vocab"))
 GENERAL: Final = _kinds("general")
 """Keys that are absent or of this type."""
 
-OF_SPLIT: Final = _kinds("split")
+SPLIT_KEYS: Final = _kinds("split")
 """Keys that the first of several files has, of this type."""
 
-OF_TOKENIZER: Final = _kinds("tokenizer")
+TOKENIZER_KEYS: Final = _kinds("tokenizer")
 """Keys that are absent or of this type where there is a tokenizer."""
 
-OF_TOKENS: Final[Mapping[str, tuple[int, ...]]] = {
+TOKEN_ARRAYS: Final[Mapping[str, tuple[int, ...]]] = {
     key: tuple(map(VALUE_NAMES.index, kinds)) for key, kinds in _TABLES["tokens"].items()
 }
 """Arrays that are absent or have an element of one of these types for each token."""
@@ -95,17 +95,17 @@ REQUIRED: Final = ("context_length", "embedding_length", "block_count")
 PER_LAYER: Final = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")
 """Below the architecture's name: absent, one unsigned number, or an array with one for each layer."""
 
-OF_ARCHITECTURE: Final = _kinds("architecture")
+ARCHITECTURE_KEYS: Final = _kinds("architecture")
 """Below the architecture's name: absent (unless required) or of this type."""
 
-FOR_SIZING: Final[tuple[str, ...]] = tuple(_TABLES["sizing"]["keys"])
+SIZING_KEYS: Final[tuple[str, ...]] = tuple(_TABLES["sizing"]["keys"])
 """Below the architecture's name: read for the estimate of memory only, and of whatever type."""
 
-KEPT: Final = frozenset(
+RETAINED_KEYS: Final = frozenset(
     key.encode()
-    for key in (*GENERAL, *OF_SPLIT, *OF_TOKENIZER, *OF_TOKENS, TOKENS, "general.license", "general.alignment")
+    for key in (*GENERAL, *SPLIT_KEYS, *TOKENIZER_KEYS, *TOKEN_ARRAYS, TOKENS, "general.license", "general.alignment")
 )
 """Keys whose values a reader of headers keeps."""
 
-KEPT_OF_ARCHITECTURE: Final = frozenset(key.encode() for key in (*OF_ARCHITECTURE, *PER_LAYER, *FOR_SIZING))
+RETAINED_ARCHITECTURE_KEYS: Final = frozenset(key.encode() for key in (*ARCHITECTURE_KEYS, *PER_LAYER, *SIZING_KEYS))
 """The same, below the architecture's name, which may come later in the file than they do."""

@@ -75,7 +75,7 @@ class Header:
         return len(self.tensors)
 
 
-def shown(name: bytes) -> str:
+def escaped(name: bytes) -> str:
     """A key or name as an error may show it: short, printable, and never a terminal's business."""
     text = name[:MAX_SHOWN].decode("utf-8", "backslashreplace")
     text = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
@@ -88,13 +88,13 @@ MAX_KEYS: Final = 1 << 16
 """Real files have a few dozen."""
 MAX_TENSORS: Final = 1 << 16
 """The largest models, with each expert a tensor of its own, have under fifty thousand."""
-MAX_WALKED_STRINGS: Final = 1 << 21
+MAX_SKIPPED_STRINGS: Final = 1 << 21
 """Over all arrays together; the largest vocabularies with their merges hold under a million."""
 MAX_KEY_BYTES: Final = 1 << 16
 """What the format allows for a key; engines allow more."""
 MAX_VALUE_BYTES: Final = 1 << 16
 """Of a longer value only the kind is kept."""
-MAX_KEPT_BYTES: Final = 1 << 20
+MAX_RETAINED_BYTES: Final = 1 << 20
 """All kept values together."""
 
 _DIGESTED_BYTES: Final = 64  # longer keys are remembered by their hash
@@ -134,10 +134,10 @@ class HeaderReader:
         self._size = size_bytes
         self._limit = limit_bytes
         self._data = b""
-        self._at = 0  # where in the data the next byte to read is; beyond its end after a long skip
+        self._cursor = 0  # where in the data the next byte to read is; beyond its end after a long skip
         self._base = 0  # where in the file the data begins
-        self._walked = 0
-        self._kept = 0
+        self._skipped_strings = 0
+        self._retained_bytes = 0
         self._values: dict[bytes, Value] = {}
         self._steps = self._read()
         self._advance(None)
@@ -150,9 +150,9 @@ class HeaderReader:
         """
         self._advance(data)
 
-    def refuse(self, why: str) -> NotGGUFError:
+    def refuse(self, reason: str) -> NotGGUFError:
         """Return the error that says why this is not a usable file."""
-        return NotGGUFError(f"{self._name} is not a usable GGUF file: {why}")
+        return NotGGUFError(f"{self._name} is not a usable GGUF file: {reason}")
 
     def _advance(self, data: bytes | None) -> None:
         try:
@@ -164,48 +164,48 @@ class HeaderReader:
 
     @property
     def _position(self) -> int:
-        return self._base + self._at
+        return self._base + self._cursor
 
-    def _have(self, count: int, what: str) -> Steps:
+    def _require(self, count: int, part: str) -> Steps:
         """Have that many bytes at hand, or raise because the file does not."""
-        while count and len(self._data) - self._at < count:  # after a long skip even 0 bytes are not at hand
-            self._check(count, what)
-            self._data = self._data[self._at :]
-            self._base, self._at = self._position, 0
+        while count and len(self._data) - self._cursor < count:  # after a long skip even 0 bytes are not at hand
+            self._check(count, part)
+            self._data = self._data[self._cursor :]
+            self._base, self._cursor = self._position, 0
             missing = Range(self._base + len(self._data), count - len(self._data))
             more = yield missing
             if len(more) < missing.length:
                 self._size = missing.offset + len(more)
             self._data += more
 
-    def _check(self, count: int, what: str) -> None:
+    def _check(self, count: int, part: str) -> None:
         """Refuse to go that far."""
         end = self._position + count
         if self._size is not None and end > self._size:
-            raise self.refuse(f"{what} goes beyond the end of the file (is the download complete?)")
+            raise self.refuse(f"{part} goes beyond the end of the file (is the download complete?)")
         if end > self._limit:
-            raise self.refuse(f"its header is longer than {self._limit >> 20} MiB, at {what}")
+            raise self.refuse(f"its header is longer than {self._limit >> 20} MiB, at {part}")
 
-    def _skip(self, count: int, what: str) -> None:
-        self._check(count, what)
-        self._at += count
+    def _skip(self, count: int, part: str) -> None:
+        self._check(count, part)
+        self._cursor += count
 
     def _number(self, layout: struct.Struct) -> int:
         """Take a number out of bytes that are at hand."""
-        (number,) = layout.unpack_from(self._data, self._at)
-        self._at += layout.size
+        (number,) = layout.unpack_from(self._data, self._cursor)
+        self._cursor += layout.size
         found: int = number
         return found
 
     def _take(self, count: int) -> bytes:
-        data = self._data[self._at : self._at + count]
-        self._at += count
+        data = self._data[self._cursor : self._cursor + count]
+        self._cursor += count
         return data
 
     # -- the format -----------------------------------------------------------------------------------------------
 
     def _read(self) -> Steps:
-        yield from self._have_start()
+        yield from self._require_start()
         magic, version, tensor_count, key_count = _STARTS.unpack(self._take(_START_BYTES))
         self._check_start(magic, version)
         if tensor_count > MAX_TENSORS or key_count > MAX_KEYS:
@@ -213,7 +213,7 @@ class HeaderReader:
         yield from self._read_keys(key_count)
         yield from self._read_tensors(version, tensor_count, self._alignment())
 
-    def _have_start(self) -> Steps:
+    def _require_start(self) -> Steps:
         """Have the fixed part at hand; whatever is shorter or does not begin right is named for what it is."""
         if self._size is None or self._size >= _START_BYTES:
             start = yield Range(0, _START_BYTES)
@@ -240,71 +240,71 @@ class HeaderReader:
     def _read_keys(self, key_count: int) -> Steps:
         seen: set[bytes | int] = set()
         for number in range(key_count):
-            yield from self._have(8, "a key")
+            yield from self._require(8, "a key")
             length = self._number(_U64)
             if length > MAX_KEY_BYTES:
                 self._check(length, "a key")
                 raise self.refuse(f"a key claims to be {length} bytes long")
-            yield from self._have(length + 4, "a key")
+            yield from self._require(length + 4, "a key")
             key = self._take(length)
             if not key:
                 raise self.refuse(f"its key {number} is empty")
-            mark = key if length <= _DIGESTED_BYTES else hash(key)
-            if mark in seen:
-                raise self.refuse(f"it has {shown(key)} twice")
-            seen.add(mark)
+            fingerprint = key if length <= _DIGESTED_BYTES else hash(key)
+            if fingerprint in seen:
+                raise self.refuse(f"it has {escaped(key)} twice")
+            seen.add(fingerprint)
             yield from self._read_value(key)
 
     def _read_value(self, key: bytes) -> Steps:
         """Keep or step over one value; its kind is at hand."""
         kind, count = self._number(_U32), None
         if kind == fmt.ARRAY:
-            yield from self._have(12, shown(key))
+            yield from self._require(12, escaped(key))
             kind, count = self._number(_U32), self._number(_U64)
         name = key.partition(b"\0")[0]  # engines look keys up as C strings, and take the first that matches
-        kept = name in fmt.KEPT or name.partition(b".")[2] in fmt.KEPT_OF_ARCHITECTURE
+        is_retained = name in fmt.RETAINED_KEYS or name.partition(b".")[2] in fmt.RETAINED_ARCHITECTURE_KEYS
         if kind == fmt.STRING and count is None:
-            yield from self._have(8, shown(key))
+            yield from self._require(8, escaped(key))
             length = self._number(_U64)
         elif kind == fmt.STRING:
-            yield from self._walk(count or 0, key)
+            yield from self._skip_strings(count or 0, key)
             length = 0
         elif kind in fmt.LAYOUTS:
             length = fmt.LAYOUTS[kind].size * (1 if count is None else count)
         else:  # an array in an array is legal on paper, but no engine reads one
-            raise self.refuse(f"{shown(key)} has the unexpected type {kind}")
-        if not kept:
-            self._skip(length, shown(key))
+            raise self.refuse(f"{escaped(key)} has the unexpected type {kind}")
+        if not is_retained:
+            self._skip(length, escaped(key))
         elif length > MAX_VALUE_BYTES:
-            self._skip(length, shown(key))
+            self._skip(length, escaped(key))
             self._values.setdefault(name, Value(kind, count, None))
         else:
-            yield from self._have(length, shown(key))
-            self._keep(name, Value(kind, count, self._take(length)))
+            yield from self._require(length, escaped(key))
+            self._retain(name, Value(kind, count, self._take(length)))
 
-    def _keep(self, name: bytes, value: Value) -> None:
-        self._kept += len(value.data or b"")
-        if self._kept > MAX_KEPT_BYTES:
+    def _retain(self, name: bytes, value: Value) -> None:
+        self._retained_bytes += len(value.data or b"")
+        if self._retained_bytes > MAX_RETAINED_BYTES:
             raise self.refuse("it describes more architectures than any model has")
         self._values.setdefault(name, value)
 
-    def _walk(self, count: int, key: bytes) -> Steps:
+    def _skip_strings(self, count: int, key: bytes) -> Steps:
         """Step over that many strings; the inner loop is all that a vocabulary costs."""
-        self._check(8 * count, shown(key))  # each says at least its length
-        self._walked += count
-        if self._walked > MAX_WALKED_STRINGS:
-            raise self.refuse(f"{shown(key)} claims {count} strings, more than any vocabulary has")
+        self._check(8 * count, escaped(key))  # each says at least its length
+        self._skipped_strings += count
+        if self._skipped_strings > MAX_SKIPPED_STRINGS:
+            raise self.refuse(f"{escaped(key)} claims {count} strings, more than any vocabulary has")
         length_at = _U64.unpack_from
         while count:
-            data, at, last = self._data, self._at, len(self._data) - 8
-            left = count
-            while left and at <= last:
-                at += 8 + length_at(data, at)[0]
-                left -= 1
-            self._at, count = at, left
-            self._check(8 if count else 0, shown(key))
+            data, cursor, last = self._data, self._cursor, len(self._data) - 8
+            remaining = count
+            while remaining and cursor <= last:
+                cursor += 8 + length_at(data, cursor)[0]
+                remaining -= 1
+            self._cursor, count = cursor, remaining
+            self._check(8 if count else 0, escaped(key))
             if count:
-                yield from self._have(8, shown(key))
+                yield from self._require(8, escaped(key))
 
     def _alignment(self) -> int:
         value = self._values.get(_ALIGNMENT)
@@ -323,12 +323,12 @@ class HeaderReader:
         names: set[bytes] = set()
         by_type: Counter[int] = Counter()
         tensors: list[Tensor] = []
-        expected, needed, odd = 0, 0, b""
+        expected, needed, misaligned = 0, 0, b""
         for _ in range(tensor_count):
             name, kind, sizes, offset = yield from self._read_tensor()
             tensor_bytes = self._tensor_bytes(name, kind, sizes)
             if name in names:
-                raise self.refuse(f"it has the tensor {shown(name)} twice")
+                raise self.refuse(f"it has the tensor {escaped(name)} twice")
             names.add(name)
             type_name = fmt.TENSOR_TYPES[kind][0] if kind in fmt.TENSOR_TYPES else str(kind)
             tensors.append(Tensor(name.decode("utf-8", "replace"), type_name, sizes, tensor_bytes))
@@ -338,9 +338,9 @@ class HeaderReader:
             elif expected < 0:
                 expected = offset
             if 0 <= expected != offset:
-                raise self.refuse(f"the data of tensor {shown(name)} begins at {offset} where {expected} is expected")
+                raise self.refuse(f"the data of tensor {escaped(name)} begins at {offset} where {expected} is expected")
             if offset % fmt.DATA_ALIGNMENT:
-                odd = odd or name
+                misaligned = misaligned or name
             needed = max(needed, offset + tensor_bytes)
             if expected >= 0:
                 expected = offset + tensor_bytes + -tensor_bytes % alignment
@@ -349,8 +349,8 @@ class HeaderReader:
             raise self.refuse(
                 f"its tensors need {start + needed} bytes but it has {self._size} (is the download complete?)"
             )
-        if tensor_count and (odd or start % fmt.DATA_ALIGNMENT):
-            which = f"tensor {shown(odd)}" if odd else "the first tensor"
+        if tensor_count and (misaligned or start % fmt.DATA_ALIGNMENT):
+            which = f"tensor {escaped(misaligned)}" if misaligned else "the first tensor"
             raise self.refuse(
                 f"{which} is not at a multiple of {fmt.DATA_ALIGNMENT} in the file: engines crash on that"
             )
@@ -358,23 +358,23 @@ class HeaderReader:
 
     def _read_tensor(self) -> Generator[Range, bytes, tuple[bytes, int, tuple[int, ...], int]]:
         """Return one tensor's name, type, dimensions and offset."""
-        what = "the list of tensors"
-        yield from self._have(8, what)
+        part = "the list of tensors"
+        yield from self._require(8, part)
         length = self._number(_U64)
         if length >= fmt.NAME_BYTES:
-            self._check(length, what)
+            self._check(length, part)
             raise self.refuse(f"a tensor's name is {length} bytes long; engines keep fewer than {fmt.NAME_BYTES}")
-        yield from self._have(length + 4, what)
+        yield from self._require(length + 4, part)
         name = self._take(length).partition(b"\0")[0]
         dimensions = self._number(_U32)
         if dimensions > fmt.MAX_DIMENSIONS:
-            raise self.refuse(f"tensor {shown(name)} claims {dimensions} dimensions")
+            raise self.refuse(f"tensor {escaped(name)} claims {dimensions} dimensions")
         shape = _SHAPES[dimensions]
-        yield from self._have(shape.size + _TENSOR_TAIL.size, what)
-        sizes = shape.unpack_from(self._data, self._at)
-        self._at += shape.size
-        kind, offset = _TENSOR_TAIL.unpack_from(self._data, self._at)
-        self._at += _TENSOR_TAIL.size
+        yield from self._require(shape.size + _TENSOR_TAIL.size, part)
+        sizes = shape.unpack_from(self._data, self._cursor)
+        self._cursor += shape.size
+        kind, offset = _TENSOR_TAIL.unpack_from(self._data, self._cursor)
+        self._cursor += _TENSOR_TAIL.size
         return name, kind, sizes, offset
 
     def _tensor_bytes(self, name: bytes, kind: int, sizes: tuple[int, ...]) -> int:
@@ -382,15 +382,15 @@ class HeaderReader:
         for size in sizes:
             elements *= size
         if max(sizes, default=1) > _MAX_ELEMENTS or elements >= _MAX_ELEMENTS:
-            raise self.refuse(f"tensor {shown(name)} claims {elements} elements")
+            raise self.refuse(f"tensor {escaped(name)} claims {elements} elements")
         if kind in fmt.NEWER_TENSOR_TYPES:
             return 0
         _, block_elements, block_bytes = fmt.TENSOR_TYPES.get(kind, ("", 0, 0))
         if not block_elements:
-            raise self.refuse(f"tensor {shown(name)} has the type {kind}, which no engine knows")
+            raise self.refuse(f"tensor {escaped(name)} has the type {kind}, which no engine knows")
         row = sizes[0] if sizes else 1
         if row % block_elements:
             raise self.refuse(
-                f"tensor {shown(name)} has rows of {row} elements; its type packs them by {block_elements}"
+                f"tensor {escaped(name)} has rows of {row} elements; its type packs them by {block_elements}"
             )
         return elements // block_elements * block_bytes

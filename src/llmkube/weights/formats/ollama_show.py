@@ -26,7 +26,7 @@ _GGUF_VERSION: Final = 3
 
 
 @attrs.frozen
-class KeptModel:
+class StoredModel:
     """A model in an Ollama's store.
 
     Attributes:
@@ -40,46 +40,46 @@ class KeptModel:
     facts: GGUFFacts
 
 
-def read_show(name: str, said: Mapping[str, Any], size_bytes: int) -> KeptModel:
+def read_show(name: str, data: Mapping[str, Any], size_bytes: int) -> StoredModel:
     """Return what an answer says of a model.
 
     Args:
         name: The model's, for messages.
-        said: The answer.
+        data: The answer.
         size_bytes: Of all its files, as Ollama lists them; what no tensor accounts for counts as weights (a projector).
 
     Raises:
         NotGGUFError: It runs elsewhere, is of another format, or what decides its memory is not said.
     """
-    found = _FROM.search(str(said.get("modelfile", "")))
-    if found is None or said.get("remote_host"):
+    found = _FROM.search(str(data.get("modelfile", "")))
+    if found is None or data.get("remote_host"):
         raise NotGGUFError(
             f"Ollama keeps no file of weights in GGUF for {name}: a host serves models that run on it, in GGUF alone"
         )
-    info, tensors = said.get("model_info"), said.get("tensors")
+    info, tensors = data.get("model_info"), data.get("tensors")
     if not isinstance(info, Mapping) or not isinstance(tensors, list) or not tensors:
         raise NotGGUFError(
             f"Ollama does not say what {name} consists of, so its memory cannot be promised: upgrade Ollama"
         )
-    return KeptModel(Path(found[1]), found[2], _facts(name, info, tensors, size_bytes))
+    return StoredModel(Path(found[1]), found[2], _facts(name, info, tensors, size_bytes))
 
 
 def _facts(name: str, info: Mapping[str, Any], tensors: list[Any], size_bytes: int) -> GGUFFacts:
     architecture = info.get(fmt.ARCHITECTURE)
     if not isinstance(architecture, str) or not architecture:
         raise NotGGUFError(f"Ollama names no {fmt.ARCHITECTURE} of {name}, so its memory cannot be promised")
-    keys = (*fmt.OF_ARCHITECTURE, *fmt.PER_LAYER, *fmt.FOR_SIZING)
+    keys = (*fmt.ARCHITECTURE_KEYS, *fmt.PER_LAYER, *fmt.SIZING_KEYS)
     numbers = {key: found for key in keys if (found := _numbers(info.get(f"{architecture}.{key}")))}
     missing = [key for key in fmt.REQUIRED if not numbers.get(key)]
     if missing or not 0 < numbers["block_count"][0] <= fmt.MAX_LAYERS or len(tensors) > MAX_TENSORS:
-        what = f"no {architecture}.{missing[0]}" if missing else "sizes that no engine takes"
-        raise NotGGUFError(f"Ollama tells {what} of {name}, so its memory cannot be promised")
-    read = tuple(_tensor(name, each) for each in tensors)
-    tensor_bytes = sum(each.size_bytes for each in read)
+        problem = f"no {architecture}.{missing[0]}" if missing else "sizes that no engine takes"
+        raise NotGGUFError(f"Ollama tells {problem} of {name}, so its memory cannot be promised")
+    parsed = tuple(_tensor(name, each) for each in tensors)
+    tensor_bytes = sum(each.size_bytes for each in parsed)
     tokens = info.get(fmt.TOKENS)
     shape = Shape.of_header(
         architecture,
-        read,
+        parsed,
         numbers,
         len(tokens) if isinstance(tokens, list) else 0,
         size_bytes=max(size_bytes, tensor_bytes),
@@ -100,14 +100,14 @@ def _facts(name: str, info: Mapping[str, Any], tensors: list[Any], size_bytes: i
 
 def _numbers(value: object) -> tuple[int, ...]:
     """Return whole numbers or yes and no, one or several; nothing of anything else."""
-    several = value if isinstance(value, list) else [value]
-    if not all(isinstance(each, int | float) and math.isfinite(each) and each == int(each) for each in several):
+    values = value if isinstance(value, list) else [value]
+    if not all(isinstance(each, int | float) and math.isfinite(each) and each == int(each) for each in values):
         return ()
-    return tuple(map(int, several))
+    return tuple(map(int, values))
 
 
-def _tensor(name: str, said: object) -> Tensor:
-    found = said if isinstance(said, Mapping) else {}
+def _tensor(name: str, data: object) -> Tensor:
+    found = data if isinstance(data, Mapping) else {}
     sizes, kind = found.get("shape"), str(found.get("type", "")).upper()
     if not isinstance(sizes, list) or not all(isinstance(each, int) and each > 0 for each in sizes):
         raise NotGGUFError(f"Ollama tells a tensor of {name} without its sizes, so its memory cannot be promised")

@@ -23,8 +23,8 @@ class Tensor(NamedTuple):  # not attrs: a header may have 65,536 of them, and th
         """The number of its block and its name there, without `.weight`; -1 and its whole name outside of blocks."""
         name = self.name.removesuffix(".weight")
         parts = name.split(".", 2)
-        inside = len(parts) == 3 and parts[0] == "blk" and len(parts[1]) < 4 and parts[1].isdecimal()
-        return (int(parts[1]), parts[2]) if inside else (-1, name)
+        is_block = len(parts) == 3 and parts[0] == "blk" and len(parts[1]) < 4 and parts[1].isdecimal()
+        return (int(parts[1]), parts[2]) if is_block else (-1, name)
 
 
 def vocabulary_of(tensors: tuple[Tensor, ...]) -> int:

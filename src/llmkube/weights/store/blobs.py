@@ -28,7 +28,7 @@ from typing import Final
 
 import attrs
 
-from llmkube.base.full_disk import free_bytes, is_full
+from llmkube.base.full_disk import free_bytes, is_disk_full
 from llmkube.base.private_files import remove_temporary_files, sync, write_private
 from llmkube.weights.errors import FetchError, NoSpaceError
 
@@ -88,7 +88,7 @@ class Store:
 
     def partial_path(self, key: str) -> Path:
         """Return where the download with that key lies."""
-        return self.partial / _checked(key)
+        return self.partial / _check_digest(key)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -105,7 +105,7 @@ class Store:
             finally:
                 os.close(fd)
         except OSError as exc:
-            raise cannot_write(self, exc) from exc
+            raise write_error(self, exc) from exc
 
     def keyed_digest(self, text: str) -> str:
         """Return a digest that only who can read this store can compare with a guess: 64 hex digits.
@@ -123,12 +123,12 @@ class Store:
                         key = secrets.token_bytes(_KEY_BYTES)
                         write_private(path, key)
         except OSError as exc:
-            raise cannot_write(self, exc) from exc
+            raise write_error(self, exc) from exc
         return hmac.digest(key, text.encode("utf-8", "surrogatepass"), "sha256").hex()
 
     def find(self, sha256: str, size_bytes: int) -> WeightsFile | None:
         """Return the blob of that digest, or None if there is no regular file of that size under it."""
-        path = self.blobs / _checked(sha256)
+        path = self.blobs / _check_digest(sha256)
         try:
             found = path.lstat()
         except FileNotFoundError:
@@ -146,7 +146,7 @@ class Store:
             write_private(blob, data)
             sync_folder(self.blobs)
         except OSError as exc:
-            raise cannot_write(self, exc) from exc
+            raise write_error(self, exc) from exc
         return _blob(blob, len(data))
 
 
@@ -180,7 +180,7 @@ def _read_key(path: Path) -> bytes | None:
     return key if len(key) == _KEY_BYTES else None
 
 
-def _checked(sha256: str) -> str:
+def _check_digest(sha256: str) -> str:
     if not DIGEST.fullmatch(sha256):
         raise ValueError(f"not a SHA-256 in lower-case hex: {sha256!r}")
     return sha256
@@ -190,9 +190,9 @@ def _blob(path: Path, size_bytes: int) -> WeightsFile:
     return WeightsFile(path, size_bytes, path.name, f"sha256:{path.name}")
 
 
-def cannot_write(store: Store, exc: OSError) -> FetchError:
+def write_error(store: Store, exc: OSError) -> FetchError:
     """Say that the store's disk is full, or what else is wrong with it."""
-    if is_full(exc):
+    if is_disk_full(exc):
         return NoSpaceError(str(store.root), needed_bytes=None, free_bytes=free_bytes(store.root) or 0)
     return FetchError(f"cannot write to the model store in {store.root}: {exc.strerror or exc}")
 

@@ -12,12 +12,12 @@ import attrs
 from llmkube.weights.errors import FetchError, SourceError
 from llmkube.weights.source import Builtin, Remote, parse_source
 from llmkube.weights.store.blobs import Store, sync_folder
-from llmkube.weights.store.index import Record, Unverified, find_recorded, key_of, name_of, records, set_name
+from llmkube.weights.store.index import Record, UnverifiedRecord, find_recorded, key_of, name_of, records, set_name
 from llmkube.weights.store.partial import remove_partial
 
 
 @attrs.frozen
-class Cached:
+class CachedModel:
     """One model in the store.
 
     Attributes:
@@ -46,13 +46,13 @@ class Pruned:
     freed_bytes: int
 
 
-def list_cached(store: Store) -> list[Cached]:
+def list_cached(store: Store) -> list[CachedModel]:
     """Return the models in the store, by source."""
     found = [_cached(store, key, record) for key, record in records(store)]
     return sorted(found, key=lambda cached: cached.source)
 
 
-def find_cached(store: Store, text: str) -> list[Cached]:
+def find_cached(store: Store, text: str) -> list[CachedModel]:
     """Return the models that a source (any form of `spec.source`), or the beginning of a key, names."""
     try:
         source = parse_source(text)
@@ -70,7 +70,7 @@ def find_cached(store: Store, text: str) -> list[Cached]:
 
 def incomplete_bytes(store: Store) -> int:
     """Return the space that unfinished downloads take."""
-    return sum(map(_taken_bytes, store.partial.iterdir()))
+    return sum(map(_disk_bytes, store.partial.iterdir()))
 
 
 def prune(store: Store, keep: Collection[str], *, only: Collection[str] | None = None, dry_run: bool = False) -> Pruned:
@@ -88,15 +88,15 @@ def prune(store: Store, keep: Collection[str], *, only: Collection[str] | None =
     """
     kept_keys = {key_of(identity) for identity in keep}
     with store.locked():
-        everything = dict(records(store))
-        doomed = {
-            key: record for key, record in everything.items() if key not in kept_keys and (only is None or key in only)
+        all_records = dict(records(store))
+        removed = {
+            key: record for key, record in all_records.items() if key not in kept_keys and (only is None or key in only)
         }
         partials = [path for path in store.partial.iterdir() if only is None and path.suffix != ".json"]
-        freed = _remove(store, everything, doomed, tidy=only is None, dry_run=dry_run)
-        incomplete = [_taken_bytes(path) if dry_run else remove_partial(path) for path in partials]
-    gone = len(partials) if dry_run else sum(count > 0 for count in incomplete)
-    return Pruned(tuple(sorted(record.source for record in doomed.values())), gone, freed + sum(incomplete))
+        freed = _remove(store, all_records, removed, tidy=only is None, dry_run=dry_run)
+        incomplete = [_disk_bytes(path) if dry_run else remove_partial(path) for path in partials]
+    partial_count = len(partials) if dry_run else sum(count > 0 for count in incomplete)
+    return Pruned(tuple(sorted(record.source for record in removed.values())), partial_count, freed + sum(incomplete))
 
 
 def remove_unreferenced(store: Store) -> None:
@@ -110,25 +110,25 @@ def remove_unreferenced(store: Store) -> None:
 
 
 def _remove(
-    store: Store, everything: dict[str, Record], doomed: dict[str, Record], *, tidy: bool, dry_run: bool
+    store: Store, all_records: dict[str, Record], removed: dict[str, Record], *, tidy: bool, dry_run: bool
 ) -> int:
     """Remove records, and the blobs and sets that no other one needs; return the bytes that this frees.
 
     Args:
         store: The store, locked.
-        everything: All records.
-        doomed: Those that go.
+        all_records: All records.
+        removed: Those that go.
         tidy: Remove blobs, too, that no record has named before.
         dry_run: Only count.
     """
-    kept = [record for key, record in everything.items() if key not in doomed]
-    blobs = {piece.sha256 for record in kept for piece in record.pieces}
-    sets = {set_name(record) for record in kept if len(record.pieces) > 1 or record.names}
-    candidates = {piece.sha256 for record in doomed.values() for piece in record.pieces}
+    remaining = [record for key, record in all_records.items() if key not in removed]
+    blobs = {piece.sha256 for record in remaining for piece in record.pieces}
+    sets = {set_name(record) for record in remaining if len(record.pieces) > 1 or record.names}
+    candidates = {piece.sha256 for record in removed.values() for piece in record.pieces}
     unwanted = [path for path in store.blobs.iterdir() if path.name not in blobs and (tidy or path.name in candidates)]
-    freed = sum(map(_taken_bytes, unwanted))
+    freed = sum(map(_disk_bytes, unwanted))
     if not dry_run:
-        for key in doomed:
+        for key in removed:
             (store.index / f"{key}.json").unlink(missing_ok=True)
         sync_folder(store.index)  # a record must not outlive its blobs
         for folder in [path for path in store.sets.iterdir() if path.name not in sets]:
@@ -138,7 +138,7 @@ def _remove(
     return freed
 
 
-def _taken_bytes(path: Path) -> int:
+def _disk_bytes(path: Path) -> int:
     """Return what a file takes on the disk; one that a download has just renamed or replaced takes nothing here."""
     try:
         return path.lstat().st_blocks * 512
@@ -146,11 +146,11 @@ def _taken_bytes(path: Path) -> int:
         return 0
 
 
-def _cached(store: Store, key: str, record: Record) -> Cached:
+def _cached(store: Store, key: str, record: Record) -> CachedModel:
     digests = tuple(piece.sha256 for piece in record.pieces)
     try:
         found = find_recorded(store, record)
-        path = None if found is None or isinstance(found, Unverified) else found.path
+        path = None if found is None or isinstance(found, UnverifiedRecord) else found.path
     except FetchError:
         path = None
-    return Cached(key, record.source, record.size_bytes, digests, record.fetched_at, path)
+    return CachedModel(key, record.source, record.size_bytes, digests, record.fetched_at, path)

@@ -14,8 +14,8 @@ from llmkube.weights.errors import NoSpaceError
 
 T = TypeVar("T")
 
-_LARGEST_MARGIN: Final = 1 << 30
-_SMALLEST_MARGIN: Final = 1 << 20
+_MAX_MARGIN: Final = 1 << 30
+_MIN_MARGIN: Final = 1 << 20
 
 _CORE_FOUNDATION: Final = "/System/Library/Frameworks/CoreFoundation.framework/CoreFoundation"
 _CF_NUMBER_SINT64: Final = 4  # kCFNumberSInt64Type of CFNumber.h
@@ -95,7 +95,7 @@ def _important_capacity(library: Any, path: bytes) -> int | None:
 
 def margin_of(needed_bytes: int) -> int:
     """Return what stays free beyond what is to be written: 5 per cent of it, from 1 MiB to 1 GiB."""
-    return min(max(needed_bytes // 20, _SMALLEST_MARGIN), _LARGEST_MARGIN)
+    return min(max(needed_bytes // 20, _MIN_MARGIN), _MAX_MARGIN)
 
 
 @attrs.define(eq=False)
@@ -107,10 +107,10 @@ class FreeSpace:
 
     folder: Path
     free: Callable[[Path], int] = free_bytes
-    _promised: dict[object, int] = attrs.field(factory=dict)
+    _reserved: dict[object, int] = attrs.field(factory=dict)
 
-    def reserve(self, who: object, needed_bytes: int) -> None:
-        """Promise that many bytes, in place of what `who` had before.
+    def reserve(self, owner: object, needed_bytes: int) -> None:
+        """Promise that many bytes, in place of what `owner` had before.
 
         Beyond them a margin stays free (`margin_of`).
 
@@ -118,17 +118,17 @@ class FreeSpace:
             NoSpaceError: There is not that much.
         """
         margin = margin_of(needed_bytes)
-        others = sum(size for name, size in self._promised.items() if name is not who)
+        others = sum(size for name, size in self._reserved.items() if name is not owner)
         free = self.free(self.folder) - others
         if needed_bytes > 0 and free < needed_bytes + margin:
             raise NoSpaceError(str(self.folder), needed_bytes=needed_bytes + margin, free_bytes=max(free, 0))
-        self._promised[who] = needed_bytes
+        self._reserved[owner] = needed_bytes
 
-    def used(self, who: object, count: int) -> None:
+    def consume(self, owner: object, count: int) -> None:
         """Note that so many of the promised bytes are on the disk now."""
-        if who in self._promised:
-            self._promised[who] = max(self._promised[who] - count, 0)
+        if owner in self._reserved:
+            self._reserved[owner] = max(self._reserved[owner] - count, 0)
 
-    def release(self, who: object) -> None:
+    def release(self, owner: object) -> None:
         """Take back what is left of a promise."""
-        self._promised.pop(who, None)
+        self._reserved.pop(owner, None)

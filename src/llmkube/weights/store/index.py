@@ -22,7 +22,7 @@ from llmkube.base.private_files import write_private
 from llmkube.weights.errors import FetchError
 from llmkube.weights.http_responses import RemoteVersion, Validator
 from llmkube.weights.source import Builtin, Remote, WebFile
-from llmkube.weights.store.blobs import DIGEST, Store, WeightsFile, cannot_write, sync_folder
+from llmkube.weights.store.blobs import DIGEST, Store, WeightsFile, sync_folder, write_error
 from llmkube.weights.store.partial import Partial
 
 
@@ -67,7 +67,7 @@ OWNER = Audience()
 """What only the store's owner may have until a credential has worked."""
 
 
-_LONGEST_RECORD: Final = 256 * 1024
+_MAX_RECORD_BYTES: Final = 256 * 1024
 _NAME: Final = re.compile(r"[\w][\w.-]{0,254}", re.ASCII)
 
 
@@ -111,7 +111,7 @@ class Record:
 
 
 @attrs.frozen
-class Unverified:
+class UnverifiedRecord:
     """The record's blobs are there, but these have been touched: verify them before use."""
 
     record: Record
@@ -129,7 +129,7 @@ def name_of(store: Store, source: Remote | Builtin) -> str:
     return f"{source.identity}#{store.keyed_digest(secret)}" if secret else source.identity
 
 
-def find_weights(store: Store, identity: str, server: str | None = None) -> WeightsFile | Unverified | None:
+def find_weights(store: Store, identity: str, server: str | None = None) -> WeightsFile | UnverifiedRecord | None:
     """Return what the store has for a source, or None; from this very server, if one is named."""
     record = read_record(store, key_of(identity))
     if record is None or server not in (None, record.server):
@@ -137,13 +137,13 @@ def find_weights(store: Store, identity: str, server: str | None = None) -> Weig
     return find_recorded(store, record)
 
 
-def find_recorded(store: Store, record: Record) -> WeightsFile | Unverified | None:
+def find_recorded(store: Store, record: Record) -> WeightsFile | UnverifiedRecord | None:
     """Return what the store has of a record, or None when a part of it is gone."""
     states = [(piece, _state(store, piece)) for piece in record.pieces]
     if any(state == "gone" for _, state in states):
         return None
     touched = tuple(piece for piece, state in states if state == "touched")
-    return Unverified(record, touched) if touched else weights_of(store, record)
+    return UnverifiedRecord(record, touched) if touched else weights_of(store, record)
 
 
 def find_blob(store: Store, sha256: str, admits: Callable[[Audience], bool] = lambda _: True) -> BlobInfo | None:
@@ -209,8 +209,8 @@ def blob_info(blob: Path) -> BlobInfo:
 
 def record_verified(store: Store, identity: str, record: Record) -> WeightsFile:
     """Take the blobs of a record as they are now: they have just been read, and their digests are right."""
-    now = [blob_info(store.blobs / piece.sha256) for piece in record.pieces]
-    return commit_record(store, identity, record, now)
+    current = [blob_info(store.blobs / piece.sha256) for piece in record.pieces]
+    return commit_record(store, identity, record, current)
 
 
 def weights_of(store: Store, record: Record) -> WeightsFile:
@@ -222,8 +222,8 @@ def weights_of(store: Store, record: Record) -> WeightsFile:
     name = set_name(record)
     folder = store.sets / name
     names = record.names or set_names(len(record.pieces))
-    if not all(_linked(folder / n, store.blobs / p.sha256) for n, p in zip(names, record.pieces, strict=True)):
-        _lay_out(store, folder, dict(zip(names, (piece.sha256 for piece in record.pieces), strict=True)))
+    if not all(_is_linked(folder / n, store.blobs / p.sha256) for n, p in zip(names, record.pieces, strict=True)):
+        _link_set(store, folder, dict(zip(names, (piece.sha256 for piece in record.pieces), strict=True)))
     path = folder if record.names else folder / names[0]
     return WeightsFile(path, record.size_bytes, None, f"sha256-set:{name}", record.choice)
 
@@ -252,7 +252,7 @@ def read_record(store: Store, key: str) -> Record | None:
     try:
         fd = os.open(store.index / f"{key}.json", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(fd, "rb") as file:
-            return _record(json.loads(file.read(_LONGEST_RECORD)))
+            return _record(json.loads(file.read(_MAX_RECORD_BYTES)))
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
 
@@ -284,15 +284,15 @@ def is_current(record: Record, seen: Sequence[RemoteVersion]) -> bool:
     if len(record.pieces) != len(seen):
         return False
     versions = record.versions or (Validator(),) * len(seen)
-    for piece, version, now in zip(record.pieces, versions, seen, strict=True):
-        if now.sha256 is not None:
-            same = now.sha256 == piece.sha256
-        elif now.size_bytes not in (None, piece.size_bytes):
+    for piece, version, current in zip(record.pieces, versions, seen, strict=True):
+        if current.sha256 is not None:
+            same = current.sha256 == piece.sha256
+        elif current.size_bytes not in (None, piece.size_bytes):
             same = False
-        elif version.etag and now.validator.etag:
-            same = version.etag == now.validator.etag
+        elif version.etag and current.validator.etag:
+            same = version.etag == current.validator.etag
         else:
-            same = version.agrees(now.validator)
+            same = version.agrees(current.validator)
         if not same:
             return False
     return True
@@ -328,7 +328,7 @@ def _state(store: Store, piece: BlobInfo) -> str:
     return "good" if found.st_mtime_ns == piece.mtime_ns else "touched"
 
 
-def _linked(name: Path, blob: Path) -> bool:
+def _is_linked(name: Path, blob: Path) -> bool:
     try:
         link, file = name.lstat(), blob.lstat()
     except OSError:
@@ -336,19 +336,19 @@ def _linked(name: Path, blob: Path) -> bool:
     return stat.S_ISREG(link.st_mode) and (link.st_dev, link.st_ino) == (file.st_dev, file.st_ino)
 
 
-def _lay_out(store: Store, folder: Path, digests: dict[str, str]) -> None:
+def _link_set(store: Store, folder: Path, digests: dict[str, str]) -> None:
     """Put hard links to the blobs side by side; the folder appears when it is complete."""
-    fresh = Path(tempfile.mkdtemp(dir=store.sets, prefix=".new-"))  # 0700
+    staging = Path(tempfile.mkdtemp(dir=store.sets, prefix=".new-"))  # 0700
     try:
         for name, digest in digests.items():
-            os.link(store.blobs / digest, fresh / name, follow_symlinks=False)
-        sync_folder(fresh)
+            os.link(store.blobs / digest, staging / name, follow_symlinks=False)
+        sync_folder(staging)
         with contextlib.suppress(FileNotFoundError):
-            folder.rename(fresh.with_name(f"{fresh.name}-old"))  # a rename over a folder with something in it fails
-        fresh.rename(folder)
+            folder.rename(staging.with_name(f"{staging.name}-old"))  # a rename over a folder with something in it fails
+        staging.rename(folder)
         sync_folder(store.sets)
     except OSError as exc:
-        raise cannot_write(store, exc) from exc
+        raise write_error(store, exc) from exc
     finally:
-        shutil.rmtree(fresh, ignore_errors=True)
-        shutil.rmtree(fresh.with_name(f"{fresh.name}-old"), ignore_errors=True)
+        shutil.rmtree(staging, ignore_errors=True)
+        shutil.rmtree(staging.with_name(f"{staging.name}-old"), ignore_errors=True)

@@ -51,7 +51,7 @@ def take_snapshot(path: Path) -> FileSnapshot:
     try:
         found = path.stat()
     except (FileNotFoundError, NotADirectoryError) as exc:
-        raise WeightsNotFoundError.at(path, unreadable(exc)) from exc
+        raise WeightsNotFoundError.at(path, describe_read_error(exc)) from exc
     except OSError as exc:
         raise FetchError(f"cannot look at {path}: {exc.strerror or exc}") from exc
     if not stat.S_ISREG(found.st_mode) or found.st_size == 0:
@@ -59,7 +59,7 @@ def take_snapshot(path: Path) -> FileSnapshot:
     return FileSnapshot.at(path, found)
 
 
-def unreadable(error: OSError) -> str:
+def describe_read_error(error: OSError) -> str:
     """Say for the host's owner why a file cannot be had, and what helps.
 
     macOS says EPERM where it is not the file's permissions that forbid it. The program that it wants allowed is the one
@@ -80,7 +80,7 @@ def unreadable(error: OSError) -> str:
 
 
 async def hash_file(
-    snapshot: FileSnapshot, verifying: Callable[[int], None], run_sync: RunSync, opened: OpenFile = open_file
+    snapshot: FileSnapshot, verifying: Callable[[int], None], run_sync: RunSync, opener: OpenFile = open_file
 ) -> str:
     """Return the SHA-256 of a file in lower-case hex; `verifying` is called after each chunk with the progress.
 
@@ -88,11 +88,11 @@ async def hash_file(
         snapshot: The file, as it was when it was judged.
         verifying: Is given the bytes that have been read.
         run_sync: Runs the reading elsewhere.
-        opened: Opens the file for each chunk.
+        opener: Opens the file for each chunk.
 
     Raises:
         FetchError: It cannot be read, or changes meanwhile.
-        WeightsError: What `opened` raises.
+        WeightsError: What `opener` raises.
     """
     await trio.lowlevel.checkpoint()
     digest = hashlib.sha256()
@@ -100,7 +100,7 @@ async def hash_file(
     def hash_chunk(offset: int) -> None:
         """Open the file for it alone, so that a thread stuck on a dead network disk can be left behind."""
         try:
-            with os.fdopen(opened(snapshot.path), "rb", buffering=0) as file:
+            with os.fdopen(opener(snapshot.path), "rb", buffering=0) as file:
                 if FileSnapshot.at(snapshot.path, os.fstat(file.fileno())) != snapshot:
                     raise FetchError(f"{snapshot.path} changed while it was read")
                 file.seek(offset)

@@ -16,14 +16,14 @@ from typing import Final
 
 import attrs
 
-from llmkube.base.trusted_paths import Way, follow
+from llmkube.base.trusted_paths import ResolvedPath, resolve_links
 from llmkube.weights.errors import SourceNotAllowedError, WeightsError, WeightsNotFoundError
 from llmkube.weights.split_names import part_names
-from llmkube.weights.store.local_files import FileSnapshot, unreadable
+from llmkube.weights.store.local_files import FileSnapshot, describe_read_error
 
 _MAGIC: Final = b"GGUF"
-_OF_FOLDER: Final = (".safetensors", ".json", ".jinja", ".model", ".tiktoken", ".txt")
-_MOST_FILES: Final = 1024
+_FOLDER_SUFFIXES: Final = (".safetensors", ".json", ".jinja", ".model", ".tiktoken", ".txt")
+_MAX_FILES: Final = 1024
 
 
 @attrs.frozen
@@ -41,8 +41,8 @@ class FolderSnapshot:
     @property
     def identity(self) -> str:
         """Changes with the name, the size or the time of change of any of them."""
-        said = [f"{file.path.name}:{file.size_bytes}:{file.mtime_ns}" for file in self.files]
-        return f"{self.path}:{hashlib.sha256(chr(0).join(said).encode('utf-8', 'surrogateescape')).hexdigest()}"
+        entries = [f"{file.path.name}:{file.size_bytes}:{file.mtime_ns}" for file in self.files]
+        return f"{self.path}:{hashlib.sha256(chr(0).join(entries).encode('utf-8', 'surrogateescape')).hexdigest()}"
 
 
 @attrs.frozen
@@ -66,12 +66,12 @@ class LocalSources:
             WeightsNotFoundError: There is no such file, or none that is weights.
         """
         names = _parts_of(path)
-        found = {name: self._look(path.with_name(name)) for name in names}
+        found = {name: self._snapshot(path.with_name(name)) for name in names}
         if len(names) == 1:
             return found[path.name]
         # An engine finds the parts by their names, which only the folder has that the links to them are in.
-        named = follow(path.parent).end / path.name
-        self._holding(named, path)
+        named = resolve_links(path.parent).end / path.name
+        self._containing_folder(named, path)
         return attrs.evolve(found[path.name], path=named)
 
     def admit_folder(self, path: Path) -> FolderSnapshot:
@@ -81,18 +81,18 @@ class LocalSources:
             SourceNotAllowedError: It lies, or leads, elsewhere.
             WeightsNotFoundError: There is no such folder, or one of its files is none.
         """
-        self._check_written(path / "config.json")
-        end = follow(path).end
-        self._holding(end / "config.json", path)
+        self._check_listed(path / "config.json")
+        end = resolve_links(path).end
+        self._containing_folder(end / "config.json", path)
         try:
-            names = sorted(entry.name for entry in os.scandir(end) if entry.name.endswith(_OF_FOLDER))
+            names = sorted(entry.name for entry in os.scandir(end) if entry.name.endswith(_FOLDER_SUFFIXES))
         except OSError as exc:
-            raise WeightsNotFoundError.at(path, unreadable(exc)) from exc
+            raise WeightsNotFoundError.at(path, describe_read_error(exc)) from exc
         if "config.json" not in names or not any(name.endswith(".safetensors") for name in names):
             raise WeightsNotFoundError.at(path, "it has no config.json, or no .safetensors file beside it")
-        if len(names) > _MOST_FILES:
-            raise WeightsNotFoundError.at(path, f"it has more than {_MOST_FILES} files")
-        return FolderSnapshot(end, tuple(self._look(path / name, magic=b"") for name in names))
+        if len(names) > _MAX_FILES:
+            raise WeightsNotFoundError.at(path, f"it has more than {_MAX_FILES} files")
+        return FolderSnapshot(end, tuple(self._snapshot(path / name, magic=b"") for name in names))
 
     def open(self, path: Path) -> int:
         """Return a descriptor of a file that `admit` takes, after judging it again; the caller closes it.
@@ -111,47 +111,47 @@ class LocalSources:
             return False
         return True
 
-    def _look(self, path: Path, magic: bytes = _MAGIC) -> FileSnapshot:
+    def _snapshot(self, path: Path, magic: bytes = _MAGIC) -> FileSnapshot:
         descriptor, snapshot = self._open(path, magic)
         os.close(descriptor)
         return snapshot
 
     def _open(self, path: Path, magic: bytes = _MAGIC) -> tuple[int, FileSnapshot]:
-        self._check_written(path)
-        way = follow(path)
-        folder = self._holding(way.end, path)
+        self._check_listed(path)
+        resolved = resolve_links(path)
+        folder = self._containing_folder(resolved.end, path)
         trusted = {0, os.geteuid()}
         try:
             trusted.add(folder.stat().st_uid)
-            found = way.found
+            found = resolved.found
             if found is None:
-                raise WeightsNotFoundError.at(path, _why_not(way))
-            for step in way.steps:
+                raise WeightsNotFoundError.at(path, _missing_detail(resolved))
+            for step in resolved.steps:
                 # The way to a listed folder is its owner's to trust; below it only who owns it, and root, count.
                 below = step.folder == folder or folder in step.folder.parents
                 if weakness := step.weakness(trusted if below else None):
                     raise WeightsNotFoundError.at(path, weakness)
-            return _open_regular(path, way.end, found, magic)
+            return _open_regular(path, resolved.end, found, magic)
         except OSError as exc:
-            raise WeightsNotFoundError.at(path, unreadable(exc)) from exc
+            raise WeightsNotFoundError.at(path, describe_read_error(exc)) from exc
 
-    def _check_written(self, path: Path) -> None:
-        written = Path(os.path.normpath(path))
-        if not any(folder in written.parents for listed in self.folders for folder in _spellings(listed)):
+    def _check_listed(self, path: Path) -> None:
+        normalized = Path(os.path.normpath(path))
+        if not any(folder in normalized.parents for listed in self.folders for folder in _spellings(listed)):
             raise SourceNotAllowedError.of_path(path)
 
-    def _holding(self, end: Path, path: Path) -> Path:
+    def _containing_folder(self, end: Path, path: Path) -> Path:
         """Return the innermost listed folder that holds the end of a way."""
-        holding = [folder for listed in self.folders if (folder := follow(listed).end) in end.parents]
-        store = None if self.store is None else follow(self.store).end
-        if not holding or (store in end.parents and store not in holding):
+        containing = [folder for listed in self.folders if (folder := resolve_links(listed).end) in end.parents]
+        store = None if self.store is None else resolve_links(self.store).end
+        if not containing or (store in end.parents and store not in containing):
             raise SourceNotAllowedError.of_path(path)
-        return max(holding, key=lambda folder: len(folder.parts))
+        return max(containing, key=lambda folder: len(folder.parts))
 
 
 def _spellings(listed: Path) -> tuple[Path, Path]:
     """Return a listed folder as its owner wrote it, and where it leads."""
-    return Path(os.path.normpath(listed)), follow(listed).end
+    return Path(os.path.normpath(listed)), resolve_links(listed).end
 
 
 def _parts_of(path: Path) -> tuple[str, ...]:
@@ -161,8 +161,8 @@ def _parts_of(path: Path) -> tuple[str, ...]:
         return (path.name,)  # numbers that make no sense; the engine takes it as one file
 
 
-def _why_not(way: Way) -> str:
-    return "there is nothing" if way.error is None else unreadable(way.error)
+def _missing_detail(resolved: ResolvedPath) -> str:
+    return "there is nothing" if resolved.error is None else describe_read_error(resolved.error)
 
 
 def _open_regular(path: Path, end: Path, found: os.stat_result, magic: bytes) -> tuple[int, FileSnapshot]:
@@ -172,15 +172,15 @@ def _open_regular(path: Path, end: Path, found: os.stat_result, magic: bytes) ->
     if not stat.S_ISREG(found.st_mode):
         raise WeightsNotFoundError.at(path, "it is not a regular file")
     descriptor = os.open(end, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
-    kept = False
+    keep_open = False
     try:
-        now = os.fstat(descriptor)
-        if (now.st_dev, now.st_ino) != (found.st_dev, found.st_ino):
+        current = os.fstat(descriptor)
+        if (current.st_dev, current.st_ino) != (found.st_dev, found.st_ino):
             raise WeightsNotFoundError.at(path, "it was replaced while it was looked at")
         if os.pread(descriptor, len(magic), 0) != magic:
-            raise WeightsNotFoundError.at(path, "it is not a GGUF file" if now.st_size else "it is empty")
-        kept = True
-        return descriptor, FileSnapshot.at(end, now)
+            raise WeightsNotFoundError.at(path, "it is not a GGUF file" if current.st_size else "it is empty")
+        keep_open = True
+        return descriptor, FileSnapshot.at(end, current)
     finally:
-        if not kept:
+        if not keep_open:
             os.close(descriptor)

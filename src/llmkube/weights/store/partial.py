@@ -19,13 +19,13 @@ import attrs
 from llmkube.base.private_files import sync, write_private
 from llmkube.weights.errors import FetchError
 from llmkube.weights.http_responses import Validator
-from llmkube.weights.store.blobs import Store, cannot_write, sync_folder
+from llmkube.weights.store.blobs import Store, sync_folder, write_error
 
 _HASH_CHUNK_BYTES: Final = 8 << 20
 _WRITE_BYTES: Final = 256 << 10
 """Per system call. With 4 MiB at once, ext4 on Linux 6.18 takes five to ten times the processor time: it then looks for
 large stretches of free memory. Below 64 KiB the calls themselves begin to count."""
-_LONGEST_NOTE: Final = 16 * 1024
+_MAX_METADATA_BYTES: Final = 16 * 1024
 
 
 @attrs.frozen
@@ -71,12 +71,12 @@ class Partial:
         if not self.unhashed_bytes:
             os.ftruncate(self._fd, self.size_bytes)
 
-    def begin(self, note: PartialInfo) -> None:
+    def begin(self, info: PartialInfo) -> None:
         """Drop what is there, and expect the version that the note names."""
         self._digest = hashlib.sha256()
         self.size_bytes = self.unhashed_bytes = 0
-        self.info = note
-        self._write_note(0)
+        self.info = info
+        self._write_metadata(0)
         os.ftruncate(self._fd, 0)
 
     def append(self, data: bytes | memoryview) -> None:
@@ -94,7 +94,7 @@ class Partial:
         except OSError as exc:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, start)
-            raise cannot_write(self.store, exc) from exc
+            raise write_error(self.store, exc) from exc
         self._digest.update(view)
         self.size_bytes += done
 
@@ -104,8 +104,8 @@ class Partial:
         try:
             sync(self._fd)
         except OSError as exc:
-            raise cannot_write(self.store, exc) from exc
-        self._write_note(size_bytes)
+            raise write_error(self.store, exc) from exc
+        self._write_metadata(size_bytes)
 
     def commit(self) -> Path:
         """Give the file its name among the blobs: its digest. It must have been through `checkpoint`."""
@@ -113,9 +113,9 @@ class Partial:
         try:
             self.path.replace(final)
             sync_folder(self.store.blobs)
-            _note_of(self.path).unlink(missing_ok=True)
+            _metadata_path(self.path).unlink(missing_ok=True)
         except OSError as exc:
-            raise cannot_write(self.store, exc) from exc
+            raise write_error(self.store, exc) from exc
         return final
 
     def close(self) -> None:
@@ -125,7 +125,7 @@ class Partial:
                 return
             if self.size_bytes == 0:
                 self.path.unlink()
-                _note_of(self.path).unlink(missing_ok=True)
+                _metadata_path(self.path).unlink(missing_ok=True)
             elif not self.unhashed_bytes:
                 self.checkpoint()
         except (OSError, FetchError):
@@ -133,7 +133,7 @@ class Partial:
         finally:
             os.close(self._fd)
 
-    def _write_note(self, synced_bytes: int) -> None:
+    def _write_metadata(self, synced_bytes: int) -> None:
         text = json.dumps(
             {
                 "etag": self.info.validator.etag,
@@ -143,9 +143,9 @@ class Partial:
             }
         )
         try:
-            write_private(_note_of(self.path), text)
+            write_private(_metadata_path(self.path), text)
         except OSError as exc:
-            raise cannot_write(self.store, exc) from exc
+            raise write_error(self.store, exc) from exc
 
 
 def open_partial(store: Store, key: str) -> Partial | None:
@@ -160,7 +160,7 @@ def open_partial(store: Store, key: str) -> Partial | None:
     try:
         while True:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
-            kept = False
+            keep_open = False
             try:
                 if not stat.S_ISREG(os.fstat(fd).st_mode):
                     raise FetchError(f"{path} is not a regular file; remove it")
@@ -169,22 +169,22 @@ def open_partial(store: Store, key: str) -> Partial | None:
                 except BlockingIOError:
                     return None
                 if _same_file(path, fd):  # else it was committed or removed between our open and our lock
-                    partial = _take_up(store, path, fd)
-                    kept = True
+                    partial = _resume(store, path, fd)
+                    keep_open = True
                     return partial
             finally:
-                if not kept:
+                if not keep_open:
                     os.close(fd)
     except OSError as exc:
-        raise cannot_write(store, exc) from exc
+        raise write_error(store, exc) from exc
 
 
-def remove_partial(path: Path, *, unless_younger_than: float | None = None) -> int:
+def remove_partial(path: Path, *, unless_modified_since: float | None = None) -> int:
     """Remove an incomplete file that no process holds; return the bytes that this frees.
 
     Args:
         path: One of the files in the store's folder of partials.
-        unless_younger_than: Keep it if it changed after this time, in seconds since the epoch.
+        unless_modified_since: Keep it if it changed after this time, in seconds since the epoch.
     """
     try:
         fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -192,11 +192,11 @@ def remove_partial(path: Path, *, unless_younger_than: float | None = None) -> i
         return 0  # gone meanwhile, or nothing that we made
     try:
         found = os.fstat(fd)
-        if unless_younger_than is not None and found.st_mtime > unless_younger_than:
+        if unless_modified_since is not None and found.st_mtime > unless_modified_since:
             return 0
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         path.unlink(missing_ok=True)
-        _note_of(path).unlink(missing_ok=True)
+        _metadata_path(path).unlink(missing_ok=True)
     except BlockingIOError:
         return 0
     else:
@@ -205,22 +205,22 @@ def remove_partial(path: Path, *, unless_younger_than: float | None = None) -> i
         os.close(fd)
 
 
-def _take_up(store: Store, path: Path, fd: int) -> Partial:
+def _resume(store: Store, path: Path, fd: int) -> Partial:
     partial = Partial(store, path, fd)
-    note, synced_bytes = _read_note(_note_of(path))
+    info, synced_bytes = _read_metadata(_metadata_path(path))
     if synced_bytes > 0 and os.fstat(fd).st_size >= synced_bytes:
-        partial.info, partial.unhashed_bytes = note, synced_bytes
+        partial.info, partial.unhashed_bytes = info, synced_bytes
     else:
         partial.begin(PartialInfo())
     return partial
 
 
-def _read_note(path: Path) -> tuple[PartialInfo, int]:
+def _read_metadata(path: Path) -> tuple[PartialInfo, int]:
     """Return what an earlier process noted and the bytes that the note covers; nothing if it cannot be decoded."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(fd, "rb") as file:
-            data = json.loads(file.read(_LONGEST_NOTE))
+            data = json.loads(file.read(_MAX_METADATA_BYTES))
         etag, modified, total, synced = (data[k] for k in ("etag", "lastModified", "totalBytes", "syncedBytes"))
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return PartialInfo(), 0
@@ -229,13 +229,13 @@ def _read_note(path: Path) -> tuple[PartialInfo, int]:
     return (PartialInfo(Validator(etag, modified), total), synced) if texts and numbers else (PartialInfo(), 0)
 
 
-def _note_of(path: Path) -> Path:
+def _metadata_path(path: Path) -> Path:
     return path.with_name(path.name + ".json")
 
 
 def _same_file(path: Path, fd: int) -> bool:
     try:
-        there, here = path.lstat(), os.fstat(fd)
+        on_disk, opened = path.lstat(), os.fstat(fd)
     except OSError:
         return False
-    return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
+    return (on_disk.st_dev, on_disk.st_ino) == (opened.st_dev, opened.st_ino)

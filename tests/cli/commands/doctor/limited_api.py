@@ -11,7 +11,7 @@ import trio
 
 from cli.cli_objects import kubeconfig
 from llmkube.apiserver.app import ApiServer
-from llmkube.apiserver.server import token_judge
+from llmkube.apiserver.server import token_authenticator
 from llmkube.apiserver.storage.revisions import Store
 from llmkube.base.http.listen import open_listeners
 from llmkube.base.http.message import Response
@@ -52,9 +52,9 @@ async def open_limited_api(folder, *, refused=(), ahead_seconds=0.0, installed=T
             await exchange.respond(Response.json(201, review(json.loads(request.body))))
         elif request.raw_path == "/version":
             at = utcnow() + datetime.timedelta(seconds=ahead_seconds)
-            told = Response.json(200, {"gitVersion": "v1.34.1"})
+            version = Response.json(200, {"gitVersion": "v1.34.1"})
             date = email.utils.format_datetime(at, usegmt=True)
-            await exchange.respond(Response(200, told.headers.with_("Date", date), told.body))
+            await exchange.respond(Response(200, version.headers.with_("Date", date), version.body))
         else:
             await server.handle(exchange)
 
@@ -63,7 +63,7 @@ async def open_limited_api(folder, *, refused=(), ahead_seconds=0.0, installed=T
     path = kubeconfig(folder / "limited-kubeconfig", f"http://127.0.0.1:{port}", "lab", TOKEN)
     path.chmod(0o600)
     async with trio.open_nursery() as nursery:
-        await nursery.start(partial(run_server, answer, listeners, judge=token_judge(TOKEN)))
+        await nursery.start(partial(run_server, answer, listeners, judge=token_authenticator(TOKEN)))
         yield path
         server.end_watches()
         nursery.cancel_scope.cancel()

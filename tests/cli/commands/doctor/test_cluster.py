@@ -19,25 +19,25 @@ from llmkube.apiserver.storage.revisions import Store
 from llmkube.cli.commands.doctor import cluster
 from llmkube.cli.commands.doctor.cluster import (
     REVIEWS,
-    Answer,
+    ServerReport,
     api_server,
+    assess_advertised,
+    assess_lan_access,
+    assess_server,
     attributes_of,
     find_target,
-    judge_advertised,
-    judge_answer,
-    judge_lan_access,
     lacking_rights,
-    not_asked,
+    not_queried,
+    request_failed,
     rights_command,
     skew_of,
-    unanswered,
 )
-from llmkube.cli.target_cluster import Where
+from llmkube.cli.target_cluster import ClusterFlags
 from llmkube.k8s.client import Client
 from llmkube.k8s.errors import ForbiddenError
 from llmkube.k8s.exchange import TransportSender
 from llmkube.programs.config import AgentConfig, UpConfig
-from llmkube.programs.state_location import SERVER, held
+from llmkube.programs.state_location import SERVER_LOCK, hold_lock
 from llmkube.supervisor import rights
 
 NOON = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
@@ -62,7 +62,7 @@ def test_a_clock_is_wrong_by_what_neither_rounding_nor_waiting_explains(ahead, t
 
 
 @pytest.mark.parametrize("date", ["", "yesterday", "Thu, 99 Jan 2026 12:00:00 GMT"])
-def test_a_server_that_tells_no_time_has_no_wrong_one(date):
+def test_a_server_without_a_date_has_no_skew(date):
     """The line is then left out."""
     assert skew_of(date, NOON, NOON) is None
 
@@ -167,61 +167,61 @@ def home(tmp_path, monkeypatch):
 def test_no_cluster_is_asked_that_nobody_named(home, monkeypatch):
     """Kubectl's own file names none; a flag, KUBECONFIG and an agent do, and a running `up` is our own."""
     here = installation(home / "state", config=UpConfig())
-    found = find_target(here, Where())
+    found = find_target(here, ClusterFlags())
     assert (found.config, found.home) == (None, "home")
-    assert find_target(here, Where(context="home")).config.server == "https://home:6443"
+    assert find_target(here, ClusterFlags(context="home")).config.server == "https://home:6443"
     other = named(home / "other", "other")
-    assert find_target(here, Where(kubeconfig=str(other))).config.server == "https://other:6443"
+    assert find_target(here, ClusterFlags(kubeconfig=str(other))).config.server == "https://other:6443"
     agents = installation(home / "state", program="agent", config=AgentConfig(kubeconfig=other))
-    assert find_target(agents, Where()).config.server == "https://other:6443"
+    assert find_target(agents, ClusterFlags()).config.server == "https://other:6443"
     named(home / "state" / "kubeconfig", "own")
-    with held(home / "state" / SERVER):
-        own = find_target(attrs.evolve(here, pid=1), Where())
+    with hold_lock(home / "state" / SERVER_LOCK):
+        own = find_target(attrs.evolve(here, pid=1), ClusterFlags())
     assert (own.config.server, own.own) == ("https://own:6443", True)
     monkeypatch.setenv("KUBECONFIG", str(other))
-    assert find_target(here, Where()).config.server == "https://other:6443"
+    assert find_target(here, ClusterFlags()).config.server == "https://other:6443"
 
 
 def test_without_any_file_there_is_nothing_to_ask(home):
     """Nor to name."""
     (home / ".kube" / "config").unlink()
-    found = find_target(installation(home / "state", config=UpConfig()), Where())
+    found = find_target(installation(home / "state", config=UpConfig()), ClusterFlags())
     assert (found.config, found.home) == (None, "")
 
 
-async def test_an_api_server_that_says_nothing_is_away(home, monkeypatch):
+async def test_an_api_server_that_gives_no_answer_is_away(home, monkeypatch):
     """It accepts connections, and answers none: that is a failure, and not a look that took too long."""
     monkeypatch.setattr(cluster, "ANSWER_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         file = home / "silent"
         server = f"http://127.0.0.1:{silent.getsockname()[1]}"
         kubeconfig(file, server, "lab")
-        (found,) = await api_server(installation(home / "state"), Where(kubeconfig=str(file)), lambda: NOON)
+        (found,) = await api_server(installation(home / "state"), ClusterFlags(kubeconfig=str(file)), lambda: NOON)
     check_finding(found, "fail", f'{server} (context "lab"): no answer within 0.2 s')
 
 
 PLACE = 'https://c:6443 (context "lab")'
-ANSWER = Answer(version="Kubernetes v1.34.1")
+ANSWER = ServerReport(version="Kubernetes v1.34.1")
 
 
 @pytest.mark.parametrize(
     ("found", "verdict", "words"),
     [
-        (not_asked(""), "pass", "no cluster is named"),
-        (not_asked("lab"), "pass", '--context "lab"'),
-        (*judge_answer("https://c", ANSWER, "", agent=True), "pass", "v1.34.1"),
-        (unanswered(PLACE, "connection refused"), "fail", f"{PLACE}: connection refused"),
-        (unanswered(PLACE, "Unauthorized", 401), "fail", "`llmkube agent join`"),
-        (judge_lan_access("refused", job=True, daemon=False), "fail", "errno 65"),
-        (judge_lan_access("refused", job=True, daemon=False), "fail", "Local Network Privacy"),
-        (judge_lan_access("reached", job=True, daemon=False), "pass", "the job reaches"),
-        (judge_lan_access("unknown", job=True, daemon=False), "warn", "`llmkube agent restart`"),
-        (judge_lan_access("", job=True, daemon=False), "warn", "only the job can tell"),
-        (judge_lan_access("", job=True, daemon=True), "pass", "exempt"),
-        (judge_lan_access("", job=False, daemon=False), "pass", "no job"),
-        (judge_advertised("192.168.1.5", given=False), "pass", "192.168.1.5, as it talks"),
-        (judge_advertised("192.168.1.5", given=True), "pass", "by --host-ip"),
-        (judge_advertised("", given=False), "fail", "--host-ip ADDRESS"),
+        (not_queried(""), "pass", "no cluster is named"),
+        (not_queried("lab"), "pass", '--context "lab"'),
+        (*assess_server("https://c", ANSWER, "", agent=True), "pass", "v1.34.1"),
+        (request_failed(PLACE, "connection refused"), "fail", f"{PLACE}: connection refused"),
+        (request_failed(PLACE, "Unauthorized", 401), "fail", "`llmkube agent join`"),
+        (assess_lan_access("refused", job=True, daemon=False), "fail", "errno 65"),
+        (assess_lan_access("refused", job=True, daemon=False), "fail", "Local Network Privacy"),
+        (assess_lan_access("reached", job=True, daemon=False), "pass", "the job reaches"),
+        (assess_lan_access("unknown", job=True, daemon=False), "warn", "`llmkube agent restart`"),
+        (assess_lan_access("", job=True, daemon=False), "warn", "only the job can tell"),
+        (assess_lan_access("", job=True, daemon=True), "pass", "exempt"),
+        (assess_lan_access("", job=False, daemon=False), "pass", "no job"),
+        (assess_advertised("192.168.1.5", given=False), "pass", "192.168.1.5, as it talks"),
+        (assess_advertised("192.168.1.5", given=True), "pass", "by --host-ip"),
+        (assess_advertised("", given=False), "fail", "--host-ip ADDRESS"),
     ],
 )
 def test_each_look_is_one_finding_with_its_fix(found, verdict, words):
@@ -230,7 +230,7 @@ def test_each_look_is_one_finding_with_its_fix(found, verdict, words):
 
 
 def judged(*, agent=True, **changes):
-    return list(judge_answer(PLACE, attrs.evolve(ANSWER, **changes), "`llmkube rbac agent`", agent=agent))
+    return list(assess_server(PLACE, attrs.evolve(ANSWER, **changes), "`llmkube rbac agent`", agent=agent))
 
 
 @pytest.mark.parametrize(
@@ -258,6 +258,6 @@ def test_a_long_list_of_rights_is_cut_and_counted():
 
 
 @pytest.mark.parametrize(("skew", "words"), [(300, "300 s behind the"), (-300, "300 s ahead of the")])
-def test_a_clock_is_said_from_this_machine_s_side(skew, words):
+def test_a_clock_is_measured_from_this_machine_s_side(skew, words):
     """The API server's being ahead is ours being behind."""
     assert words in judged(skew=timedelta(seconds=skew))[-1].found

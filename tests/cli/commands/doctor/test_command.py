@@ -11,7 +11,7 @@ from cli.commands.doctor.places import installation
 from llmkube.base.errors import UserError
 from llmkube.cli.commands.doctor.command import Probe, doctor, probes_of, run_probes
 from llmkube.cli.commands.doctor.findings import Verdict, passed
-from llmkube.cli.target_cluster import Where
+from llmkube.cli.target_cluster import ClusterFlags
 
 ANY = ["system", "engine", "Ollama", "memory", "disk"]
 OURS = ["ports", "keys", "last end", "API server"]
@@ -33,7 +33,7 @@ MACS = ["sleep", "FileVault", "firewall", "Full Disk Access", "local network"]
 )
 def test_each_machine_has_its_own_lines(tmp_path, changes, names):
     """In the order of the report; none is asked for what it cannot have."""
-    probes = probes_of(installation(tmp_path, **changes), Where())
+    probes = probes_of(installation(tmp_path, **changes), ClusterFlags())
     assert [probe.name for probe in probes] == names
     assert all(0 < probe.seconds <= 75 for probe in probes)
 

@@ -33,7 +33,7 @@ from llmkube.k8s.codec import decode
 from llmkube.k8s.exchange import TransportSender
 from llmkube.k8s.resource import Key
 from llmkube.k8s.workloads import Job, Pod
-from llmkube.programs.fetch_job.reach import tried
+from llmkube.programs.fetch_job.reach import try_connect
 
 IMAGE = "registry.example/llmkube@sha256:0"
 JOBS = "/apis/batch/v1/namespaces/default/jobs"
@@ -82,7 +82,7 @@ async def dialled(container):
     program, address, flag, word = container["args"]
     assert (container["command"], program, flag) == (["llmkube"], "reach", "--word")
     host, _, port = address.rpartition(":")
-    message = json.dumps({"result": await tried(host, int(port), word)})
+    message = json.dumps({"result": await try_connect(host, int(port), word)})
     return {"terminated": {"exitCode": 0, "message": message, "reason": "Completed"}}
 
 
@@ -105,7 +105,7 @@ async def test_a_pod_reaches_this_host_and_the_job_goes(monkeypatch):
         assert (await client.get_json(JOBS))["items"] == []
 
 
-async def test_a_pod_that_gets_no_answer_tells_the_errno(monkeypatch):
+async def test_a_pod_that_gets_no_answer_reports_the_errno(monkeypatch):
     """Another port is what a firewall looks like from there."""
 
     async def walled(container):
@@ -127,7 +127,7 @@ async def test_another_machine_at_the_address_is_no_success(monkeypatch):
         check_finding(found, "fail", " cannot be reached: another machine answers there")
 
 
-async def test_an_image_that_cannot_be_pulled_is_told_and_the_job_goes(monkeypatch):
+async def test_an_image_that_cannot_be_pulled_is_reported_and_the_job_goes(monkeypatch):
     """Without waiting for the whole of the deadline."""
 
     async def stuck(_):
@@ -199,7 +199,7 @@ def pod_with(state=None, **status):
         (pod_with(phase="Failed", reason="DeadlineExceeded"), "", "DeadlineExceeded"),
     ],
 )
-def test_what_a_pod_tells(pod, result, problem):
+def test_what_a_pod_reports(pod, result, problem):
     """Its result, or why there is none."""
     found = read_pods([pod])
     assert found.result == result
@@ -209,7 +209,7 @@ def test_what_a_pod_tells(pod, result, problem):
 @pytest.mark.parametrize(
     "pods", [[], [pod_with()], [pod_with({"waiting": {"reason": "ContainerCreating"}})], [pod_with({"running": {}})]]
 )
-def test_a_pod_that_has_told_nothing_yet_is_waited_for(pods):
+def test_a_pod_that_has_no_result_yet_is_waited_for(pods):
     """It is pulled, created, or runs."""
     assert read_pods(pods) is None
 

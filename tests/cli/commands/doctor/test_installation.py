@@ -6,7 +6,7 @@ import plistlib
 import pytest
 
 from llmkube.cli.commands.doctor.installation import find_installation, given_flags
-from llmkube.programs.state_location import ENGINES, SERVER, held
+from llmkube.programs.state_location import ENGINES_LOCK, SERVER_LOCK, hold_lock
 
 
 @pytest.mark.parametrize(
@@ -44,9 +44,9 @@ def test_who_holds_the_state_directory_runs(home):
     """With both locks it is an `up`, with one an agent."""
     state = home / "state"
     state.mkdir(mode=0o700)
-    with held(state / ENGINES):
+    with hold_lock(state / ENGINES_LOCK):
         assert find_installation(state).program == "agent"
-        with held(state / SERVER):
+        with hold_lock(state / SERVER_LOCK):
             here = find_installation(state)
     assert (here.program, here.pid) == ("up", os.getpid())
 
@@ -68,7 +68,7 @@ def test_a_job_s_flags_count_although_it_does_not_run(home, monkeypatch):
     assert find_installation(home / "state").config.memory_fraction == 0
 
 
-def test_settings_that_cannot_be_read_are_told_and_the_defaults_taken(home):
+def test_settings_that_cannot_be_read_are_reported_and_the_defaults_taken(home):
     """Everything else can still be looked at."""
     state = home / "state"
     state.mkdir(mode=0o700)

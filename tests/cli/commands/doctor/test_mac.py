@@ -8,11 +8,11 @@ import pytest
 
 from cli.commands.doctor.places import check_finding
 from llmkube.cli.commands.doctor.mac import (
-    judge_firewall,
-    judge_gpu_limit,
-    judge_guarded_folders,
-    judge_power,
-    judge_sleep,
+    assess_firewall,
+    assess_gpu_limit,
+    assess_guarded_folders,
+    assess_power,
+    assess_sleep,
     newest_jetsam,
 )
 from llmkube.supervisor.host.this_machine import GpuLimit
@@ -20,11 +20,11 @@ from llmkube.supervisor.host.this_machine import GpuLimit
 GIB = 1 << 30
 WELL = {"on_battery": False, "low_power": False, "restarts": 1}
 DOCUMENTS = ["--model-store in /Users/ada/Documents"]
-WALL = partial(judge_firewall, "/py", blocks_all=False)
+WALL = partial(assess_firewall, "/py", blocks_all=False)
 
 
 def gpu(limit_bytes, guessed=False):
-    return judge_gpu_limit(64 * GIB, GpuLimit(limit_bytes, "Metal", guessed), 48 * GIB)
+    return assess_gpu_limit(64 * GIB, GpuLimit(limit_bytes, "Metal", guessed), 48 * GIB)
 
 
 @pytest.mark.parametrize(
@@ -35,22 +35,22 @@ def gpu(limit_bytes, guessed=False):
         (gpu(62 * GIB), "fail", "`sudo sysctl iogpu.wired_limit_mb=49152`, or 0"),
         (gpu(48 * GIB, guessed=True), "warn", "ssh"),
         (gpu(40 * GIB), "warn", "`sudo sysctl iogpu.wired_limit_mb=49152`"),
-        (judge_sleep(0, kept_awake=False), "pass", "it never sleeps"),
-        (judge_sleep(1, kept_awake=False), "warn", "`sudo pmset -a sleep 0`"),
-        (judge_sleep(1, kept_awake=True), "pass", "engine runs"),
-        (judge_sleep(None, kept_awake=False), "warn", "`pmset -g`"),
-        (judge_power(**WELL), "pass", "it starts when power is back"),
-        (judge_power(**{**WELL, "on_battery": True}), "warn", "battery"),
-        (judge_power(**{**WELL, "low_power": True}), "warn", "lowpowermode 0"),
-        (judge_power(**{**WELL, "restarts": 0}), "warn", "autorestart 1"),
-        (judge_power(**{**WELL, "restarts": None}), "pass", "on mains"),
+        (assess_sleep(0, kept_awake=False), "pass", "it never sleeps"),
+        (assess_sleep(1, kept_awake=False), "warn", "`sudo pmset -a sleep 0`"),
+        (assess_sleep(1, kept_awake=True), "pass", "engine runs"),
+        (assess_sleep(None, kept_awake=False), "warn", "`pmset -g`"),
+        (assess_power(**WELL), "pass", "it starts when power is back"),
+        (assess_power(**{**WELL, "on_battery": True}), "warn", "battery"),
+        (assess_power(**{**WELL, "low_power": True}), "warn", "lowpowermode 0"),
+        (assess_power(**{**WELL, "restarts": 0}), "warn", "autorestart 1"),
+        (assess_power(**{**WELL, "restarts": None}), "pass", "on mains"),
         (WALL(True), "pass", "lets /py in"),
         (WALL(True, blocks_all=True), "fail", "--setblockall off"),
         (WALL(False), "fail", '--unblockapp "/py"'),
         (WALL(None), "warn", "cannot show the question"),
-        (judge_guarded_folders([], "/py"), "pass", "not needed"),
-        (judge_guarded_folders(DOCUMENTS, "/py"), "warn", "--model-store in /Users/ada/Documents"),
-        (judge_guarded_folders(DOCUMENTS, "/py", "the log"), "fail", "add /py"),
+        (assess_guarded_folders([], "/py"), "pass", "not needed"),
+        (assess_guarded_folders(DOCUMENTS, "/py"), "warn", "--model-store in /Users/ada/Documents"),
+        (assess_guarded_folders(DOCUMENTS, "/py", "the log"), "fail", "add /py"),
     ],
 )
 def test_each_look_is_one_finding_with_its_fix(found, verdict, words):

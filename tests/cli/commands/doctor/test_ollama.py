@@ -11,7 +11,7 @@ from llmkube.base.http.client import HttpClient
 from llmkube.base.http.limits import Limits
 from llmkube.base.http.message import NO_HEADERS, Response
 from llmkube.base.http.server import run_server
-from llmkube.cli.commands.doctor.daemons import Ollama, daemon_url, judge_ollama, look_at_ollama
+from llmkube.cli.commands.doctor.daemons import Ollama, assess_ollama, daemon_url, inspect_ollama
 from llmkube.cli.commands.doctor.findings import Verdict
 from llmkube.programs.daemon_engine.processes import Process, Runners, kind_of, runners_in
 from programs.daemon_engine.fake_ollama import LIBRARY_BLOB, URL, FakeDaemon
@@ -38,7 +38,7 @@ ORPHAN = Ollama(url=URL, runners=Runners((), (8, 9)), held={8: GIB, 9: GIB})
 )
 def test_a_fact_is_one_finding_with_its_fix(fact, verdict, words):
     """What is well names what is loaded; what is not names the processes and what ends them."""
-    (finding,) = judge_ollama(fact)
+    (finding,) = assess_ollama(fact)
     assert finding.verdict is Verdict(verdict)
     assert words in f"{finding.found} {finding.why} {finding.fix}"
     assert bool(finding.fix) == (verdict != "pass")
@@ -46,13 +46,13 @@ def test_a_fact_is_one_finding_with_its_fix(fact, verdict, words):
 
 def test_a_machine_without_ollama_has_no_line():
     """Nobody is told of a program that he does not have."""
-    assert list(judge_ollama(Ollama(url=URL))) == []
+    assert list(assess_ollama(Ollama(url=URL))) == []
 
 
-def test_orphans_are_told_beside_a_server_that_is_well():
+def test_orphans_are_reported_next_to_a_healthy_server():
     """One that was started anew knows nothing of what the one before has left."""
     both = attrs.evolve(FINE, runners=Runners((7,), (8,), 1), held={7: GIB, 8: GIB})
-    assert [each.verdict for each in judge_ollama(both)] == [Verdict.WARN, Verdict.PASS]
+    assert [each.verdict for each in assess_ollama(both)] == [Verdict.WARN, Verdict.PASS]
 
 
 @pytest.mark.parametrize(
@@ -131,14 +131,14 @@ class Beside(FakeDaemon):
 
         async with trio.open_nursery() as nursery:
             await nursery.start(partial(run_server, self.handle, [listener], limits=Limits(drain_seconds=0.1)))
-            found = await look_at_ollama(HttpClient(connect), URL, self)
+            found = await inspect_ollama(HttpClient(connect), URL, self)
             nursery.cancel_scope.cancel(reason="looked at")
         return found
 
 
-async def told(fake):
+async def assessed(fake):
     """The verdicts of one look, and their words."""
-    findings = list(judge_ollama(await fake.look()))
+    findings = list(assess_ollama(await fake.look()))
     return [each.verdict.value for each in findings], " ".join(f"{each.found} {each.fix}" for each in findings)
 
 
@@ -147,32 +147,32 @@ async def test_a_day_of_an_ollama(autojump_clock):
     fake = Beside()
     fake.put("a:latest")
     fake.put("b:latest")
-    assert await told(fake) == (["pass"], f"0.17.4 at {URL}; 2 models loaded, 2.0 GiB: a:latest, b:latest ")
+    assert await assessed(fake) == (["pass"], f"0.17.4 at {URL}; 2 models loaded, 2.0 GiB: a:latest, b:latest ")
     fake.drop("b:latest")
-    assert (await told(fake))[0] == ["pass"]
+    assert (await assessed(fake))[0] == ["pass"]
     fake.stop()
-    assert await told(fake) == ([], "")  # TERM takes its models along
+    assert await assessed(fake) == ([], "")  # TERM takes its models along
     fake.start("0.18.0")
-    assert await told(fake) == (["pass"], f"0.18.0 at {URL}; 0 models loaded ")
+    assert await assessed(fake) == (["pass"], f"0.18.0 at {URL}; 0 models loaded ")
     fake.put("a:latest")
     fake.stop(killed=True)
-    verdicts, words = await told(fake)
+    verdicts, words = await assessed(fake)
     assert verdicts == ["warn"]
     assert "`kill 203`" in words
     fake.start()
     fake.put("a:latest")
-    assert (await told(fake))[0] == ["warn", "pass"]  # the orphan stays beside the model that was loaded anew
+    assert (await assessed(fake))[0] == ["warn", "pass"]  # the orphan stays beside the model that was loaded anew
     del fake.held[203]
-    assert (await told(fake))[0] == ["pass"]
+    assert (await assessed(fake))[0] == ["pass"]
 
 
-async def test_an_unload_that_was_said_and_not_done_is_told(autojump_clock):
+async def test_an_unload_that_was_acknowledged_and_not_done_is_reported(autojump_clock):
     """The process is there at the second look, too."""
     fake = Beside()
     fake.put("a:latest")
     fake.lies = True
     fake.drop("a:latest")
-    verdicts, words = await told(fake)
+    verdicts, words = await assessed(fake)
     assert verdicts == ["warn"]
     assert "lists 0 models, and 1 process of it holds 1.0 GiB (pid 201)" in words
 
@@ -182,14 +182,14 @@ async def test_a_process_that_is_about_to_end_is_no_lie(autojump_clock):
     fake = Beside(lag_seconds=1.0)
     fake.put("a:latest")
     fake.drop("a:latest")
-    assert (await told(fake))[0] == ["pass"]
+    assert (await assessed(fake))[0] == ["pass"]
 
 
-async def test_a_server_that_does_not_answer_where_it_is_asked_is_told(autojump_clock):
+async def test_a_server_that_does_not_answer_where_it_is_asked_is_reported(autojump_clock):
     """Its port was changed, or it hangs: its processes show that it is there."""
     fake = Beside(moved=True)
     fake.put("a:latest")
-    verdicts, words = await told(fake)
+    verdicts, words = await assessed(fake)
     assert verdicts == ["warn"]
     assert f"does not answer at {URL}" in words
     assert "OLLAMA_HOST=" in words
@@ -199,14 +199,14 @@ async def test_a_server_that_does_not_answer_where_it_is_asked_is_told(autojump_
 async def test_what_answers_otherwise_is_no_ollama(autojump_clock, odd):
     """Another program may have its port; it is not an error of ours."""
     fake = Beside(hidden=True, odd=odd)
-    assert await told(fake) == ([], "")
+    assert await assessed(fake) == ([], "")
 
 
 async def test_a_server_that_hangs_costs_two_questions(autojump_clock):
     """Its line comes all the same, within what a probe may take."""
     fake = Beside(hangs=True)
     with trio.fail_after(8):
-        assert (await told(fake))[0] == ["warn"]
+        assert (await assessed(fake))[0] == ["warn"]
 
 
 @pytest.mark.parametrize(
@@ -223,6 +223,6 @@ async def test_a_server_that_hangs_costs_two_questions(autojump_clock):
         ("mac.local:port", "http://mac.local:11434"),
     ],
 )
-def test_it_is_asked_where_its_own_variable_says(said, url):
+def test_the_address_comes_from_its_own_variable(said, url):
     """As its client reads it; a wildcard is where it listens, and not where it is asked."""
     assert daemon_url({"OLLAMA_HOST": said}) == url

@@ -5,14 +5,14 @@ import pytest
 import trio
 
 from llmkube.base.http.message import Response
-from llmkube.cli.commands.doctor.daemons import EMPTY_BYTES, Omlx, judge_omlx, look_at_omlx, port_of
+from llmkube.cli.commands.doctor.daemons import EMPTY_BYTES, Omlx, assess_omlx, inspect_omlx, port_of
 from llmkube.cli.commands.doctor.findings import Verdict
 from programs.daemon_engine.fake_omlx import NAME, OWN_BYTES, PID, FakeOmlx, reached
 
 GIB = 1 << 30
 URL = "http://127.0.0.1:8000"
-FINE = Omlx(url=URL, loaded=1, said_bytes=4 * GIB, pid=7, held_bytes=5 * GIB)
-EMPTY = attrs.evolve(FINE, loaded=0, said_bytes=0)
+FINE = Omlx(url=URL, loaded=1, reported_bytes=4 * GIB, pid=7, held_bytes=5 * GIB)
+EMPTY = attrs.evolve(FINE, loaded=0, reported_bytes=0)
 
 
 @pytest.mark.parametrize(
@@ -28,14 +28,14 @@ EMPTY = attrs.evolve(FINE, loaded=0, said_bytes=0)
 )
 def test_a_fact_is_one_finding_with_its_fix(fact, verdict, words):
     """What is well names what is loaded; what is not names the process and what helps."""
-    (finding,) = judge_omlx(fact)
+    (finding,) = assess_omlx(fact)
     assert finding.verdict is Verdict(verdict)
     assert words in f"{finding.found} {finding.why} {finding.fix}"
 
 
 def test_a_machine_without_omlx_has_no_line():
     """Nobody is told of a program that he does not have."""
-    assert list(judge_omlx(Omlx(url=URL))) == []
+    assert list(assess_omlx(Omlx(url=URL))) == []
 
 
 def holding(**facts):
@@ -46,17 +46,17 @@ def holding(**facts):
 
 async def found(fake):
     async with reached(fake) as client:
-        return await look_at_omlx(client, 8000, fake)
+        return await inspect_omlx(client, 8000, fake)
 
 
-async def test_what_is_loaded_is_told_without_a_key(autojump_clock):
+async def test_what_is_loaded_is_reported_without_a_key(autojump_clock):
     """Its count is the server's word, what the process holds the kernel's."""
     fake = holding(key="of its owner")
     fake.put(NAME)
     assert await found(fake) == Omlx(url=URL, loaded=1, pid=PID, held_bytes=OWN_BYTES + 2 * EMPTY_BYTES)
 
 
-async def test_memory_that_stays_is_told(autojump_clock):
+async def test_memory_that_stays_is_reported(autojump_clock):
     """It lists nothing, and holds on."""
     fake = holding(lies=True)
     fake.put(NAME)
@@ -96,4 +96,4 @@ async def test_what_does_not_answer_is_none(autojump_clock):
 
 def test_its_port_is_that_of_its_own_variable():
     """Else its usual one."""
-    assert [port_of({"OMLX_PORT": said}) for said in ("8001", "", "x")] == [8001, 8000, 8000]
+    assert [port_of({"OMLX_PORT": value}) for value in ("8001", "", "x")] == [8001, 8000, 8000]

@@ -7,21 +7,22 @@ from pathlib import Path
 import attrs
 import pytest
 import trio
+from supervisor.nouns.entries import ENGINE, entry
 
 from cli.commands.doctor.places import check_finding, installation
 from free_ports import free_port
 from llmkube.cli.commands.doctor.programs import (
+    assess_engine,
+    assess_last_exits,
+    assess_launchd_job,
+    assess_systemd_unit,
     engine,
-    judge_engine,
-    judge_last_ends,
-    judge_launchd_job,
-    judge_systemd_unit,
-    last_ends,
+    keyless_address,
+    last_exits,
     listed_devices,
     listeners,
     lost_engines,
     no_job,
-    open_address,
     ports,
     settings,
     systemd_unit,
@@ -30,8 +31,7 @@ from llmkube.cli.commands.programs.background.launchctl import JobState
 from llmkube.cli.commands.programs.background.start_limit import FailedStarts
 from llmkube.programs.config import AgentConfig, UpConfig
 from llmkube.supervisor.host.processes import start_of
-from llmkube.supervisor.nouns.journal import FileJournal
-from supervisor.nouns.entries import ENGINE, entry
+from llmkube.supervisor.values.journal import FileJournal
 
 ALIVE = attrs.evolve(ENGINE, pid=os.getpid(), started=start_of(os.getpid()))
 LOST = entry(ENGINE)
@@ -46,7 +46,7 @@ def job(state, *, holds, healthy=False, failures=NO_FAILURES, **changes):
     """What is said of a job of launchd."""
     facts = {"program": "agent", "job": Path("/Users/ada/Library/LaunchAgents/com.llmkube.metal-agent.plist")}
     here = installation(FOLDER, pid=4711 if holds else None, **{**facts, **changes})
-    return judge_launchd_job(here, state, healthy, failures)
+    return assess_launchd_job(here, state, healthy, failures)
 
 
 UP = {"holds": True, "healthy": True}
@@ -60,9 +60,9 @@ NO_ENGINE = FailedStarts("boot", 5, "no engine")
         (settings(installation(FOLDER)), "pass", "nothing of ours on /state"),
         (settings(installation(FOLDER, program="agent", pid=7)), "pass", "llmkube agent (pid 7)"),
         (settings(installation(FOLDER, pid=7, problem="port = x")), "fail", "docs/config.md"),
-        (judge_engine("/e", "6900", None), "pass", "/e, 6900"),
-        (judge_engine("/e", "6900", ("Apple M3", "M4")), "pass", "/e, 6900; Apple M3, M4"),
-        (judge_engine("/e", "6900", ()), "warn", "`/e --list-devices`"),
+        (assess_engine("/e", "6900", None), "pass", "/e, 6900"),
+        (assess_engine("/e", "6900", ("Apple M3", "M4")), "pass", "/e, 6900; Apple M3, M4"),
+        (assess_engine("/e", "6900", ()), "warn", "`/e --list-devices`"),
         (job(JobState(4711, 1, ""), **UP), "pass", "a job of the login"),
         (job(JobState(4711, 1, ""), **UP, daemon=True), "pass", "a daemon"),
         (job(JobState(4711, 9, "1"), **UP), "pass", "9 starts, ended last with 1"),  # and runs now
@@ -75,14 +75,14 @@ NO_ENGINE = FailedStarts("boot", 5, "no engine")
         (job(JobState(4711, 1, ""), **DOWN, failures=NO_ENGINE), "fail", "no engine"),
         (job(JobState(4711, 1, ""), **UP, failures=NO_ENGINE), "pass", ""),
         (job(None, **DOWN, program="up"), "warn", "`llmkube up install`"),
-        (judge_systemd_unit("active"), "pass", "active"),
-        (judge_systemd_unit("inactive"), "warn", "`systemctl --user restart llmkube-up.service`"),
-        (judge_systemd_unit("failed"), "fail", "`llmkube up logs --tail 20`"),
-        (*judge_last_ends([], **NO_ENDS), "pass", "no engine has ended"),
-        (*judge_last_ends([LOST, LOST], **NO_ENDS), "warn", "2 engines ended without a word"),
-        (*judge_last_ends([LOST], **{**NO_ENDS, "rebooted": True}), "warn", "1 engine ended with this machine"),
+        (assess_systemd_unit("active"), "pass", "active"),
+        (assess_systemd_unit("inactive"), "warn", "`systemctl --user restart llmkube-up.service`"),
+        (assess_systemd_unit("failed"), "fail", "`llmkube up logs --tail 20`"),
+        (*assess_last_exits([], **NO_ENDS), "pass", "no engine has ended"),
+        (*assess_last_exits([LOST, LOST], **NO_ENDS), "warn", "2 engines ended without a word"),
+        (*assess_last_exits([LOST], **{**NO_ENDS, "rebooted": True}), "warn", "1 engine ended with this machine"),
         (
-            *judge_last_ends([], rebooted=False, jetsam="JetsamEvent-1.ips", largest_process="llama-server"),
+            *assess_last_exits([], rebooted=False, jetsam="JetsamEvent-1.ips", largest_process="llama-server"),
             "warn",
             "was llama-server",
         ),
@@ -93,7 +93,7 @@ def test_each_look_is_one_finding_with_its_fix(found, verdict, words):
     check_finding(found, verdict, words)
 
 
-async def test_what_the_settings_name_and_is_not_there_is_told(tmp_path):
+async def test_what_the_settings_name_and_is_not_there_is_reported(tmp_path):
     """Another program, with which ours would not start; and no llama-server."""
     config = UpConfig(ollama=tmp_path / "o")
     check_finding(await engine(installation(tmp_path, config=config)), "fail", "leave the setting out")
@@ -132,7 +132,7 @@ def test_the_gpus_that_an_engine_lists_are_read():
 )
 def test_an_open_llama_server_is_known_by_its_command_line(words, address):
     """One with a key, or for this machine alone, is none."""
-    assert open_address(words.split()) == address
+    assert keyless_address(words.split()) == address
 
 
 async def write(folder, *entries):
@@ -159,7 +159,7 @@ async def test_engines_without_a_key_are_found_by_the_journal(tmp_path):
             check_finding(found[0], "fail", "`llmkube restart NAME`")
 
 
-async def test_a_setting_that_lets_everyone_in_is_told_beside_open_engines(tmp_path):
+async def test_a_setting_that_lets_everyone_in_is_reported_beside_open_engines(tmp_path):
     """One that is mended must not hide the next."""
     await write(tmp_path, entry(attrs.evolve(ALIVE, public_host="192.168.1.5", public_port=40001, api_key="")))
     everyone, ours, *_ = await listeners(installation(tmp_path, config=UpConfig(insecure_lan=True)))
@@ -167,15 +167,15 @@ async def test_a_setting_that_lets_everyone_in_is_told_beside_open_engines(tmp_p
     check_finding(ours, "fail", "`llmkube restart NAME`")
 
 
-async def test_an_end_is_unclean_when_nothing_of_ours_runs_that_could_have_told(tmp_path):
+async def test_an_end_is_unclean_when_nothing_of_ours_runs_that_could_have_reported_it(tmp_path):
     """An agent that runs has looked itself."""
     await write(tmp_path, entry(GONE))
-    (found,) = await last_ends(installation(tmp_path))
+    (found,) = await last_exits(installation(tmp_path))
     check_finding(found, "warn", f"1 engine ended with this machine; the largest was {entry().key}")
-    (found,) = await last_ends(installation(tmp_path, pid=1))
+    (found,) = await last_exits(installation(tmp_path, pid=1))
     check_finding(found, "pass", "no engine has ended")
     await write(tmp_path, entry(ALIVE))
-    (found,) = await last_ends(installation(tmp_path))
+    (found,) = await last_exits(installation(tmp_path))
     check_finding(found, "pass", "no engine has ended")
 
 

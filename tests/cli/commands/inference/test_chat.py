@@ -10,14 +10,14 @@ from cli.cli_objects import service
 from cli.memory_cluster import open_cluster_client
 from llmkube.cli.commands.inference import chat
 from llmkube.cli.commands.inference.chat import find_key, read_key_file
-from llmkube.cli.commands.inference.conversation import ContextFullError, Delta, Way
+from llmkube.cli.commands.inference.conversation import ContextFullError, Delta, Route
 from llmkube.cli.main import cli
 from llmkube.cli.target_cluster import Cluster
 from llmkube.k8s.builtins import Secret
 from llmkube.k8s.codec import decode, encode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.errors import ForbiddenError, TransportError
-from llmkube.programs.failures import CommandError, in_one_sentence
+from llmkube.programs.failures import CommandError, errors_as_messages
 
 FIRST = "CanaryFirst1"
 
@@ -29,7 +29,7 @@ def with_keys(found):
 
 
 async def find(found, value=None):
-    with in_one_sentence():  # the cluster's nurseries raise groups
+    with errors_as_messages():  # the cluster's nurseries raise groups
         async with open_cluster_client() as client:
             if value is not None:
                 meta = {"name": "chat-keys", "namespace": "default"}
@@ -60,7 +60,7 @@ async def test_without_a_key_the_way_out_is_named(value, said):
     assert FIRST not in str(refused.value)
 
 
-async def test_a_secret_that_one_may_not_read_is_told_as_that():
+async def test_a_secret_that_one_may_not_read_is_reported_as_that():
     """The API server's refusal is no failure of the command: a file has the key."""
 
     class Client:
@@ -75,7 +75,7 @@ async def test_a_secret_that_one_may_not_read_is_told_as_that():
     ("value", "said"),
     [(None, "cannot be read"), (b"", "is empty"), (b"CanaryFirst1 x\n", "something else than a key in line 1")],
 )
-def test_a_file_without_a_key_is_told_by_its_name(tmp_path, value, said):
+def test_a_file_without_a_key_is_reported_by_its_name(tmp_path, value, said):
     """The first key of a file counts; what is none is not repeated."""
     path = tmp_path / "key"
     path.write_bytes(f"{FIRST}\nsecond\n".encode())
@@ -94,20 +94,20 @@ def test_chat_shows_the_file_s_key_or_the_secret_s_and_none_to_a_gateway(run, mo
     """A file wins; the gateway of `llmkube up` asks for no key and gets none that was not given."""
     shown = []
 
-    async def answer(_where, way, _body, _printer):  # noqa: ASYNC124 - it stands in for one that asks
-        shown.append(way.api_key)
+    async def answer(_where, route, _body, _printer):  # noqa: ASYNC124 - it stands in for one that asks
+        shown.append(route.api_key)
         return "stop"
 
     async def find(_cluster, _service):  # noqa: ASYNC124 - it stands in for one that asks
         return "of-the-secret"
 
-    async def way(_cluster, _service):  # noqa: ASYNC124 - it stands in for one that asks
-        return chat.Way("127.0.0.1", 8080, "default/demo", "the gateway")
+    async def route(_cluster, _service):  # noqa: ASYNC124 - it stands in for one that asks
+        return chat.Route("127.0.0.1", 8080, "default/demo", "the gateway")
 
     monkeypatch.setattr(chat, "_answer", answer)
     monkeypatch.setattr(chat, "find_key", find)
-    monkeypatch.setattr(chat, "find_way", way)
-    monkeypatch.setattr(chat, "gateway_way", lambda _service: object() if through_gateway else None)
+    monkeypatch.setattr(chat, "find_route", route)
+    monkeypatch.setattr(chat, "gateway_route", lambda _service: object() if through_gateway else None)
     file = tmp_path / "key"
     file.write_text(f"{FIRST}\n")
     for args in ((), ("--api-key-file", str(file))):
@@ -130,10 +130,10 @@ def test_bytes_are_no_question():
     assert "standard input is not UTF-8 text" in done.output
 
 
-WAY = Way("127.0.0.1", 8080, "default/demo", "the gateway")
+WAY = Route("127.0.0.1", 8080, "default/demo", "the gateway")
 
 
-def converse(monkeypatch, answer, *lines, find_way=lambda _talk: WAY):
+def converse(monkeypatch, answer, *lines, find_route=lambda _talk: WAY):
     """Hold a conversation of these lines; return what was printed."""
     typed = iter(lines)
 
@@ -143,7 +143,7 @@ def converse(monkeypatch, answer, *lines, find_way=lambda _talk: WAY):
             raise line
         return line
 
-    monkeypatch.setattr(chat._Talk, "_find_way", find_way)
+    monkeypatch.setattr(chat._ChatSession, "_find_route", find_route)
     monkeypatch.setattr(chat, "_answer", answer)
     monkeypatch.setattr(chat, "_prompt", lambda _given: None)
     monkeypatch.setattr("builtins.input", ask)
@@ -164,17 +164,17 @@ def test_a_way_that_is_not_found_ends_no_conversation(monkeypatch, trouble, word
     """An API server that is away, or Ctrl-C while it is asked, costs one answer: the next question has the next one."""
     ways = iter([WAY, trouble, WAY])
 
-    def find_way(_talk):
-        way = next(ways)
-        if isinstance(way, BaseException):
-            raise way
-        return way
+    def find_route(_talk):
+        route = next(ways)
+        if isinstance(route, BaseException):
+            raise route
+        return route
 
-    async def answer(_where, way, body, printer):  # noqa: ASYNC124 - stands in for one that asks
+    async def answer(_where, route, body, printer):  # noqa: ASYNC124 - stands in for one that asks
         printer(Delta("I am here."))
         return "stop"
 
-    done = converse(monkeypatch, answer, "lost?", "there?", find_way=find_way)
+    done = converse(monkeypatch, answer, "lost?", "there?", find_route=find_route)
     assert words in done.stderr
     assert done.stdout == "I am here.\n"
 
@@ -183,11 +183,11 @@ def questions_in(body):
     return [each["content"] for each in json.loads(body)["messages"] if each["role"] == "user"]
 
 
-def test_a_full_context_leaves_out_what_was_said_first(monkeypatch):
+def test_a_full_context_leaves_out_the_oldest_questions(monkeypatch):
     """The conversation goes on with the newest that fits, and says what it has forgotten."""
     sent = []
 
-    async def answer(_where, way, body, printer):  # noqa: ASYNC124 - stands in for one that asks
+    async def answer(_where, route, body, printer):  # noqa: ASYNC124 - stands in for one that asks
         sent.append(questions_in(body))
         if len(sent[-1]) > 3:
             raise ContextFullError("full")
@@ -201,10 +201,10 @@ def test_a_full_context_leaves_out_what_was_said_first(monkeypatch):
     assert done.stdout == "Yes.\n" * 5
 
 
-def test_a_question_that_alone_is_too_long_is_told(monkeypatch):
+def test_a_question_that_alone_is_too_long_is_reported(monkeypatch):
     """Nothing is left to forget: the error stands, and the next question is asked."""
 
-    async def answer(_where, way, body, printer):  # noqa: ASYNC124 - stands in for one that asks
+    async def answer(_where, route, body, printer):  # noqa: ASYNC124 - stands in for one that asks
         if "long" in questions_in(body)[-1]:
             raise ContextFullError("this is more than the model's context holds")
         printer(Delta("Yes."))
@@ -219,7 +219,7 @@ def test_words_for_the_program_reach_no_model(monkeypatch):
     """/help and a mistyped command list what there is, /bye leaves, and two slashes send one."""
     sent = []
 
-    async def answer(_where, way, body, printer):  # noqa: ASYNC124 - stands in for one that asks
+    async def answer(_where, route, body, printer):  # noqa: ASYNC124 - stands in for one that asks
         sent.extend(questions_in(body)[-1:])
         return "stop"
 

@@ -19,35 +19,35 @@ from llmkube.cli.commands.inference.conversation import (
     Conversation,
     Delta,
     EventReader,
+    Route,
     Sampling,
     StreamError,
-    Way,
     error_text,
-    find_way,
-    gateway_way,
+    find_route,
+    gateway_route,
     parse_event,
+    pod_connector,
     stream_answer,
-    to_pod,
 )
 from llmkube.cli.target_cluster import Cluster
 from llmkube.k8s.builtins import EndpointSlice
 from llmkube.k8s.errors import ForbiddenError
 from llmkube.k8s.resource import Key
-from llmkube.programs.failures import CommandError, in_one_sentence
+from llmkube.programs.failures import CommandError, errors_as_messages
 
 POD = Key("default", "chat-0")
-WAY = Way("127.0.0.1", 8080, "default/chat", "the gateway")
+WAY = Route("127.0.0.1", 8080, "default/chat", "the gateway")
 EVENTS = Headers.of({"Content-Type": "text/event-stream"})
 
 
-async def ask(handler, body=b"{}", way=WAY):
+async def ask(handler, body=b"{}", route=WAY):
     """Return the texts of an answer and why it ended."""
     listener = MemoryListener()
     deltas = []
-    with in_one_sentence():  # a nursery raises groups
+    with errors_as_messages():  # a nursery raises groups
         async with open_http_client(listener.connect) as client, trio.open_nursery() as nursery:
             await nursery.start(run_server, handler, [listener])
-            finish_reason = await stream_answer(client, way, body, deltas.append)
+            finish_reason = await stream_answer(client, route, body, deltas.append)
             nursery.cancel_scope.cancel()
     return "".join(delta.text for delta in deltas), finish_reason
 
@@ -90,7 +90,7 @@ async def test_the_key_of_a_way_is_shown_and_stands_in_no_message():
     with pytest.raises(CommandError, match="asks for a key; --api-key-file FILE shows one: no"):
         await ask(handler)
     with pytest.raises(CommandError, match="the one that was shown counts no more: no") as refused:
-        await ask(handler, way=keyed)
+        await ask(handler, route=keyed)
     assert seen == [None, "Bearer CanaryKey1"]
     assert "CanaryKey1" not in str(refused.value)
 
@@ -101,7 +101,7 @@ async def test_an_end_without_a_reason_is_a_break():
         await ask(saying(TEXT))
 
 
-async def test_a_broken_connection_is_told():
+async def test_a_broken_connection_is_reported():
     """An engine that dies in the middle of an answer is a sentence that says where to look."""
 
     async def handler(exchange):
@@ -127,7 +127,7 @@ async def test_a_broken_connection_is_told():
         (Response.text(500, "oops"), r"\(500\): oops"),
     ],
 )
-async def test_a_refusal_is_told_in_its_own_words(response, words):
+async def test_a_refusal_is_reported_in_its_own_words(response, words):
     """While a model loads, and when it refuses, the sentence has the server's words."""
     with pytest.raises(CommandError, match=words):
         await ask(refusing(response))
@@ -151,13 +151,13 @@ def test_the_older_half_is_left_out_first():
     """At least one question goes with its answer, and the newest go last."""
     talk = Conversation(Sampling())
     for question in "abc":
-        talk.keep(question, question.upper())
+        talk.add_exchange(question, question.upper())
     assert talk.forget_oldest() == 2
     assert [turn["content"] for turn in talk.turns] == ["c", "C"]
     assert (talk.forget_oldest(), talk.forget_oldest(), talk.turns) == (1, 0, ())
 
 
-async def test_nobody_there_is_told():
+async def test_an_unreachable_server_is_reported():
     """A port on which nobody listens is a sentence and not a traceback."""
     listener = MemoryListener()
     await listener.aclose()
@@ -169,7 +169,7 @@ async def test_nobody_there_is_told():
 def test_the_conversation_goes_along():
     """Each question is sent with the system's words and everything that was said; /new keeps only the former."""
     talk = Conversation(Sampling(temperature=0.0, max_tokens=9), "Be brief.")
-    talk.keep("a?", "A.")
+    talk.add_exchange("a?", "A.")
     body = json.loads(talk.body("chat", "b?"))
     assert [(each["role"], each["content"]) for each in body["messages"]] == [
         ("system", "Be brief."),
@@ -196,7 +196,7 @@ async def test_a_pod_is_reached_through_the_api_server(monkeypatch):
         return theirs
 
     monkeypatch.setattr(conversation, "connect_to_pod", connect_to_pod)
-    assert await to_pod("the client", POD)("192.0.2.1", 8080) is theirs
+    assert await pod_connector("the client", POD)("192.0.2.1", 8080) is theirs
     await ours.aclose()
 
 
@@ -209,10 +209,10 @@ async def test_who_may_not_forward_ports_needs_the_pod_s_network(monkeypatch):
     monkeypatch.setattr(conversation, "connect_to_pod", connect_to_pod)
     [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
     port = listener.socket.getsockname()[1]
-    async with listener, await to_pod(None, POD)("127.0.0.1", port):
+    async with listener, await pod_connector(None, POD)("127.0.0.1", port):
         pass
     with pytest.raises(CommandError, match="verbs get and create on pods/portforward in namespace default") as refused:
-        await to_pod(None, POD)("127.0.0.1", port)
+        await pod_connector(None, POD)("127.0.0.1", port)
     assert f"127.0.0.1:{port} is in the cluster's own network" in refused.value.message
 
 
@@ -232,11 +232,11 @@ def piece(host, address, *, ready):
 
 
 async def way_to(found, *pieces):
-    with in_one_sentence():  # the cluster's nurseries raise groups
+    with errors_as_messages():  # the cluster's nurseries raise groups
         async with open_cluster_client() as client:
             for each in pieces:
                 await client.apply(EndpointSlice, each, field_manager="test")
-            return await find_way(Cluster(client, "default"), found)
+            return await find_route(Cluster(client, "default"), found)
 
 
 @pytest.mark.parametrize(
@@ -253,22 +253,22 @@ async def way_to(found, *pieces):
 )
 def test_a_gateway_is_known_by_its_address(endpoint, url):
     """Only a plain URL on this machine is the gateway of `llmkube up`; a cluster's names are not."""
-    way = gateway_way(service(endpoint=endpoint))
-    assert (way.url if way else None) == url
+    route = gateway_route(service(endpoint=endpoint))
+    assert (route.url if route else None) == url
 
 
 async def test_a_ready_engine_is_reached_directly():
     """In a cluster the request goes to the address of an engine that answers."""
     pieces = (piece("a", "10.0.0.4", ready=False), piece("b", "10.0.0.5", ready=True))
-    assert await way_to(service(), *pieces) == Way("10.0.0.5", 51234, "chat", "the engine on b")
+    assert await way_to(service(), *pieces) == Route("10.0.0.5", 51234, "chat", "the engine on b")
 
 
 async def test_a_pod_is_known_by_its_name():
     """What a slice says of the pod behind an address is part of the way: it leads through the API server."""
     slice_ = piece("node-1", "10.0.0.5", ready=True)
     slice_["endpoints"][0]["targetRef"] = {"kind": "Pod", "name": "chat-0", "namespace": "default"}
-    way = await way_to(service(selector="app=chat"), slice_)
-    assert (way.host, way.port, way.pod) == ("10.0.0.5", 51234, Key("default", "chat-0"))
+    route = await way_to(service(selector="app=chat"), slice_)
+    assert (route.host, route.port, route.pod) == ("10.0.0.5", 51234, Key("default", "chat-0"))
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ async def test_a_pod_is_known_by_its_name():
         ),
     ],
 )
-async def test_without_a_way_the_reason_is_told(found, words):
+async def test_without_a_route_the_reason_is_reported(found, words):
     """What is missing is named, and what to do about it."""
     with pytest.raises(CommandError, match=words):
         await way_to(found)
@@ -331,7 +331,7 @@ def test_pieces_may_end_anywhere(positions):
     assert reader.done
 
 
-def test_thoughts_are_told_apart():
+def test_reasoning_is_separate():
     """What a model thinks is not part of its answer."""
     assert EventReader().feed(event(reasoning_content="hm")) == [Delta(reasoning="hm")]
 

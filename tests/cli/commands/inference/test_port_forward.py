@@ -16,15 +16,15 @@ from llmkube.base.http.client import open_http_client
 from llmkube.base.http.listen import open_listeners
 from llmkube.base.http.message import Headers, Response
 from llmkube.base.http.server import run_server
-from llmkube.cli.commands.inference.conversation import Way
+from llmkube.cli.commands.inference.conversation import Route
 from llmkube.cli.commands.inference.port_forward import (
     DIAL_SECONDS,
     WAIT_SECONDS,
     Ports,
     PortsType,
-    carry,
     dial_engine,
     open_engines,
+    relay,
     run_one_model,
     run_tunnel,
 )
@@ -58,7 +58,7 @@ async def test_bytes_go_both_ways_and_ends_are_passed_on():
     engine, far = trio.testing.memory_stream_pair()
     dialled = []
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(carry, near, here, pytest.fail, dial_to(far, dialled))
+        nursery.start_soon(relay, near, here, pytest.fail, dial_to(far, dialled))
         await client.send_all(b"question")
         await client.send_eof()
         assert b"".join([piece async for piece in engine]) == b"question"
@@ -73,7 +73,7 @@ async def test_a_broken_side_ends_the_other():
     client, near = trio.testing.memory_stream_pair()
     engine, far = trio.testing.memory_stream_pair()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(carry, near, here, pytest.fail, dial_to(far))
+        nursery.start_soon(relay, near, here, pytest.fail, dial_to(far))
         await client.send_all(b"question")
         assert await engine.receive_some() == b"question"
         await trio.aclose_forcefully(client)
@@ -110,24 +110,24 @@ async def test_a_client_that_ends_closes_the_way_to_its_pod():
     client, near = trio.testing.memory_stream_pair()
     engine, far = trio.testing.memory_stream_pair()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(carry, near, here, pytest.fail, dial_to(PodEnd(far)))
+        nursery.start_soon(relay, near, here, pytest.fail, dial_to(PodEnd(far)))
         await client.send_all(b"question")
         assert await engine.receive_some() == b"question"
         await client.aclose()
         assert await engine.receive_some() == b""
 
 
-async def test_what_the_kubelet_says_is_told():
+async def test_an_error_of_the_kubelet_is_reported():
     """An error that ends the pod's side closes the client's connection, and its sentence is printed."""
     client, near = trio.testing.memory_stream_pair()
     engine, far = trio.testing.memory_stream_pair()
-    told = []
+    lines = []
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(carry, near, here, told.append, dial_to(PodEnd(far, TransportError("connection refused"))))
+        nursery.start_soon(relay, near, here, lines.append, dial_to(PodEnd(far, TransportError("connection refused"))))
         await engine.send_all(b"half an answer")
         await engine.aclose()
         assert b"".join([piece async for piece in client]) == b"half an answer"
-    assert told == ["a connection broke: connection refused"]
+    assert lines == ["a connection broke: connection refused"]
 
 
 async def not_allowed(destination):
@@ -160,11 +160,11 @@ async def nowhere():
 async def test_a_connection_that_leads_nowhere_is_closed(autojump_clock, find, dial, words, seconds):
     """Whatever is wrong with the other end, the client is closed in time and the reason is told."""
     client, near = trio.testing.memory_stream_pair()
-    told = []
+    lines = []
     began = trio.current_time()
-    await carry(near, find, told.append, dial)
+    await relay(near, find, lines.append, dial)
     assert trio.current_time() - began == seconds
-    assert (len(told), words in told[0]) == (1, True)
+    assert (len(lines), words in lines[0]) == (1, True)
     assert await client.receive_some() == b""
 
 
@@ -214,7 +214,7 @@ def test_other_ports_are_usage_errors(run, text):
     assert run("port-forward", "--", "demo", text).exit_code == 2
 
 
-def test_a_taken_port_and_a_wrong_one_are_told(run):
+def test_a_taken_port_and_a_wrong_one_are_reported(run):
     """REMOTE must be a port of the service; a service that is not ready says so instead of listening."""
     done = run("port-forward", "demo", "0")
     assert (done.exit_code, "does not answer yet" in done.output) == (1, True)
@@ -328,8 +328,8 @@ class Port:
         return await self.http.request("GET", self.url + path, headers=Headers.of(headers))
 
     async def post(self, path, body, **headers):
-        told = Headers.of({"Content-Type": "application/json", **headers})
-        return await self.http.request("POST", self.url + path, headers=told, body=json.dumps(body).encode())
+        lines = Headers.of({"Content-Type": "application/json", **headers})
+        return await self.http.request("POST", self.url + path, headers=lines, body=json.dumps(body).encode())
 
 
 @pytest.fixture
@@ -338,15 +338,15 @@ async def port():
     found = attrs.evolve(found, spec=attrs.evolve(found.spec, aliases=("nick",)))
     behind = await open_listeners("127.0.0.1", 0, field="TEST")
     listeners = await open_listeners("127.0.0.1", 0, field="LOCAL")
-    way = Way("127.0.0.1", behind[0].socket.getsockname()[1], "default/chat", "the gateway")
+    route = Route("127.0.0.1", behind[0].socket.getsockname()[1], "default/chat", "the gateway")
 
     async def find():
         await trio.lowlevel.checkpoint()
-        return way
+        return route
 
     async with trio.open_nursery() as nursery:
         await nursery.start(partial(run_server, gateway, behind))
-        nursery.start_soon(run_one_model, listeners, found, way, find)
+        nursery.start_soon(run_one_model, listeners, found, route, find)
         async with open_http_client() as http:
             yield Port(f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}", http)
         nursery.cancel_scope.cancel()

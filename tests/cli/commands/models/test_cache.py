@@ -18,8 +18,8 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import TransportError
 from llmkube.programs.server_side_apply import Applier
 from llmkube.runtimes.plan import LaunchPlan
-from llmkube.supervisor.nouns.desired import Desired, Launch
-from llmkube.supervisor.nouns.journal import Entry, dump, entry_path
+from llmkube.supervisor.values.desired import Desired, Launch
+from llmkube.supervisor.values.journal import Entry, dump, entry_path
 from llmkube.weights.store.blobs import WeightsFile, open_store
 from llmkube.weights.store.index import Record, commit_record, key_of
 from llmkube.weights.store.partial import PartialInfo, open_partial
@@ -91,7 +91,7 @@ def test_the_list_is_a_table_or_data(run, store):
     assert Path(first["path"]).read_bytes() == DEMO
 
 
-def test_an_empty_store_says_so(run, tmp_path):
+def test_an_empty_store_is_reported(run, tmp_path):
     """No models is a sentence, and an empty list for programs."""
     assert run("list").output == f"No models in {tmp_path / 'state' / 'store'}.\n"
     assert json.loads(run("list", "-o", "json").output) == []
@@ -114,12 +114,12 @@ def test_what_is_not_there_is_exit_code_3(run, store):
 
 def test_prune_removes_what_no_model_names(run, store):
     """A dry run only tells; then the unused model and the unfinished download go, and the used one stays."""
-    told = run("prune", "--dry-run").output
-    assert "hf://org/repo/file.gguf would be removed" in told
+    output = run("prune", "--dry-run").output
+    assert "hf://org/repo/file.gguf would be removed" in output
     assert len(list(store.blobs.iterdir())) == 2
-    told = run("prune").output
-    assert "hf://org/repo/file.gguf removed" in told
-    assert "1 unfinished download removed" in told
+    output = run("prune").output
+    assert "hf://org/repo/file.gguf removed" in output
+    assert "1 unfinished download removed" in output
     assert [each["source"] for each in json.loads(run("list", "-o", "json").output)] == [WEB]
 
 
@@ -146,11 +146,11 @@ def test_prune_spares_what_runs_here_for_a_cluster_that_is_not_asked(run, store,
     """A model that the agent's journal names stays, although no Model of the clusters that were asked does."""
     metadata = {"name": "chat", "namespace": "other"}
     service = decode(InferenceService, {"metadata": metadata, "spec": {"modelRef": "chat"}})
-    wish = Desired(service, decode(Model, {"metadata": metadata, "spec": {"source": HF}}))
+    desired = Desired(service, decode(Model, {"metadata": metadata, "spec": {"source": HF}}))
     launch = Launch(LaunchPlan((), (), "llamacpp", "chat"), WeightsFile(tmp_path / "x.gguf", 1, None, "x"))
     path = entry_path(tmp_path / "state" / "journal", service.key)
     path.parent.mkdir(parents=True)
-    path.write_text(json.dumps(dump(Entry(wish, launch))))
+    path.write_text(json.dumps(dump(Entry(desired, launch))))
     assert f"{HF} is in use by InferenceService other/chat on this machine" in run("prune", HF).output
     run("prune", models=())
     assert [each["source"] for each in json.loads(run("list", "-o", "json").output)] == ["hf://org/repo/file.gguf"]
@@ -184,7 +184,7 @@ def test_preload_keeps_the_built_in_model(run, tmp_path):
         (("http://169.254.169.254/m.gguf",), 1, "cloud metadata service"),
     ],
 )
-def test_what_cannot_be_preloaded_says_why(run, args, code, words):
+def test_what_cannot_be_preloaded_is_refused_with_a_reason(run, args, code, words):
     """A source that makes no sense, or a wrong digest, is one sentence and an exit code."""
     found = run("preload", *args)
     assert found.exit_code == code

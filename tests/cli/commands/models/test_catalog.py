@@ -38,7 +38,7 @@ def test_the_list_has_every_model_and_what_it_takes():
     assert max(map(len, done.stderr.splitlines())) <= 80
 
 
-def test_info_says_where_from_and_what_at_which_context():
+def test_info_shows_the_source_and_the_memory_by_context():
     """The source with its revision, how the digest is known, memory at several contexts, and commands to paste."""
     shown = invoke("info", "qwen3-8b").stdout
     assert "hf://Qwen/Qwen3-8B-GGUF/Qwen3-8B-Q4_K_M.gguf@7c41481f57cb95916b40956ab2f0b139b296d974" in shown
@@ -51,7 +51,7 @@ def test_info_says_where_from_and_what_at_which_context():
     assert len(yaml.safe_load(invoke("list", "-o", "yaml").stdout)) == len(entries())
 
 
-def test_more_context_takes_more_and_fits_says_what_fits(monkeypatch):
+def test_more_context_takes_more_and_fits_is_right(monkeypatch):
     """Memory grows with the context, and the verdict is that of this machine's budget."""
     small, large = (memory_bytes(LLAMA, context) for context in (4096, 131072))
     assert 5 << 30 < small < large

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from llmkube.cli.commands.models import fit as fit_module
-from llmkube.cli.commands.models.fit import described, judge
+from llmkube.cli.commands.models.fit import as_lines, assess
 from llmkube.cli.main import cli
 from llmkube.supervisor.memory.budget import host_budget
 from llmkube.weights.estimate.demand import ALL_LAYERS, Demand
@@ -22,13 +22,13 @@ def run(*args):
     return CliRunner().invoke(cli, ("fit", *map(str, args)))
 
 
-def wish(shape, **demand):
+def needs(shape, **demand):
     found = Demand(device_layers=ALL_LAYERS, **demand)
     return attrs.evolve(found, cache_ram_bytes=default_cache_ram_bytes(shape, found))
 
 
 def lines(shape, memory_gib, **demand):
-    return "\n".join(described(judge("Model", shape, wish(shape, **demand), host_budget(memory_gib * GIB))))
+    return "\n".join(as_lines(assess("Model", shape, needs(shape, **demand), host_budget(memory_gib * GIB))))
 
 
 def test_the_demo_fits_everywhere():
@@ -57,14 +57,14 @@ def test_json_has_bytes():
     assert (data["fits"], data["context"], data["memoryBytes"]) == (True, 512, 16 * GIB)
 
 
-def test_a_context_beyond_the_trained_one_is_not_counted_and_said():
+def test_a_context_beyond_the_trained_one_is_reported():
     """What no request can use takes no memory, and the sentence names both figures."""
     done = run(DEMO, "--memory", "16Gi", "--accelerator", "cpu", "-c", "2000000")
     assert done.exit_code == 0, done.output
     assert "context 512 tokens, 1 slot, f16 cache" in done.output.splitlines()
-    said = "The model was trained for 512 tokens, and no request gets more: 2000000 counts as 512."
-    assert said in done.output.splitlines()
-    assert said not in run(DEMO, "--memory", "16Gi", "-c", "512").output
+    line = "The model was trained for 512 tokens, and no request gets more: 2000000 counts as 512."
+    assert line in done.output.splitlines()
+    assert line not in run(DEMO, "--memory", "16Gi", "-c", "512").output
 
 
 def test_the_context_that_would_fit_is_named():
@@ -81,7 +81,7 @@ def test_weights_that_are_too_large():
     assert "No context makes it fit" in text
 
 
-def test_doubts_are_told():
+def test_doubts_are_reported():
     """An architecture that is not known is named, and the figures are called high."""
     text = lines(decoder("brandnew"), 64, context=4096)
     assert "brandnew is not known" in text
@@ -126,12 +126,12 @@ def test_a_missing_file():
 def test_what_the_gpu_does_not_take_does_not_fit():
     """Within the budget, and more than the GPU may hold: the verdict names the GPU and what sets its limit."""
     shape, budget = decoder(), host_budget(64 * GIB, device_limit_bytes=4 * GIB)
-    verdict = judge("Model", shape, wish(shape, context=4096), budget)
+    verdict = assess("Model", shape, needs(shape, context=4096), budget)
     assert verdict.estimate.total_bytes < budget.limit_bytes
     assert not verdict.fits
-    text = "\n".join(described(verdict))
+    text = "\n".join(as_lines(verdict))
     assert "the GPU may hold 4.0 GiB here (sysctl iogpu.wired_limit_mb sets it)" in text
-    assert "It fits" in "\n".join(described(judge("Model", shape, wish(shape, context=4096), host_budget(64 * GIB))))
+    assert "It fits" in "\n".join(as_lines(assess("Model", shape, needs(shape, context=4096), host_budget(64 * GIB))))
 
 
 def test_on_this_mac_the_gpu_is_asked(monkeypatch):

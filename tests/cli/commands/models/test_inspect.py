@@ -9,7 +9,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from llmkube.cli.commands.models.inspect import described
+from llmkube.cli.commands.models.inspect import as_rows
 from llmkube.cli.main import cli
 from llmkube.weights.formats.gguf import read_header
 
@@ -64,7 +64,7 @@ def test_a_local_file_is_described():
         assert words in done.output
 
 
-def test_a_remote_file_says_the_same(web):
+def test_a_remote_file_gives_the_same_facts(web):
     """Of a URL only the header is asked for, in at most three requests, and the facts are the same."""
     url, asked = web
     local, remote = (json.loads(run(source, "-o", "json").output) for source in (DEMO, f"{url}/demo.gguf"))
@@ -79,8 +79,8 @@ def test_newer_tensor_types_have_the_names_of_the_gguf_package(monkeypatch):
     """A type that our table lacks is a number, and a name where the installed package has one."""
     monkeypatch.setattr("gguf.constants.GGMLQuantizationType", enum.IntEnum("Kind", {"Q9_9": 250}))
     facts = attrs.evolve(read_header(DEMO), newer_tensor_types=(249, 250))
-    said = "tensor types 249, 250 (Q9_9), which only a newer engine can judge"
-    assert ("unknown", said) in described(facts)
+    types = "tensor types 249, 250 (Q9_9), which only a newer engine can judge"
+    assert ("unknown", types) in as_rows(facts)
 
 
 def test_facts_can_be_data():
@@ -101,7 +101,7 @@ def test_facts_can_be_data():
         (__file__, 1, "is not a usable GGUF file"),
     ],
 )
-def test_what_cannot_be_inspected_is_told(name, code, words):
+def test_what_cannot_be_inspected_is_reported(name, code, words):
     """Each kind of mistake has its sentence and its exit code."""
     done = run(name)
     assert (done.exit_code, words in done.output) == (code, True), done.output

@@ -48,8 +48,8 @@ def definition(group, kind, plural, scope):
 
 
 def token_of(namespace, account, issued=0.0, life=604800.0, serial=0):
-    said = {"sub": f"system:serviceaccount:{namespace}:{account}", "iat": issued, "exp": issued + life, "jti": serial}
-    return f"e30.{base64.urlsafe_b64encode(json.dumps(said).encode()).rstrip(b'=').decode()}.c2ln"
+    claims = {"sub": f"system:serviceaccount:{namespace}:{account}", "iat": issued, "exp": issued + life, "jti": serial}
+    return f"e30.{base64.urlsafe_b64encode(json.dumps(claims).encode()).rstrip(b'=').decode()}.c2ln"
 
 
 @attrs.define(eq=False)

@@ -9,9 +9,9 @@ from click.testing import CliRunner
 from cli.cli_objects import kubeconfig
 from llmkube.cli.commands.programs.agent import agent, own_token
 from llmkube.k8s.auth.config import ClusterConfig, TokenFile
-from llmkube.supervisor.nouns.join_record import JoinRecord, record_path, token_path
 from llmkube.supervisor.power import sources
 from llmkube.supervisor.power.powermetrics import sudoers_rule
+from llmkube.supervisor.values.join_record import JoinRecord, record_path, token_path
 
 
 def run(*args):
@@ -46,7 +46,7 @@ def test_power_is_refused_where_it_cannot_be_measured(monkeypatch, tmp_path, kub
     assert "--apple-power-enabled: only macOS" in result.output
 
 
-def test_a_linux_host_without_counters_says_so_at_the_start(monkeypatch, tmp_path, kubeconfig):
+def test_a_linux_host_without_counters_reports_it_at_the_start(monkeypatch, tmp_path, kubeconfig):
     """What --power-enabled cannot read is named before anything is started."""
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(sources, "read_counters", read_counters)

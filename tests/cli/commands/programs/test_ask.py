@@ -3,7 +3,7 @@ import json
 import pytest
 
 from llmkube.base.http.message import Response
-from llmkube.cli.commands.programs.first_answer import ask, read_answer
+from llmkube.cli.commands.programs.up_session import ask, read_answer
 from llmkube.programs.failures import CommandError
 
 
@@ -42,7 +42,7 @@ async def test_not_yet_is_asked_again(autojump_clock):
     assert await ask(gateway, "http://gw", "chat", "What?") == "yes"
 
 
-async def test_a_refusal_is_told():
+async def test_a_refusal_is_reported():
     """Any other status ends the wait with the engine's own words."""
     with pytest.raises(CommandError, match="refused with status 400: context is too small"):
         await ask(Gateway(refusal(400, "context is too small")), "http://gw", "chat", "What?")

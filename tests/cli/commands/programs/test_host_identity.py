@@ -12,16 +12,16 @@ from llmkube.base.errors import UserError
 from llmkube.cli.commands.programs.host_identity import (
     agent_command,
     check_name_is_free,
-    decided,
     kubeconfig_of,
-    portable,
+    portable_tls,
+    resolve_grant,
 )
 from llmkube.k8s.auth.config import TlsSettings
 from llmkube.k8s.builtins import Lease
 from llmkube.k8s.codec import decode
 from llmkube.k8s.errors import ForbiddenError, NotFoundError
 from llmkube.programs.failures import CommandError
-from llmkube.supervisor.nouns.join_record import JoinRecord
+from llmkube.supervisor.values.join_record import JoinRecord
 
 RECORD = JoinRecord(host="box", server="https://x")
 DURATION = 20
@@ -33,7 +33,7 @@ def test_what_proves_the_administrator_is_left_out(tmp_path):
     ca.write_bytes(b"pem")
     for pem in (b"pem", ca):
         admin = TlsSettings(ca=pem, certificate=b"mine", key=b"secret", server_name="api")
-        taken = portable(admin, "admin")
+        taken = portable_tls(admin, "admin")
         assert taken == TlsSettings(ca=b"pem", server_name="api")
         document = kubeconfig_of("https://outer", taken, "ml", tmp_path / "host-1.token")
         assert document["clusters"][0]["cluster"] == {
@@ -46,15 +46,15 @@ def test_what_proves_the_administrator_is_left_out(tmp_path):
 
 def test_a_server_that_is_believed_anyway_stays_one(tmp_path):
     """An administrator without an authority makes a host without one."""
-    taken = portable(TlsSettings(insecure=True), "admin")
+    taken = portable_tls(TlsSettings(insecure=True), "admin")
     named = kubeconfig_of("https://x", taken, "ml", tmp_path / "t")["clusters"][0]["cluster"]
     assert named == {"server": "https://x", "insecure-skip-tls-verify": True}
 
 
-def test_an_authority_that_cannot_be_read_is_said(tmp_path):
+def test_an_authority_that_cannot_be_read_is_reported(tmp_path):
     """Before anything is made in the cluster."""
     with pytest.raises(UserError, match="certificate authority of admin cannot be read"):
-        portable(TlsSettings(ca=tmp_path / "none"), "admin")
+        portable_tls(TlsSettings(ca=tmp_path / "none"), "admin")
 
 
 @attrs.define(eq=False)
@@ -142,10 +142,10 @@ def granted(folder, **said):
         "allow_from": (),
         "overwrite": False,
     }
-    return decided(whole | said, "box", folder)[1]
+    return resolve_grant(whole | said, "box", folder)[1]
 
 
-def test_what_is_not_said_is_the_context_s(tmp_path):
+def test_what_is_not_given_is_the_context_s(tmp_path):
     """Server and namespace are, unless the command line names others; -A is no namespace."""
     record = granted(tmp_path)
     assert (record.server, record.namespace) == ("https://inner:6443", "ml")

@@ -19,8 +19,8 @@ from llmkube.cli.commands.programs.join import PREFIX, JoinToken, JoinTokenError
 from llmkube.cli.main import cli
 from llmkube.k8s.auth.config import TlsSettings
 from llmkube.k8s.builtins import ServiceAccount
-from llmkube.programs.state_dir import held_state_dir
-from llmkube.supervisor.nouns.join_record import JoinRecord, read_record
+from llmkube.programs.state_dir import hold_state_dir
+from llmkube.supervisor.values.join_record import JoinRecord, read_record
 
 ADMIN = {
     "clusters": [{"name": "c", "cluster": {"server": "https://inner:6443", "certificate-authority-data": "cGVt"}}],
@@ -108,12 +108,12 @@ def test_what_was_granted_is_kept_for_the_next_join(run, tmp_path):
     done = run(*JOIN, "--network", "fd00::/64", "--secret", "hf", "--secret", "*", "--lease-namespace", "hosts")
     assert done.exit_code == 0, done.output
     _, token = kept(tmp_path / "state")
-    told = read_record(token).command(tmp_path / "state")
-    assert told.endswith(f"--state-dir {tmp_path / 'state'}")
+    command = read_record(token).command(tmp_path / "state")
+    assert command.endswith(f"--state-dir {tmp_path / 'state'}")
     for words in ("--network 10.0.0.7/32 --network fd00::/64", "--secret hf --secret '*'", "--lease-namespace hosts"):
-        assert words in told
-    assert "--namespace default" in told
-    assert "--server https://inner:6443" in told
+        assert words in command
+    assert "--namespace default" in command
+    assert "--server https://inner:6443" in command
 
 
 def test_a_token_never_meets_another_server(run, tmp_path):
@@ -238,7 +238,7 @@ def test_settings_that_cannot_be_edited_stop_a_join_before_it_asks(run, cluster,
     assert cluster.servers == []
 
 
-def test_what_an_api_server_says_to_a_join_token_is_told(run, cluster, tmp_path):
+def test_the_api_server_s_answer_to_a_join_token_is_reported(run, cluster, tmp_path):
     """One that is away is named with the way out, and a token that counts no longer with the command for another."""
     line = run("join-token", *GRANT, state="").stdout
     cluster.away = True
@@ -301,7 +301,7 @@ def test_another_name_is_another_identity(run, cluster, tmp_path):
     assert run(*JOIN).exit_code == 0
     _, first = kept(tmp_path / "state")
     before = first.read_text()
-    with held_state_dir(tmp_path / "state"):
+    with hold_state_dir(tmp_path / "state"):
         done = run("join", "--name", "mini", *JOIN[3:])
     assert done.exit_code == 0, done.output
     assert "goes on with the identity that it was started with" in done.stderr
@@ -309,7 +309,7 @@ def test_another_name_is_another_identity(run, cluster, tmp_path):
     assert first.read_text() == before
 
 
-def test_a_disk_that_takes_nothing_is_said(run, cluster, tmp_path):
+def test_a_disk_that_takes_nothing_is_reported(run, cluster, tmp_path):
     """By the folder's name, and with the way out."""
     (tmp_path / "state").write_text("a file in the way")
     done = run(*JOIN)
@@ -318,7 +318,7 @@ def test_a_disk_that_takes_nothing_is_said(run, cluster, tmp_path):
     assert cluster.servers == []
 
 
-def test_a_silent_api_server_is_said(run, cluster, monkeypatch):
+def test_a_silent_api_server_is_reported(run, cluster, monkeypatch):
     """After the time that commands give it."""
     cluster.silent = True
     monkeypatch.setattr(target_cluster, "ANSWER_SECONDS", 0.1)
@@ -415,7 +415,7 @@ def test_what_is_no_join_token_is_refused(text, said):
     assert len(text) <= len(PREFIX) + 3 or text[len(PREFIX) :][:20] not in str(caught.value)
 
 
-def test_one_that_has_ended_is_told_with_its_end():
+def test_one_that_has_ended_is_reported_with_its_end():
     """By this machine's clock, and with the command that makes another."""
     with pytest.raises(JoinTokenError, match=r"ended at 2026-01-01 01:00 UTC.*llmkube agent join-token --name box"):
         decode_join_token(encode_join_token(WHOLE), NOW + datetime.timedelta(hours=1))

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from llmkube.cli.commands.router.command import explain, router
-from llmkube.router.config.written_form import encode_config
+from llmkube.router.config.config_json import encode_config
 from llmkube.router.policy.decision import decide
 from llmkube.router.policy.permits import permits_for
 from llmkube.router.policy.request_facts import Principal, facts_of
@@ -48,7 +48,7 @@ def run(*arguments, **more):
     return result.exit_code, result.output
 
 
-def test_a_decision_is_told_with_all_that_led_to_it(file):
+def test_a_decision_is_reported_with_all_that_led_to_it(file):
     """Facts, each rule, the backends in their order, and why each other was left out."""
     code, text = run(
         "-f", file, "-H", "X-LLMKube-Classification: PII", "-H", "x-llmkube-task-complexity: complex", "--model", "gpt"
@@ -78,7 +78,7 @@ Without effect: spec.mcpServer
     )
 
 
-def test_a_refusal_is_told_with_its_reason(file):
+def test_a_refusal_is_reported_with_its_reason(file):
     """A refused request is an answer: the exit code is 0."""
     code, text = run("-f", file, "--header", "x-llmkube-classification: phi")
     assert code == 0
@@ -174,7 +174,7 @@ def test_a_file_that_no_router_could_run_by_is_refused(tmp_path, text, said):
     assert said in output
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path):
+def test_a_file_that_is_not_there_is_reported(tmp_path):
     """In one sentence."""
     code, text = run("-f", str(tmp_path / "none.yaml"))
     assert code == 1
@@ -194,13 +194,13 @@ def test_each_rule_and_each_backend_is_accounted_for():
         decision = decide(
             config, facts, permits, first_byte_seconds=measured, pick=request["pick"], load=request["load"]
         )
-        told = explain(config, facts, permits, decision, measured)
+        explanation = explain(config, facts, permits, decision, measured)
         used = {permit.backend.name for permit in (*decision.order, *decision.shadows)}
-        assert set(told.left_out) == set(config.backends) - used
-        for name, why in told.left_out.items():
+        assert set(explanation.left_out) == set(config.backends) - used
+        for name, why in explanation.left_out.items():
             assert why.startswith("may be reached") == (not oracle.forbidden(router, request, name)), (name, why)
-        assert list(told.rules) == [rule.name for rule in config.rules]
-        decides = [name for name, why in told.rules.items() if why.startswith("decides")]
+        assert list(explanation.rules) == [rule.name for rule in config.rules]
+        decides = [name for name, why in explanation.rules.items() if why.startswith("decides")]
         assert decides == ([decision.rule.name] if decision.rule else [])
-        seen |= {why.partition(":")[0] for why in told.rules.values()}
+        seen |= {why.partition(":")[0] for why in explanation.rules.values()}
     assert seen == {"decides", "decides, and refuses", "does not match", "was not asked", "matches, and is passed over"}

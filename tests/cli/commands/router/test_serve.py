@@ -25,7 +25,7 @@ def config_with(folder: Path, service: str):
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:8081/v1", "http://10.1.2.3/v1", "http://mac.local:8081/v1"])
-def test_a_service_answers_where_it_is_said(tmp_path, url):
+def test_a_service_answers_at_the_configured_url(tmp_path, url):
     """At an address of these networks."""
     assert config_with(tmp_path, f"phi={url}").backends["mac"].base_url == url
 

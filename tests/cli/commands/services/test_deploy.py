@@ -76,8 +76,8 @@ def test_the_same_again_changes_nothing(deploy):
     before = []
 
     async def earlier(client):
-        order = deploy_module._read("chat", flags_of(context_size=512))
-        for kind, manifest in zip(order.kinds, order.manifests("default", {"cpu"}), strict=True):
+        request = deploy_module._read("chat", flags_of(context_size=512))
+        for kind, manifest in zip(request.kinds, request.manifests("default", {"cpu"}), strict=True):
             before.append(await client.apply(kind, manifest, field_manager=deploy_module.FIELD_MANAGER))
 
     same = (*BASE, "--context-size", "512", "--accelerator", "cpu")
@@ -93,8 +93,8 @@ def test_what_was_scaled_stays_scaled(deploy):
     """A deployment that says nothing about replicas leaves what `scale` or an autoscaler wrote."""
 
     async def earlier(client):
-        order = deploy_module._read("chat", flags_of())
-        for kind, manifest in zip(order.kinds, order.manifests("default", {"cpu"}), strict=True):
+        request = deploy_module._read("chat", flags_of())
+        for kind, manifest in zip(request.kinds, request.manifests("default", {"cpu"}), strict=True):
             await client.apply(kind, manifest, field_manager=deploy_module.FIELD_MANAGER)
         await client.patch(InferenceService, CHAT, {"spec": {"replicas": 0}}, field_manager="llmkube-scale")
 
@@ -191,8 +191,8 @@ def test_a_runtime_of_pods_runs_on_nothing_of_hosts():
     """`--runtime generic` beside a Mac chooses the CPU of a node, and with --gpu its GPU; llamacpp the Mac."""
     assert choose_accelerator({"metal"}, gpu=False, in_pods=True) == "cpu"
     assert choose_accelerator({"metal"}, gpu=True, in_pods=True) == "cuda"
-    assert "generic" in deploy_module._IN_PODS
-    assert "llamacpp" not in deploy_module._IN_PODS
+    assert "generic" in deploy_module._POD_RUNTIMES
+    assert "llamacpp" not in deploy_module._POD_RUNTIMES
 
 
 def test_a_path_may_have_spaces(deploy, tmp_path):

@@ -72,12 +72,12 @@ def objects(models=(), services=()):
 def test_a_watched_table_appends_what_changed():
     """Into a pipe go the table, then each changed row; a turn of the other kind begins with its headings."""
     log = _Page((Model, InferenceService), "default", "").log()
-    first = log.news(objects([model()], [service(phase="Creating")]), NOW)
+    first = log.updates(objects([model()], [service(phase="Creating")]), NOW)
     assert [line.split()[0] for line in first if line] == ["NAME", "chat", "NAME", "chat"]
-    assert log.news(objects([model()], [service(phase="Creating")]), NOW) == []
-    (line,) = log.news(objects([model()], [READY]), NOW)
+    assert log.updates(objects([model()], [service(phase="Creating")]), NOW) == []
+    (line,) = log.updates(objects([model()], [READY]), NOW)
     assert line.split()[:3] == ["chat", "chat", "Ready"]
-    assert [line.split()[:2] for line in log.news(objects([], [READY]), NOW)] == [
+    assert [line.split()[:2] for line in log.updates(objects([], [READY]), NOW)] == [
         [],
         ["NAME", "PHASE"],
         ["chat", "Deleted"],
@@ -87,21 +87,21 @@ def test_a_watched_table_appends_what_changed():
 def test_watched_data_is_appended_per_object():
     """With -o json each new version of an object is a document of its own."""
     log = _Page((InferenceService,), "default", "name").log()
-    assert log.news(objects(services=[service()]), NOW) == ["inferenceservice.inference.llmkube.dev/chat"]
-    assert log.news(objects(services=[service()]), NOW) == []
+    assert log.updates(objects(services=[service()]), NOW) == ["inferenceservice.inference.llmkube.dev/chat"]
+    assert log.updates(objects(services=[service()]), NOW) == []
 
 
 async def test_a_watch_sees_every_change(autojump_clock):
     """What a watch prints follows the cluster: a new phase, and the end of the object."""
-    async with open_demo() as (client, followed):
+    async with open_demo() as (client, caches):
         page = _Page((InferenceService,), None, "")
         log = page.log()
-        assert len(log.news(page.held(followed), NOW)) == 2
+        assert len(log.updates(page.cached(caches), NOW)) == 2
         await write_status(client, phase="Creating")
         await trio.testing.wait_all_tasks_blocked()
-        (line,) = log.news(page.held(followed), NOW)
+        (line,) = log.updates(page.cached(caches), NOW)
         assert line.split()[:4] == ["default", "demo", "demo", "Creating"]
         await client.delete(InferenceService, Key("default", "demo"))
         await trio.testing.wait_all_tasks_blocked()
-        (line,) = log.news(page.held(followed), NOW)
+        (line,) = log.updates(page.cached(caches), NOW)
         assert line.split()[3] == "Deleted"

@@ -1,8 +1,8 @@
 import pytest
 
 from llmkube.cli.commands.services import logs
-from llmkube.cli.commands.services.logs import where_to_look
-from llmkube.cli.target_cluster import Where, state_dirs
+from llmkube.cli.commands.services.logs import missing_log_text
+from llmkube.cli.target_cluster import ClusterFlags, state_dirs
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.errors import TransportError
 from llmkube.k8s.resource import Key
@@ -13,7 +13,7 @@ def state(tmp_path, monkeypatch):
     """A state directory with a log of `demo`; this machine is called `here`."""
     monkeypatch.setenv("LLMKUBE_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
-    monkeypatch.setattr(logs, "host_name_in", lambda _: "here")
+    monkeypatch.setattr(logs, "stored_host_name", lambda _: "here")
     log = tmp_path / "state" / "logs" / "default" / "demo.log"
     log.parent.mkdir(parents=True)
     log.write_text("one\ntwo\nthree\n")
@@ -42,7 +42,7 @@ def test_another_hosts_service_is_pointed_to(run, state):
     assert "no host reports about it yet; `llmkube status demo` says what it waits for" in nowhere.output
 
 
-def test_a_file_of_a_service_that_moved_says_so(run, state):
+def test_the_log_of_a_service_that_moved_has_a_note(run, state):
     """A file here of a service that another host reports about is shown, with a note."""
     done = run("logs", "demo", prepare=lambda client: report_from(client, "mac"))
     assert done.exit_code == 0
@@ -65,7 +65,7 @@ def test_the_log_needs_no_api_server(run, state, monkeypatch):
     async def refuse(*_args):  # noqa: ASYNC124 - stands in for one
         raise TransportError("connection refused")
 
-    monkeypatch.setattr(logs, "existing_service", refuse)
+    monkeypatch.setattr(logs, "get_service", refuse)
     done = run("logs", "demo")
     assert (done.exit_code, done.stdout) == (0, "one\ntwo\nthree\n")
     assert "could not be asked (connection refused)" in done.stderr
@@ -75,17 +75,17 @@ def test_a_temporary_state_directory_is_found(tmp_path, monkeypatch):
     """The kubeconfig that `llmkube up --ephemeral` prints leads to the logs beside it; --state-dir wins."""
     monkeypatch.setenv("LLMKUBE_STATE_DIR", str(tmp_path / "state"))
     (tmp_path / "llmkube-x" / "logs").mkdir(parents=True)
-    where = Where(kubeconfig=str(tmp_path / "llmkube-x" / "kubeconfig"))
+    where = ClusterFlags(kubeconfig=str(tmp_path / "llmkube-x" / "kubeconfig"))
     assert state_dirs(where, None) == (tmp_path / "llmkube-x", tmp_path / "state")
     assert state_dirs(where, tmp_path / "y") == (tmp_path / "y",)
-    assert state_dirs(Where(kubeconfig=str(tmp_path / "config")), None) == (tmp_path / "state",)
+    assert state_dirs(ClusterFlags(kubeconfig=str(tmp_path / "config")), None) == (tmp_path / "state",)
 
 
 def test_an_engine_that_never_started_is_explained(state):
     """A service of this host without a log is not sent to another one."""
-    text = where_to_look(Key("prod", "demo"), ["here"], [state])
+    text = missing_log_text(Key("prod", "demo"), ["here"], [state])
     assert "its engine has not been started, or its agent keeps its files elsewhere (--state-dir)" in text
-    assert "run `llmkube logs demo -n prod` there" in where_to_look(Key("prod", "demo"), ["mac"], [state])
+    assert "run `llmkube logs demo -n prod` there" in missing_log_text(Key("prod", "demo"), ["mac"], [state])
 
 
 def test_what_only_pods_have_is_refused_for_a_file(run, state):

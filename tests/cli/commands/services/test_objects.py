@@ -72,7 +72,7 @@ def test_what_is_not_there_exits_with_3(run, args):
         (["delete", "model/demo", "--wait"], "Model demo is gone"),
     ],
 )
-def test_delete_tells_what_it_did(run, args, line):
+def test_delete_reports_what_it_did(run, args, line):
     """Without --wait the deletion is accepted, with it the object is gone."""
     done = run(*args)
     assert (done.exit_code, done.stdout) == (0, f"{line}\n")
@@ -146,7 +146,7 @@ def test_mistakes_have_their_exit_codes(run, args, code, words):
     assert (done.exit_code, words in done.output) == (code, True), done.output
 
 
-def test_scaling_beyond_the_hosts_is_told(run):
+def test_scaling_beyond_the_hosts_is_reported(run):
     """On one host the second process has no place, and `scale` says so."""
 
     async def on_a_host(client):
@@ -178,7 +178,7 @@ def test_wide_status_shows_the_model_too(run):
     assert "\n\nModel default/demo\n" in run("status", "demo", "-o", "wide").output
 
 
-def test_status_says_which_host_reports(run):
+def test_status_names_the_reporting_host(run):
     """Without any slice, the host is the one whose agent writes the status."""
 
     async def report(client):

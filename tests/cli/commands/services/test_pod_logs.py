@@ -12,7 +12,7 @@ from k8s.scripted import Body, status_object
 from llmkube.apiserver.app import ApiServer
 from llmkube.apiserver.memory_transport import open_transport
 from llmkube.apiserver.storage.revisions import Store
-from llmkube.cli.commands.services.pod_logs import LINE_BYTES, LOOK_SECONDS, LineCutter, PodLogs, Wanted
+from llmkube.cli.commands.services.pod_logs import LINE_BYTES, LOOK_SECONDS, LineSplitter, Options, PodLogs
 from llmkube.cli.target_cluster import Cluster
 from llmkube.controller.render.pod import DEFAULT_CONTAINER
 from llmkube.k8s.client import Client
@@ -20,7 +20,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.exchange import TransportSender
 from llmkube.k8s.resource import Key
 from llmkube.k8s.workloads import Pod
-from llmkube.programs.failures import CommandError, in_one_sentence
+from llmkube.programs.failures import CommandError, errors_as_messages
 
 CHAT = Key("default", "chat")
 RUNNING = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
@@ -60,7 +60,7 @@ class Shown:
 
 
 @asynccontextmanager
-async def logs_of(wanted=None, **answers):
+async def logs_of(options=None, **answers):
     """Logs of the service chat, where the pods named have these answers; pods are made by `pod`."""
     server = ApiServer(Store(), workloads=True, utcnow=lambda: NOW, rng=random.Random(7))
     await server.ensure_namespaces()
@@ -69,14 +69,14 @@ async def logs_of(wanted=None, **answers):
         client, user = (Client(TransportSender(one, "http://apiserver")) for one in (kubelets, transport))
         shown = Shown()
         logs = PodLogs(
-            Cluster(client, "default"), CHAT, "app=chat", wanted or Wanted(), shown.write, shown.notes.append
+            Cluster(client, "default"), CHAT, "app=chat", options or Options(), shown.write, shown.notes.append
         )
         yield logs, shown, kubelets, user
 
 
 async def refusal_of(logs):
     """The sentence in which a command ends."""
-    with pytest.raises(CommandError) as refused, in_one_sentence():
+    with pytest.raises(CommandError) as refused, errors_as_messages():
         await logs.run()
     return refused.value.message
 
@@ -100,14 +100,14 @@ async def set_status(client, name, state, *, restarts=0, phase="Running", **stat
 
 async def test_the_engine_s_log_is_shown_as_it_is():
     """One pod: its engine's container by the annotation, byte for byte, with the lines that were asked for."""
-    async with logs_of(Wanted(lines=5), chat_a=[text(b"one\ntw", b"o\nthree")]) as (logs, shown, kubelets, client):
+    async with logs_of(Options(lines=5), chat_a=[text(b"one\ntw", b"o\nthree")]) as (logs, shown, kubelets, client):
         await make_pod(client, "chat-a")
         await logs.run()
     assert shown.out == b"one\ntwo\nthree\n"
     assert kubelets.asked == [("chat-a", {"container": "llama-server", "tailLines": "5"})]
 
 
-async def test_of_several_pods_each_line_says_whose_it_is():
+async def test_with_several_pods_each_line_names_its_pod():
     """Lines of two pods are told apart; one that cannot be read costs the other nothing, and is explained."""
     broken = httpx.Response(500, json=status_object(500, "InternalError", "dial tcp 10.0.0.9:10250: no route to host"))
     async with logs_of(chat_a=[text(b"a1\na2\n")], chat_b=[broken]) as (logs, shown, _, client):
@@ -169,27 +169,27 @@ async def test_a_crash_loop_shows_what_the_last_run_wrote():
 @pytest.mark.parametrize(
     ("code", "reason", "wanted", "said"),
     [
-        (403, "Forbidden", Wanted(), "you may not get pods/log in namespace default; a role with that verb gives it"),
-        (403, "Forbidden", Wanted(follow=True), "you may not get pods/log in namespace default"),
-        (400, "BadRequest", Wanted(previous=True), "container llama-server has had no earlier run"),
-        (404, "NotFound", Wanted(), "pod chat-a is gone"),
+        (403, "Forbidden", Options(), "you may not get pods/log in namespace default; a role with that verb gives it"),
+        (403, "Forbidden", Options(follow=True), "you may not get pods/log in namespace default"),
+        (400, "BadRequest", Options(previous=True), "container llama-server has had no earlier run"),
+        (404, "NotFound", Options(), "pod chat-a is gone"),
     ],
 )
-async def test_a_refusal_names_what_is_missing(code, reason, wanted, said):
+async def test_a_refusal_names_what_is_missing(code, reason, options, said):
     """The right that a user lacks, the run that there never was."""
     refusal = httpx.Response(code, json=status_object(code, reason, "the server's words"))
-    async with logs_of(wanted, chat_a=[refusal]) as (logs, _, _kubelets, client):
+    async with logs_of(options, chat_a=[refusal]) as (logs, _, _kubelets, client):
         await make_pod(client, "chat-a")
         assert said in await refusal_of(logs)
 
 
 async def test_another_container_is_named_or_refused():
     """`-c` reads that one; a name that the pod does not have is answered with those that it has."""
-    async with logs_of(Wanted(container="drain", previous=True), chat_a=[text(b"x\n")]) as (logs, _, kubelets, client):
+    async with logs_of(Options(container="drain", previous=True), chat_a=[text(b"x\n")]) as (logs, _, kubelets, client):
         await make_pod(client, "chat-a")
         await logs.run()
     assert kubelets.asked == [("chat-a", {"container": "drain", "previous": "true"})]
-    async with logs_of(Wanted(container="nope")) as (logs, _, _kubelets, client):
+    async with logs_of(Options(container="nope")) as (logs, _, _kubelets, client):
         await make_pod(client, "chat-a")
         assert "has no container nope; it has drain, llama-server" in await refusal_of(logs)
 
@@ -206,7 +206,7 @@ async def test_a_restart_a_broken_connection_and_a_new_pod_are_followed(autojump
         "chat_a": [text(b"a1\n"), text(b"a2\n"), text(b"b1\n", None)],
         "chat_b": [text(b"c1\n", None)],
     }
-    async with logs_of(Wanted(follow=True, lines=1), **answers) as (logs, shown, kubelets, client):
+    async with logs_of(Options(follow=True, lines=1), **answers) as (logs, shown, kubelets, client):
         await make_pod(client, "chat-a")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(logs.run)
@@ -222,9 +222,9 @@ async def test_a_restart_a_broken_connection_and_a_new_pod_are_followed(autojump
     assert all(params["follow"] == "true" for _, params in kubelets.asked)
 
 
-async def test_what_a_followed_pod_waits_for_is_said_once(autojump_clock):
+async def test_what_a_followed_pod_waits_for_is_reported_once(autojump_clock):
     """While an image is pulled, the same sentence does not come every two seconds."""
-    async with logs_of(Wanted(follow=True), chat_a=[text(b"up\n", None)]) as (logs, shown, _, client):
+    async with logs_of(Options(follow=True), chat_a=[text(b"up\n", None)]) as (logs, shown, _, client):
         await make_pod(client, "chat-a", {"waiting": {"reason": "ContainerCreating"}}, phase="Pending")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(logs.run)
@@ -238,12 +238,12 @@ async def test_what_a_followed_pod_waits_for_is_said_once(autojump_clock):
 
 def test_lines_are_cut_wherever_pieces_end():
     """A line without an end is shown with one, and one that never ends piece by piece."""
-    cutter = LineCutter()
-    assert cutter.feed(b"a") == []
-    assert cutter.feed(b"b\n\nc") == [b"ab\n", b"\n"]
-    assert cutter.end() == [b"c\n"]
-    assert cutter.end() == []
-    assert cutter.feed(b"x" * LINE_BYTES) == [b"x" * LINE_BYTES + b"\n"]
+    splitter = LineSplitter()
+    assert splitter.feed(b"a") == []
+    assert splitter.feed(b"b\n\nc") == [b"ab\n", b"\n"]
+    assert splitter.end() == [b"c\n"]
+    assert splitter.end() == []
+    assert splitter.feed(b"x" * LINE_BYTES) == [b"x" * LINE_BYTES + b"\n"]
 
 
 def test_a_service_in_pods_is_read_by_the_command(run, monkeypatch, tmp_path):
@@ -257,14 +257,14 @@ def test_a_service_in_pods_is_read_by_the_command(run, monkeypatch, tmp_path):
     asked = []
 
     async def show(self):  # noqa: ASYNC124 - stands in for one that asks
-        asked.append((self.service, self.selector, self.wanted))
+        asked.append((self.service, self.selector, self.options))
 
     monkeypatch.setattr(PodLogs, "run", show)
     done = run("logs", "demo", "-f", "--tail", "3", "-c", "fetch", prepare=serve_from_pods)
     assert (done.exit_code, done.output) == (0, "")
     run("logs", "demo", "-p", prepare=serve_from_pods)
     chat = Key("default", "demo")
-    follow, previous = Wanted(follow=True, lines=3, container="fetch"), Wanted(previous=True)
+    follow, previous = Options(follow=True, lines=3, container="fetch"), Options(previous=True)
     assert asked == [(chat, "app=demo", follow), (chat, "app=demo", previous)]
     assert run("logs", "demo", "-f", "-p", prepare=serve_from_pods).exit_code == 2
     log = tmp_path / "state" / "logs" / "default" / "demo.log"

@@ -4,14 +4,14 @@ import os
 
 import attrs
 import trio
+from supervisor.nouns.entries import CHAT, ENGINE, entry
 
 from cli.cli_objects import condition
 from llmkube.cli.commands.services.footprint import memory_of
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.host.processes import start_of
-from llmkube.supervisor.nouns.journal import FileJournal
-from supervisor.nouns.entries import CHAT, ENGINE, entry
+from llmkube.supervisor.values.journal import FileJournal
 
 
 def service(name, priority, **status):

@@ -81,7 +81,7 @@ def test_a_model_of_ollamas_library_is_left_to_the_host(run, monkeypatch, tmp_pa
     assert found["llama3.2"].source == "ollama://llama3.2"
 
 
-def test_a_wait_that_is_too_long_says_what_goes_on(run):
+def test_a_wait_that_is_too_long_prints_what_continues(run):
     """After --timeout the command ends with 4; the fetch does not."""
     done = run("pull", SOURCE, "--name", "m", "--accelerator", "cuda", "--timeout", "0.3")
     assert done.exit_code == 4

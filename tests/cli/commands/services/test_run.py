@@ -21,10 +21,10 @@ def steps(monkeypatch):
         run_module.deploy, "callback", lambda **flags: done.append(("deploy", flags["name"], flags["source"]))
     )
 
-    async def arrive(cluster, key, seconds):
+    async def wait_until_ready(cluster, key, seconds):
         done.append(("wait", key.name, (await cluster.client.get(InferenceService, key)).spec.replicas))
 
-    monkeypatch.setattr(run_module, "arrive", arrive)
+    monkeypatch.setattr(run_module, "wait_until_ready", wait_until_ready)
     return done
 
 

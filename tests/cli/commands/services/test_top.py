@@ -10,10 +10,10 @@ from cli.memory_cluster import announce
 from llmkube.base.http.message import Headers, Response
 from llmkube.cli.commands.services import ps as ps_module
 from llmkube.cli.commands.services import top as top_module
-from llmkube.cli.commands.services.top import Pace, pace_of, read_work
+from llmkube.cli.commands.services.top import EngineLoad, load_between, parse_metrics
 from llmkube.k8s.builtins import EndpointSlice
 from llmkube.k8s.crd.inferenceservice import InferenceService
-from llmkube.supervisor.nouns.journal import EngineRecord
+from llmkube.supervisor.values.journal import EngineRecord
 
 
 async def a_slice(client, *, ready=True):
@@ -146,28 +146,28 @@ SGLANG = SGLANG.replace("num_requests_waiting", "num_queue_reqs")
 @pytest.mark.parametrize("text", [LLAMA, VLLM, TGI, SGLANG], ids=["llama.cpp", "vllm", "tgi", "sglang"])
 def test_rates_are_what_grew_between_two_looks(text):
     """Ten tokens in two seconds are five per second, whatever the engine calls them."""
-    before = read_work(text.format(generated=10, prompt=100), 1.0)
-    now = read_work(text.format(generated=20, prompt=104), 3.0)
-    assert pace_of(before, now) == Pace(generated=5.0, prompt=2.0, running=2, waiting=1)
+    before = parse_metrics(text.format(generated=10, prompt=100), 1.0)
+    now = parse_metrics(text.format(generated=20, prompt=104), 3.0)
+    assert load_between(before, now) == EngineLoad(generated=5.0, prompt=2.0, running=2, waiting=1)
 
 
 def test_mlx_lm_has_no_figures_of_prompts_and_queues():
     """Its entry point counts generated tokens and running requests."""
     text = "llmkube:requests_processing 2\nllmkube:tokens_predicted_total {}\n"
-    before, now = read_work(text.format(10), 1.0), read_work(text.format(20), 3.0)
-    assert pace_of(before, now) == Pace(generated=5.0, running=2)
+    before, now = parse_metrics(text.format(10), 1.0), parse_metrics(text.format(20), 3.0)
+    assert load_between(before, now) == EngineLoad(generated=5.0, running=2)
 
 
 def test_a_first_look_and_a_restart_have_no_rate():
     """Without an earlier look there is no rate, and a counter that went back belongs to another engine."""
-    first = read_work(LLAMA.format(generated=10, prompt=1), 1.0)
-    assert pace_of(None, first) == Pace(running=2, waiting=1)
-    again = read_work(LLAMA.format(generated=3, prompt=1), 2.0)
-    assert pace_of(first, again) == Pace(generated=None, prompt=0.0, running=2, waiting=1)
+    first = parse_metrics(LLAMA.format(generated=10, prompt=1), 1.0)
+    assert load_between(None, first) == EngineLoad(running=2, waiting=1)
+    again = parse_metrics(LLAMA.format(generated=3, prompt=1), 2.0)
+    assert load_between(first, again) == EngineLoad(generated=None, prompt=0.0, running=2, waiting=1)
 
 
-def test_what_says_nothing_is_not_zero():
+def test_what_gives_no_answer_is_not_zero():
     """An engine without these metrics has no figures, and no zeros either; what is no exposition is refused."""
-    assert pace_of(None, read_work("other 1\n", 1.0)) == Pace()
+    assert load_between(None, parse_metrics("other 1\n", 1.0)) == EngineLoad()
     with pytest.raises(ValueError, match=r".+"):
-        read_work("<html>no metrics</html>\n", 1.0)
+        parse_metrics("<html>no metrics</html>\n", 1.0)

@@ -11,7 +11,7 @@ from llmkube.k8s.crd.definitions import all_crds
 PAGE = Path(__file__).parents[4] / "docs" / "crds.md"
 
 
-def test_the_page_is_what_the_classes_say():
+def test_the_page_matches_the_classes():
     """docs/crds.md is what `make manifests` would write now: if this fails, run it."""
     assert PAGE.read_text(encoding="utf-8") == reference()
 

@@ -107,7 +107,7 @@ def test_our_own_kinds_are_checked_by_type(tmp_path):
     assert problem.startswith("document 1: spec.source")
 
 
-def test_all_problems_are_told_at_once(tmp_path):
+def test_all_problems_are_reported_at_once(tmp_path):
     """One run shows every mistake of every file."""
     bad = write(tmp_path / "bad.yaml", "kind: A\n---\n- b\n")
     with pytest.raises(ManifestError) as caught:

@@ -4,7 +4,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from llmkube.cli.commands.tools.migrate import KINDS_OF_THEIRS, LEFT, findings, migrate
+from llmkube.cli.commands.tools.migrate import GO_ONLY_KINDS, UNCHANGED, findings, migrate
 from llmkube.cli.main import cli
 from migration.shapes import POOL, SHAPES
 
@@ -23,7 +23,7 @@ def said(tmp_path, bodies):
     return result.exit_code, result.output
 
 
-def test_a_plain_service_is_told_what_changes_and_how_to_keep_it(tmp_path):
+def test_a_plain_service_lists_what_changes_and_how_to_keep_it(tmp_path):
     """Its context and its name, each with the words that keep it, and nothing is refused."""
     code, text = said(tmp_path, PLAIN)
     assert code == 0
@@ -34,7 +34,7 @@ def test_a_plain_service_is_told_what_changes_and_how_to_keep_it(tmp_path):
     assert "2 objects, 2 findings. Nothing was changed." in text
 
 
-def test_what_people_run_is_told_its_image_priority_and_what_is_refused(tmp_path):
+def test_what_people_run_lists_its_image_priority_and_what_is_refused(tmp_path):
     """A class that the operator has not allowed is refused by its field; the exit code says that something is."""
     bodies = [body for shape in SHAPES for body in shape.manifests()]
     code, text = said(tmp_path, [*bodies, POOL])
@@ -66,7 +66,7 @@ def grouped(runtime, weights, accelerator="cuda"):
     return [model, service]
 
 
-def test_a_model_over_several_nodes_is_told_what_it_needs(tmp_path):
+def test_a_model_over_several_nodes_lists_what_it_needs(tmp_path):
     """VLLM's is served once the cluster has the kind: nothing is refused, and what to install is named."""
     code, text = said(tmp_path, grouped("vllm", "safetensors"))
     assert code == 0
@@ -97,13 +97,13 @@ def test_without_check_nothing_is_done():
     assert "give --check" in result.output
 
 
-@pytest.mark.parametrize("kind", KINDS_OF_THEIRS)
+@pytest.mark.parametrize("kind", GO_ONLY_KINDS)
 def test_a_kind_that_only_they_have_is_named_with_its_effect(kind):
     """It is left alone, and what takes its place is said."""
     body = {"apiVersion": "inference.llmkube.dev/v1alpha1", "kind": kind, "metadata": {"name": "x"}, "spec": {}}
     [found] = findings([body])
-    assert (found.subject, found.what) == (f"{kind} default/x", LEFT)
-    assert ":" in found.says
+    assert (found.subject, found.outcome) == (f"{kind} default/x", UNCHANGED)
+    assert ":" in found.message
 
 
 def test_other_objects_are_none_of_ours():
@@ -145,7 +145,7 @@ def test_a_model_and_a_service_are_printed():
         ("  vllmConfig: {speculative: {tokens: 3}}\n", "spec.vllmConfig.speculative.tokens: is no field of the"),
     ],
 )
-def test_what_needs_a_look_is_said_on_standard_error(line, said):
+def test_what_needs_a_look_is_reported_on_standard_error(line, said):
     """Each remark names the document and the field, and none of them is among the objects."""
     done = convert(OLD + line)
     assert done.exit_code == 0

@@ -18,7 +18,7 @@ from llmkube.base.errors import UserError
 from llmkube.cli.commands.doctor.findings import Finding, failed, passed, warned
 from llmkube.cli.commands.doctor.installation import Installation
 from llmkube.cli.commands.programs.background.lan_access import REACHED, REFUSED, read_lan_access
-from llmkube.cli.target_cluster import Origin, Where, find_config, origin_of
+from llmkube.cli.target_cluster import ClusterFlags, Origin, find_config, origin_of
 from llmkube.k8s.auth.config import ClusterConfig
 from llmkube.k8s.auth.kubeconfig import load_config
 from llmkube.k8s.auth.transport import AuthTransport
@@ -62,7 +62,7 @@ class Target:
     home: str = ""
 
 
-def find_target(here: Installation, where: Where) -> Target:
+def find_target(here: Installation, where: ClusterFlags) -> Target:
     """Return the cluster that the user has named: to this command, to the environment, or to the agent.
 
     Raises:
@@ -76,14 +76,14 @@ def find_target(here: Installation, where: Where) -> Target:
         return Target(found, own=origin is Origin.UP)
     if here.pid is not None:
         return Target(load_config(here.folder / "kubeconfig", None), own=True)
-    origin = origin_of(None, None, here.folder, os.environ, beside_up=True)
+    origin = origin_of(None, None, here.folder, os.environ, prefer_up=True)
     if origin is Origin.NAMED:
         return Target(load_config(None, None))
     return Target(None, home=load_config(None, None).context if origin is Origin.HOME else "")
 
 
 @attrs.frozen(kw_only=True)
-class Answer:
+class ServerReport:
     """What an API server says.
 
     Attributes:
@@ -99,15 +99,17 @@ class Answer:
     skew: datetime.timedelta | None = None
 
 
-async def api_server(here: Installation, where: Where, utcnow: Callable[[], datetime.datetime]) -> Sequence[Finding]:
+async def api_server(
+    here: Installation, where: ClusterFlags, utcnow: Callable[[], datetime.datetime]
+) -> Sequence[Finding]:
     """Ask who it is, what time it has, what it serves, and what the agent may do; one that is silent is away."""
     try:
         target = find_target(here, where)
     except UserError as exc:
-        return [unanswered("the cluster that was named", str(exc))]
+        return [request_failed("the cluster that was named", str(exc))]
     config = target.config
     if config is None:
-        return [not_asked(target.home)]
+        return [not_queried(target.home)]
     place = config.server if target.own or not config.context else f'{config.server} (context "{config.context}")'
     agent = agent_config(here)
     with trio.move_on_after(ANSWER_SECONDS):
@@ -117,21 +119,21 @@ async def api_server(here: Installation, where: Where, utcnow: Callable[[], date
                 installed = await _serves_our_kinds(client)
                 lacking = () if target.own else await lacking_rights(client, agent)
         except ApiError as exc:
-            return [unanswered(place, str(exc), exc.code)]
-        answer = Answer(version=version, skew=skew, installed=installed, lacking=lacking)
+            return [request_failed(place, str(exc), exc.code)]
+        answer = ServerReport(version=version, skew=skew, installed=installed, lacking=lacking)
         rights_fix = "" if target.own else rights_command(agent)
-        return tuple(judge_answer(place, answer, rights_fix, agent=here.serves_a_cluster))
-    return [unanswered(place, f"no answer within {ANSWER_SECONDS:g} s")]
+        return tuple(assess_server(place, answer, rights_fix, agent=here.serves_a_cluster))
+    return [request_failed(place, f"no answer within {ANSWER_SECONDS:g} s")]
 
 
-def not_asked(home: str) -> Finding:
+def not_queried(home: str) -> Finding:
     """A cluster that the user has not named is not asked; `home` is the context of kubectl's own file. Pure."""
     if home:
         return passed(f'not asked: no cluster was named; --context "{home}" is the current one')
     return passed("no cluster is named, and `llmkube up` does not run")
 
 
-def unanswered(place: str, problem: str, code: int = 0) -> Finding:
+def request_failed(place: str, problem: str, code: int = 0) -> Finding:
     """The API server, `place`, did not do what was asked: `code` is the HTTP status, if there is one. Pure."""
     if code == httpx.codes.UNAUTHORIZED:
         return failed(
@@ -146,7 +148,7 @@ def unanswered(place: str, problem: str, code: int = 0) -> Finding:
     )
 
 
-def judge_answer(place: str, answer: Answer, rights_fix: str, *, agent: bool) -> Iterator[Finding]:
+def assess_server(place: str, answer: ServerReport, rights_fix: str, *, agent: bool) -> Iterator[Finding]:
     """The API server answers, serves our kinds, and lets the agent do its work. Pure.
 
     Args:
@@ -165,9 +167,9 @@ def judge_answer(place: str, answer: Answer, rights_fix: str, *, agent: bool) ->
         )
     if answer.lacking:
         more = len(answer.lacking) - _SHOWN
-        who, verdict = ("the agent", failed) if agent else ("an agent with these credentials", warned)
+        subject, verdict = ("the agent", failed) if agent else ("an agent with these credentials", warned)
         yield verdict(
-            f"{who} may not {'; '.join(answer.lacking[:_SHOWN])}{f'; and {more} more' if more > 0 else ''}",
+            f"{subject} may not {'; '.join(answer.lacking[:_SHOWN])}{f'; and {more} more' if more > 0 else ''}",
             why="what it may not do does not happen, and services wait for it",
             fix=rights_fix,
             name="rights",
@@ -200,10 +202,10 @@ async def lan_access(here: Installation) -> Finding:
     """Read what the agent has left in its state directory: only the job itself can try."""
     await trio.lowlevel.checkpoint()
     job = here.job is not None and here.program == "agent"
-    return judge_lan_access(read_lan_access(here.folder), job=job, daemon=here.daemon)
+    return assess_lan_access(read_lan_access(here.folder), job=job, daemon=here.daemon)
 
 
-def judge_lan_access(found: str, *, job: bool, daemon: bool) -> Finding:
+def assess_lan_access(found: str, *, job: bool, daemon: bool) -> Finding:
     """The job itself reaches machines of its network: a terminal that does says nothing about it. Pure.
 
     Args:
@@ -228,23 +230,23 @@ def judge_lan_access(found: str, *, job: bool, daemon: bool) -> Finding:
     )
 
 
-async def advertised(here: Installation, where: Where) -> Finding:
+async def advertised(here: Installation, where: ClusterFlags) -> Finding:
     """There is an address at which pods can reach this host."""
-    return judge_advertised(await advertised_address(here, where), given=here.config.host_ip is not None)
+    return assess_advertised(await advertised_address(here, where), given=here.config.host_ip is not None)
 
 
-async def advertised_address(here: Installation, where: Where) -> str:
+async def advertised_address(here: Installation, where: ClusterFlags) -> str:
     """Return the address that the agent publishes, decided as it does; "" when there is none."""
     config = find_target(here, where).config
     reach = await LocalNetwork(config.server if config is not None else "", here.config.host_ip).look()
     return (reach.address if reach is not None else "") or ""
 
 
-def judge_advertised(address: str, *, given: bool) -> Finding:
+def assess_advertised(address: str, *, given: bool) -> Finding:
     """There is an address at which pods can reach this host, `given` by a flag or found. Pure."""
     if address:
-        how = "by --host-ip" if given else "as it talks to the API server"
-        return passed(f"pods are told {address}, {how}; --from-cluster tries it")
+        source = "by --host-ip" if given else "as it talks to the API server"
+        return passed(f"pods are told {address}, {source}; --from-cluster tries it")
     return failed(
         "this host has no address that pods could reach",
         why="engines are published at none",
@@ -263,7 +265,7 @@ async def lacking_rights(client: Client, config: AgentConfig) -> tuple[str, ...]
     errors: list[ApiError] = []
     limiter = trio.CapacityLimiter(_AT_ONCE)
 
-    async def ask(index: int, need: Permission, verb: str) -> None:
+    async def check(index: int, need: Permission, verb: str) -> None:
         async with limiter:
             if errors:
                 return  # it would fail alike
@@ -276,15 +278,15 @@ async def lacking_rights(client: Client, config: AgentConfig) -> tuple[str, ...]
     async with trio.open_nursery() as nursery:
         for index, need in enumerate(needs):
             for verb in sorted(need.verbs):
-                nursery.start_soon(ask, index, need, verb)
+                nursery.start_soon(check, index, need, verb)
     if errors:
         raise errors[0]
-    said: dict[str, None] = {}
+    reported: dict[str, None] = {}
     for index, need in enumerate(needs):
         verbs = [verb for verb in sorted(need.verbs) if (index, verb) in refused]
         if verbs:
-            said[f"{', '.join(verbs)} {need.plural}{_place(need, config)}"] = None
-    return tuple(said)
+            reported[f"{', '.join(verbs)} {need.plural}{_namespace_text(need, config)}"] = None
+    return tuple(reported)
 
 
 async def may(client: Client, attributes: dict[str, str]) -> bool:
@@ -305,14 +307,14 @@ async def may(client: Client, attributes: dict[str, str]) -> bool:
 def attributes_of(need: Permission, verb: str, config: AgentConfig) -> dict[str, str]:
     """Return one verb of a need as a review asks for it; an empty namespace is all of them."""
     resource = need.resource
-    asked = {"verb": verb, "group": resource.group, "resource": resource.plural}
+    attributes = {"verb": verb, "group": resource.group, "resource": resource.plural}
     if need.subresource:
-        asked["subresource"] = need.subresource
+        attributes["subresource"] = need.subresource
     if resource.namespaced:
-        asked["namespace"] = config.lease_namespace if need.place == "system" else config.namespace or ""
+        attributes["namespace"] = config.lease_namespace if need.place == "system" else config.namespace or ""
     elif verb != "create":
-        asked["name"] = config.lease_namespace
-    return asked
+        attributes["name"] = config.lease_namespace
+    return attributes
 
 
 def rights_command(config: AgentConfig) -> str:
@@ -329,14 +331,14 @@ def skew_of(date: str, began: datetime.datetime, ended: datetime.datetime) -> da
     waiting is no difference.
     """
     try:
-        said = email.utils.parsedate_to_datetime(date)
+        reported = email.utils.parsedate_to_datetime(date)
     except (ValueError, TypeError):
         return None
-    if said.tzinfo is None:
-        said = said.replace(tzinfo=datetime.UTC)
-    if said > ended:
-        return said - ended
-    latest = said + datetime.timedelta(seconds=1)
+    if reported.tzinfo is None:
+        reported = reported.replace(tzinfo=datetime.UTC)
+    if reported > ended:
+        return reported - ended
+    latest = reported + datetime.timedelta(seconds=1)
     return latest - began if latest < began else datetime.timedelta()
 
 
@@ -356,8 +358,8 @@ async def _version(
     if response.status_code != httpx.codes.OK:
         return "of a version that it does not tell", skew  # what it refuses is told by what comes next
     try:
-        said = response.json()
-        return f"Kubernetes {said['gitVersion']}", skew
+        reported = response.json()
+        return f"Kubernetes {reported['gitVersion']}", skew
     except (ValueError, KeyError, TypeError):
         return "which tells no version", skew
 
@@ -373,7 +375,7 @@ async def _serves_our_kinds(client: Client) -> bool:
     return {"models", "inferenceservices"} <= {each.get("name") for each in names if isinstance(each, dict)}
 
 
-def _place(need: Permission, config: AgentConfig) -> str:
+def _namespace_text(need: Permission, config: AgentConfig) -> str:
     if not need.resource.namespaced:
         return ""
     if need.place == "system":

@@ -12,14 +12,14 @@ import click
 import psutil
 import trio
 
-from llmkube.base.errors import LLMKubeError, UserError, innermost
+from llmkube.base.errors import LLMKubeError, UserError, first_leaf
 from llmkube.base.log import configure_logging
 from llmkube.base.times import utcnow
 from llmkube.cli.commands.doctor import cluster, daemons, from_pod, mac, machine, programs
 from llmkube.cli.commands.doctor.findings import Finding, as_json, as_text, exit_code, warned
 from llmkube.cli.commands.doctor.installation import Installation, find_installation
 from llmkube.cli.options import cluster_options
-from llmkube.cli.target_cluster import Origin, Where, find_config
+from llmkube.cli.target_cluster import ClusterFlags, Origin, find_config
 from llmkube.k8s.auth.config import ClusterConfig
 from llmkube.k8s.client import open_client
 from llmkube.programs.options import command
@@ -41,12 +41,12 @@ class Probe:
 
     Attributes:
         name: What it looks at, for its lines that have no other name.
-        look: Looks, and says how that is.
+        check: Looks, and says how that is.
         seconds: What it may take.
     """
 
     name: str
-    look: Callable[[], Awaitable[Finding | Iterable[Finding]]]
+    check: Callable[[], Awaitable[Finding | Iterable[Finding]]]
     seconds: float = SECONDS
 
 
@@ -60,7 +60,9 @@ class Probe:
 )
 @click.option("--image", help="With --from-cluster: LLMKube's image. Default: that of the cluster's controller.")
 @cluster_options()
-def doctor(*, as_data: bool, state_dir: Path | None, from_cluster: bool, image: str | None, where: Where) -> None:
+def doctor(
+    *, as_data: bool, state_dir: Path | None, from_cluster: bool, image: str | None, where: ClusterFlags
+) -> None:
     """Say what of this machine and its programs is well, and what mends the rest. Exits with 1 if something fails.
 
     Nothing is changed. A cluster is asked if --kubeconfig, --context, KUBECONFIG or the agent's settings name it.
@@ -70,25 +72,25 @@ def doctor(*, as_data: bool, state_dir: Path | None, from_cluster: bool, image: 
         raise UserError("--image is for --from-cluster")
     here = find_installation(state_dir)
     named = _named_cluster(here, where) if from_cluster else None
-    findings = trio.run(examined, here, where, named, image)
+    findings = trio.run(examine, here, where, named, image)
     click.echo(as_json(findings) if as_data else as_text(findings))
     sys.exit(exit_code(findings))
 
 
-async def examined(
-    here: Installation, where: Where, named: ClusterConfig | None = None, image: str | None = None
+async def examine(
+    here: Installation, where: ClusterFlags, named: ClusterConfig | None = None, image: str | None = None
 ) -> Sequence[Finding]:
     """Return all findings, in the order of the report."""
     probes = probes_of(here, where)
     if named is not None:
-        look = partial(_from_cluster, here, where, named, image)
-        probes = [*probes, Probe("from a pod", look, from_pod.WAIT_SECONDS + 3 * from_pod.DELETE_SECONDS)]
+        check = partial(_from_cluster, here, where, named, image)
+        probes = [*probes, Probe("from a pod", check, from_pod.WAIT_SECONDS + 3 * from_pod.DELETE_SECONDS)]
     return (programs.settings(here), *await run_probes(probes))
 
 
-def probes_of(here: Installation, where: Where) -> Sequence[Probe]:
+def probes_of(here: Installation, where: ClusterFlags) -> Sequence[Probe]:
     """Return what is looked at on this machine, with these programs."""
-    about_mac = [
+    mac_probes = [
         Probe("system", partial(mac.system, here)),
         Probe("GPU limit", partial(mac.gpu_limit, here)),
     ]
@@ -100,7 +102,7 @@ def probes_of(here: Installation, where: Where) -> Sequence[Probe]:
         Probe("local network", partial(cluster.lan_access, here)),
     ]
     return [
-        *(about_mac if here.mac else [Probe("system", machine.linux_system)]),
+        *(mac_probes if here.mac else [Probe("system", machine.linux_system)]),
         Probe("engine", partial(programs.engine, here), ENGINE_SECONDS),
         Probe("Ollama", daemons.ollama),
         *([Probe("oMLX", daemons.omlx)] if here.mac else []),
@@ -110,7 +112,7 @@ def probes_of(here: Installation, where: Where) -> Sequence[Probe]:
         _job_probe(here),
         Probe("ports", partial(programs.ports, here)),
         Probe("keys", partial(programs.listeners, here)),
-        Probe("last end", partial(programs.last_ends, here)),
+        Probe("last end", partial(programs.last_exits, here)),
         Probe("API server", partial(cluster.api_server, here, where, utcnow), cluster.API_SECONDS),
         *([Probe("address", partial(cluster.advertised, here, where))] if here.serves_a_cluster else []),
     ]
@@ -124,7 +126,7 @@ def _job_probe(here: Installation) -> Probe:
     return Probe("background", programs.no_job)
 
 
-def _named_cluster(here: Installation, where: Where) -> ClusterConfig:
+def _named_cluster(here: Installation, where: ClusterFlags) -> ClusterConfig:
     """Return the cluster in which the Job is made: named by the user, with the user's own credentials.
 
     Raises:
@@ -137,7 +139,7 @@ def _named_cluster(here: Installation, where: Where) -> ClusterConfig:
     return config
 
 
-async def _from_cluster(here: Installation, where: Where, config: ClusterConfig, image: str | None) -> Finding:
+async def _from_cluster(here: Installation, where: ClusterFlags, config: ClusterConfig, image: str | None) -> Finding:
     address = await cluster.advertised_address(here, where)
     if not address:
         raise UserError("this host has no address that pods could reach; --host-ip of the agent names one")
@@ -154,14 +156,14 @@ async def run_probes(probes: Sequence[Probe]) -> tuple[Finding, ...]:
     async def run(index: int, probe: Probe) -> None:
         with trio.move_on_after(probe.seconds):
             try:
-                found[index] = await probe.look()
+                found[index] = await probe.check()
             except _EXPECTED as exc:
                 found[index] = _unknown(str(exc) or type(exc).__name__)
             except ExceptionGroup as group:
                 expected, bugs = group.split(_EXPECTED)
                 if bugs is not None or expected is None:
                     raise
-                found[index] = _unknown(str(innermost(expected)))
+                found[index] = _unknown(str(first_leaf(expected)))
             return
         found[index] = _unknown(f"no answer within {probe.seconds:g} s")
 
@@ -170,9 +172,9 @@ async def run_probes(probes: Sequence[Probe]) -> tuple[Finding, ...]:
             nursery.start_soon(run, index, probe)
     lines: list[Finding] = []
     for index, probe in enumerate(probes):
-        told = found[index]
-        told = (told,) if isinstance(told, Finding) else told
-        lines += [attrs.evolve(each, name=each.name or probe.name) for each in told]
+        result = found[index]
+        result = (result,) if isinstance(result, Finding) else result
+        lines += [attrs.evolve(each, name=each.name or probe.name) for each in result]
     return tuple(lines)
 
 

@@ -26,7 +26,7 @@ from llmkube.programs.daemon_engine.omlx_program import DEFAULT_PORT, PORT_VARIA
 from llmkube.programs.daemon_engine.processes import Runners, omlx_servers_in, runners_in
 from llmkube.programs.daemon_engine.server import DaemonError, DaemonHttp, ProcessTable
 
-OLLAMA_AGAIN_SECONDS: Final = 2.0
+OLLAMA_RECHECK_SECONDS: Final = 2.0
 """Delay before a difference is checked again: a process may be ending, or not be listed yet."""
 
 
@@ -52,20 +52,20 @@ class Ollama:
 async def ollama() -> tuple[Finding, ...]:
     """Check this machine's Ollama."""
     async with open_http_client() as http:
-        return tuple(judge_ollama(await look_at_ollama(http, daemon_url(os.environ), ProcessTable())))
+        return tuple(assess_ollama(await inspect_ollama(http, daemon_url(os.environ), ProcessTable())))
 
 
-async def look_at_ollama(http: HttpClient, url: str, table: ProcessTable) -> Ollama:
+async def inspect_ollama(http: HttpClient, url: str, table: ProcessTable) -> Ollama:
     """Read both sides, and read them again if they differ."""
-    found = await _ask_ollama(http, url, table)
+    found = await _query_ollama(http, url, table)
     if found.runners.orphans or len(found.runners.served) > len(found.listed):
-        await trio.sleep(OLLAMA_AGAIN_SECONDS)
-        found = await _ask_ollama(http, url, table)
+        await trio.sleep(OLLAMA_RECHECK_SECONDS)
+        found = await _query_ollama(http, url, table)
     pids = (*found.runners.served, *found.runners.orphans)
     return attrs.evolve(found, held=dict(await table.footprints(pids))) if pids else found
 
 
-def judge_ollama(fact: Ollama) -> Iterator[Finding]:
+def assess_ollama(fact: Ollama) -> Iterator[Finding]:
     """Yield a warning for memory that Ollama does not account for, else its version and models. Pure."""
     runners = fact.runners
     if runners.orphans:
@@ -81,20 +81,20 @@ def judge_ollama(fact: Ollama) -> Iterator[Finding]:
     here = f"{fact.version} at {fact.url}"
     if len(runners.served) > len(fact.listed):
         yield warned(
-            f"{here} lists {_models(len(fact.listed))}, and {_hold(fact, runners.served, 'of it')}",
+            f"{here} lists {_models(len(fact.listed))}, and {_processes_text(fact, runners.served, 'of it')}",
             why="a model that is said to be unloaded keeps its memory, and ours get no memory that is taken",
             fix="quit Ollama and start it again; `ollama ps` shows what it lists",
         )
         return
     names = f": {', '.join(fact.listed)}" if fact.listed else ""
-    size = f", {_held(fact, runners.served)}" if runners.served else ""
+    size = f", {_memory_text(fact, runners.served)}" if runners.served else ""
     yield passed(f"{here}; {_models(len(fact.listed))} loaded{size}{names}")
 
 
 def _orphans(fact: Ollama) -> Finding:
     pids = fact.runners.orphans
     return warned(
-        f"a server of it has ended, and {_hold(fact, pids, 'of it still')}",
+        f"a server of it has ended, and {_processes_text(fact, pids, 'of it still')}",
         why="no server will end it or send it a request, and ours get no memory that is taken",
         fix=f"`kill {' '.join(map(str, pids))}`",
     )
@@ -104,20 +104,20 @@ def _models(count: int) -> str:
     return "1 model" if count == 1 else f"{count} models"
 
 
-def _hold(fact: Ollama, pids: tuple[int, ...], whose: str) -> str:
-    verb = f"process {whose} holds" if len(pids) == 1 else f"processes {whose} hold"
-    return f"{len(pids)} {verb} {_held(fact, pids)} (pid {', '.join(map(str, pids))})"
+def _processes_text(fact: Ollama, pids: tuple[int, ...], owner: str) -> str:
+    verb = f"process {owner} holds" if len(pids) == 1 else f"processes {owner} hold"
+    return f"{len(pids)} {verb} {_memory_text(fact, pids)} (pid {', '.join(map(str, pids))})"
 
 
-def _held(fact: Ollama, pids: tuple[int, ...]) -> str:
+def _memory_text(fact: Ollama, pids: tuple[int, ...]) -> str:
     return format_bytes(sum(fact.held.get(pid, 0) for pid in pids))
 
 
-async def _ask_ollama(http: HttpClient, url: str, table: ProcessTable) -> Ollama:
-    way, version, models = DaemonHttp(http, url, "Ollama", NO_HEADERS), None, None
+async def _query_ollama(http: HttpClient, url: str, table: ProcessTable) -> Ollama:
+    daemon, version, models = DaemonHttp(http, url, "Ollama", NO_HEADERS), None, None
     with contextlib.suppress(DaemonError):  # nothing answers, or something else
-        version = (await way.ask("/api/version")).get("version")
-        models = (await way.ask("/api/ps")).get("models") if isinstance(version, str) else None
+        version = (await daemon.get_object("/api/version")).get("version")
+        models = (await daemon.get_object("/api/ps")).get("models") if isinstance(version, str) else None
     names = [str(each.get("name")) for each in models if isinstance(each, dict)] if isinstance(models, list) else []
     return Ollama(
         url=url,
@@ -130,7 +130,7 @@ async def _ask_ollama(http: HttpClient, url: str, table: ProcessTable) -> Ollama
 EMPTY_BYTES: Final = 4 << 30
 """Upper bound for oMLX without a model: the program and its prompt cache."""
 
-OMLX_AGAIN_SECONDS: Final = 3.0
+OMLX_RECHECK_SECONDS: Final = 3.0
 """Delay before memory without a loaded model is checked again: an unload may be in progress."""
 
 
@@ -141,14 +141,14 @@ class Omlx:
     Attributes:
         url: Address of its API.
         loaded: Number of loaded models that it reports; None if no oMLX answers.
-        said_bytes: Memory that it reports for them.
+        reported_bytes: Memory that it reports for them.
         pid: Its process; None if this user cannot see it.
         held_bytes: Memory of the process.
     """
 
     url: str
     loaded: int | None = None
-    said_bytes: int = 0
+    reported_bytes: int = 0
     pid: int | None = None
     held_bytes: int = 0
 
@@ -156,25 +156,25 @@ class Omlx:
 async def omlx() -> tuple[Finding, ...]:
     """Check this machine's oMLX."""
     async with open_http_client() as http:
-        return tuple(judge_omlx(await look_at_omlx(http, port_of(os.environ), ProcessTable())))
+        return tuple(assess_omlx(await inspect_omlx(http, port_of(os.environ), ProcessTable())))
 
 
 def port_of(environ: Mapping[str, str]) -> int:
     """Return the port from oMLX's environment variable, else its default."""
-    said = environ.get(PORT_VARIABLE, "").strip()
-    return int(said) if said.isdecimal() else DEFAULT_PORT
+    stated = environ.get(PORT_VARIABLE, "").strip()
+    return int(stated) if stated.isdecimal() else DEFAULT_PORT
 
 
-async def look_at_omlx(http: HttpClient, port: int, table: ProcessTable) -> Omlx:
+async def inspect_omlx(http: HttpClient, port: int, table: ProcessTable) -> Omlx:
     """Read both sides, and read them again if memory is held without a loaded model."""
-    found = await _ask_omlx(http, port, table)
+    found = await _query_omlx(http, port, table)
     if found.loaded == 0 and found.held_bytes > EMPTY_BYTES:
-        await trio.sleep(OMLX_AGAIN_SECONDS)
-        found = await _ask_omlx(http, port, table)
+        await trio.sleep(OMLX_RECHECK_SECONDS)
+        found = await _query_omlx(http, port, table)
     return found
 
 
-def judge_omlx(fact: Omlx) -> Iterator[Finding]:
+def assess_omlx(fact: Omlx) -> Iterator[Finding]:
     """Yield a warning for memory that is held without a loaded model, else the loaded models. Pure."""
     if fact.loaded is None:
         return
@@ -186,22 +186,22 @@ def judge_omlx(fact: Omlx) -> Iterator[Finding]:
             fix="quit oMLX and start it again",
         )
         return
-    said = f", {format_bytes(fact.said_bytes)} by its own word" if fact.said_bytes else ""
+    stated = f", {format_bytes(fact.reported_bytes)} by its own word" if fact.reported_bytes else ""
     held = "" if fact.pid is None else f"; its process holds {format_bytes(fact.held_bytes)}"
-    yield passed(f"it runs at {fact.url}; {_models(fact.loaded)} loaded{said}{held}")
+    yield passed(f"it runs at {fact.url}; {_models(fact.loaded)} loaded{stated}{held}")
 
 
-async def _ask_omlx(http: HttpClient, port: int, table: ProcessTable) -> Omlx:
+async def _query_omlx(http: HttpClient, port: int, table: ProcessTable) -> Omlx:
     found = Omlx(url=f"http://127.0.0.1:{port}")
     try:
-        pool = (await DaemonHttp(http, found.url, "oMLX", NO_HEADERS).ask("/health")).get("engine_pool")
+        pool = (await DaemonHttp(http, found.url, "oMLX", NO_HEADERS).get_object("/health")).get("engine_pool")
     except DaemonError:
         return found
     loaded = pool.get("loaded_count") if isinstance(pool, dict) else None
     if not isinstance(pool, dict) or not isinstance(loaded, int):
         return found
-    said = pool.get("current_model_memory")
+    stated = pool.get("current_model_memory")
     pid = await table.listener(omlx_servers_in(await table.read()), port)
     held = (await table.footprints([pid])).get(pid, 0) if pid is not None else 0
-    said_bytes = said if isinstance(said, int) else 0
-    return attrs.evolve(found, loaded=loaded, said_bytes=said_bytes, pid=pid, held_bytes=held)
+    reported_bytes = stated if isinstance(stated, int) else 0
+    return attrs.evolve(found, loaded=loaded, reported_bytes=reported_bytes, pid=pid, held_bytes=held)

@@ -101,20 +101,20 @@ def _counts(findings: Sequence[Finding]) -> dict[str, int]:
 def _lines(finding: Finding, width: int) -> str:
     verdict = finding.verdict.value
     first, indent = f"{verdict}  {finding.name.ljust(width)}  ", " " * (width + len(verdict) + 4)
-    text = [_hung(first, indent, finding.found)]
-    text += [_hung(indent, indent, finding.why)] if finding.why else []
-    text += [_hung(indent, indent, f"fix: {finding.fix}")] if finding.fix else []
-    whole = "\n".join(text)
+    text = [_wrap(first, indent, finding.found)]
+    text += [_wrap(indent, indent, finding.why)] if finding.why else []
+    text += [_wrap(indent, indent, f"fix: {finding.fix}")] if finding.fix else []
+    block = "\n".join(text)
     if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
-        whole = click.style(verdict, fg=_COLORS[finding.verdict], bold=True) + whole[len(verdict) :]
-    return whole
+        block = click.style(verdict, fg=_COLORS[finding.verdict], bold=True) + block[len(verdict) :]
+    return block
 
 
-def _hung(first: str, indent: str, text: str) -> str:
+def _wrap(first: str, indent: str, text: str) -> str:
     """Return the text behind `first`; on a terminal what is too long goes on below it, elsewhere it is one line."""
-    said, width = runnable(printable(text.replace("\n", " "))), line_width()
+    line, width = runnable(printable(text.replace("\n", " "))), line_width()
     if width is None:
-        return first + said
+        return first + line
     return textwrap.fill(
-        said, width, initial_indent=first, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        line, width, initial_indent=first, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )

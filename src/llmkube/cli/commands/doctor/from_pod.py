@@ -30,9 +30,9 @@ from llmkube.k8s.auth.config import ClusterConfig, TokenFile
 from llmkube.k8s.client import Client
 from llmkube.k8s.errors import ApiError
 from llmkube.k8s.resource import Key
-from llmkube.k8s.wire.termination_message import REACHED, parse_tried
+from llmkube.k8s.wire.termination_message import REACHED, parse_reach_result
 from llmkube.k8s.workloads import ContainerState, Job, Pod
-from llmkube.supervisor.nouns.join_record import token_paths
+from llmkube.supervisor.values.join_record import token_paths
 
 LABEL: Final = "inference.llmkube.dev/doctor"
 """On the Job and its pod: the Job's name."""
@@ -42,7 +42,7 @@ WAIT_SECONDS: Final = 120.0
 
 POLL_SECONDS: Final = 1.0
 DELETE_SECONDS: Final = 10.0
-KEPT_SECONDS: Final = 600
+TTL_SECONDS: Final = 600
 """After which the cluster removes a Job that this program could not delete."""
 
 _STUCK: Final = frozenset(
@@ -69,41 +69,41 @@ def reach_job(key: Key, image: str, address: str, word: str) -> dict[str, Any]:
         "spec": {
             "backoffLimit": 0,
             "activeDeadlineSeconds": int(WAIT_SECONDS),
-            "ttlSecondsAfterFinished": KEPT_SECONDS,
+            "ttlSecondsAfterFinished": TTL_SECONDS,
             "template": {"metadata": {"labels": labels}, "spec": pod},
         },
     }
 
 
 @attrs.frozen
-class Tried:
+class ReachResult:
     """What a pod's status tells: either the result of its try, or why there is none."""
 
     result: str = ""
     problem: str = ""
 
 
-def read_pods(pods: Sequence[Pod]) -> Tried | None:
+def read_pods(pods: Sequence[Pod]) -> ReachResult | None:
     """Return what the Job's pod tells; None while it tells nothing yet. Pure."""
     for pod in pods:
         for status in pod.status.container_statuses:
             if status.state.terminated is not None:
-                return _read_end(status.state)
+                return _read_termination(status.state)
             if status.state.waiting is not None and status.state.waiting.reason in _STUCK:
                 waiting = status.state.waiting
-                return Tried(problem=f"its pod does not start: {waiting.reason} {waiting.message}".strip())
+                return ReachResult(problem=f"its pod does not start: {waiting.reason} {waiting.message}".strip())
         if pod.status.phase == "Failed":
-            return Tried(problem=f"its pod failed: {pod.status.reason} {pod.status.message}".strip())
+            return ReachResult(problem=f"its pod failed: {pod.status.reason} {pod.status.message}".strip())
     return None
 
 
-def _read_end(state: ContainerState) -> Tried:
+def _read_termination(state: ContainerState) -> ReachResult:
     assert state.terminated is not None, "the caller has looked"
-    result = parse_tried(state.terminated.message)
+    result = parse_reach_result(state.terminated.message)
     if result is not None:
-        return Tried(result=result)
-    said = state.terminated.message.strip()[-300:] or state.terminated.reason
-    return Tried(problem=f"its pod ended with {state.terminated.exit_code}: {said}; is it LLMKube's image?")
+        return ReachResult(result=result)
+    detail = state.terminated.message.strip()[-300:] or state.terminated.reason
+    return ReachResult(problem=f"its pod ended with {state.terminated.exit_code}: {detail}; is it LLMKube's image?")
 
 
 def refuse_host_identity(config: ClusterConfig, state_dir: Path) -> None:
@@ -148,31 +148,31 @@ async def try_from_pod(client: Client, namespace: str, image: str, address: str)
     """
     key = Key(namespace, f"llmkube-doctor-{secrets.token_hex(4)}")
     if not await may(client, {"verb": "create", "group": "batch", "resource": "jobs", "namespace": namespace}):
-        return judge_tried(key, address, Tried(problem=f"you may not create Jobs in {namespace}"))
+        return assess_reach(key, address, ReachResult(problem=f"you may not create Jobs in {namespace}"))
     word = secrets.token_hex(8)
-    async with _open_word(address, word) as place, _open_job(client, reach_job(key, image, place, word), key):
-        tried = None
+    async with _serve_word(address, word) as endpoint, _open_job(client, reach_job(key, image, endpoint, word), key):
+        outcome = None
         with trio.move_on_after(WAIT_SECONDS):
-            while tried is None:
+            while outcome is None:
                 pods = await client.list(Pod, namespace=namespace, label_selector=f"{LABEL}={key.name}")
-                tried = read_pods(pods.items)
-                if tried is None:
+                outcome = read_pods(pods.items)
+                if outcome is None:
                     await trio.sleep(POLL_SECONDS)
-        tried = tried or Tried(problem=f"its pod has not ended within {WAIT_SECONDS:g} s")
-        return judge_tried(key, place, tried)
+        outcome = outcome or ReachResult(problem=f"its pod has not ended within {WAIT_SECONDS:g} s")
+        return assess_reach(key, endpoint, outcome)
 
 
-def judge_tried(job: Key, address: str, tried: Tried) -> Finding:
+def assess_reach(job: Key, address: str, outcome: ReachResult) -> Finding:
     """A pod reached this host at the address that it advertises. Pure."""
-    if tried.problem:
+    if outcome.problem:
         return failed(
-            f"Job {job}: {tried.problem}",
+            f"Job {job}: {outcome.problem}",
             why="whether pods reach this host is not known",
             fix="mend that, and repeat; --image names another image, --namespace another place",
         )
-    if tried.result != REACHED:
+    if outcome.result != REACHED:
         return failed(
-            f"{address} cannot be reached: {tried.result}",
+            f"{address} cannot be reached: {outcome.result}",
             why="services that run here answer no pod, and no client through the cluster",
             fix="open this host's firewall for the nodes, or advertise another address: --host-ip",
         )
@@ -192,10 +192,10 @@ async def _open_job(client: Client, manifest: Mapping[str, Any], key: Key) -> As
 
 
 @asynccontextmanager
-async def _open_word(address: str, word: str) -> AsyncIterator[str]:
+async def _serve_word(address: str, word: str) -> AsyncIterator[str]:
     """Tell everyone who connects one word; the value is where."""
 
-    async def tell(stream: trio.SocketStream) -> None:
+    async def send_word(stream: trio.SocketStream) -> None:
         async with stream:
             with trio.move_on_after(POLL_SECONDS):
                 try:
@@ -206,6 +206,6 @@ async def _open_word(address: str, word: str) -> AsyncIterator[str]:
     listeners = await open_listeners(address, 0)
     port = listeners[0].socket.getsockname()[1]
     async with trio.open_nursery() as nursery:
-        await nursery.start(trio.serve_listeners, tell, listeners)
+        await nursery.start(trio.serve_listeners, send_word, listeners)
         yield netloc((address, port))
         nursery.cancel_scope.cancel(reason="the pod has tried")

@@ -19,8 +19,8 @@ from llmkube.cli.commands.programs.background.systemd import unit_path
 from llmkube.cli.commands.programs.up import up
 from llmkube.k8s.resource import Key
 from llmkube.programs.config import AgentConfig, UpConfig, load
-from llmkube.programs.state_location import check_state_dir, holder_of, local_state_dir, up_on
-from llmkube.supervisor.nouns.journal import Entry, FileJournal
+from llmkube.programs.state_location import check_state_dir, local_state_dir, lock_holder, running_up_pid
+from llmkube.supervisor.values.journal import Entry, FileJournal
 
 Name = Literal["up", "agent"]
 
@@ -85,7 +85,7 @@ def find_installation(chosen: Path | None) -> Installation:
         check_state_dir(folder)
     except LLMKubeError as exc:
         problem = str(exc)
-    pid, up_pid = holder_of(folder), up_on(folder)
+    pid, up_pid = lock_holder(folder), running_up_pid(folder)
     mac = sys.platform == "darwin" or launchctl_program() is not None
     login_job, daemon_job = agent_job_files(user)
     agent_file = next((each for each in (daemon_job, login_job) if mac and each.exists()), None)

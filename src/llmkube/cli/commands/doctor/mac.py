@@ -19,7 +19,7 @@ import trio
 from llmkube.base.units import format_bytes
 from llmkube.cli.commands.doctor.findings import Finding, failed, passed, warned
 from llmkube.cli.commands.doctor.installation import Installation
-from llmkube.cli.commands.doctor.machine import judge_system
+from llmkube.cli.commands.doctor.machine import assess_system
 from llmkube.cli.commands.programs.background.agent_jobs import SYSTEM_PATH, agent_log, guarded_folder
 from llmkube.cli.commands.programs.background.log_file import last_lines
 from llmkube.programs.config import AgentConfig
@@ -30,7 +30,7 @@ from llmkube.supervisor.memory.budget import host_budget
 
 MIB: Final = 1 << 20
 
-SYSTEMS_SHARE: Final = 0.05
+SYSTEM_SHARE: Final = 0.05
 """What the GPU's limit has to leave to macOS, which else stops answering; of 16 GiB that is what it takes at rest."""
 
 FIREWALL: Final = "/usr/libexec/ApplicationFirewall/socketfilterfw"
@@ -52,7 +52,7 @@ async def system(here: Installation) -> Finding:
     await trio.lowlevel.checkpoint()
     kernel = LibSystem()
     apple = bool(_number(kernel, "hw.optional.arm64"))
-    return judge_system(
+    return assess_system(
         "macOS",
         _text(kernel, "kern.osproductversion") or platform.mac_ver()[0],
         "Apple silicon" if apple else "Intel",
@@ -69,39 +69,39 @@ async def gpu_limit(here: Installation) -> Finding:
     total_bytes = decode_integer(kernel.sysctl("hw.memsize"))
     limit = await trio.to_thread.run_sync(gpu_limit_of, kernel, total_bytes, abandon_on_cancel=True)
     budget = host_budget(total_bytes, memory_settings(here.config)["memory_fraction"])
-    return judge_gpu_limit(total_bytes, limit, budget.limit_bytes)
+    return assess_gpu_limit(total_bytes, limit, budget.limit_bytes)
 
 
-def judge_gpu_limit(total_bytes: int, limit: GpuLimit, budget_bytes: int) -> Finding:
+def assess_gpu_limit(total_bytes: int, limit: GpuLimit, budget_bytes: int) -> Finding:
     """The GPU holds what models may take together, `budget_bytes`, and leaves the system enough. Pure."""
     wanted = f"`sudo sysctl iogpu.wired_limit_mb={budget_bytes // MIB}`"
     if limit.limit_bytes is None:
         return passed("none is known")
-    said = f"{format_bytes(limit.limit_bytes)} of {format_bytes(total_bytes)} by {limit.source}"
-    if limit.limit_bytes > total_bytes * (1 - SYSTEMS_SHARE):
+    limit_text = f"{format_bytes(limit.limit_bytes)} of {format_bytes(total_bytes)} by {limit.source}"
+    if limit.limit_bytes > total_bytes * (1 - SYSTEM_SHARE):
         return failed(
-            said,
+            limit_text,
             why="macOS is left with too little: it stops answering when a model fills that",
             fix=f"{wanted}, or 0 for its own limit; it lasts until the next start",
         )
     if limit.guessed:
         return warned(
-            said,
+            limit_text,
             why="Metal tells its limit to no program of this session (ssh, tmux), so the share is a cautious one",
             fix=f"look in a terminal of the login, or set it: {wanted}; it lasts until the next start",
         )
     if limit.limit_bytes < budget_bytes:
         return warned(
-            said,
+            limit_text,
             why=f"models may take {format_bytes(budget_bytes)} together, and one on the GPU not all of it",
             fix=f"{wanted}; it lasts until the next start",
         )
-    return passed(said)
+    return passed(limit_text)
 
 
 async def power(here: Installation) -> tuple[Finding, Finding]:
     """Ask pmset."""
-    settings, source = await _says("pmset", "-g"), await _says("pmset", "-g", "batt")
+    settings, source = await _output_of("pmset", "-g"), await _output_of("pmset", "-g", "batt")
 
     def value(name: str) -> int | None:
         found = re.search(rf"^\s*{name}\s+(\d+)", settings, re.MULTILINE)
@@ -110,12 +110,12 @@ async def power(here: Installation) -> tuple[Finding, Finding]:
     kept_awake = isinstance(here.config, AgentConfig) and here.config.keep_awake
     on_battery, low_power = "'Battery Power'" in source, bool(value("lowpowermode"))
     return (
-        judge_sleep(value("sleep"), kept_awake=kept_awake),
-        judge_power(on_battery=on_battery, low_power=low_power, restarts=value("autorestart")),
+        assess_sleep(value("sleep"), kept_awake=kept_awake),
+        assess_power(on_battery=on_battery, low_power=low_power, restarts=value("autorestart")),
     )
 
 
-def judge_sleep(minutes: int | None, *, kept_awake: bool) -> Finding:
+def assess_sleep(minutes: int | None, *, kept_awake: bool) -> Finding:
     """A Mac that serves others does not sleep. Pure.
 
     Args:
@@ -137,7 +137,7 @@ def judge_sleep(minutes: int | None, *, kept_awake: bool) -> Finding:
     return passed("it does not sleep while an engine runs" if minutes else "it never sleeps")
 
 
-def judge_power(*, on_battery: bool, low_power: bool, restarts: int | None) -> Finding:
+def assess_power(*, on_battery: bool, low_power: bool, restarts: int | None) -> Finding:
     """A Mac that serves others comes back after a power cut; whether it `restarts` may not be known. Pure."""
     if on_battery:
         return warned(
@@ -162,7 +162,7 @@ def judge_power(*, on_battery: bool, low_power: bool, restarts: int | None) -> F
 
 async def file_vault() -> Finding:
     """Ask fdesetup: after a start nothing runs on an encrypted Mac until a user has typed the password."""
-    text = await _says("fdesetup", "status")
+    text = await _output_of("fdesetup", "status")
     found = re.search(r"FileVault is (On|Off)", text)
     if found is None:
         raise NotUnderstoodError(f"fdesetup says {text[:100]!r}")
@@ -178,20 +178,20 @@ async def file_vault() -> Finding:
 async def firewall(here: Installation) -> Finding:
     """Ask socketfilterfw about the program that takes engines' connections: the agent's own, as their proxy."""
     program = str(Path(here.job_program).resolve())
-    state = await _says(FIREWALL, "--getglobalstate")
+    state = await _output_of(FIREWALL, "--getglobalstate")
     found = re.search(r"State = ([012])", state)
     if found is None:
         raise NotUnderstoodError(f"socketfilterfw says {state[:100]!r}")
     if found[1] == "0":
         return passed("macOS's application firewall is off")
-    everything = await _says(FIREWALL, "--getblockall")
-    rule = (await _says(FIREWALL, "--getappblocked", program)).lower()
+    everything = await _output_of(FIREWALL, "--getblockall")
+    rule = (await _output_of(FIREWALL, "--getappblocked", program)).lower()
     permitted = False if "is blocked" in rule else True if "permitted" in rule else None
     blocks_all = found[1] == "2" or bool(re.search(r"enabled", everything, re.IGNORECASE))
-    return judge_firewall(program, permitted, blocks_all=blocks_all)
+    return assess_firewall(program, permitted, blocks_all=blocks_all)
 
 
-def judge_firewall(program: str, permitted: bool | None, *, blocks_all: bool) -> Finding:
+def assess_firewall(program: str, permitted: bool | None, *, blocks_all: bool) -> Finding:
     """The application firewall, which is on, lets pods reach engines. Pure.
 
     Args:
@@ -222,17 +222,17 @@ async def guarded_folders(here: Installation) -> Finding:
     await trio.lowlevel.checkpoint()
     known = (("the program", Path(here.job_program)), ("--state-dir", here.folder), ("--model-store", here.store))
     places = [
-        f"{what} in {folder}"
-        for what, path in known
+        f"{label} in {folder}"
+        for label, path in known
         if here.job is not None and (folder := guarded_folder(path, here.user.home)) is not None
     ]
     log = agent_log(here.user.home)
     denied = bool(places) and _DENIED in last_lines(log, 0, _LOG_LINES)
     program = _executable_of(here.pid) or str(Path(here.job_program).resolve())
-    return judge_guarded_folders(places, program, f"{log} says: {_DENIED}" if denied else "")
+    return assess_guarded_folders(places, program, f"{log} says: {_DENIED}" if denied else "")
 
 
-def judge_guarded_folders(places: Sequence[str], program: str, denied: str = "") -> Finding:
+def assess_guarded_folders(places: Sequence[str], program: str, denied: str = "") -> Finding:
     """Nothing that a job of launchd reads is in a folder that macOS keeps from it. Pure.
 
     Args:
@@ -297,7 +297,7 @@ def _executable_of(pid: int | None) -> str:
         return ""
 
 
-async def _says(program: str, *words: str) -> str:
+async def _output_of(program: str, *words: str) -> str:
     """Return what a program of macOS prints.
 
     Raises:

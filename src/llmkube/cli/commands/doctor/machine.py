@@ -30,10 +30,10 @@ DISK_WARNS_BYTES: Final = 10 * GIB
 async def linux_system() -> Finding:
     """Look at what is not a Mac."""
     await trio.lowlevel.checkpoint()
-    return judge_system(platform.system(), platform.release(), platform.machine())
+    return assess_system(platform.system(), platform.release(), platform.machine())
 
 
-def judge_system(
+def assess_system(
     system: str,
     release: str,
     machine: str,
@@ -56,28 +56,28 @@ def judge_system(
         translated: Whether this Python is one for Intel, which macOS translates.
         wants_metal: Whether the settings have it serve Models for Metal, and none for its processor.
     """
-    seen = f"{system} {release}, {machine}"
+    platform_text = f"{system} {release}, {machine}"
     programs = f"LLMKube {__version__}, Python {python}"
     if mac and translated:
         return failed(
-            f"{seen}; Python {python} is one for Intel",
+            f"{platform_text}; Python {python} is one for Intel",
             why="macOS translates it, and its engines: they reach no GPU",
             fix="install a Python for Apple silicon (/opt/homebrew/bin/python3), and LLMKube with that",
         )
     if mac and not apple_silicon:
         verdict = failed if wants_metal else warned
         return verdict(
-            f"{seen}: a Mac with an Intel processor",
+            f"{platform_text}: a Mac with an Intel processor",
             why="engines run on its processor alone: llama.cpp's Metal wants Apple's own chip",
             fix="`llmkube agent install --accelerator cpu`" if wants_metal else "nothing, if that is fast enough",
         )
     if mac and tuple(map(int, re.findall(r"\d+", release)[:2])) < (13, 3):
         return failed(
-            f"{seen}; {programs}",
+            f"{platform_text}; {programs}",
             why="the bundled engine needs macOS 13.3",
             fix="update macOS, or name an engine of your own: --llama-server PATH",
         )
-    return passed(f"{seen}; {programs}")
+    return passed(f"{platform_text}; {programs}")
 
 
 async def memory(here: Installation) -> Finding:
@@ -87,14 +87,14 @@ async def memory(here: Installation) -> Finding:
     entries = await trio.to_thread.run_sync(here.journal, abandon_on_cancel=True)
     promised = {}
     for entry in entries.values():
-        model = entry.wish.model
+        model = entry.desired.model
         try:
             cap = own_cap(model.spec.hardware, sample.total_bytes)
         except UserError:  # its service says so itself
             continue
         if cap is not None:
             promised[str(model.key)] = cap.limit_bytes
-    return judge_memory(
+    return assess_memory(
         budget=host_budget(sample.total_bytes, settings["memory_fraction"], sample.device_limit_bytes),
         available_bytes=sample.available_bytes,
         critical_share=settings["memory_policy"].thresholds.critical_share,
@@ -103,7 +103,7 @@ async def memory(here: Installation) -> Finding:
     )
 
 
-def judge_memory(
+def assess_memory(
     *, budget: Budget, available_bytes: int, critical_share: float, shortage: str, promised: Mapping[str, int]
 ) -> Finding:
     """Engines may take what the host has, less what the system and other programs need. Pure.
@@ -116,12 +116,12 @@ def judge_memory(
         promised: The largest `memoryBudget` of a Model that this host has run, in bytes by its name.
     """
     most = int(budget.total_bytes * (1 - critical_share))
-    said = f"models may take {budget}"
-    available = f"{said}; {format_bytes(available_bytes)} are available now"
+    message = f"models may take {budget}"
+    available = f"{message}; {format_bytes(available_bytes)} are available now"
     above = {model: size for model, size in promised.items() if size > budget.total_bytes}
     if budget.limit_bytes > most:
         return failed(
-            said,
+            message,
             why=f"above {format_bytes(most)} memory is critically short, and engines are ended for it",
             fix="set a smaller memory_fraction in config.toml (0 goes by this host's size), and restart",
         )
@@ -147,28 +147,28 @@ async def disk(here: Installation) -> Finding:
     folder = here.store
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
-    return judge_disk(folder, await trio.to_thread.run_sync(free_bytes, folder, abandon_on_cancel=True))
+    return assess_disk(folder, await trio.to_thread.run_sync(free_bytes, folder, abandon_on_cancel=True))
 
 
-def judge_disk(folder: Path, free: int) -> Finding:
+def assess_disk(folder: Path, free: int) -> Finding:
     """There is room for a model where models are kept; `free` is in bytes. Pure."""
-    said = f"{format_bytes(free)} free in {folder}"
+    message = f"{format_bytes(free)} free in {folder}"
     fix = "`llmkube cache prune`, or another folder: --model-store"
     if free < DISK_FAILS_BYTES:
-        return failed(said, why="there is no room for a model, and soon none for logs and the journal", fix=fix)
+        return failed(message, why="there is no room for a model, and soon none for logs and the journal", fix=fix)
     if free < DISK_WARNS_BYTES:
-        return warned(said, why="the next model may not fit", fix=fix)
-    return passed(said)
+        return warned(message, why="the next model may not fit", fix=fix)
+    return passed(message)
 
 
 async def linux_power() -> Finding:
     """Look for a battery."""
     await trio.lowlevel.checkpoint()
     battery = psutil.sensors_battery()
-    return judge_linux_power(battery.power_plugged if battery is not None else None)
+    return assess_linux_power(battery.power_plugged if battery is not None else None)
 
 
-def judge_linux_power(plugged: bool | None) -> Finding:
+def assess_linux_power(plugged: bool | None) -> Finding:
     """A machine with a battery is on mains; without one `plugged` is None. Pure."""
     if plugged is False:
         return warned("on battery", why="it sleeps sooner, and computes slower", fix="connect it to mains")

@@ -17,17 +17,17 @@ from llmkube.cli.commands.doctor.findings import Finding, failed, passed, warned
 from llmkube.cli.commands.doctor.installation import Installation
 from llmkube.cli.commands.doctor.mac import newest_jetsam
 from llmkube.cli.commands.programs.background.agent_jobs import AGENT_LABEL, START_LIMIT, UP_LABEL
-from llmkube.cli.commands.programs.background.agent_status import probed_health
-from llmkube.cli.commands.programs.background.launchctl import EXIT_SECONDS, JobState, Launchd, caller
+from llmkube.cli.commands.programs.background.agent_status import probe_health
+from llmkube.cli.commands.programs.background.launchctl import EXIT_SECONDS, JobState, Launchd, launchctl_caller
 from llmkube.cli.commands.programs.background.start_limit import FailedStarts, read_failed_starts
 from llmkube.cli.commands.programs.background.systemd import UNIT, systemctl
 from llmkube.programs.config import AgentConfig
-from llmkube.programs.host_settings import find_llama_server, further_programs
+from llmkube.programs.host_settings import configured_programs, find_llama_server
 from llmkube.programs.program import LOOPBACK
 from llmkube.supervisor.engine.launcher import LocalEngines
 from llmkube.supervisor.host.processes import listens, start_of
-from llmkube.supervisor.nouns.journal import Entry
-from llmkube.supervisor.nouns.settings import AgentSettings
+from llmkube.supervisor.values.journal import Entry
+from llmkube.supervisor.values.settings import AgentSettings
 
 _LIST_DEVICES: Final = "--list-devices"
 _ENGINE_NAMES: Final = ("llama-server",)
@@ -57,7 +57,7 @@ def settings(here: Installation) -> Finding:
 async def engine(here: Installation) -> Finding:
     """Look for the programs that settings name; ask llama-server for its version, and on Metal for its GPUs."""
     try:
-        further_programs(here.config)
+        configured_programs(here.config)
     except UserError as exc:
         return failed(
             str(exc),
@@ -67,8 +67,8 @@ async def engine(here: Installation) -> Finding:
     try:
         program = find_llama_server(here.config.llama_server)
         # Not `here.folder`: an engine that is only asked is not the agent's.
-        asked = AgentSettings("doctor", here.folder / "doctor", here.store, str(program))
-        info = await LocalEngines(asked).info()
+        probe_settings = AgentSettings("doctor", here.folder / "doctor", here.store, str(program))
+        info = await LocalEngines(probe_settings).info()
     except LLMKubeError as exc:
         return failed(
             str(exc),
@@ -79,10 +79,10 @@ async def engine(here: Installation) -> Finding:
     if here.mac and "metal" in here.config.accelerator and _LIST_DEVICES in info.flags:
         done = await trio.run_process([program, _LIST_DEVICES], check=False, capture_stdout=True, capture_stderr=True)
         devices = listed_devices(done.stdout.decode("utf-8", "replace"))
-    return judge_engine(info.program, info.version or "of an unknown version", devices)
+    return assess_engine(info.program, info.version or "of an unknown version", devices)
 
 
-def judge_engine(program: str, version: str, devices: Sequence[str] | None) -> Finding:
+def assess_engine(program: str, version: str, devices: Sequence[str] | None) -> Finding:
     """The engine lists a GPU, where it was asked for its `devices`. Pure."""
     if devices is not None and not devices:
         return warned(
@@ -102,14 +102,14 @@ async def launchd_job(here: Installation) -> Finding:
     """Ask launchd, without sudo: it tells everyone what it knows of a job."""
     label = AGENT_LABEL if here.program == "agent" else UP_LABEL
     domain = "system" if here.daemon else f"gui/{here.user.uid}"
-    job = Launchd(call=caller(), domain=domain, label=label, exit_seconds=EXIT_SECONDS)
+    job = Launchd(call=launchctl_caller(), domain=domain, label=label, exit_seconds=EXIT_SECONDS)
     port = _health_port(here)
     state = await job.state()
-    healthy = here.pid is not None and (not port or bool(await probed_health(port)))
-    return judge_launchd_job(here, state, healthy, read_failed_starts(here.folder, start_of(1)))
+    healthy = here.pid is not None and (not port or bool(await probe_health(port)))
+    return assess_launchd_job(here, state, healthy, read_failed_starts(here.folder, start_of(1)))
 
 
-def judge_launchd_job(here: Installation, state: JobState | None, healthy: bool, failures: FailedStarts) -> Finding:
+def assess_launchd_job(here: Installation, state: JobState | None, healthy: bool, failures: FailedStarts) -> Finding:
     """A job that launchd starts again and again does not run, whatever `launchctl list` shows. Pure.
 
     Args:
@@ -118,48 +118,48 @@ def judge_launchd_job(here: Installation, state: JobState | None, healthy: bool,
         healthy: Whether the program answers at its port.
         failures: Failed starts in a row.
     """
-    what, holds = here.program, here.pid is not None
-    restart = "`llmkube agent start`" if what == "agent" else "`llmkube up install`"
+    name, is_running = here.program, here.pid is not None
+    restart = "`llmkube agent start`" if name == "agent" else "`llmkube up install`"
     ended = f", ended last with {state.last_exit}" if state and state.last_exit else ""
-    if failures.count >= START_LIMIT and not holds:
+    if failures.count >= START_LIMIT and not is_running:
         return failed(
-            f"the {what} has failed to start {failures.count} times, and does not try again",
+            f"the {name} has failed to start {failures.count} times, and does not try again",
             why=failures.problem or "its log says why",
             fix=f"mend that; then: {restart}",
         )
     if state is None:
-        return warned(f"{here.job} is not loaded", why=f"llmkube {what} does not begin by itself", fix=restart)
-    logs = f"`llmkube {what} logs --tail 20` says why"
-    if not holds and state.runs >= _MANY_STARTS and state.last_exit not in {"", "0"}:
+        return warned(f"{here.job} is not loaded", why=f"llmkube {name} does not begin by itself", fix=restart)
+    logs = f"`llmkube {name} logs --tail 20` says why"
+    if not is_running and state.runs >= _MANY_STARTS and state.last_exit not in {"", "0"}:
         return failed(
-            f"a crash loop: the {what} was started {state.runs} times{ended}",
+            f"a crash loop: the {name} was started {state.runs} times{ended}",
             why=failures.problem or "launchd starts it again and again, and shows it as loaded; it serves nothing",
             fix=f"{logs}; mend that, then: {restart}",
         )
-    if not holds and state.pid is None:
+    if not is_running and state.pid is None:
         return warned(
-            f"the {what} is loaded and does not run: {state.runs} starts{ended}",
+            f"the {name} is loaded and does not run: {state.runs} starts{ended}",
             why=failures.problem or "it serves nothing",
             fix=f"{logs}; then: {restart}",
         )
     if not healthy:
         return warned(
-            f"the {what} runs (pid {state.pid}) and does not answer at /healthz",
+            f"the {name} runs (pid {state.pid}) and does not answer at /healthz",
             why="it has just been started, or it hangs",
             fix=f"{logs}; then: {restart}",
         )
     kind = "a daemon" if here.daemon else "a job of the login"
-    return passed(f"the {what} runs as {kind}: {state.runs} starts{ended}")
+    return passed(f"the {name} runs as {kind}: {state.runs} starts{ended}")
 
 
 async def systemd_unit(here: Installation) -> Finding:
     """Ask the user's systemd."""
     words = ("show", "--property", "ActiveState", "--value", UNIT)
     state = await trio.to_thread.run_sync(systemctl, *words, abandon_on_cancel=True)
-    return judge_systemd_unit(state.strip())
+    return assess_systemd_unit(state.strip())
 
 
-def judge_systemd_unit(state: str) -> Finding:
+def assess_systemd_unit(state: str) -> Finding:
     """The unit of `llmkube up` is active, in systemd's words. Pure."""
     if state in _WORKING_STATES:
         return passed(f"{UNIT} is {state}")
@@ -182,7 +182,7 @@ async def ports(here: Installation) -> Sequence[Finding]:
     wanted, found = _wanted_ports(here), []
     for flag, number in wanted:
         if here.pid is not None:
-            if number == _health_port(here) and not await probed_health(number):
+            if number == _health_port(here) and not await probe_health(number):
                 found.append(
                     failed(
                         f"llmkube {here.program} runs, and nothing answers at {number}",
@@ -211,27 +211,27 @@ async def listeners(here: Installation) -> Sequence[Finding]:
     """Look at our engines by the journal, and at others by their command lines."""
     found = await trio.to_thread.run_sync(lambda: list(_without_key(here)), abandon_on_cancel=True)
     if here.config.insecure_lan:
-        everyone = failed(
+        open_to_all = failed(
             "--insecure-lan: every request is let in at published engines, from any address",
             why="who reaches this machine uses its models, and reads other users' prompts in shared caches",
             fix="take insecure_lan out of config.toml and of the job, name networks with --allow-from, and restart",
         )
-        found = [everyone, *found]
+        found = [open_to_all, *found]
     return found or [passed("no engine listens without a key beyond this machine")]
 
 
-async def last_ends(here: Installation) -> Sequence[Finding]:
+async def last_exits(here: Installation) -> Sequence[Finding]:
     """Compare the journal with the processes that there are, while nothing of ours runs to do so."""
     entries = await trio.to_thread.run_sync(here.journal, abandon_on_cancel=True)
     report, process = "", ""
     if here.mac:
         report, process = await trio.to_thread.run_sync(newest_jetsam, time.time(), abandon_on_cancel=True)
     ends = lost_engines(entries.values() if here.pid is None else ())
-    rebooted = any(_boot_of(entry) not in {"", _boot_now()} for entry in ends)
-    return tuple(judge_last_ends(ends, rebooted=rebooted, jetsam=report, largest_process=process))
+    rebooted = any(_boot_of(entry) not in {"", _current_boot()} for entry in ends)
+    return tuple(assess_last_exits(ends, rebooted=rebooted, jetsam=report, largest_process=process))
 
 
-def judge_last_ends(lost: Sequence[Entry], *, rebooted: bool, jetsam: str, largest_process: str) -> Iterator[Finding]:
+def assess_last_exits(lost: Sequence[Entry], *, rebooted: bool, jetsam: str, largest_process: str) -> Iterator[Finding]:
     """Engines ended because a program or a user asked them to. Pure.
 
     Args:
@@ -240,13 +240,13 @@ def judge_last_ends(lost: Sequence[Entry], *, rebooted: bool, jetsam: str, large
         jetsam: The newest report of macOS on ended programs, of the last days; empty without one.
         largest_process: The largest process by that report.
     """
-    less = "give models less: memory_fraction in config.toml, a smaller contextSize; `llmkube fit` says what one needs"
+    hint = "give models less: memory_fraction in config.toml, a smaller contextSize; `llmkube fit` says what one needs"
     if jetsam:
         largest = f"; the largest process was {largest_process}" if largest_process else ""
         yield warned(
             f"macOS ended programs for want of memory: {jetsam}{largest}",
             why="an engine that is ended loses its requests",
-            fix=less,
+            fix=hint,
         )
     if lost:
         size = _needs(lost[0])
@@ -255,7 +255,7 @@ def judge_last_ends(lost: Sequence[Entry], *, rebooted: bool, jetsam: str, large
             f"{len(lost)} engine{'s' if len(lost) > 1 else ''} ended {how}; the largest was {lost[0].key}"
             f"{f' ({format_bytes(size)})' if size else ''}",
             why="a restart, a power cut, a kill, or want of memory",
-            fix=f"`llmkube up` or `llmkube agent start` goes on with them. If it was memory: {less}",
+            fix=f"`llmkube up` or `llmkube agent start` goes on with them. If it was memory: {hint}",
         )
     if not jetsam and not lost:
         yield passed("no engine has ended without our saying so")
@@ -281,7 +281,7 @@ def _boot_of(entry: Entry) -> str:
     return boot if colon else ""
 
 
-def _boot_now() -> str:
+def _current_boot() -> str:
     return start_of(1).rpartition(":")[0]
 
 
@@ -294,23 +294,23 @@ def _without_key(here: Installation) -> Iterator[Finding]:
         ours.add(record.pid)
         host, port = record.address
         if not record.api_key and not _is_loopback(host):
-            yield _open_engine(f"the engine of {entry.key}", (host, port), "`llmkube restart NAME` starts it with one")
+            yield _lacks_key(f"the engine of {entry.key}", (host, port), "`llmkube restart NAME` starts it with one")
     for process in psutil.process_iter(["pid", "cmdline"]):
         argv = process.info["cmdline"] or []
-        if process.pid not in ours and (place := open_address(argv)) and listens(process.pid, place[1]):
-            what = f"llama-server (pid {process.pid})"
-            yield _open_engine(what, place, "give it --api-key-file FILE, or --host 127.0.0.1")
+        if process.pid not in ours and (address := keyless_address(argv)) and listens(process.pid, address[1]):
+            name = f"llama-server (pid {process.pid})"
+            yield _lacks_key(name, address, "give it --api-key-file FILE, or --host 127.0.0.1")
 
 
-def _open_engine(what: str, place: tuple[str, int], fix: str) -> Finding:
+def _lacks_key(name: str, address: tuple[str, int], fix: str) -> Finding:
     return failed(
-        f"{what} listens at {place[0]}:{place[1]} without a key",
+        f"{name} listens at {address[0]}:{address[1]} without a key",
         why="who reaches this machine uses it",
         fix=fix,
     )
 
 
-def open_address(argv: Sequence[str]) -> tuple[str, int] | None:
+def keyless_address(argv: Sequence[str]) -> tuple[str, int] | None:
     """Return where a llama-server lets everyone in, by its command line; None where it does not, or is another program.
 
     Without `--host` it listens on this machine alone.

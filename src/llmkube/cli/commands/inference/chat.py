@@ -24,27 +24,27 @@ from llmkube.cli.commands.inference.conversation import (
     ContextFullError,
     Conversation,
     Delta,
+    Route,
     Sampling,
-    Way,
-    connect_in_time,
-    find_way,
-    gateway_way,
+    find_route,
+    gateway_route,
+    pod_connector,
     stream_answer,
-    to_pod,
+    with_connect_timeout,
 )
-from llmkube.cli.object_names import existing_service
+from llmkube.cli.object_names import get_service
 from llmkube.cli.options import cluster_options, services
-from llmkube.cli.target_cluster import ANSWER_SECONDS, Cluster, Where, open_cluster, run_against
+from llmkube.cli.target_cluster import ANSWER_SECONDS, Cluster, ClusterFlags, open_cluster, run_against
 from llmkube.cli.view.output import printable
 from llmkube.cli.view.progress_line import open_console
 from llmkube.k8s.builtins import Secret
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.errors import ForbiddenError, NotFoundError
 from llmkube.k8s.resource import Key
-from llmkube.programs.failures import CommandError, in_one_sentence
+from llmkube.programs.failures import CommandError, errors_as_messages
 from llmkube.programs.options import NumberRange, command
 from llmkube.supervisor.credentials import keys_in
-from llmkube.supervisor.nouns.api_keys import parse_keys
+from llmkube.supervisor.values.api_keys import parse_keys
 
 FLAG = "--api-key-file"
 
@@ -81,7 +81,7 @@ def chat(
     temperature: float | None,
     max_tokens: int | None,
     key_file: Path | None,
-    where: Where,
+    where: ClusterFlags,
 ) -> None:
     """Talk to the model that is served as NAME.
 
@@ -89,13 +89,13 @@ def chat(
     an answer, Ctrl-D or /bye leaves, /new forgets what was said, /help lists what else there is. What was said first is
     left out when the model's context is full.
     """
-    asked = _prompt(prompt)
+    question = _prompt(prompt)
     api_key = read_key_file(key_file) if key_file is not None else ""
-    talk = _Talk(where, name, Conversation(Sampling(temperature, max_tokens), system), api_key)
-    if asked is None:
-        talk.converse()
+    session = _ChatSession(where, name, Conversation(Sampling(temperature, max_tokens), system), api_key)
+    if question is None:
+        session.converse()
     else:
-        talk.ask_once(asked)
+        session.ask_once(question)
 
 
 def _prompt(given: str | None) -> str | None:
@@ -115,27 +115,27 @@ def _prompt(given: str | None) -> str | None:
 
 
 @attrs.define(eq=False)
-class _Talk:
-    where: Where
+class _ChatSession:
+    where: ClusterFlags
     name: str
     conversation: Conversation
     api_key: str = attrs.field(default="", repr=False)
 
     def ask_once(self, question: str) -> None:
         """Print one answer."""
-        way = self._find_way()
+        route = self._find_route()
         answer = _Printer()
-        finish_reason = trio.run(_answer, self.where, way, self.conversation.body(way.model_id, question), answer)
+        finish_reason = trio.run(_answer, self.where, route, self.conversation.body(route.model_id, question), answer)
         answer.end()
-        _note(finish_reason)
+        _print_note(finish_reason)
 
     def converse(self) -> None:
         """Question after question until Ctrl-D; a failed answer ends nothing."""
-        way = self._find_way()
+        route = self._find_route()
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401, PLC0415 - its import gives input() line editing; some Pythons lack it
         click.echo(
-            f"{self.name}, through {way.name}. Ctrl-C stops an answer, Ctrl-D leaves, /help shows more.", err=True
+            f"{self.name}, through {route.name}. Ctrl-C stops an answer, Ctrl-D leaves, /help shows more.", err=True
         )
         while True:
             try:
@@ -164,33 +164,33 @@ class _Talk:
             return
         if word not in {"/help", "/?"}:
             click.echo(f"There is no {word}; nothing was sent. Two slashes (/{word}) send one to the model.", err=True)
-        for name, what in _COMMANDS.items():
-            click.echo(f"  {name:<6} {what}", err=True)
+        for name, detail in _COMMANDS.items():
+            click.echo(f"  {name:<6} {detail}", err=True)
 
     def _turn(self, question: str) -> None:
         answer, finish_reason, dropped = _Printer(), "interrupted", 0
         try:
-            with in_one_sentence(), _ended_by_interrupt():
-                way = self._find_way()  # an engine that was restarted listens elsewhere
-                finish_reason, dropped = self._answer(way, question, answer)
+            with errors_as_messages(), _suppress_interrupt():
+                route = self._find_route()  # an engine that was restarted listens elsewhere
+                finish_reason, dropped = self._answer(route, question, answer)
         except CommandError as exc:
             answer.end()
             exc.show()
             return
         answer.end()
         if dropped:
-            what = "question and its answer were" if dropped == 1 else f"{dropped} questions and their answers were"
-            click.echo(f"(the context is full: the first {what} left out, and are forgotten)", err=True)
-        self.conversation.keep(question, answer.text)
-        _note(finish_reason)
+            detail = "question and its answer were" if dropped == 1 else f"{dropped} questions and their answers were"
+            click.echo(f"(the context is full: the first {detail} left out, and are forgotten)", err=True)
+        self.conversation.add_exchange(question, answer.text)
+        _print_note(finish_reason)
 
-    def _answer(self, way: Way, question: str, answer: "_Printer") -> tuple[str, int]:
+    def _answer(self, route: Route, question: str, answer: "_Printer") -> tuple[str, int]:
         """Ask, with as much of what was said before as the context holds; return why it ended, and what was cut."""
         dropped = 0
         while True:
-            body = self.conversation.body(way.model_id, question)
+            body = self.conversation.body(route.model_id, question)
             try:
-                finish_reason = trio.run(partial(_answer_until_interrupt, self.where, way, body, answer))
+                finish_reason = trio.run(partial(_answer_until_interrupt, self.where, route, body, answer))
             except* ContextFullError:
                 more = self.conversation.forget_oldest()
                 if not more:
@@ -200,34 +200,34 @@ class _Talk:
                 break
         return finish_reason, dropped
 
-    def _find_way(self) -> Way:
-        async def action(cluster: Cluster) -> Way:
-            service = await existing_service(cluster.client, Key(cluster.namespace, self.name))
+    def _find_route(self) -> Route:
+        async def action(cluster: Cluster) -> Route:
+            service = await get_service(cluster.client, Key(cluster.namespace, self.name))
             if service.status.mode not in {"", "chat"}:
                 raise CommandError(
                     f"InferenceService {service.key} serves {service.status.mode} requests and does not chat; "
                     f"`llmkube port-forward {self.name}` gives programs a way to it"
                 )
-            way = await find_way(cluster, service)
+            route = await find_route(cluster, service)
             if self.api_key:
-                return attrs.evolve(way, api_key=self.api_key)
-            through_gateway = gateway_way(service) is not None  # it shows the engine's own key, and asks for none
-            return way if through_gateway else attrs.evolve(way, api_key=await find_key(cluster, service))
+                return attrs.evolve(route, api_key=self.api_key)
+            through_gateway = gateway_route(service) is not None  # it shows the engine's own key, and asks for none
+            return route if through_gateway else attrs.evolve(route, api_key=await find_key(cluster, service))
 
         return run_against(self.where, action, seconds=ANSWER_SECONDS)
 
 
-async def _answer(where: Where, way: Way, body: bytes, printer: "_Printer") -> str:
+async def _answer(where: ClusterFlags, route: Route, body: bytes, printer: "_Printer") -> str:
     async with contextlib.AsyncExitStack() as stack:
-        connect = connect_in_time()
-        if way.pod is not None:
+        connect = with_connect_timeout()
+        if route.pod is not None:
             cluster = await stack.enter_async_context(open_cluster(where.kubeconfig_path, where.context))
-            connect = connect_in_time(to_pod(cluster.client, way.pod))
+            connect = with_connect_timeout(pod_connector(cluster.client, route.pod))
         client = await stack.enter_async_context(open_http_client(connect))
-        return await stream_answer(client, way, body, printer)
+        return await stream_answer(client, route, body, printer)
 
 
-async def _answer_until_interrupt(where: Where, way: Way, body: bytes, printer: "_Printer") -> str:
+async def _answer_until_interrupt(where: ClusterFlags, route: Route, body: bytes, printer: "_Printer") -> str:
     """Return why the model stopped; `interrupted` after Ctrl-C."""
     finish_reason = "interrupted"
     async with trio.open_nursery() as nursery:
@@ -239,7 +239,7 @@ async def _answer_until_interrupt(where: Where, way: Way, body: bytes, printer: 
             nursery.cancel_scope.cancel(reason="Ctrl-C")
 
         await nursery.start(stop_on_interrupt)
-        finish_reason = await _answer(where, way, body, printer)
+        finish_reason = await _answer(where, route, body, printer)
         nursery.cancel_scope.cancel(reason="the answer is complete")
     return finish_reason
 
@@ -276,7 +276,7 @@ class _Printer:
 
 
 @contextlib.contextmanager
-def _ended_by_interrupt() -> Iterator[None]:
+def _suppress_interrupt() -> Iterator[None]:
     """Ctrl-C ends the block and nothing else."""
     try:
         yield
@@ -284,7 +284,7 @@ def _ended_by_interrupt() -> Iterator[None]:
         pass
 
 
-def _note(finish_reason: str) -> None:
+def _print_note(finish_reason: str) -> None:
     if finish_reason in _NOTES:
         click.echo(_NOTES[finish_reason], err=True)
 
@@ -317,8 +317,8 @@ async def find_key(cluster: Cluster, service: InferenceService) -> str:
     try:
         secret = await cluster.client.get(Secret, key)
     except (ForbiddenError, NotFoundError) as exc:
-        what = "you may not read it" if isinstance(exc, ForbiddenError) else "there is none"
+        detail = "you may not read it" if isinstance(exc, ForbiddenError) else "there is none"
         raise CommandError(
-            f"InferenceService {service.key} asks for a key of Secret {key}, and {what}; {FLAG} FILE shows one of yours"
+            f"InferenceService {service.key} requires a key of Secret {key}, and {detail}; show yours with {FLAG} FILE"
         ) from exc
     return keys_in(secret, ref.key)[0]

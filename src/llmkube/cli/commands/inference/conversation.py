@@ -16,7 +16,7 @@ import trio
 
 from llmkube.base.http.client import HttpClient
 from llmkube.base.http.dial import Connect, dial
-from llmkube.base.http.errors import BrokenOffError, ConnectError, HttpError
+from llmkube.base.http.errors import ConnectError, ConnectionLostError, HttpError
 from llmkube.base.http.message import Headers, netloc
 from llmkube.base.http.streamed_response import StreamedResponse
 from llmkube.cli.object_names import find
@@ -26,7 +26,7 @@ from llmkube.cli.view.locations import Engine, find_engines
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.errors import ForbiddenError, root_words
+from llmkube.k8s.errors import ForbiddenError, root_cause_text
 from llmkube.k8s.port_forward import connect_to_pod
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.service_health import pods_of
@@ -34,7 +34,7 @@ from llmkube.programs.failures import CommandError
 
 
 @attrs.frozen
-class Way:
+class Route:
     """Where to send a request, and what to call the model there.
 
     Attributes:
@@ -59,7 +59,7 @@ class Way:
         return f"http://{netloc((self.host, self.port))}"
 
 
-def gateway_way(service: InferenceService) -> Way | None:
+def gateway_route(service: InferenceService) -> Route | None:
     """Return the way through the gateway of `llmkube up`, or None if the service's endpoint is none on this machine.
 
     `up` writes its gateway's address into `status.endpoint`; a cluster writes the name of a Service there.
@@ -71,31 +71,31 @@ def gateway_way(service: InferenceService) -> Way | None:
         port = parts.port or 80
     except ValueError:  # a name, or no port at all
         return None
-    return Way(parts.hostname, port, str(service.key), f"the gateway at {parts.netloc}")
+    return Route(parts.hostname, port, str(service.key), f"the gateway at {parts.netloc}")
 
 
-def direct_way(service: InferenceService, engine: Engine) -> Way:
+def direct_route(service: InferenceService, engine: Engine) -> Route:
     """Return the way to one engine: straight to a host's address, through the API server to a pod."""
     where = f"the engine on {engine.host or 'a node'}"
-    return Way(engine.address, engine.port, service.key.name, where, pod=engine.pod)
+    return Route(engine.address, engine.port, service.key.name, where, pod=engine.pod)
 
 
-async def find_way(cluster: Cluster, service: InferenceService) -> Way:
+async def find_route(cluster: Cluster, service: InferenceService) -> Route:
     """Return how to reach a service now.
 
     Raises:
         CommandError: There is no way now; the sentence says why and what to do.
     """
     if service.spec.suspend or service.spec.replicas == 0:
-        way_out = "set spec.suspend to false" if service.spec.suspend else f"`llmkube scale {service.key.name} 1`"
-        raise CommandError(f"InferenceService {service.key} is stopped; {way_out} starts it")
-    through_gateway = gateway_way(service)
+        fix = "set spec.suspend to false" if service.spec.suspend else f"`llmkube scale {service.key.name} 1`"
+        raise CommandError(f"InferenceService {service.key} is stopped; {fix} starts it")
+    through_gateway = gateway_route(service)
     if through_gateway is not None:
         return through_gateway
     engines = await find_engines(cluster, service.key.namespace, service.key.name)
     ready = [engine for engine in engines if engine.ready]
     if ready:
-        return direct_way(service, ready[0])
+        return direct_route(service, ready[0])
     if service.status.ready_replicas and not engines and (selector := pods_of(service)):
         raise CommandError(
             f"InferenceService {service.key} is served by pods, and no EndpointSlice says at which address; "
@@ -106,10 +106,10 @@ async def find_way(cluster: Cluster, service: InferenceService) -> Way:
             f"InferenceService {service.key} is served, but its agent has published no address; "
             "start that agent with --host-ip and an address that this machine reaches"
         )
-    raise CommandError(await not_ready(cluster, service))
+    raise CommandError(await not_ready_text(cluster, service))
 
 
-async def not_ready(cluster: Cluster, service: InferenceService) -> str:
+async def not_ready_text(cluster: Cluster, service: InferenceService) -> str:
     """Say that a service is not ready, why, and how to wait for it."""
     model = await find(cluster.client, Model, Key(service.key.namespace, service.spec.model_ref))
     return (
@@ -162,7 +162,7 @@ class EventReader:
         for raw in lines:
             line = raw.rstrip(b"\r").decode("utf-8", "replace")
             if line:
-                self._take(line)
+                self._take_line(line)
             elif self._data:
                 text = "\n".join(self._data)
                 self._data.clear()
@@ -172,7 +172,7 @@ class EventReader:
                     found.append(parse_event(text))
         return found
 
-    def _take(self, line: str) -> None:
+    def _take_line(self, line: str) -> None:
         name, _, value = line.partition(":")
         value = value.removeprefix(" ")
         if name == "data":
@@ -220,14 +220,14 @@ def _text(found: dict[str, Any], name: str) -> str:
 
 
 CONNECT_SECONDS: Final = 10.0
-STRAIGHT_SECONDS: Final = 3.0
+DIRECT_SECONDS: Final = 3.0
 """How long the address of a pod may take to answer: from outside its network, nothing ever does."""
 _MAX_ERROR_BYTES: Final = 64 * 1024
 
-_FULL: Final = ("exceed_context_size", "context_length_exceeded", "maximum context length")
+_CONTEXT_FULL: Final = ("exceed_context_size", "context_length_exceeded", "maximum context length")
 """How llama.cpp's server, OpenAI's API and vLLM say that what was asked is longer than the context."""
 
-Tell = Callable[[Delta], None]
+OnDelta = Callable[[Delta], None]
 
 
 class ContextFullError(CommandError):
@@ -253,18 +253,18 @@ class Conversation:
     def body(self, model_id: str, question: str) -> bytes:
         """Return the request that asks a question after everything that was said before."""
         first = [{"role": "system", "content": self.system}] if self.system else []
-        asked: dict[str, Any] = {
+        request: dict[str, Any] = {
             "model": model_id,
             "stream": True,
             "messages": [*first, *self._turns, {"role": "user", "content": question}],
         }
         if self.sampling.temperature is not None:
-            asked["temperature"] = self.sampling.temperature
+            request["temperature"] = self.sampling.temperature
         if self.sampling.max_tokens is not None:
-            asked["max_tokens"] = self.sampling.max_tokens
-        return json.dumps(asked).encode()
+            request["max_tokens"] = self.sampling.max_tokens
+        return json.dumps(request).encode()
 
-    def keep(self, question: str, answer: str) -> None:
+    def add_exchange(self, question: str, answer: str) -> None:
         """Remember a question and what came as its answer, also when that was cut short."""
         self._turns += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
@@ -285,7 +285,7 @@ class Conversation:
         return tuple(self._turns)
 
 
-async def stream_answer(client: HttpClient, way: Way, body: bytes, tell: Tell) -> str:
+async def stream_answer(client: HttpClient, route: Route, body: bytes, on_delta: OnDelta) -> str:
     """Send a request and tell every piece of its answer as it comes; return why the model stopped.
 
     There is no deadline after the connection: a long prompt may take minutes before the first word.
@@ -293,28 +293,28 @@ async def stream_answer(client: HttpClient, way: Way, body: bytes, tell: Tell) -
     Raises:
         CommandError: The model cannot be reached, refuses, is not ready, or broke off; the sentence says which.
     """
-    url = f"{way.url}/v1/chat/completions"
+    url = f"{route.url}/v1/chat/completions"
     headers = Headers.of({"Content-Type": "application/json", "Accept": "text/event-stream"})
-    if way.api_key:
-        headers = headers.with_("Authorization", f"Bearer {way.api_key}")
+    if route.api_key:
+        headers = headers.with_("Authorization", f"Bearer {route.api_key}")
     try:
         async with client.open_stream("POST", url, headers=headers, body=body) as answer:
             if answer.status != 200:
-                raise await _refusal(answer, way)
-            return await _read(answer, way, tell)
+                raise await _refusal(answer, route)
+            return await _read(answer, route, on_delta)
     except ConnectError as exc:
         raise CommandError(
-            f"{way.name} cannot be reached ({exc}); check that it runs, and that this machine can reach it"
+            f"{route.name} cannot be reached ({exc}); check that it runs, and that this machine can reach it"
         ) from exc
-    except BrokenOffError as exc:
+    except ConnectionLostError as exc:
         raise CommandError(
-            f"the answer is incomplete: {root_words(exc)}; `llmkube status` shows the state of the engine"
+            f"the answer is incomplete: {root_cause_text(exc)}; `llmkube status` shows the state of the engine"
         ) from exc
     except HttpError as exc:
-        raise CommandError(f"the answer of {way.name} cannot be read: {exc}") from exc
+        raise CommandError(f"the answer of {route.name} cannot be read: {exc}") from exc
 
 
-async def _read(answer: StreamedResponse, way: Way, tell: Tell) -> str:
+async def _read(answer: StreamedResponse, route: Route, on_delta: OnDelta) -> str:
     reader, finish_reason = EventReader(), ""
     while not reader.done:
         piece = await answer.receive_some()
@@ -326,35 +326,35 @@ async def _read(answer: StreamedResponse, way: Way, tell: Tell) -> str:
             raise CommandError(f"the answer ended with an error: {exc}") from exc
         for delta in deltas:
             finish_reason = delta.finish_reason or finish_reason
-            tell(delta)
+            on_delta(delta)
     if not reader.done and not finish_reason:
-        raise CommandError(f"the answer is incomplete: {way.name} closed the connection; ask again")
+        raise CommandError(f"the answer is incomplete: {route.name} closed the connection; ask again")
     return finish_reason
 
 
-async def _refusal(answer: StreamedResponse, way: Way) -> CommandError:
+async def _refusal(answer: StreamedResponse, route: Route) -> CommandError:
     body = bytearray()
     while len(body) < _MAX_ERROR_BYTES and (piece := await answer.receive_some()):
         body += piece
     text = body.decode("utf-8", "replace")
-    words = error_text(text)
-    if answer.status == 400 and any(word in text for word in _FULL):
+    message = error_text(text)
+    if answer.status == 400 and any(word in text for word in _CONTEXT_FULL):
         longer = "a service with a larger spec.contextSize takes more, or ask for less"
-        return ContextFullError(f"this is more than the model's context holds: {words}; {longer}")
-    return CommandError(_refused(answer.status, words, way))
+        return ContextFullError(f"this is more than the model's context holds: {message}; {longer}")
+    return CommandError(_refusal_text(answer.status, message, route))
 
 
-def _refused(status: int, words: str, way: Way) -> str:
+def _refusal_text(status: int, message: str, route: Route) -> str:
     if status == 503:
         wait = "it is on its way: `llmkube status --watch` shows how far, then ask again"
-        return f"the model does not answer yet: {words}; {wait}"
+        return f"the model does not answer yet: {message}; {wait}"
     if status == 401:
-        ways = "the one that was shown counts no more" if way.api_key else "--api-key-file FILE shows one"
-        return f"{way.name} asks for a key; {ways}: {words}"
-    return f"{way.name} refused the question ({status}): {words}"
+        advice = "the one that was shown counts no more" if route.api_key else "--api-key-file FILE shows one"
+        return f"{route.name} asks for a key; {advice}: {message}"
+    return f"{route.name} refused the question ({status}): {message}"
 
 
-def connect_in_time(dial: Connect = dial) -> Connect:
+def with_connect_timeout(dial: Connect = dial) -> Connect:
     """Return a way to open connections that gives up after `CONNECT_SECONDS`."""
 
     async def connect(host: str, port: int) -> trio.abc.Stream:
@@ -365,7 +365,7 @@ def connect_in_time(dial: Connect = dial) -> Connect:
     return connect
 
 
-def to_pod(client: Client, pod: Key) -> Connect:
+def pod_connector(client: Client, pod: Key) -> Connect:
     """Return a way to open connections to a pod through the API server; from inside its network, straight as well.
 
     Who may not forward ports but sits in the cluster's network reaches the pod all the same.
@@ -376,7 +376,7 @@ def to_pod(client: Client, pod: Key) -> Connect:
             return await connect_to_pod(client, pod, port)
         except ForbiddenError as error:
             missing = error
-        with trio.move_on_after(STRAIGHT_SECONDS), contextlib.suppress(OSError):
+        with trio.move_on_after(DIRECT_SECONDS), contextlib.suppress(OSError):
             return await dial(host, port)
         raise CommandError(
             f"you may not reach pod {pod} through the API server, which takes the verbs get and create on "

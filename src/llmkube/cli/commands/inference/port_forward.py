@@ -23,13 +23,13 @@ from llmkube.base.http.listen import open_listeners
 from llmkube.base.http.server import run_server
 from llmkube.base.mailbox import Mailbox
 from llmkube.base.times import utcnow
-from llmkube.cli.commands.inference.conversation import Way, gateway_way, not_ready
-from llmkube.cli.object_names import existing_service
+from llmkube.cli.commands.inference.conversation import Route, gateway_route, not_ready_text
+from llmkube.cli.object_names import get_service
 from llmkube.cli.options import cluster_options, services
-from llmkube.cli.target_cluster import Cluster, Where, answering, run_against
-from llmkube.cli.view.live_view import watch_quietly
+from llmkube.cli.target_cluster import Cluster, ClusterFlags, answer_deadline, run_against
+from llmkube.cli.view.live_view import summarize_outages
 from llmkube.cli.view.locations import Engine, engines_in, find_engines, slice_selector
-from llmkube.cli.view.output import flowing
+from llmkube.cli.view.output import wrapped
 from llmkube.k8s.builtins import EndpointSlice
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -42,16 +42,16 @@ from llmkube.programs.options import command
 from llmkube.programs.program import LOOPBACK
 from llmkube.router.backends import Backend
 from llmkube.router.front_door import PassThrough, passing_door
-from llmkube.router.origin_policy import page_grant, refuse_foreign_pages
+from llmkube.router.origin_policy import cors_lines, refuse_foreign_pages
 
-_ASK_SECONDS: Final = 2.0
+_QUERY_SECONDS: Final = 2.0
 _PORTS: Final = "[LOCAL][:REMOTE]"
 MAX_CONNECTIONS: Final = 128
 DIAL_SECONDS: Final = 10.0
 WAIT_SECONDS: Final = 30.0
 """How long a new connection is held while the engine restarts."""
 
-_GONE: Final = (trio.BrokenResourceError, trio.ClosedResourceError)
+_CLOSED: Final = (trio.BrokenResourceError, trio.ClosedResourceError)
 
 
 @attrs.frozen
@@ -85,7 +85,7 @@ class PortsType(click.ParamType[Ports]):
 @click.argument("name", shell_complete=services)
 @click.argument("ports", metavar=_PORTS, type=PortsType(), default=Ports())
 @cluster_options()
-def port_forward(*, name: str, ports: Ports, where: Where) -> None:
+def port_forward(*, name: str, ports: Ports, where: ClusterFlags) -> None:
     """Listen on 127.0.0.1:LOCAL and forward to where the service NAME answers, until Ctrl-C.
 
     Without LOCAL a free port is taken. REMOTE is the service's port, 8080, or an engine's own, which chooses among
@@ -93,36 +93,36 @@ def port_forward(*, name: str, ports: Ports, where: Where) -> None:
     server, which asks for the verbs get and create on pods/portforward. Behind the gateway of `llmkube up`, the port
     answers for this model alone, whether requests name it or none.
     """
-    watch_quietly()
+    summarize_outages()
     run_against(where, partial(_forward, name, ports))
 
 
 async def _forward(name: str, ports: Ports, cluster: Cluster) -> Never:
     key = Key(cluster.namespace, name)
-    with answering():
-        service = await existing_service(cluster.client, key)
+    with answer_deadline():
+        service = await get_service(cluster.client, key)
         engines = await find_engines(cluster, key.namespace, name)
         ready = sorted((each for each in engines if each.ready), key=lambda each: each.port != ports.remote)
-        gateway = None if engines else gateway_way(service)
+        gateway = None if engines else gateway_route(service)
         if not ready and gateway is None:
-            raise CommandError(await not_ready(cluster, service))
+            raise CommandError(await not_ready_text(cluster, service))
     known = {SERVICE_PORT, *(engine.port for engine in engines)} | ({gateway.port} if gateway else set())
     if ports.remote not in known:
         listed = ", ".join(map(str, sorted(known)))
         raise CommandError(f"{_PORTS}: InferenceService {key} has no port {ports.remote}; it has {listed}")
     ref = service.spec.api_key_secret_ref
     if ref is not None and gateway is None:
-        _tell(
+        _print(
             f"Requests show `Authorization: Bearer KEY`, with a key of {ref.key} in Secret {key.namespace}/{ref.name}"
         )
     listeners = await open_listeners(LOOPBACK, ports.local, field="LOCAL")
-    taken = listeners[0].socket.getsockname()[1]
+    local_port = listeners[0].socket.getsockname()[1]
     if gateway is not None:
-        click.echo(flowing(f"Forwarding {LOOPBACK}:{taken} -> {key} behind {gateway.name}"))
+        click.echo(wrapped(f"Forwarding {LOOPBACK}:{local_port} -> {key} behind {gateway.name}"))
         await run_one_model(listeners, service, gateway, CurrentGateway(cluster.client, key, gateway).find)
     async with open_engines(cluster.client, key, ready[0].host) as current:
-        click.echo(flowing(f"Forwarding {LOOPBACK}:{taken} -> {ready[0]} ({key} on {ready[0].host or 'a node'})"))
-        await run_tunnel(listeners, current.find, _tell, dial=partial(dial_engine, cluster.client))
+        click.echo(wrapped(f"Forwarding {LOOPBACK}:{local_port} -> {ready[0]} ({key} on {ready[0].host or 'a node'})"))
+        await run_tunnel(listeners, current.find, _print, dial=partial(dial_engine, cluster.client))
 
 
 async def dial_engine(client: Client, destination: Engine) -> trio.abc.Stream:
@@ -149,7 +149,7 @@ class CurrentEngine:
             ready.sort(key=lambda engine: engine.host != self.host)
             if ready:
                 if self._last not in {None, ready[0]}:
-                    _tell(f"the engine is now at {ready[0]}")
+                    _print(f"the engine is now at {ready[0]}")
                 self._last = ready[0]
                 return ready[0]
             await self.changed.wait_newer(version)
@@ -161,13 +161,13 @@ class CurrentGateway:
 
     client: Client
     key: Key
-    way: Way
+    route: Route
 
-    async def find(self) -> Way:
+    async def find(self) -> Route:
         """Return where it is; while the API server does not say, where it was."""
-        with contextlib.suppress(LLMKubeError), trio.move_on_after(_ASK_SECONDS):
-            self.way = gateway_way(await self.client.get(InferenceService, self.key)) or self.way
-        return self.way
+        with contextlib.suppress(LLMKubeError), trio.move_on_after(_QUERY_SECONDS):
+            self.route = gateway_route(await self.client.get(InferenceService, self.key)) or self.route
+        return self.route
 
 
 @asynccontextmanager
@@ -196,7 +196,7 @@ async def open_engines(client: Client, key: Key, host: str) -> AsyncIterator[Cur
         nursery.cancel_scope.cancel(reason="the listeners are closed")
 
 
-def _tell(line: str) -> None:
+def _print(line: str) -> None:
     click.echo(line, err=True)
 
 
@@ -214,7 +214,7 @@ async def dial_directly(destination: Engine) -> trio.abc.Stream:
 async def run_tunnel(
     listeners: Sequence[trio.SocketListener],
     find: FindEngine,
-    tell: Callable[[str], None],
+    warn: Callable[[str], None],
     *,
     dial: Dial = dial_directly,
 ) -> Never:
@@ -223,55 +223,55 @@ async def run_tunnel(
     Args:
         listeners: Where to accept.
         find: Says where a new connection goes.
-        tell: Takes a sentence about a connection that could not be made.
+        warn: Takes a sentence about a connection that could not be made.
         dial: Opens connections.
     """
-    room = trio.CapacityLimiter(MAX_CONNECTIONS)
+    limiter = trio.CapacityLimiter(MAX_CONNECTIONS)
 
     async def handle(stream: trio.SocketStream) -> None:
-        if not room.available_tokens:
-            tell(f"a connection was closed: {MAX_CONNECTIONS} are open already")
+        if not limiter.available_tokens:
+            warn(f"a connection was closed: {MAX_CONNECTIONS} are open already")
             await trio.aclose_forcefully(stream)
             return
-        async with room:
-            await carry(stream, find, tell, dial)
+        async with limiter:
+            await relay(stream, find, warn, dial)
 
     await trio.serve_listeners(handle, list(listeners))
     raise AssertionError("serve_listeners never ends")
 
 
-async def carry(near: trio.abc.HalfCloseableStream, find: FindEngine, tell: Callable[[str], None], dial: Dial) -> None:
+async def relay(near: trio.abc.HalfCloseableStream, find: FindEngine, warn: Callable[[str], None], dial: Dial) -> None:
     """Join one connection with a new one to the destination; return when both directions have ended."""
     async with near:
-        far = await _connect(find, tell, dial)
+        far = await _connect(find, warn, dial)
         if far is None:
             return
         async with far, trio.open_nursery() as nursery:
-            nursery.start_soon(partial(_pump, near, far, nursery.cancel_scope, tell))
-            nursery.start_soon(partial(_pump, far, near, nursery.cancel_scope, tell))
+            nursery.start_soon(partial(_pump, near, far, nursery.cancel_scope, warn))
+            nursery.start_soon(partial(_pump, far, near, nursery.cancel_scope, warn))
 
 
-async def _connect(find: FindEngine, tell: Callable[[str], None], dial: Dial) -> trio.abc.Stream | None:
+async def _connect(find: FindEngine, warn: Callable[[str], None], dial: Dial) -> trio.abc.Stream | None:
     with trio.move_on_after(WAIT_SECONDS) as waiting:
         destination = await find()
     if waiting.cancelled_caught:
-        tell(f"a connection was closed: nothing answers for {WAIT_SECONDS:g} s")
+        warn(f"a connection was closed: nothing answers for {WAIT_SECONDS:g} s")
         return None
     with trio.move_on_after(DIAL_SECONDS):
         try:
             return await dial(destination)
         except LLMKubeError as exc:
-            tell(f"a connection was closed: {exc}")
+            warn(f"a connection was closed: {exc}")
             return None
         except OSError as exc:
-            tell(f"a connection was closed: {destination} cannot be reached ({exc.strerror or exc})")
+            warn(f"a connection was closed: {destination} cannot be reached ({exc.strerror or exc})")
             return None
-    tell(f"a connection was closed: {destination} did not answer within {DIAL_SECONDS:g} s")
+    warn(f"a connection was closed: {destination} did not answer within {DIAL_SECONDS:g} s")
     return None
 
 
 async def _pump(
-    source: trio.abc.ReceiveStream, sink: trio.abc.SendStream, both: trio.CancelScope, tell: Callable[[str], None]
+    source: trio.abc.ReceiveStream, sink: trio.abc.SendStream, scope: trio.CancelScope, warn: Callable[[str], None]
 ) -> None:
     """Copy until the source ends, and say so to the sink; a broken connection ends the other direction too.
 
@@ -283,11 +283,11 @@ async def _pump(
         if isinstance(sink, trio.abc.HalfCloseableStream):
             await sink.send_eof()
         else:
-            both.cancel(reason="one side has ended, and the other knows no half-close")
-    except _GONE as exc:
+            scope.cancel(reason="one side has ended, and the other knows no half-close")
+    except _CLOSED as exc:
         if isinstance(exc.__cause__, LLMKubeError):
-            tell(f"a connection broke: {exc.__cause__}")
-        both.cancel(reason="one side broke off")
+            warn(f"a connection broke: {exc.__cause__}")
+        scope.cancel(reason="one side broke off")
 
 
 @attrs.define(eq=False)
@@ -296,13 +296,13 @@ class OneModel:
 
     Attributes:
         name: What the model is called here.
-        further: The other ids under which it may be asked for.
-        way: Where the other gateway is now, and the id that the model has there.
+        other_names: The other ids under which it may be asked for.
+        route: Where the other gateway is now, and the id that the model has there.
     """
 
     name: str
-    further: Sequence[str]
-    way: Way
+    other_names: Sequence[str]
+    route: Route
 
     def model_ids(self) -> Sequence[str]:
         """Return its name: a request that names no model means this one."""
@@ -310,32 +310,35 @@ class OneModel:
 
     def aliases(self) -> Sequence[str]:
         """Return the ids of `spec.aliases`."""
-        return self.further
+        return self.other_names
 
     def lookup(self, model_id: str) -> Backend | None:
         """Return the other gateway for this model's ids, and nothing for those of others."""
-        if model_id not in {self.name, self.way.model_id, *self.further}:
+        if model_id not in {self.name, self.route.model_id, *self.other_names}:
             return None
-        return Backend(self.way.host, self.way.port, self.way.model_id)
+        return Backend(self.route.host, self.route.port, self.route.model_id)
 
 
 async def run_one_model(
-    listeners: Sequence[trio.SocketListener], service: InferenceService, way: Way, find: Callable[[], Awaitable[Way]]
+    listeners: Sequence[trio.SocketListener],
+    service: InferenceService,
+    route: Route,
+    find: Callable[[], Awaitable[Route]],
 ) -> Never:
     """Serve until cancelled.
 
     Args:
         listeners: Where to accept.
         service: The model.
-        way: Where its gateway is.
+        route: Where its gateway is.
         find: Says where it is by now, before each request.
     """
-    directory = OneModel(service.key.name, service.spec.aliases, way)
+    directory = OneModel(service.key.name, service.spec.aliases, route)
     async with open_http_client() as client:
         gateway = passing_door(PassThrough(directory, client), utcnow)
 
         async def handle(exchange: StreamExchange) -> None:
-            directory.way = await find()
+            directory.route = await find()
             await gateway(exchange)
 
-        await run_server(handle, listeners, judge=refuse_foreign_pages, stamp=page_grant)
+        await run_server(handle, listeners, judge=refuse_foreign_pages, stamp=cors_lines)

@@ -17,7 +17,7 @@ from llmkube.base.errors import LLMKubeError, UserError
 from llmkube.base.times import utcnow
 from llmkube.base.units import format_bytes, format_duration
 from llmkube.cli.commands.models.inspect import as_data as facts_as_data
-from llmkube.cli.commands.models.inspect import described
+from llmkube.cli.commands.models.inspect import as_rows
 from llmkube.cli.options import output_option
 from llmkube.cli.target_cluster import ANSWER_SECONDS, Origin, find_config
 from llmkube.cli.view import formats, output
@@ -34,7 +34,7 @@ from llmkube.programs.state_location import STATE_DIR
 from llmkube.supervisor.credentials import read_token_file
 from llmkube.supervisor.memory.budget import host_budget
 from llmkube.supervisor.network import host_facts
-from llmkube.supervisor.nouns.journal import FileJournal
+from llmkube.supervisor.values.journal import FileJournal
 from llmkube.weights.address_policy import AddressPolicy
 from llmkube.weights.download.buckets import BucketAccess
 from llmkube.weights.download.downloader import open_downloader
@@ -43,9 +43,9 @@ from llmkube.weights.download.progress import Progress
 from llmkube.weights.errors import SourceError
 from llmkube.weights.formats.gguf import read_header
 from llmkube.weights.ollama_model import OllamaModel
-from llmkube.weights.source import Builtin, LocalFile, Remote, Source, given_to_engine, parse_source, pick
+from llmkube.weights.source import Builtin, LocalFile, Remote, Source, engine_source, parse_source, pick
 from llmkube.weights.store.blobs import Store, WeightsFile, open_store
-from llmkube.weights.store.cache import Cached, Pruned, find_cached, incomplete_bytes, list_cached, prune
+from llmkube.weights.store.cache import CachedModel, Pruned, find_cached, incomplete_bytes, list_cached, prune
 from llmkube.weights.store.index import key_of, name_of
 
 
@@ -115,7 +115,7 @@ def inspect_cached(*, model: str, form: str, **flags: Any) -> None:
 
     It is named by its source, as a Model names it, or by the beginning of its key.
     """
-    found = _the_one(_store(flags), model)
+    found = _require_cached(_store(flags), model)
     facts = None if found.path is None else read_header(found.path)
     if form:
         data = as_data(found) | ({} if facts is None else {"gguf": facts_as_data(facts)})
@@ -127,7 +127,7 @@ def inspect_cached(*, model: str, form: str, **flags: Any) -> None:
         ("path", str(found.path or "a part of it is missing or was changed; it will be verified, or fetched again")),
         *(("sha256", digest) for digest in found.digests),
         *((("fetched", found.fetched_at),) if found.fetched_at else ()),
-        *(() if facts is None else described(facts)),
+        *(() if facts is None else as_rows(facts)),
     ]
     width = max(len(label) for label, _ in rows)
     click.echo("\n".join(f"{label:<{width}}  {output.printable(text)}" for label, text in rows))
@@ -148,20 +148,20 @@ def prune_models(*, models: tuple[str, ...], dry_run: bool, force: bool, form: s
     """
     config = load("agent", PruneConfig, flags)
     store = _open(config)
-    only = {_the_one(store, text).key: text for text in models}
+    only = {_require_cached(store, text).key: text for text in models}
     used: Mapping[str, str] = {}
     if not force:
         clusters = list(_clusters(config.kubeconfig, config.context, config.state_dir))
-        used = trio.run(_used, store, clusters) | _running(store, config.state_dir)
+        used = trio.run(_used_by_models, store, clusters) | _used_by_engines(store, config.state_dir)
     users = {key_of(identity): user for identity, user in used.items()}
-    if taken := [f"{text} is in use by {users[key]}" for key, text in only.items() if key in users]:
-        raise CommandError(f"{'; '.join(taken)}: nothing was removed; delete that object first, or give --force")
+    if in_use := [f"{text} is in use by {users[key]}" for key, text in only.items() if key in users]:
+        raise CommandError(f"{'; '.join(in_use)}: nothing was removed; delete that object first, or give --force")
     done = prune(store, used.keys(), only=set(only) if models else None, dry_run=dry_run)
     if form:
         data = {"models": list(done.models), "unfinished": done.incomplete, "freedBytes": done.freed_bytes}
         click.echo(formats.dump(data | {"dryRun": dry_run}, form))
     else:
-        click.echo("\n".join(_told(done, dry_run=dry_run)))
+        click.echo("\n".join(_prune_report(done, dry_run=dry_run)))
 
 
 @command("preload", cache)
@@ -185,10 +185,10 @@ def preload(*, source: str, sha256: str | None, files: tuple[str, ...], form: st
     else:
         chosen = f" ({found.choice})" if found.choice else ""
         size = format_bytes(cached.size_bytes)
-        click.echo(output.flowing(f"{cached.source} is in the store: {size} at {cached.path}{chosen}"))
+        click.echo(output.wrapped(f"{cached.source} is in the store: {size} at {cached.path}{chosen}"))
 
 
-def as_data(cached: Cached) -> dict[str, Any]:
+def as_data(cached: CachedModel) -> dict[str, Any]:
     """Return a model in the store as JSON data."""
     return {
         "key": cached.key,
@@ -200,7 +200,7 @@ def as_data(cached: Cached) -> dict[str, Any]:
     }
 
 
-def _row(cached: Cached, now: datetime.datetime) -> tuple[str, ...]:
+def _row(cached: CachedModel, now: datetime.datetime) -> tuple[str, ...]:
     size = format_bytes(cached.size_bytes) + (f" in {len(cached.digests)} parts" if len(cached.digests) > 1 else "")
     return cached.key[:_KEY_LENGTH], size, output.age(cached.fetched_at, now), cached.source
 
@@ -213,7 +213,7 @@ def _open(config: CacheConfig | PreloadConfig | PruneConfig) -> Store:
     return open_store(config.model_store or config.state_dir / "store")
 
 
-def _the_one(store: Store, text: str) -> Cached:
+def _require_cached(store: Store, text: str) -> CachedModel:
     found = find_cached(store, text)
     if not found:
         raise CommandError(f"{text} is not in {store.root}; see `llmkube cache list`", ExitCode.NOT_FOUND)
@@ -237,7 +237,7 @@ def _clusters(kubeconfig: Path | None, context: str | None, state_dir: Path) -> 
         yield config.server, config
 
 
-async def _used(store: Store, clusters: Iterable[tuple[str, ClusterConfig]]) -> dict[str, str]:
+async def _used_by_models(store: Store, clusters: Iterable[tuple[str, ClusterConfig]]) -> dict[str, str]:
     """Return who uses what: the identities of sources, each with the name of a Model."""
     used: dict[str, str] = {}
     for name, config in clusters:
@@ -251,26 +251,28 @@ async def _used(store: Store, clusters: Iterable[tuple[str, ClusterConfig]]) -> 
         except LLMKubeError as exc:
             raise CommandError(f"{problem} ({exc}); mend that, or give --force to remove them all the same") from exc
         for model in models:
-            if name := _name(store, model):
+            if name := _identity_of(store, model):
                 used.setdefault(name, f"Model {model.key}")
     return used
 
 
-def _running(store: Store, state_dir: Path) -> dict[str, str]:
+def _used_by_engines(store: Store, state_dir: Path) -> dict[str, str]:
     """Return who uses what among the engines that run from here, whatever cluster they run for."""
     entries = FileJournal(state_dir / "journal", trio.CapacityLimiter(1)).read_all().values()
-    return {_name(store, entry.wish.model): f"InferenceService {entry.key} on this machine" for entry in entries}
+    return {
+        _identity_of(store, entry.desired.model): f"InferenceService {entry.key} on this machine" for entry in entries
+    }
 
 
-def _name(store: Store, model: Model) -> str:
+def _identity_of(store: Store, model: Model) -> str:
     try:
-        source = given_to_engine(parse_source(model.spec.source), model.spec.files, model.spec.format)
+        source = engine_source(parse_source(model.spec.source), model.spec.files, model.spec.format)
     except UserError:
         return ""  # it never fetched anything by this name
     return name_of(store, source) if isinstance(source, Remote | Builtin) else ""
 
 
-def _told(done: Pruned, *, dry_run: bool) -> Iterator[str]:
+def _prune_report(done: Pruned, *, dry_run: bool) -> Iterator[str]:
     would = "would be " if dry_run else ""
     for source in done.models:
         yield f"{output.printable(source)} {would}removed"
@@ -285,8 +287,8 @@ def _fetchable(text: str, files: tuple[str, ...]) -> Any:
     if isinstance(source, LocalFile):
         raise SourceError(f"{source.path} is on this machine already: services read it there, and nothing is fetched")
     if isinstance(source, OllamaModel):
-        words = f"{source.redacted} is kept by Ollama and not in this store: `ollama pull {source.name}` fetches it"
-        raise SourceError(words)
+        message = f"{source.redacted} is kept by Ollama and not in this store: `ollama pull {source.name}` fetches it"
+        raise SourceError(message)
     if not hasattr(source, "identity"):
         raise SourceError(f"{text} cannot be fetched from here; name an https://, hf:// or s3:// source")
     return source
@@ -312,7 +314,7 @@ async def _preload(
         utcnow=utcnow,
         rng=random.Random(),  # noqa: S311 - jitter, not a secret
         endpoint=config.hub_endpoint,
-        room_bytes=host_budget(total).limit_bytes if (total := host_facts().total_bytes) else None,
+        memory_bytes=host_budget(total).limit_bytes if (total := host_facts().total_bytes) else None,
     ) as downloader:
         with open_display(console) as display:
             async with open_service_nursery() as nursery:
@@ -321,7 +323,7 @@ async def _preload(
                     source,
                     store,
                     sha256=sha256,
-                    progress=_Line(display, 0.0 if console.is_terminal else _LINE_SECONDS),
+                    progress=_ProgressPrinter(display, 0.0 if console.is_terminal else _LINE_SECONDS),
                     limiter=limiter,
                     download=partial(
                         downloader.fetch, token=token, access=access, policy=AddressPolicy(from_operator=True)
@@ -332,7 +334,7 @@ async def _preload(
 
 
 @attrs.define(eq=False)
-class _Line:
+class _ProgressPrinter:
     """Show progress: all of it on a terminal, now and then elsewhere; what it waits for always."""
 
     display: Display
@@ -340,8 +342,8 @@ class _Line:
     _last: tuple[str, str, int] = ("", "", -1)
 
     def __call__(self, progress: Progress) -> None:
-        beat = int(trio.current_time() // self.every_seconds) if self.every_seconds else 0
-        now = (progress.stage, progress.note, beat)
+        tick = int(trio.current_time() // self.every_seconds) if self.every_seconds else 0
+        now = (progress.stage, progress.note, tick)
         if not self.every_seconds or now != self._last:
             self._last = now
-            self.display.going_on("fetch", str(progress))
+            self.display.show_step("fetch", str(progress))

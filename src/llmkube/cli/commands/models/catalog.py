@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 
 from llmkube.base.units import format_bytes
-from llmkube.cli.catalog.entries import CHECKED, Entry, architectures, entries, find, similar
+from llmkube.cli.catalog.entries import CHECKS, Entry, architectures, entries, find, similar
 from llmkube.cli.commands.models.fit import demand_for
 from llmkube.cli.commands.services.deploy import CATALOG_CONTEXT
 from llmkube.cli.options import output_option
@@ -58,11 +58,11 @@ def _names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[
 @output_option("json", "yaml")
 def info(*, name: str, form: str) -> None:
     """Show where a model comes from, what is known about its file, and what it takes at several contexts."""
-    entry = the_entry(name)
-    click.echo(formats.dump(as_data(entry), form) if form else output.flowing("\n".join(described(entry, _budget()))))
+    entry = require_entry(name)
+    click.echo(formats.dump(as_data(entry), form) if form else output.wrapped("\n".join(as_lines(entry, _budget()))))
 
 
-def the_entry(name: str) -> Entry:
+def require_entry(name: str) -> Entry:
     """Return a model of the catalog.
 
     Raises:
@@ -87,12 +87,12 @@ def context_of(entry: Entry) -> int:
     return min(CATALOG_CONTEXT, entry.context)
 
 
-def described(entry: Entry, budget: Budget | None) -> list[str]:
+def as_lines(entry: Entry, budget: Budget | None) -> list[str]:
     """Return the lines for people."""
     rows = [
         ("source", entry.source),
         ("sha256", entry.sha256 or output.NOTHING),
-        ("checked", f"{CHECKED[entry.checked]}; no file of the catalog was fetched when the list was made"),
+        ("checked", f"{CHECKS[entry.checked]}; no file of the catalog was fetched when the list was made"),
         ("file", f"{entry.quantization}, {format_bytes(entry.size_bytes)}"),
         ("licence", entry.licence),
         ("trained", f"{entry.context} tokens of context"),
@@ -157,12 +157,12 @@ def _budget() -> Budget | None:
 
 def shape_of(entry: Entry) -> Shape:
     """Return the shape of a model."""
-    it, plan = entry.architecture, architectures()[entry.architecture["name"]]
-    known = sizes_of(it)
+    arch, plan = entry.architecture, architectures()[entry.architecture["name"]]
+    known = sizes_of(arch)
     listed: dict[str, list[Any]] = {"token_embd.weight": ["width", "vocabulary"], "output_norm.weight": ["width"]}
-    if not it.get("tied"):
+    if not arch.get("tied"):
         listed["output.weight"] = ["width", "vocabulary"]
-    for at in range(it["layers"]):
+    for at in range(arch["layers"]):
         attends = "recurrent" not in plan or (at + 1) % plan["numbers"]["full_attention_interval"] == 0
         block = plan["block" if attends else "recurrent"]
         listed |= {f"blk.{at}.{name}": size for name, size in block.items()}
@@ -170,8 +170,8 @@ def shape_of(entry: Entry) -> Shape:
     vectors = {name: size for name, size in sizes.items() if len(size) == 1}
     types = {name: _type_of(entry, name) for name in sizes if name not in vectors}
     wanted = {name: math.prod(sizes[name]) * _BYTES[kind] for name, kind in types.items()}
-    left_bytes = entry.size_bytes - 4 * sum(size[0] for size in vectors.values())
-    share = left_bytes / sum(wanted.values())
+    remaining_bytes = entry.size_bytes - 4 * sum(size[0] for size in vectors.values())
+    share = remaining_bytes / sum(wanted.values())
     tensors = tuple(
         Tensor(name, "F32", size, 4 * size[0])
         if name in vectors
@@ -180,42 +180,42 @@ def shape_of(entry: Entry) -> Shape:
     )
     numbers = {name: known.get(of, of) for name, of in plan["numbers"].items()}
     return Shape(
-        architecture=it["name"],
+        architecture=arch["name"],
         tensors=tensors,
         numbers={name: (value,) for name, value in numbers.items() if value},
-        layer_count=it["layers"],
-        embedding_size=it["width"],
-        vocabulary_size=it["vocabulary"],
+        layer_count=arch["layers"],
+        embedding_size=arch["width"],
+        vocabulary_size=arch["vocabulary"],
         trained_context=entry.context,
         size_bytes=entry.size_bytes,
     )
 
 
-def sizes_of(it: Mapping[str, Any]) -> dict[str, int]:
+def sizes_of(arch: Mapping[str, Any]) -> dict[str, int]:
     """Return the numbers of an architecture, and those that follow from them, by the names of `architectures.yaml`."""
-    queries, kept = it["heads"] * it["headLength"], it["kvHeads"] * it["headLength"]
-    given = {"window": 0, "experts": 0, "expertsUsed": 0, "expertInner": 0, **it}
+    queries, kv_width = arch["heads"] * arch["headLength"], arch["kvHeads"] * arch["headLength"]
+    given = {"window": 0, "experts": 0, "expertsUsed": 0, "expertInner": 0, **arch}
     return given | {
         "queries": queries,
-        "kept": kept,
-        "mixed": queries + 2 * kept,
+        "kept": kv_width,
+        "mixed": queries + 2 * kv_width,
         "doubleQueries": 2 * queries,
-        "doubleInner": 2 * it["inner"],
+        "doubleInner": 2 * arch["inner"],
         "allInner": given["expertInner"] * given["experts"],
-        "allWidths": it["width"] * given["experts"],
+        "allWidths": arch["width"] * given["experts"],
     }
 
 
 def _type_of(entry: Entry, name: str) -> str:
-    it = entry.architecture
+    arch = entry.architecture
     if entry.quantization == "MXFP4":
         return "MXFP4" if "_exps" in name else "Q8_0"
     if entry.quantization != "Q4_K_M":
         return entry.quantization
-    if name == "output.weight" or (it.get("tied") and name == "token_embd.weight"):
+    if name == "output.weight" or (arch.get("tied") and name == "token_embd.weight"):
         return "Q6_K"
     if "attn_v." in name or "ffn_down" in name or "attn_qkv." in name:
-        return "Q6_K" if _has_more_bits(int(name.split(".")[1]), it["layers"]) else "Q4_K"
+        return "Q6_K" if _has_more_bits(int(name.split(".")[1]), arch["layers"]) else "Q4_K"
     return "Q4_K"
 
 

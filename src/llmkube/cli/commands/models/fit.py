@@ -88,27 +88,27 @@ def fit(
     demand = demand_for(shape, context, parallel, kv_type, on_device=device == "metal")
     limit = device_limit_here() if device == "metal" and memory is None else None
     budget = host_budget(_memory(memory), device_limit_bytes=limit)
-    verdict = attrs.evolve(judge(title, shape, demand, budget), asked_context=context)
-    click.echo(formats.dump(as_data(verdict), form) if form else "\n".join(described(verdict)))
+    verdict = attrs.evolve(assess(title, shape, demand, budget), asked_context=context)
+    click.echo(formats.dump(as_data(verdict), form) if form else "\n".join(as_lines(verdict)))
     if not verdict.fits:
         sys.exit(1)
 
 
-def judge(title: str, shape: Shape, demand: Demand, budget: Budget) -> Verdict:
+def assess(title: str, shape: Shape, demand: Demand, budget: Budget) -> Verdict:
     """Compare what a model needs with what a machine gives."""
     found = estimate(shape, demand)
     smaller, device = [], budget.device_limit_bytes
-    room_bytes = budget.limit_bytes if device is None else min(budget.limit_bytes, device + found.host_bytes)
-    if found.total_bytes > room_bytes and demand.cache_type_k == "f16" and shape.format == "gguf":
+    capacity_bytes = budget.limit_bytes if device is None else min(budget.limit_bytes, device + found.host_bytes)
+    if found.total_bytes > capacity_bytes and demand.cache_type_k == "f16" and shape.format == "gguf":
         for kind in SMALLER:
-            wish = _with_prompt_cache(shape, attrs.evolve(demand, cache_type_k=kind, cache_type_v=kind))
-            if (total := estimate(shape, wish).total_bytes) <= room_bytes:
+            candidate = _with_prompt_cache(shape, attrs.evolve(demand, cache_type_k=kind, cache_type_v=kind))
+            if (total := estimate(shape, candidate).total_bytes) <= capacity_bytes:
                 smaller.append((kind, total))
-    largest = largest_context(shape, demand, room_bytes)
+    largest = largest_context(shape, demand, capacity_bytes)
     return Verdict(title, demand, found, budget, largest, shape.trained_context, tuple(smaller))
 
 
-def described(verdict: Verdict) -> Sequence[str]:
+def as_lines(verdict: Verdict) -> Sequence[str]:
     """Return the lines for people."""
     demand, found, limit = verdict.demand, verdict.estimate, format_bytes(verdict.budget.limit_bytes)
     slots = f"{demand.slots} slot" if demand.slots == 1 else f"{demand.slots} slots"
@@ -198,7 +198,7 @@ def _read(model: str, hf_token_file: Path | None) -> tuple[str, Shape]:
 def demand_for(shape: Shape, context: int | None, slots: int, kv_type: str, *, on_device: bool) -> Demand:
     """Return what the agent's own command line would ask for; without a context, the one that it would choose."""
     wanted = context or min(shape.trained_context or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
-    wish = Demand(
+    candidate = Demand(
         context=min(wanted, shape.trained_context * slots) if shape.trained_context else wanted,
         slots=slots,
         cache_type_k=kv_type,
@@ -206,7 +206,7 @@ def demand_for(shape: Shape, context: int | None, slots: int, kv_type: str, *, o
         device_layers=ALL_LAYERS if on_device else 0,
         machine=platform.machine(),
     )
-    return _with_prompt_cache(shape, wish)
+    return _with_prompt_cache(shape, candidate)
 
 
 def _with_prompt_cache(shape: Shape, demand: Demand) -> Demand:

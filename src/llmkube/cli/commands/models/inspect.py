@@ -48,7 +48,7 @@ def inspect_model(*, source: str, hf_token_file: Path | None, form: str) -> None
     if form:
         click.echo(formats.dump(as_data(facts), form))
         return
-    rows = [("file", shown_source(source)), *described(facts)]
+    rows = [("file", shown_source(source)), *as_rows(facts)]
     width = max(len(label) for label, _ in rows)
     click.echo("\n".join(f"{label:<{width}}  {printable(text)}" for label, text in rows))
 
@@ -60,7 +60,7 @@ def as_data(facts: GGUFFacts) -> dict[str, Any]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in data.items()}
 
 
-def described(facts: GGUFFacts) -> list[tuple[str, str]]:
+def as_rows(facts: GGUFFacts) -> list[tuple[str, str]]:
     """Return the facts for people, those that the header does not give left out."""
     heads = f"{facts.head_count} heads" if facts.head_count else ""
     kv_heads = f"{facts.head_count_kv} for keys and values" if facts.head_count_kv else ""
@@ -111,8 +111,8 @@ def read_facts(source: str, hf_token_file: Path | None) -> GGUFFacts:
         with importlib.resources.as_file(packaged) as file:
             return _local(file)
     if isinstance(parsed, VolumeSource | ImageSource | OllamaModel):
-        words = "cannot be inspected from here: name a file, an https://, hf:// or s3:// URL"
-        raise CommandError(f"{parsed.redacted} {words}")
+        message = "cannot be inspected from here: name a file, an https://, hf:// or s3:// URL"
+        raise CommandError(f"{parsed.redacted} {message}")
     return trio.run(_remote, parsed, load("agent", AgentConfig, {"hf_token_file": hf_token_file}))
 
 

@@ -19,15 +19,15 @@ from llmkube.base.errors import UserError
 from llmkube.base.log import configure_logging
 from llmkube.base.loop_watchdog import open_loop_watchdog
 from llmkube.base.probes import run_probes
-from llmkube.cli.commands.programs.background.lan_access import lan_peers, note_lan_access, read_neighbors
-from llmkube.cli.commands.programs.background.log_file import GUIDE_LINK, run_own_log
+from llmkube.cli.commands.programs.background.lan_access import lan_peers, read_neighbors, record_lan_access
+from llmkube.cli.commands.programs.background.log_file import GUIDE_LINK, maintain_log
 from llmkube.cli.commands.programs.background.start_limit import (
-    changes,
+    compare_interpreters,
     counted_start,
-    forget_once_it_goes_well,
     own_interpreter,
     read_failed_starts,
     recorded_interpreter,
+    reset_once_stable,
 )
 from llmkube.cli.lazy_group import Entry, LazyGroup
 from llmkube.cli.target_cluster import find_config
@@ -35,33 +35,33 @@ from llmkube.k8s.auth.config import ClusterConfig, TokenFile
 from llmkube.k8s.client import open_client
 from llmkube.k8s.label_selectors import Selector, parse_selector
 from llmkube.programs.config import AgentConfig, load
-from llmkube.programs.host_name import address_towards, check_own_address, lasting_host_name
+from llmkube.programs.host_name import check_own_address, persistent_host_name, source_address_for
 from llmkube.programs.host_settings import find_llama_server, host_settings
-from llmkube.programs.ollama_library import ollama_here
+from llmkube.programs.ollama_library import local_ollama
 from llmkube.programs.options import HELP, guarded, settings_options
 from llmkube.programs.program import (
     LOOPBACK,
     Stop,
+    freeze_heap,
     open_optional_port,
     open_service_nursery,
     raise_descriptor_limit,
     run_until_signal,
-    settle_heap,
     trim_heap,
 )
-from llmkube.programs.state_dir import held_state_dir
+from llmkube.programs.state_dir import hold_state_dir
 from llmkube.programs.state_location import check_state_dir, local_state_dir
 from llmkube.supervisor.agent import run_agent
-from llmkube.supervisor.credential_monitor import run_credential_note
+from llmkube.supervisor.credential_monitor import run_problem_file
 from llmkube.supervisor.host.processes import start_of
 from llmkube.supervisor.host_token import run_token_renewal
 from llmkube.supervisor.local import open_local_ports
 from llmkube.supervisor.metrics import agent_registry
-from llmkube.supervisor.nouns.host_credential import note_path
-from llmkube.supervisor.nouns.join_record import record_path, token_paths
-from llmkube.supervisor.nouns.settings import AgentSettings
 from llmkube.supervisor.power.meter import PowerMeter
 from llmkube.supervisor.power.sources import PowerSource, power_source
+from llmkube.supervisor.values.host_credential import problem_path
+from llmkube.supervisor.values.join_record import record_path, token_paths
+from llmkube.supervisor.values.settings import AgentSettings
 
 log = structlog.get_logger()
 
@@ -112,9 +112,9 @@ def agent(context: click.Context, /, start_limit: int, **flags: Any) -> None:
     check_state_dir(folder, to_create=True)  # the count is read from it, and written into it
     failed = read_failed_starts(folder, boot)
     installed = recorded_interpreter(folder)
-    if installed is not None and (news := changes(installed, own_interpreter())):
+    if installed is not None and (difference := compare_interpreters(installed, own_interpreter())):
         configure_logging()
-        log.warning("the job's interpreter has changed", change=news)
+        log.warning("the job's interpreter has changed", change=difference)
     if failed.count >= start_limit:
         configure_logging()
         log.error(
@@ -141,7 +141,7 @@ def _run(flags: Mapping[str, Any]) -> None:
     if config.apple_power_enabled or config.power_enabled:
         source = power_source(sys.platform, os.getuid(), random.Random())  # noqa: S311 - jitter, not a secret
     raise_descriptor_limit()
-    with held_state_dir(config.state_dir):
+    with hold_state_dir(config.state_dir):
         settings = agent_settings(config, cluster.server, llama_server)  # may note the host's name in the directory
         settings = attrs.evolve(settings, token_file=own_token(cluster, config.state_dir))
         trio.run(run_until_signal, partial(serve, config, settings, cluster, source), log.info)
@@ -162,9 +162,9 @@ def agent_settings(config: AgentConfig, server_url: str, llama_server: Path) -> 
     if config.host_ip is not None:
         address: str | None = check_own_address(config.host_ip)
     else:
-        address = address_towards(url.hostname or "", url.port or 443)
+        address = source_address_for(url.hostname or "", url.port or 443)
     return AgentSettings(
-        host_name=config.host_name or lasting_host_name(config.state_dir),
+        host_name=config.host_name or persistent_host_name(config.state_dir),
         state_dir=config.state_dir,
         store_dir=config.model_store or config.state_dir / "store",
         llama_server=str(llama_server),
@@ -218,11 +218,11 @@ async def serve(
         open_loop_watchdog() as loop_watchdog,
         open_optional_port(config.port, "--port") as probes,
         open_client(cluster) as client,
-        open_local_ports(settings, client, partial(ollama_here, allowed=settings.ollama_sources)) as ports,
+        open_local_ports(settings, client, partial(local_ollama, allowed=settings.ollama_sources)) as ports,
         open_service_nursery() as support,
         open_service_nursery() as agents,
     ):
-        with stop.here():
+        with stop.scope():
             view = await agents.start(run_agent, client, settings, ports)
             if probes is not None:
                 meter: PowerMeter | None = None
@@ -241,12 +241,12 @@ async def serve(
                 await support.start(run_probes, view.ready, registry, probes.listeners)
             if settings.token_file is not None:
                 support.start_soon(run_token_renewal, client, settings.token_file, view.credential, ports.utcnow)
-            support.start_soon(run_credential_note, view.credential.value, note_path(settings.state_dir))
+            support.start_soon(run_problem_file, view.credential.value, problem_path(settings.state_dir))
             support.start_soon(_keep_heap_small)
-            support.start_soon(forget_once_it_goes_well, settings.state_dir)
+            support.start_soon(reset_once_stable, settings.state_dir)
             if config.log_file is not None:
-                support.start_soon(run_own_log, config.log_file, GUIDE_LINK)
-                support.start_soon(_note_lan_access, settings.state_dir, cluster.server)
+                support.start_soon(maintain_log, config.log_file, GUIDE_LINK)
+                support.start_soon(_record_lan_access, settings.state_dir, cluster.server)
             log.info(
                 "agent started",
                 host=settings.host_name,
@@ -256,22 +256,22 @@ async def serve(
                 llamaServer=settings.llama_server,
             )
             if settings.insecure_lan:
-                log.warning("every request is let in at published engines, from any address", why="--insecure-lan")
+                log.warning("every request is let in at published engines, from any address", reason="--insecure-lan")
             await trio.sleep_forever()
-        if stop.why == "SIGTERM" and config.on_exit == "keep":
+        if stop.reason == "SIGTERM" and config.on_exit == "keep":
             log.info("the engines stay for the next agent", services=len(view.services()))
             view.keep_engines()
 
 
-async def _note_lan_access(state_dir: Path, server: str) -> None:
+async def _record_lan_access(state_dir: Path, server: str) -> None:
     url = urlsplit(server)
     address = (url.hostname, url.port or 443) if url.hostname else None
-    await note_lan_access(state_dir, lan_peers(address, *await read_neighbors()))
+    await record_lan_access(state_dir, lan_peers(address, *await read_neighbors()))
 
 
 async def _keep_heap_small() -> None:
     await trio.sleep(SETTLED_SECONDS)
-    settle_heap()
+    freeze_heap()
     while True:
         await trio.sleep(TRIM_SECONDS)
         trim_heap()

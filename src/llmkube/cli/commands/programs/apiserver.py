@@ -14,8 +14,8 @@ from llmkube.programs.api_server import open_server
 from llmkube.programs.config import ApiServerConfig, load
 from llmkube.programs.options import command, settings_options
 from llmkube.programs.program import Stop, raise_descriptor_limit, run_until_signal
-from llmkube.programs.state_dir import held_state_dir
-from llmkube.programs.state_location import SERVER
+from llmkube.programs.state_dir import hold_state_dir
+from llmkube.programs.state_location import SERVER_LOCK
 
 log = structlog.get_logger()
 
@@ -26,7 +26,7 @@ def apiserver(**flags: Any) -> None:
     """Run the embedded API server alone, for an agent and a controller that run as processes of their own."""
     config = load("apiserver", ApiServerConfig, flags)
     configure_logging(config.log_level)
-    with held_state_dir(config.state_dir, SERVER) as state_dir:
+    with hold_state_dir(config.state_dir, SERVER_LOCK) as state_dir:
 
         async def serve(stop: Stop) -> None:
             registry = CollectorRegistry()
@@ -35,7 +35,7 @@ def apiserver(**flags: Any) -> None:
                 open_server(state_dir, config.port, field="--port", registry=registry) as server,
             ):
                 registry.register(loop_watchdog)
-                with stop.here():
+                with stop.scope():
                     command = f"export KUBECONFIG={shlex.quote(str(server.kubeconfig))}"
                     click.echo(f"Kubernetes API on {server.url}\n\n  {command}\n")
                     await trio.sleep_forever()

@@ -23,7 +23,7 @@ from llmkube.k8s.client import open_client
 from llmkube.programs.config import PER_SERVICE, ControllerConfig, load
 from llmkube.programs.host_name import default_host_name
 from llmkube.programs.options import command, settings_options
-from llmkube.programs.program import Stop, open_optional_port, open_service_nursery, run_until_signal, settle_heap
+from llmkube.programs.program import Stop, freeze_heap, open_optional_port, open_service_nursery, run_until_signal
 from llmkube.runtimes.container.gpu import parse_gpu_resources
 from llmkube.runtimes.container.images import Images
 from llmkube.runtimes.registry import parse_image_overrides
@@ -68,7 +68,7 @@ def controller(**flags: Any) -> None:
             if probes is not None:
                 await tasks.start(run_probes, health.ready, registry, probes.listeners)
             await tasks.start(run, client, settings)
-            settle_heap()
+            freeze_heap()
             log.info("controller started", apiServer=cluster.server)
             await trio.sleep_forever()
 

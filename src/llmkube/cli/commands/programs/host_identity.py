@@ -18,7 +18,7 @@ import trio
 from llmkube.base.errors import UserError
 from llmkube.base.private_files import write_private
 from llmkube.cli.commands.tools.rbac import agent_manifests, checked_network
-from llmkube.cli.target_cluster import answering, find_config
+from llmkube.cli.target_cluster import answer_deadline, find_config
 from llmkube.k8s.auth.config import ClusterConfig, TlsSettings
 from llmkube.k8s.builtins import Lease, Namespace
 from llmkube.k8s.client import Client
@@ -30,7 +30,7 @@ from llmkube.programs.failures import CommandError, ExitCode
 from llmkube.programs.server_side_apply import Applier, Manifest
 from llmkube.supervisor.cluster.host_lease import is_same_machine, machine_in, place_in
 from llmkube.supervisor.host_policies import host_policies
-from llmkube.supervisor.nouns.join_record import (
+from llmkube.supervisor.values.join_record import (
     DEFAULT_LEASE_NAMESPACE,
     JoinRecord,
     encode_record,
@@ -123,9 +123,9 @@ async def check_name_is_free(client: Client, record: JoinRecord, machine: str) -
     Raises:
         CommandError: There is one.
     """
-    key, first, silent_at = Key(record.lease_namespace, record.host), "", 0.0
+    key, first, expires_at = Key(record.lease_namespace, record.host), "", 0.0
     while True:
-        with answering():
+        with answer_deadline():
             try:
                 lease = await client.get(Lease, key)
             except (NotFoundError, ForbiddenError):  # who may not read it cannot tell; the agent itself looks as well
@@ -135,18 +135,18 @@ async def check_name_is_free(client: Client, record: JoinRecord, machine: str) -
             return
         if not first:
             first = version
-            silent_at = trio.current_time() + float(lease.spec.lease_duration_seconds or DEFAULT_LEASE_SECONDS)
+            expires_at = trio.current_time() + float(lease.spec.lease_duration_seconds or DEFAULT_LEASE_SECONDS)
         elif version != first:
             raise CommandError(
                 f"the host name {record.host} is taken, and nothing was changed: the machine {place_in(lease)} serves "
                 "under it; choose another --name, or give that host another identity with --overwrite"
             )
-        if trio.current_time() >= silent_at:
+        if trio.current_time() >= expires_at:
             return
         await trio.sleep(LOOK_SECONDS)
 
 
-async def establish(client: Client, record: JoinRecord) -> None:
+async def apply_identity(client: Client, record: JoinRecord) -> None:
     """Apply the policies, and where they are taken the account that they confine; take back what it had elsewhere.
 
     Raises:
@@ -159,10 +159,10 @@ async def establish(client: Client, record: JoinRecord) -> None:
         for each in applied:
             if each.error:
                 raise CommandError(f"{each.manifest.body['kind']} {each.key}: {each.error}")
-    await _take_back(client, record)
+    await _revoke_elsewhere(client, record)
 
 
-async def _take_back(client: Client, record: JoinRecord) -> None:
+async def _revoke_elsewhere(client: Client, record: JoinRecord) -> None:
     """Delete the host's roles in namespaces that it serves no more.
 
     Raises:
@@ -203,7 +203,7 @@ async def _check_namespace(client: Client, name: str) -> None:
         pass  # one who may write roles there need not be one who may look at namespaces
 
 
-def portable(tls: TlsSettings, context: str) -> TlsSettings:
+def portable_tls(tls: TlsSettings, context: str) -> TlsSettings:
     """Return how to know the server, without what proves that we are the administrator, and without paths.
 
     Raises:
@@ -219,12 +219,12 @@ def portable(tls: TlsSettings, context: str) -> TlsSettings:
 
 
 def authority_of(tls: TlsSettings) -> bytes:
-    """Return the certificate authority that `portable` has read; empty for the system's."""
+    """Return the certificate authority that `portable_tls` has read; empty for the system's."""
     return tls.ca if isinstance(tls.ca, bytes) else b""
 
 
 def kubeconfig_of(server: str, tls: TlsSettings, namespace: str, token: Path) -> Mapping[str, Any]:
-    """Return a kubeconfig that trusts what `portable` says, and reads the host's token from beside it."""
+    """Return a kubeconfig that trusts what `portable_tls` says, and reads the host's token from beside it."""
     named: dict[str, Any] = {"server": server}
     if tls.ca is not None:
         named["certificate-authority-data"] = base64.b64encode(authority_of(tls)).decode()
@@ -248,7 +248,7 @@ class Identity:
 
     Attributes:
         record: What it was granted.
-        tls: How to know the API server (`portable`).
+        tls: How to know the API server (`portable_tls`).
         token: Of its account.
     """
 
@@ -266,7 +266,7 @@ class Identity:
         """
         file, record = folder / KUBECONFIG_FILE, self.record
         token = token_path(folder, record, authority_of(self.tls))
-        before = _token_named_in(file)
+        before = _token_file_in(file)
         write_private(token, self.token)
         write_private(record_path(token), encode_record(record))
         document = kubeconfig_of(record.server, self.tls, record.namespace or "default", token)
@@ -284,7 +284,7 @@ def agent_command(record: JoinRecord, folder: Path, *, named_folder: bool) -> st
     return shlex.join(words)
 
 
-def _token_named_in(file: Path) -> str:
+def _token_file_in(file: Path) -> str:
     try:
         return str(json.loads(file.read_text("utf-8"))["users"][0]["user"]["tokenFile"])
     except (OSError, ValueError, TypeError, LookupError):
@@ -298,7 +298,7 @@ def grant_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def decided(grant: Mapping[str, Any], host: str, folder: Path) -> tuple[ClusterConfig, JoinRecord]:
+def resolve_grant(grant: Mapping[str, Any], host: str, folder: Path) -> tuple[ClusterConfig, JoinRecord]:
     """Return the cluster and what a host shall have there; what does not fit together is said before it is asked.
 
     Args:

@@ -22,28 +22,28 @@ from llmkube.cli.commands.programs.host_identity import (
     Identity,
     account_of,
     agent_command,
+    apply_identity,
     authority_of,
     check_name_is_free,
-    decided,
-    establish,
     grant_options,
-    portable,
+    portable_tls,
+    resolve_grant,
 )
 from llmkube.cli.config_edit import Addition, plan_addition
-from llmkube.cli.target_cluster import answering, run_answered
+from llmkube.cli.target_cluster import answer_deadline, run_with_deadline
 from llmkube.k8s.auth.config import BearerToken, ClusterConfig, TlsSettings, is_token
 from llmkube.k8s.builtins import Node
 from llmkube.k8s.client import open_client
 from llmkube.k8s.errors import ForbiddenError, TransportError, UnauthorizedError
 from llmkube.k8s.wire.names import host_id, is_object_name
 from llmkube.programs.failures import CommandError
-from llmkube.programs.host_name import lasting_host_name
+from llmkube.programs.host_name import persistent_host_name
 from llmkube.programs.options import command
-from llmkube.programs.state_location import check_state_dir, holder_of, local_state_dir
+from llmkube.programs.state_location import check_state_dir, local_state_dir, lock_holder
 from llmkube.supervisor.cluster.node_monitor import networks_of
 from llmkube.supervisor.host_token import TOKEN_SECONDS, read_token, request_token
 from llmkube.supervisor.network import machine_of
-from llmkube.supervisor.nouns.join_record import JoinRecord, record_of
+from llmkube.supervisor.values.join_record import JoinRecord, record_of
 from llmkube.weights.address_policy import parse_networks
 
 PREFIX: Final = "llmkube-join-v1."
@@ -77,7 +77,7 @@ class JoinToken:
 def encode_join_token(token: JoinToken) -> str:
     """Return the line."""
     identity = token.identity
-    said = {
+    content = {
         "record": attrs.asdict(identity.record),
         "ca": base64.b64encode(authority_of(identity.tls)).decode(),
         "serverName": identity.tls.server_name,
@@ -85,7 +85,7 @@ def encode_join_token(token: JoinToken) -> str:
         "token": identity.token,
         "allowFrom": list(token.allow_from),
     }
-    body = json.dumps(said, separators=(",", ":")).encode()
+    body = json.dumps(content, separators=(",", ":")).encode()
     return PREFIX + base64.urlsafe_b64encode(body).rstrip(b"=").decode()
 
 
@@ -120,14 +120,14 @@ def decode_join_token(text: str, now: datetime.datetime) -> JoinToken:
         raise JoinTokenError(
             "--token-file: this join token is damaged or not complete; copy the whole line again"
         ) from None
-    ended = read_token(found.identity.token)
-    assert ended is not None, "_token_of() has read it"
-    if now.timestamp() >= ended.expires_at:
-        raise ended_error(found.identity.record, ended.expires_at)
+    token_claims = read_token(found.identity.token)
+    assert token_claims is not None, "_token_of() has read it"
+    if now.timestamp() >= token_claims.expires_at:
+        raise expired_error(found.identity.record, token_claims.expires_at)
     return found
 
 
-def ended_error(record: JoinRecord, expires_at: float | None = None) -> JoinTokenError:
+def expired_error(record: JoinRecord, expires_at: float | None = None) -> JoinTokenError:
     """Return what to say of a token that counts no longer."""
     when = (
         "" if expires_at is None else f" {datetime.datetime.fromtimestamp(expires_at, datetime.UTC):%Y-%m-%d %H:%M} UTC"
@@ -139,11 +139,11 @@ def ended_error(record: JoinRecord, expires_at: float | None = None) -> JoinToke
     )
 
 
-def _token_of(said: Any) -> JoinToken:
+def _token_of(content: Any) -> JoinToken:
     """Read what was encoded; ValueError, TypeError or KeyError for anything else."""
-    record, token, ca = record_of(said["record"]), said["token"], base64.b64decode(said["ca"], validate=True)
-    server_name, insecure = said["serverName"], said["insecure"]
-    allow_from = tuple([str(ipaddress.ip_network(str(each))) for each in said["allowFrom"]])
+    record, token, ca = record_of(content["record"]), content["token"], base64.b64decode(content["ca"], validate=True)
+    server_name, insecure = content["serverName"], content["insecure"]
+    allow_from = tuple([str(ipaddress.ip_network(str(each))) for each in content["allowFrom"]])
     if not (server_name == "" or is_token(server_name)) or not (isinstance(insecure, bool) and is_token(token)):
         raise TypeError("not what was encoded")
     own = read_token(token)
@@ -170,7 +170,7 @@ def _check_record(record: JoinRecord) -> None:
         raise ValueError("no URL")
 
 
-_NOT_WITH_A_TOKEN: Final = (
+_NOT_WITH_TOKEN: Final = (
     "kubeconfig",
     "context",
     "name",
@@ -207,23 +207,23 @@ def join(
     """
     allow_from = _checked_networks(grant["allow_from"])
     if token_file is not None:
-        _refuse_beside_a_token(context)
+        _refuse_with_token(context)
         token = _read_join_token(token_file)
         allow_from += token.allow_from
-        folder = _made(state_dir)
+        folder = _make_state_dir(state_dir)
         _plan_access(folder, allow_from)  # a file that cannot be edited is said before anything is asked
         machine = None if grant["overwrite"] else _machine(folder)
-        identity = trio.run(_exchanged, token, grant["server"], machine)
+        identity = trio.run(_exchange_token, token, grant["server"], machine)
     else:
-        folder = _made(state_dir)
+        folder = _make_state_dir(state_dir)
         _plan_access(folder, allow_from)
-        cluster, record = decided(grant, name or host_id(lasting_host_name(folder)), folder)
-        tls = portable(cluster.tls, cluster.context)
+        cluster, record = resolve_grant(grant, name or host_id(persistent_host_name(folder)), folder)
+        tls = portable_tls(cluster.tls, cluster.context)
         machine = None if grant["overwrite"] else _machine(folder)
-        own, of_nodes = run_answered(_granted, cluster, record, machine, TOKEN_SECONDS)
-        allow_from += of_nodes
+        own, node_networks = run_with_deadline(_grant, cluster, record, machine, TOKEN_SECONDS)
+        allow_from += node_networks
         identity = Identity(record=record, tls=tls, token=own)
-    _keep(identity, folder, _plan_access(folder, allow_from), named_folder=state_dir is not None)
+    _store_identity(identity, folder, _plan_access(folder, allow_from), named_folder=state_dir is not None)
 
 
 @command("join-token")
@@ -236,10 +236,10 @@ def join_token(*, name: str | None, **grant: Any) -> None:
     and its roles, and prints one line for `llmkube agent join --token-file` on the host. The line is a secret.
     """
     allow_from = _checked_networks(grant["allow_from"])
-    cluster, record = decided(grant, name or f"host-{random_secrets.token_hex(3)}", local_state_dir())
-    tls = portable(cluster.tls, cluster.context)
-    token, of_nodes = run_answered(_granted, cluster, record, None if grant["overwrite"] else "", JOIN_SECONDS)
-    allow_from += of_nodes
+    cluster, record = resolve_grant(grant, name or f"host-{random_secrets.token_hex(3)}", local_state_dir())
+    tls = portable_tls(cluster.tls, cluster.context)
+    token, node_networks = run_with_deadline(_grant, cluster, record, None if grant["overwrite"] else "", JOIN_SECONDS)
+    allow_from += node_networks
     identity = Identity(record=record, tls=tls, token=token)
     click.echo(encode_join_token(JoinToken(identity=identity, allow_from=allow_from)))
     own = read_token(token)
@@ -252,11 +252,11 @@ def join_token(*, name: str | None, **grant: Any) -> None:
     )
 
 
-def _refuse_beside_a_token(context: click.Context) -> None:
+def _refuse_with_token(context: click.Context) -> None:
     given = [
         parameter.opts[0]
         for parameter in context.command.params
-        if parameter.name in _NOT_WITH_A_TOKEN
+        if parameter.name in _NOT_WITH_TOKEN
         and context.get_parameter_source(parameter.name) is click.core.ParameterSource.COMMANDLINE
     ]
     if given:
@@ -274,18 +274,18 @@ def _read_join_token(name: str) -> JoinToken:
     return decode_join_token(text, utcnow())
 
 
-def _made(state_dir: Path | None) -> Path:
+def _make_state_dir(state_dir: Path | None) -> Path:
     """Return the state directory, private, and made if it was not there."""
     folder = state_dir.absolute() if state_dir else local_state_dir()
     check_state_dir(folder, to_create=True)
-    with _written(folder):
+    with _disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder.chmod(0o700)
     return folder
 
 
 @contextlib.contextmanager
-def _written(folder: Path) -> Iterator[None]:
+def _disk_errors(folder: Path) -> Iterator[None]:
     """Say which folder a disk does not take.
 
     Raises:
@@ -299,11 +299,11 @@ def _written(folder: Path) -> Iterator[None]:
 
 
 def _machine(folder: Path) -> str:
-    with _written(folder):
+    with _disk_errors(folder):
         return machine_of(folder)
 
 
-async def _granted(
+async def _grant(
     cluster: ClusterConfig, record: JoinRecord, machine: str | None, seconds: int
 ) -> tuple[str, tuple[str, ...]]:
     """Make the host's account and roles with an administrator's rights, and return a token of it.
@@ -319,16 +319,16 @@ async def _granted(
     async with open_client(cluster) as client:
         if machine is not None:
             await check_name_is_free(client, record, machine)
-        with answering():
-            await establish(client, record)
-            of_nodes: tuple[str, ...] = ()
+        with answer_deadline():
+            await apply_identity(client, record)
+            node_networks: tuple[str, ...] = ()
             if record.namespace:
                 with contextlib.suppress(LLMKubeError):  # then --allow-from names all
-                    of_nodes, _ = networks_of((await client.list(Node)).items)
-            return await request_token(client, record.lease_namespace, account_of(record.host), seconds), of_nodes
+                    node_networks, _ = networks_of((await client.list(Node)).items)
+            return await request_token(client, record.lease_namespace, account_of(record.host), seconds), node_networks
 
 
-async def _exchanged(token: JoinToken, server: str | None, machine: str | None) -> Identity:
+async def _exchange_token(token: JoinToken, server: str | None, machine: str | None) -> Identity:
     """Ask with the token of an hour for the host's own.
 
     Args:
@@ -341,13 +341,13 @@ async def _exchanged(token: JoinToken, server: str | None, machine: str | None) 
     """
     granted = token.identity.record
     record = attrs.evolve(granted, server=server or granted.server, by_token=True)
-    hour = BearerToken(token.identity.token)
-    cluster = ClusterConfig(server=record.server, tls=token.identity.tls, identity=hour)
+    short_lived = BearerToken(token.identity.token)
+    cluster = ClusterConfig(server=record.server, tls=token.identity.tls, identity=short_lived)
     try:
         async with open_client(cluster) as client:
             if machine is not None:
                 await check_name_is_free(client, record, machine)
-            with answering():
+            with answer_deadline():
                 own = await request_token(client, record.lease_namespace, account_of(record.host))
     except (TransportError, trio.TooSlowError) as error:
         raise CommandError(
@@ -355,7 +355,7 @@ async def _exchanged(token: JoinToken, server: str | None, machine: str | None) 
             f"({str(error) or 'no answer'}); name the address at which this host reaches it with --server URL"
         ) from error
     except UnauthorizedError as error:
-        raise ended_error(record) from error
+        raise expired_error(record) from error
     except ForbiddenError as error:
         raise CommandError(
             f"the account {account_of(record.host)} may not ask for a token of its own ({error}); an administrator "
@@ -372,20 +372,20 @@ def _plan_access(folder: Path, networks: tuple[str, ...]) -> Addition:
     return plan_addition(folder, "agent", "allow_from", networks)
 
 
-def _keep(identity: Identity, folder: Path, access: Addition, *, named_folder: bool) -> None:
+def _store_identity(identity: Identity, folder: Path, access: Addition, *, named_folder: bool) -> None:
     """Write what the host keeps, and say how to use it."""
-    with _written(folder):
-        moved = identity.write(folder)
+    with _disk_errors(folder):
+        is_replaced = identity.write(folder)
         access.write()
     host = identity.record.host
     click.echo(f"{host} has the account {account_of(host)}; on the host, run:")
     click.echo(agent_command(identity.record, folder, named_folder=named_folder))
     if access.added:
         click.echo(f"{access.file}: requests from {', '.join(access.added)} reach its engines without a key", err=True)
-    pid = holder_of(folder)
+    pid = lock_holder(folder)
     if pid is not None and access.added:
         click.echo(f"the agent with pid {pid} reads these settings when it is started again", err=True)
-    if moved and pid is not None:
+    if is_replaced and pid is not None:
         click.echo(
             f"the agent with pid {pid} goes on with the identity that it was started with, until it is started again",
             err=True,

@@ -11,7 +11,7 @@ import trio
 from rich.text import Text
 
 from llmkube.base.log import configure_logging
-from llmkube.cli.commands.programs.first_answer import next_steps, prepare_visit
+from llmkube.cli.commands.programs.up_session import next_steps, prepare_session
 from llmkube.cli.commands.tools.files import demo_manifests, demo_model, load_manifests
 from llmkube.cli.lazy_group import Entry, LazyGroup
 from llmkube.cli.view import output
@@ -22,10 +22,10 @@ from llmkube.programs.host_name import check_own_address
 from llmkube.programs.host_settings import find_llama_server
 from llmkube.programs.lan_gateway import listen_settings
 from llmkube.programs.one_machine import UpPlan, run_up
-from llmkube.programs.options import HELP, NumberRange, guarded, paths, settings_options
+from llmkube.programs.options import HELP, NumberRange, complete_paths, guarded, settings_options
 from llmkube.programs.program import raise_descriptor_limit
-from llmkube.programs.state_dir import held_state_dir, temporary_state_dir
-from llmkube.programs.state_location import ENGINES, SERVER
+from llmkube.programs.state_dir import hold_state_dir, temporary_state_dir
+from llmkube.programs.state_location import ENGINES_LOCK, SERVER_LOCK
 from llmkube.supervisor.network import own_addresses
 
 COMMANDS: Mapping[str, Entry] = {
@@ -51,7 +51,7 @@ COMMANDS: Mapping[str, Entry] = {
     "files",
     metavar="FILE",
     multiple=True,
-    shell_complete=paths,
+    shell_complete=complete_paths,
     help="Manifests: a file, a folder, or -.",
 )
 @click.option("--ephemeral", is_flag=True, help="Keep everything in a temporary folder that is removed at the end.")
@@ -90,23 +90,23 @@ def up(
         if demo or ephemeral:
             state_dir = stack.enter_context(temporary_state_dir())
         else:
-            state_dir = stack.enter_context(held_state_dir(config.state_dir, ENGINES, SERVER))
+            state_dir = stack.enter_context(hold_state_dir(config.state_dir, ENGINES_LOCK, SERVER_LOCK))
         console = open_console(stderr=True)
         prepare = partial(
-            prepare_visit,
+            prepare_session,
             console=console,
             accelerators=config.accelerator,
             question=question,
             timeout_seconds=timeout,
         )
 
-        def tell(line: str) -> None:
+        def print_progress(line: str) -> None:
             with contextlib.suppress(OSError):  # the terminal is closed
                 console.print(Text(output.printable(line)), soft_wrap=True)
 
         plan = UpPlan(config, manifests, llama_server, state_dir, listen)
-        answered = trio.run(run_up, plan, prepare, tell, output.say)
+        answered = trio.run(run_up, plan, prepare, print_progress, output.echo)
     if question is not None and not answered:
         raise CommandError("stopped before the answer")
     if demo and question is not None:
-        output.say(f"\n{next_steps(*demo_model(), question)}")
+        output.echo(f"\n{next_steps(*demo_model(), question)}")

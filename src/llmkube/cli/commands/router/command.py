@@ -18,7 +18,7 @@ from llmkube.programs.config import RouterConfig, load
 from llmkube.programs.options import HELP, command, guarded, settings_options
 from llmkube.router.config.compile_router import ResolvedService
 from llmkube.router.config.routing_config import RoutingConfig, Rule
-from llmkube.router.policy.decision import Decision, decide, lacks, unmet, usable
+from llmkube.router.policy.decision import Decision, decide, unmet_condition, unmet_requirement, usable_backends
 from llmkube.router.policy.permits import Permits, permits_for
 from llmkube.router.policy.request_facts import Principal, RequestFacts, facts_of
 
@@ -79,10 +79,10 @@ def explain(
         for name in config.backends
         if name not in used
     }
-    return Explanation(facts=tuple(_told(facts)), rules=rules, left_out=left_out)
+    return Explanation(facts=tuple(_fact_lines(facts)), rules=rules, left_out=left_out)
 
 
-def _told(facts: RequestFacts) -> Iterator[str]:
+def _fact_lines(facts: RequestFacts) -> Iterator[str]:
     yield f"model {facts.model or 'none'}"
     for label, values in (("class", facts.classes), ("region", facts.regions), ("needs", facts.capabilities)):
         yield f"{label} {', '.join(sorted(values)) or 'none'}"
@@ -96,9 +96,9 @@ def _outcome(
     """Return the outcome of a rule that was evaluated."""
     if rule is decision.rule:
         return "decides" if decision.order else "decides, and refuses: it fails closed"
-    if missed := unmet(rule.match, facts):
-        return f"does not match: {missed}"
-    if usable(rule, permits, measured):
+    if unmatched := unmet_condition(rule.match, facts):
+        return f"does not match: {unmatched}"
+    if usable_backends(rule, permits, measured):
         return "matches, and is passed over: what it only tries out never answers"
     return "matches, and is passed over: none of its backends may be used"
 
@@ -110,7 +110,7 @@ def _unused(name: str, decision: Decision, permits: Permits, first_byte_seconds:
         return "may be reached, and nothing sends this request there"
     if name not in rule.backends:
         return f"may be reached, and rule {rule.name} does not name it"
-    lacking = lacks(rule.match, permits.allowed[name], first_byte_seconds)
+    lacking = unmet_requirement(rule.match, permits.allowed[name], first_byte_seconds)
     if lacking:
         return f"may be reached, and does not have what rule {rule.name} asks of a backend: {lacking}"
     return f"may be reached, and is only tried out by rule {rule.name}"
@@ -154,7 +154,7 @@ def explain_request(
 
     Nothing is sent. Each InferenceService is taken to be there and to answer.
     """
-    file = load_routing(name, _taken_to_answer, keys_folder=_KEYS_FOLDER)
+    file = load_routing(name, _assume_available, keys_folder=_KEYS_FOLDER)
     config = file.config
     for option, given in (("--measured", measured), ("--load", loads)):
         _check_names(option, given, config.backends)
@@ -173,7 +173,7 @@ def explain_request(
         click.echo(printable("\n".join(_report(decision, explanation, file))))
 
 
-def _taken_to_answer(namespace: str, service: str) -> ResolvedService:
+def _assume_available(namespace: str, service: str) -> ResolvedService:
     return ResolvedService(base_url=f"http://{service}.{namespace}.svc.cluster.local:8080/v1")
 
 
@@ -232,17 +232,17 @@ def _report(decision: Decision, explanation: Explanation, file: RoutingFile) -> 
     yield "Request"
     yield from (f"  {fact}" for fact in explanation.facts)
     yield "Rules"
-    yield from (f"  {place}. {name}: {why}" for place, (name, why) in enumerate(explanation.rules.items(), 1))
+    yield from (f"  {rank}. {name}: {why}" for rank, (name, why) in enumerate(explanation.rules.items(), 1))
     if not explanation.rules:
         yield "  none"
     if decision.order:
         yield f"Decided by {decision.why}"
     else:
         yield f"Refused ({decision.reason}): {decision.why}"
-    for place, permit in enumerate(decision.order, 1):
+    for rank, permit in enumerate(decision.order, 1):
         backend = permit.backend
         waits = f"{decision.first_byte_seconds[backend.name]:g} s for the first byte"
-        yield f"  {place}. {backend.name} ({'local' if backend.local else 'cloud'}): {backend.base_url}, {waits}"
+        yield f"  {rank}. {backend.name} ({'local' if backend.local else 'cloud'}): {backend.base_url}, {waits}"
     yield from (f"  a copy goes to {permit.backend.name}" for permit in decision.shadows)
     if explanation.left_out:
         yield "Left out"

@@ -13,8 +13,8 @@ from llmkube.cli.commands.tools.files import load_manifests
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.modelrouter import ModelRouter
 from llmkube.router.config.compile_router import ResolvedService, compile_router
+from llmkube.router.config.config_json import decode_config
 from llmkube.router.config.routing_config import RoutingConfig
-from llmkube.router.config.written_form import decode_config
 
 _KIND = ModelRouter.RESOURCE
 _NAMESPACE: Final = "default"

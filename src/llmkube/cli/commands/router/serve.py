@@ -25,16 +25,16 @@ from llmkube.programs.program import (
     LOOPBACK,
     Port,
     Stop,
+    freeze_heap,
     open_port,
     open_service_nursery,
     raise_descriptor_limit,
     run_until_signal,
-    settle_heap,
 )
 from llmkube.router.auth.key_files import stamp_of
 from llmkube.router.config.compile_router import ResolvedService
-from llmkube.router.config.routing_config import RoutingConfig, stays_here
-from llmkube.router.origin_policy import page_grant
+from llmkube.router.config.routing_config import RoutingConfig, is_local_url
+from llmkube.router.origin_policy import cors_lines
 from llmkube.router.proxy.admin import admin_handler, admin_judge
 from llmkube.router.proxy.live_config import LiveConfig, Source
 from llmkube.router.proxy.router import LIMITS, open_router
@@ -76,22 +76,22 @@ async def _serve(filename: str, settings: RouterConfig, stop: Stop) -> None:
         open_service_nursery() as tasks,
     ):
         registry.register(loop_watchdog)
-        answers = admin_handler(router, registry)
-        await tasks.start(partial(run_server, answers, admin.listeners, limits=PROBE_LIMITS, judge=admin_judge))
-        settle_heap()
-        _tell(router.live, front, admin, settings)
-        with stop.here():
+        handle_admin = admin_handler(router, registry)
+        await tasks.start(partial(run_server, handle_admin, admin.listeners, limits=PROBE_LIMITS, judge=admin_judge))
+        freeze_heap()
+        _report_started(router.live, front, admin, settings)
+        with stop.scope():
             await run_server(
                 router.handler,
                 sockets.listen(front.listeners),
                 limits=LIMITS,
                 judge=router.judge,
-                stamp=page_grant,
+                stamp=cors_lines,
                 unread=router.listed_fields.unread,
             )
 
 
-def _tell(live: LiveConfig, front: Port, admin: Port, settings: RouterConfig) -> None:
+def _report_started(live: LiveConfig, front: Port, admin: Port, settings: RouterConfig) -> None:
     config = live.routing.config
     if settings.host != LOOPBACK and live.routing.clients is None:
         log.warning("every client that reaches this router may use it: no keys are asked for", host=settings.host)
@@ -116,7 +116,7 @@ def source_of(filename: str, settings: RouterConfig) -> Source:
     """
     keys_dir = settings.keys_dir or settings.state_dir / _KEYS_DIR
     services = _services(settings.service)
-    said: set[str] = set()
+    logged: set[str] = set()
 
     def resolve(namespace: str, name: str) -> ResolvedService | None:
         return services.get(f"{namespace}/{name}") or services.get(name)
@@ -124,9 +124,9 @@ def source_of(filename: str, settings: RouterConfig) -> Source:
     def read() -> RoutingConfig:
         file = load_routing(filename, resolve, keys_folder=str(keys_dir))
         for each in (*file.warnings, *(f"{path} has no effect" for path in file.not_honoured)):
-            if each not in said:
+            if each not in logged:
                 log.warning(each)
-                said.add(each)
+                logged.add(each)
         return file.config
 
     return Source(read, lambda: stamp_of(Path(filename)))
@@ -143,10 +143,10 @@ def _services(given: tuple[str, ...]) -> Mapping[str, ResolvedService]:
         name, _, url = each.partition("=")
         parts = urlsplit(url)
         if not name or parts.scheme not in ("http", "https") or not parts.hostname:
-            words = f"{each!r} is no service; write NAME=URL, such as phi-4-mini=http://127.0.0.1:8081/v1"
-            raise UserError(words, field="--service")
-        if not stays_here(url):
-            words = f"{each!r}: an InferenceService is local, and {url} may be outside of this network"
-            raise UserError(f"{words}; give its private address, or name it as an external backend", field="--service")
+            error = f"{each!r} is no service; write NAME=URL, such as phi-4-mini=http://127.0.0.1:8081/v1"
+            raise UserError(error, field="--service")
+        if not is_local_url(url):
+            error = f"{each!r}: an InferenceService is local, and {url} may be outside of this network"
+            raise UserError(f"{error}; give its private address, or name it as an external backend", field="--service")
         found[name] = ResolvedService(base_url=url.rstrip("/"))
     return found

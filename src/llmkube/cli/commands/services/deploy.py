@@ -15,16 +15,16 @@ import click
 
 from llmkube.base.errors import UserError
 from llmkube.base.times import utcnow
-from llmkube.cli.catalog.entries import CHECKED, Entry, find, similar
-from llmkube.cli.commands.services.arrival import arrive, is_stopped, told_on_interrupt, typed_command
+from llmkube.cli.catalog.entries import CHECKS, Entry, find, similar
 from llmkube.cli.commands.services.field_flags import FLAGS, FieldFlag, field_options, given_fields, put
+from llmkube.cli.commands.services.readiness_wait import is_stopped, print_on_interrupt, typed_command, wait_until_ready
 from llmkube.cli.object_names import find as find_object
 from llmkube.cli.options import catalog_or_services, cluster_options, models
-from llmkube.cli.target_cluster import Cluster, Where, answering, run_against
+from llmkube.cli.target_cluster import Cluster, ClusterFlags, answer_deadline, run_against
 from llmkube.cli.view import formats
-from llmkube.cli.view.describe import without_effect
+from llmkube.cli.view.describe import ignored_fields
 from llmkube.cli.view.locations import find_hosts
-from llmkube.cli.view.output import flowing
+from llmkube.cli.view.output import wrapped
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.pairing import RUNTIMES
@@ -32,7 +32,7 @@ from llmkube.k8s.crd.placement import ACCELERATORS
 from llmkube.k8s.request import APPLY_PATCH
 from llmkube.k8s.resource import Key
 from llmkube.programs.failures import CommandError
-from llmkube.programs.options import NumberRange, command, paths
+from llmkube.programs.options import NumberRange, command, complete_paths
 from llmkube.weights.source import parse_source
 
 FIELD_MANAGER: Final = "llmkube-deploy"
@@ -42,7 +42,7 @@ CATALOG_CONTEXT: Final = 8192
 
 _GPUS: Final = ("metal", "cuda", "rocm", "vulkan", "intel")  # the first that a live host serves is taken
 _VENDORS: Final = {"cuda": "nvidia", "rocm": "amd", "intel": "intel"}
-_IN_PODS: Final = frozenset(name for name, facts in RUNTIMES.items() if not facts.hosts)
+_POD_RUNTIMES: Final = frozenset(name for name, facts in RUNTIMES.items() if not facts.hosts)
 _LOCAL: Final = ("./", "../", "~")
 
 
@@ -51,7 +51,7 @@ _LOCAL: Final = ("./", "../", "~")
 @click.option(
     "-s",
     "--source",
-    shell_complete=paths,
+    shell_complete=complete_paths,
     help="Where the weights come from: a path, https://…, hf://ORG/REPO/FILE.gguf, ORG/REPO[:Q4_K_M], builtin://demo.",
 )
 @click.option("--model", "model_name", metavar="NAME", shell_complete=models, help="Serve a Model that exists already.")
@@ -74,7 +74,7 @@ _LOCAL: Final = ("./", "../", "~")
 @click.option("--timeout", type=NumberRange(min=0), default=1800.0, help="Seconds to --wait. Default: 1800.")
 @click.option("--dry-run", is_flag=True, help="Print the objects as YAML and apply nothing.")
 @cluster_options()
-def deploy(*, name: str, wait: bool, timeout: float, dry_run: bool, where: Where, **flags: Any) -> None:
+def deploy(*, name: str, wait: bool, timeout: float, dry_run: bool, where: ClusterFlags, **flags: Any) -> None:
     """Serve the weights at --source under NAME, or change how NAME is served.
 
     Without --source and --model, NAME is a model of `llmkube catalog list`.
@@ -82,39 +82,39 @@ def deploy(*, name: str, wait: bool, timeout: float, dry_run: bool, where: Where
     Applies a Model and an InferenceService of that name. The same command again changes nothing; a flag that is left
     out takes its setting back. --context is the kubeconfig's context; tokens are --context-size.
     """
-    order = _read(name, flags)
+    request = _read(name, flags)
 
-    if order.quantization:
-        click.echo(flowing(f"{name}: {order.source} ({CHECKED[_from_catalog(name).checked]})", err=True), err=True)
+    if request.quantization:
+        click.echo(wrapped(f"{name}: {request.source} ({CHECKS[_catalog_entry(name).checked]})", err=True), err=True)
 
     async def action(cluster: Cluster) -> None:
-        with answering():
-            hosts = await find_hosts(cluster, utcnow()) if order.accelerator is None and order.source else None
+        with answer_deadline():
+            hosts = await find_hosts(cluster, utcnow()) if request.accelerator is None and request.source else None
         served = {each for host in hosts or () for each in host.accelerators}
-        manifests = order.manifests(cluster.namespace, served)
+        manifests = request.manifests(cluster.namespace, served)
         if dry_run:
             click.echo("\n---\n".join(formats.dump(each, "yaml") for each in manifests))
             return
-        with answering():
-            for kind, each in zip(order.kinds, manifests, strict=True):
-                await _rehearse(cluster, kind, each)  # a refused service must not leave its Model behind
-            applied = [await _apply(cluster, kind, each) for kind, each in zip(order.kinds, manifests, strict=True)]
+        with answer_deadline():
+            for kind, each in zip(request.kinds, manifests, strict=True):
+                await _dry_run_apply(cluster, kind, each)  # a refused service must not leave its Model behind
+            applied = [await _apply(cluster, kind, each) for kind, each in zip(request.kinds, manifests, strict=True)]
         for done in applied:
             click.echo(f"{done.kind} {done.key} {done.change}", err=wait)
         if wait:
             key = Key(cluster.namespace, name)
-            leaving.note = (
+            interrupt.note = (
                 f"The deployment goes on without this command: `{typed_command('status', key)} --watch` shows how, "
                 f"`{typed_command('delete', key)}` ends it"
             )
-            await _wait(cluster, key, applied, timeout, replicas=order.replicas)
+            await _wait(cluster, key, applied, timeout, replicas=request.replicas)
 
-    with told_on_interrupt() as leaving:
+    with print_on_interrupt() as interrupt:
         run_against(where, action, changes=not dry_run)
 
 
 @attrs.frozen
-class Order:
+class DeployRequest:
     """What the command line asks for, checked as far as it can be without a cluster."""
 
     name: str
@@ -144,10 +144,10 @@ class Order:
             namespace: Where they go.
             served: The accelerators that live hosts serve.
         """
-        objects = {kind: blank(kind, Key(namespace, self.name)) for kind in self.kinds}
+        objects = {kind: empty_object(kind, Key(namespace, self.name)) for kind in self.kinds}
         if self.source:
             runtime = next((value for field, value in self.fields.items() if field.path == "spec.runtime"), "")
-            accelerator = self.accelerator or choose_accelerator(served, gpu=self.gpu, in_pods=runtime in _IN_PODS)
+            accelerator = self.accelerator or choose_accelerator(served, gpu=self.gpu, in_pods=runtime in _POD_RUNTIMES)
             put(objects[Model], "spec.source", self.source)
             if self.quantization:
                 put(objects[Model], "spec.quantization", self.quantization)
@@ -195,7 +195,7 @@ def absolute_source(text: str, folder: Path) -> str:
 
 
 @attrs.frozen
-class Applied:
+class ApplyResult:
     """One object, and what applying it did: `created`, `configured` or `unchanged`."""
 
     kind: str
@@ -203,14 +203,14 @@ class Applied:
     change: str
 
 
-def _read(name: str, flags: Mapping[str, Any]) -> Order:
+def _read(name: str, flags: Mapping[str, Any]) -> DeployRequest:
     source, model_name = flags["source"], flags["model_name"]
     if source and model_name:
         raise click.UsageError("give --source (weights to serve), or --model (a Model that exists already), not both")
     fields = given_fields(FLAGS, flags)
     quantization = ""
     if not source and not model_name:
-        entry = _from_catalog(name)
+        entry = _catalog_entry(name)
         source, quantization = entry.source, entry.quantization
         fields = _catalog_fields(entry) | fields
     if source:
@@ -220,21 +220,21 @@ def _read(name: str, flags: Mapping[str, Any]) -> Order:
         except UserError as exc:
             raise click.BadParameter(str(exc).removeprefix("spec.source: "), param_hint="--source") from exc
     else:
-        of_model = [field.flag for field in fields if field.kind is Model]
-        of_model += [flag for flag in ("--accelerator", "--gpu") if flags[flag.removeprefix("--")]]
-        if of_model:
-            words = f"{of_model[0]} belongs to the Model, and --model {model_name} only refers to one"
-            raise click.UsageError(f"{words}; edit that Model, or give its --source")
+        model_flags = [field.flag for field in fields if field.kind is Model]
+        model_flags += [flag for flag in ("--accelerator", "--gpu") if flags[flag.removeprefix("--")]]
+        if model_flags:
+            message = f"{model_flags[0]} belongs to the Model, and --model {model_name} only refers to one"
+            raise click.UsageError(f"{message}; edit that Model, or give its --source")
     if flags["gpu"] and flags["accelerator"] == "cpu":
         raise click.UsageError("--gpu and --accelerator cpu contradict each other; leave one out")
     env = tuple(_variable(text) for text in flags["env"])
     api_keys = _secret_key(flags["api_key_secret"])
-    return Order(
+    return DeployRequest(
         name, source or "", model_name or "", flags["accelerator"], flags["gpu"], quantization, env, api_keys, fields
     )
 
 
-def _from_catalog(name: str) -> Entry:
+def _catalog_entry(name: str) -> Entry:
     entry = find(name)
     if entry is not None:
         return entry
@@ -273,7 +273,7 @@ def _secret_key(text: str | None) -> Mapping[str, str]:
     return {"name": name, "key": key} if slash else {"name": name}
 
 
-def blank(kind: type[Any], key: Key) -> dict[str, Any]:
+def empty_object(kind: type[Any], key: Key) -> dict[str, Any]:
     """Return an object without a spec."""
     resource = kind.RESOURCE
     return {
@@ -283,7 +283,7 @@ def blank(kind: type[Any], key: Key) -> dict[str, Any]:
     }
 
 
-async def _rehearse(cluster: Cluster, kind: type[Any], manifest: dict[str, Any]) -> None:
+async def _dry_run_apply(cluster: Cluster, kind: type[Any], manifest: dict[str, Any]) -> None:
     await cluster.client.request_json(
         "PATCH",
         kind.RESOURCE.path(manifest["metadata"]["namespace"], manifest["metadata"]["name"]),
@@ -293,33 +293,33 @@ async def _rehearse(cluster: Cluster, kind: type[Any], manifest: dict[str, Any])
     )
 
 
-async def _apply(cluster: Cluster, kind: type[Any], manifest: dict[str, Any]) -> Applied:
+async def _apply(cluster: Cluster, kind: type[Any], manifest: dict[str, Any]) -> ApplyResult:
     key = Key.of(manifest)
     before = await find_object(cluster.client, kind, key)
     after = await cluster.client.apply(kind, manifest, field_manager=FIELD_MANAGER)
     if before is None or before.metadata.uid != after.metadata.uid:
-        return Applied(kind.RESOURCE.kind, key, "created")
+        return ApplyResult(kind.RESOURCE.kind, key, "created")
     # The generation, which only the spec moves: meanwhile a program may have written a status.
     change = "unchanged" if before.metadata.generation == after.metadata.generation else "configured"
-    return Applied(kind.RESOURCE.kind, key, change)
+    return ApplyResult(kind.RESOURCE.kind, key, change)
 
 
 async def _wait(
-    cluster: Cluster, key: Key, applied: Sequence[Applied], seconds: float, *, replicas: int | None
+    cluster: Cluster, key: Key, applied: Sequence[ApplyResult], seconds: float, *, replicas: int | None
 ) -> None:
     written = {each.kind for each in applied if each.change != "unchanged"}
     edited = any(each.change == "configured" for each in applied)
-    service = await arrive(cluster, key, seconds, written=written, edited=edited)
+    service = await wait_until_ready(cluster, key, seconds, written=written, edited=edited)
     if is_stopped(service):
-        words = f"InferenceService {key} is {service.status.phase}"
+        message = f"InferenceService {key} is {service.status.phase}"
         if replicas == 0:
-            click.echo(words)
+            click.echo(message)
             return
-        starts = "set spec.suspend to false" if service.spec.suspend else f"`{typed_command('scale', key)} 1`"
-        raise CommandError(f"{words}, as its spec asks; {starts} starts it")
-    click.echo(flowing(f"InferenceService {key} is Ready at {service.status.endpoint}"))
-    for words in without_effect(service):
-        click.echo(flowing(f"Note: {words}", err=True), err=True)
+        fix = "set spec.suspend to false" if service.spec.suspend else f"`{typed_command('scale', key)} 1`"
+        raise CommandError(f"{message}, as its spec asks; {fix} starts it")
+    click.echo(wrapped(f"InferenceService {key} is Ready at {service.status.endpoint}"))
+    for message in ignored_fields(service):
+        click.echo(wrapped(f"Note: {message}", err=True), err=True)
     click.echo(next_step(service), err=True)
 
 

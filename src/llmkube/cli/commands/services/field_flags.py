@@ -26,7 +26,7 @@ class FieldFlag:
         path: The field's path in JSON: `spec.contextSize`.
         metavar: What stands for the value in the help, if the type does not say it.
         help: Replaces the field's own description.
-        wanted: What the field's pattern asks for, in words.
+        expected: What the field's pattern asks for, in words.
     """
 
     flag: str
@@ -34,7 +34,7 @@ class FieldFlag:
     path: str
     metavar: str = ""
     help: str = ""
-    wanted: str = ""
+    expected: str = ""
 
     @property
     def parameter(self) -> str:
@@ -52,7 +52,7 @@ class FieldFlag:
 
 
 FLAGS: Final = (
-    FieldFlag("--sha256", Model, "spec.sha256", "DIGEST", wanted="64 hexadecimal digits"),
+    FieldFlag("--sha256", Model, "spec.sha256", "DIGEST", expected="64 hexadecimal digits"),
     FieldFlag(
         "--secret", Model, "spec.sourceSecretRef.name", "NAME", help="Secret that holds HF_TOKEN for Hugging Face."
     ),
@@ -125,23 +125,23 @@ def _option(each: FieldFlag) -> Decorator:
     if facts.enum:
         kind = click.Choice([str(choice) for choice in facts.enum])
     elif slot.type is int:
-        kind = click.IntRange(_whole(facts.minimum), _whole(facts.maximum))
+        kind = click.IntRange(_to_int(facts.minimum), _to_int(facts.maximum))
     elif slot.type is float:
         kind = NumberRange(facts.minimum, facts.maximum)
     elif facts.pattern:
-        kind = _Patterned(facts.pattern, each.wanted)
+        kind = _PatternType(facts.pattern, each.expected)
     many = slot.type not in {str, int, float}
     return click.option(each.flag, each.parameter, type=kind, metavar=metavar, multiple=many, default=None, help=text)
 
 
-class _Patterned(click.ParamType[str]):
+class _PatternType(click.ParamType[str]):
     """Text that the field's pattern allows."""
 
     name = "text"
 
-    def __init__(self, pattern: str, wanted: str) -> None:
+    def __init__(self, pattern: str, expected: str) -> None:
         self._pattern = pattern
-        self._wanted = wanted
+        self._expected = expected
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if self._pattern == QUANTITY:
@@ -150,9 +150,9 @@ class _Patterned(click.ParamType[str]):
             except UserError as exc:
                 self.fail(str(exc), param, ctx)
         if not re.search(self._pattern, value):
-            self.fail(f'"{value}" is not {self._wanted or f"of the form {self._pattern}"}', param, ctx)
+            self.fail(f'"{value}" is not {self._expected or f"of the form {self._pattern}"}', param, ctx)
         return value
 
 
-def _whole(bound: float | None) -> int | None:
+def _to_int(bound: float | None) -> int | None:
     return None if bound is None else int(bound)

@@ -7,7 +7,7 @@ from llmkube.base.units import format_bytes
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.host.processes import start_of
 from llmkube.supervisor.host.this_machine import footprints_here
-from llmkube.supervisor.nouns.journal import EngineRecord, read_entry
+from llmkube.supervisor.values.journal import EngineRecord, read_entry
 
 
 def local_engine(folders: Sequence[Path], key: Key) -> EngineRecord | None:

@@ -8,12 +8,12 @@ import attrs
 import click
 
 from llmkube.base.times import utcnow
-from llmkube.cli.credential_note import tell_credential_problem, tell_full_disk
+from llmkube.cli.host_warnings import warn_credential_problem, warn_full_disk
 from llmkube.cli.object_names import KINDS, parse_kind
 from llmkube.cli.options import cluster_options, output_option, watch_option
-from llmkube.cli.target_cluster import ANSWER_SECONDS, Cluster, Where, answering, run_against, state_dirs
+from llmkube.cli.target_cluster import ANSWER_SECONDS, Cluster, ClusterFlags, answer_deadline, run_against, state_dirs
 from llmkube.cli.view import formats, output
-from llmkube.cli.view.live_view import Changes, RowLog, append_lines, is_terminal, show_in_place, watch_quietly
+from llmkube.cli.view.live_view import Changes, RowLog, append_lines, is_terminal, show_in_place, summarize_outages
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import ForbiddenError
@@ -21,13 +21,13 @@ from llmkube.k8s.resource import Key, Object
 from llmkube.programs.options import command
 
 if TYPE_CHECKING:  # a list that does not stay follows nothing
-    from llmkube.programs.informer import Followed
+    from llmkube.programs.informer import ObjectCaches
 
 Objects = Mapping[type[Any], Sequence[Any]]
 
 
 @attrs.frozen
-class Form:
+class TableLayout:
     """How one kind becomes a table."""
 
     kind: type[Any]
@@ -37,15 +37,15 @@ class Form:
     wide_cells: Callable[[Any, Model | None], tuple[str, ...]]
 
 
-_FORMS = {
-    Model: Form(
+_LAYOUTS = {
+    Model: TableLayout(
         Model,
         output.MODEL_COLUMNS,
         output.MODEL_WIDE_COLUMNS,
         lambda model, _, now: output.model_row(model, now),
         lambda model, _: output.model_wide_cells(model),
     ),
-    InferenceService: Form(
+    InferenceService: TableLayout(
         InferenceService,
         output.SERVICE_COLUMNS,
         output.SERVICE_WIDE_COLUMNS,
@@ -64,46 +64,46 @@ def _kinds(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[
 @cluster_options(all_namespaces=True)
 @output_option(*formats.FORMATS)
 @watch_option
-def list_objects(*, kind: str | None, where: Where, form: str, watch: bool) -> None:
+def list_objects(*, kind: str | None, where: ClusterFlags, form: str, watch: bool) -> None:
     """Show Models and InferenceServices, or those of one KIND: models (mdl) or services (isvc)."""
     kinds = (Model, InferenceService) if kind is None else (parse_kind(kind),)
     folders = state_dirs(where)
-    tell_credential_problem(folders)
-    tell_full_disk(folders)
+    warn_credential_problem(folders)
+    warn_full_disk(folders)
 
     async def once(cluster: Cluster) -> str:
         page = _page(kinds, cluster, where, form)
         return page.text(await page.fetch(cluster))
 
-    async def stay(cluster: Cluster) -> None:
-        from llmkube.programs.informer import open_follow  # noqa: PLC0415 - see above
+    async def run_watch(cluster: Cluster) -> None:
+        from llmkube.programs.informer import open_object_caches  # noqa: PLC0415 - see above
 
         page = _page(kinds, cluster, where, form)
-        with answering():
+        with answer_deadline():
             await page.fetch(cluster)  # a server that is not there is an error now, and an interruption later
-        async with open_follow(cluster.client, namespace=page.namespace) as followed:
+        async with open_object_caches(cluster.client, namespace=page.namespace) as caches:
             if form in {"", "wide"} and is_terminal():
 
                 async def text() -> str:  # noqa: ASYNC124 - the same shape as that of `status`, which asks further
-                    return page.text(page.held(followed))
+                    return page.text(page.cached(caches))
 
-                await show_in_place(followed.changed, text)
+                await show_in_place(caches.changed, text)
             log = page.log()
 
-            async def news() -> Sequence[str]:  # noqa: ASYNC124 - see above
-                return log.news(page.held(followed), utcnow())
+            async def updates() -> Sequence[str]:  # noqa: ASYNC124 - see above
+                return log.updates(page.cached(caches), utcnow())
 
-            await append_lines(followed.changed, news)
+            await append_lines(caches.changed, updates)
 
     if watch:
-        watch_quietly()
-        run_against(where, stay)
+        summarize_outages()
+        run_against(where, run_watch)
     else:
         text = run_against(where, once, seconds=ANSWER_SECONDS)
         click.echo(text, nl=bool(text))
 
 
-def _page(kinds: tuple[type[Any], ...], cluster: Cluster, where: Where, form: str) -> "_Page":
+def _page(kinds: tuple[type[Any], ...], cluster: Cluster, where: ClusterFlags, form: str) -> "_Page":
     return _Page(kinds, None if where.all_namespaces else cluster.namespace, form)
 
 
@@ -127,8 +127,8 @@ class _Page:
                     raise
         return found
 
-    def held(self, followed: "Followed") -> Objects:
-        return {Model: followed.models.values(), InferenceService: followed.services.values()}
+    def cached(self, caches: "ObjectCaches") -> Objects:
+        return {Model: caches.models.values(), InferenceService: caches.services.values()}
 
     def text(self, objects: Objects) -> str:
         if self.form not in {"", "wide"}:
@@ -140,19 +140,19 @@ class _Page:
         return "\n\n".join(self._table(kind, self.rows(kind, objects, now).values()) for kind in self.kinds)
 
     def _table(self, kind: type[Any], rows: Iterable[tuple[str, ...]]) -> str:
-        columns, further, width = self.columns(kind), self._further(kind), output.line_width()
-        if not further:
+        columns, extra, width = self.columns(kind), self._extra(kind), output.line_width()
+        if not extra:
             return output.table(columns, rows, width=width)
-        return output.wide_table(columns[: -len(further)], further, rows, width)
+        return output.wide_table(columns[: -len(extra)], extra, rows, width)
 
-    def _further(self, kind: type[Any]) -> tuple[str, ...]:
-        return _FORMS[kind].wide_columns if self.form == "wide" else ()
+    def _extra(self, kind: type[Any]) -> tuple[str, ...]:
+        return _LAYOUTS[kind].wide_columns if self.form == "wide" else ()
 
     def columns(self, kind: type[Any]) -> tuple[str, ...]:
-        return (*(("NAMESPACE",) if self.namespace is None else ()), *_FORMS[kind].columns, *self._further(kind))
+        return (*(("NAMESPACE",) if self.namespace is None else ()), *_LAYOUTS[kind].columns, *self._extra(kind))
 
     def rows(self, kind: type[Any], objects: Objects, now: datetime.datetime) -> dict[str, tuple[str, ...]]:
-        form = _FORMS[kind]
+        form = _LAYOUTS[kind]
         models = {each.key: each for each in objects.get(Model, ())}
 
         def model_of(each: Any) -> Model | None:
@@ -181,16 +181,16 @@ class _TableLog:
     logs: Mapping[type[Any], RowLog]
     _last: type[Any] | None = None
 
-    def news(self, objects: Objects, now: datetime.datetime) -> list[str]:
+    def updates(self, objects: Objects, now: datetime.datetime) -> list[str]:
         lines: list[str] = []
         for kind, log in self.logs.items():
-            told = log.news(self.page.rows(kind, objects, now))
-            if told and self._last not in {None, kind}:
+            new_lines = log.updates(self.page.rows(kind, objects, now))
+            if new_lines and self._last not in {None, kind}:
                 heading = log.heading()
-                lines += ["", *([] if told[0] == heading else [heading])]
-            if told:
+                lines += ["", *([] if new_lines[0] == heading else [heading])]
+            if new_lines:
                 self._last = kind
-            lines += told
+            lines += new_lines
         return lines
 
 
@@ -202,10 +202,10 @@ class _ObjectLog:
     kinds: tuple[type[Any], ...]
     _changes: Changes[tuple[type[Any], Key], str] = attrs.field(factory=Changes)
 
-    def news(self, objects: Objects, now: datetime.datetime) -> list[str]:
-        held = {(kind, each.key): each for kind in self.kinds for each in _sorted(objects[kind])}
-        changed, _ = self._changes.since({name: each.metadata.resource_version for name, each in held.items()})
-        return [formats.render_next(held[name], self.form) for name in changed]
+    def updates(self, objects: Objects, now: datetime.datetime) -> list[str]:
+        cached = {(kind, each.key): each for kind in self.kinds for each in _sorted(objects[kind])}
+        changed, _ = self._changes.since({name: each.metadata.resource_version for name, each in cached.items()})
+        return [formats.render_next(cached[name], self.form) for name in changed]
 
 
 def _sorted(objects: Sequence[Object]) -> list[Any]:

@@ -9,17 +9,17 @@ import attrs
 import click
 import trio
 
-from llmkube.base.errors import WorldError
+from llmkube.base.errors import ExternalError
 from llmkube.base.times import utcnow
-from llmkube.cli.commands.services.arrival import arrive, is_stopped, told_on_interrupt, typed_command
 from llmkube.cli.commands.services.footprint import memory_of
-from llmkube.cli.credential_note import tell_credential_problem, tell_full_disk
-from llmkube.cli.object_names import Target, existing, existing_service, find, or_not_found, parse_target
+from llmkube.cli.commands.services.readiness_wait import is_stopped, print_on_interrupt, typed_command, wait_until_ready
+from llmkube.cli.host_warnings import warn_credential_problem, warn_full_disk
+from llmkube.cli.object_names import Target, find, get_object, get_service, parse_target, with_not_found_error
 from llmkube.cli.options import cluster_options, output_option, services, targets, watch_option
-from llmkube.cli.target_cluster import ANSWER_SECONDS, Cluster, Where, answering, run_against, state_dirs
+from llmkube.cli.target_cluster import ANSWER_SECONDS, Cluster, ClusterFlags, answer_deadline, run_against, state_dirs
 from llmkube.cli.view import formats, output
-from llmkube.cli.view.describe import Scene, describe_model, describe_service, summary
-from llmkube.cli.view.live_view import append_lines, is_terminal, show_in_place, watch_quietly
+from llmkube.cli.view.describe import StatusView, describe_model, describe_service, summary
+from llmkube.cli.view.live_view import append_lines, is_terminal, show_in_place, summarize_outages
 from llmkube.cli.view.locations import find_engines, find_hosts, reporting_hosts
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
@@ -30,10 +30,10 @@ from llmkube.k8s.wire.names import RESTARTED_AT
 from llmkube.k8s.wire.service_health import is_reported_by_host
 from llmkube.k8s.wire.times import micro_timestamp
 from llmkube.programs.failures import CommandError, ExitCode
-from llmkube.programs.informer import Followed, open_follow
+from llmkube.programs.informer import ObjectCaches, open_object_caches
 from llmkube.programs.options import HELP, NumberRange, command
 
-_LOOK_SECONDS = 5.0
+_VIEW_SECONDS = 5.0
 _MAX_REPLICAS = 10  # of the schema; the API server would say so less plainly
 
 FIELD_MANAGER = "llmkube-restart"
@@ -44,50 +44,50 @@ FIELD_MANAGER = "llmkube-restart"
 @cluster_options()
 @output_option(*formats.FORMATS)
 @watch_option
-def status(*, name: str, where: Where, form: str, watch: bool) -> None:
+def status(*, name: str, where: ClusterFlags, form: str, watch: bool) -> None:
     """Explain one InferenceService (or, as model/NAME, one Model).
 
     Says what it waits for, how far it is, what went wrong last and when it is tried again, and where it runs.
     """
     target = parse_target(name)
     folders = state_dirs(where, None)
-    tell_credential_problem(folders)
-    tell_full_disk(folders)
+    warn_credential_problem(folders)
+    warn_full_disk(folders)
 
     async def once(cluster: Cluster) -> str:
         key = Key(cluster.namespace, target.name)
-        found = await existing(cluster.client, target, key)
+        found = await get_object(cluster.client, target, key)
         if form not in {"", "wide"}:
             return formats.render(found, form)
         if target.kind is Model:
             return describe_model(found, utcnow())
-        scene = await _look(cluster, found, folders)
-        text = describe_service(scene, utcnow())
-        return text if form != "wide" or scene.model is None else f"{text}\n\n{describe_model(scene.model, utcnow())}"
+        view = await _load_view(cluster, found, folders)
+        text = describe_service(view, utcnow())
+        return text if form != "wide" or view.model is None else f"{text}\n\n{describe_model(view.model, utcnow())}"
 
-    async def stay(cluster: Cluster) -> None:
+    async def run_watch(cluster: Cluster) -> None:
         key = Key(cluster.namespace, target.name)
-        with answering():
-            await existing(cluster.client, target, key)
-        async with open_follow(cluster.client, namespace=key.namespace) as followed:
-            watcher = _StatusWatch(cluster, followed, target, key, form, folders)
+        with answer_deadline():
+            await get_object(cluster.client, target, key)
+        async with open_object_caches(cluster.client, namespace=key.namespace) as caches:
+            watcher = _StatusWatch(cluster, caches, target, key, form, folders)
             if form in {"", "wide"} and is_terminal():
-                await show_in_place(followed.changed, watcher.text)
-            await append_lines(followed.changed, watcher.news)
+                await show_in_place(caches.changed, watcher.text)
+            await append_lines(caches.changed, watcher.updates)
 
     if watch:
-        watch_quietly()
-        run_against(where, stay)
+        summarize_outages()
+        run_against(where, run_watch)
     else:
         text = run_against(where, once, seconds=ANSWER_SECONDS)
-        click.echo(output.flowing(text) if form in {"", "wide"} else text)
+        click.echo(output.wrapped(text) if form in {"", "wide"} else text)
 
 
 @command("scale", context_settings={**HELP, "ignore_unknown_options": True})  # else -1 is an unknown option
 @click.argument("name", shell_complete=services)
 @click.argument("replicas", metavar="N", type=click.IntRange(min=0, max=_MAX_REPLICAS))
 @cluster_options()
-def scale(*, name: str, replicas: int, where: Where) -> None:
+def scale(*, name: str, replicas: int, where: ClusterFlags) -> None:
     """Set how many processes serve an InferenceService; 0 stops it and keeps everything else."""
     target = parse_target(name)
     if target.kind is not InferenceService:
@@ -109,11 +109,11 @@ def scale(*, name: str, replicas: int, where: Where) -> None:
             )
             return int((before.get("spec") or {}).get("replicas") or 0)
 
-        before = await or_not_found(target, key, patch)
+        before = await with_not_found_error(target, key, patch)
         if before == replicas:
             return f"{target.title} has {replicas} replica{'' if replicas == 1 else 's'} already"
-        said = f"{target.title} scaled from {before} to {replicas}"
-        return "\n".join([said, *await _too_few_hosts(cluster, key, replicas)])
+        reported = f"{target.title} scaled from {before} to {replicas}"
+        return "\n".join([reported, *await _too_few_hosts(cluster, key, replicas)])
 
     click.echo(run_against(where, action, seconds=ANSWER_SECONDS, changes=True))
 
@@ -141,7 +141,7 @@ async def _too_few_hosts(cluster: Cluster, key: Key, replicas: int) -> list[str]
 @click.option("--wait", is_flag=True, help="Return when everything named is gone.")
 @click.option("--timeout", type=NumberRange(min=0), default=60.0, help="Seconds to --wait. Default: 60.")
 @cluster_options()
-def delete(*, names: Sequence[str], with_model: bool, wait: bool, timeout: float, where: Where) -> None:
+def delete(*, names: Sequence[str], with_model: bool, wait: bool, timeout: float, where: ClusterFlags) -> None:
     """Delete InferenceServices (or, as model/NAME, Models).
 
     What can be deleted is, also when another name is wrong; the exit code then tells of the first failure.
@@ -150,32 +150,32 @@ def delete(*, names: Sequence[str], with_model: bool, wait: bool, timeout: float
 
     async def action(cluster: Cluster) -> None:
         problems: list[CommandError] = []
-        going: list[tuple[Target, Key, str]] = []
+        deleted: list[tuple[Target, Key, str]] = []
         for target in wanted:
             key = Key(cluster.namespace, target.name)
             try:
-                going += await _delete(cluster, target, key, with_model)
+                deleted += await _delete(cluster, target, key, with_model)
             except CommandError as problem:
                 problems.append(problem)
         if wait:
-            await _wait_gone(cluster, going, timeout)
-        for target, _, _ in going:
+            await _wait_gone(cluster, deleted, timeout)
+        for target, _, _ in deleted:
             click.echo(f"{target.title} {'is gone' if wait else 'deleted'}")
-        if any(target.kind is Model for target, _, _ in going):
+        if any(target.kind is Model for target, _, _ in deleted):
             note = "the file stays in the store of its host; `llmkube cache prune` there removes it"
-            click.echo(output.flowing(note, err=True), err=True)
+            click.echo(output.wrapped(note, err=True), err=True)
         if problems:
-            words = "\n".join(problem.format_message() for problem in problems)
-            raise CommandError(words, ExitCode(problems[0].exit_code))
+            message = "\n".join(problem.format_message() for problem in problems)
+            raise CommandError(message, ExitCode(problems[0].exit_code))
 
     run_against(where, action, changes=True)
 
 
 async def _delete(cluster: Cluster, target: Target, key: Key, with_model: bool) -> list[tuple[Target, Key, str]]:
-    with answering():
-        found = await existing(cluster.client, target, key)
+    with answer_deadline():
+        found = await get_object(cluster.client, target, key)
         # The uid: what is deleted is what was there when the command was typed, not a successor of that name.
-        await or_not_found(target, key, lambda: cluster.client.delete(target.kind, key, uid=found.metadata.uid))
+        await with_not_found_error(target, key, lambda: cluster.client.delete(target.kind, key, uid=found.metadata.uid))
         gone = [(target, key, found.metadata.uid)]
         if with_model and target.kind is InferenceService:
             gone += await _delete_model(cluster, found)
@@ -197,37 +197,37 @@ async def _delete_model(cluster: Cluster, service: InferenceService) -> list[tup
     return [(Target(Model, key.name), key, model.metadata.uid)]
 
 
-async def _wait_gone(cluster: Cluster, going: Sequence[tuple[Target, Key, str]], seconds: float) -> None:
-    left = list(going)
+async def _wait_gone(cluster: Cluster, deleted: Sequence[tuple[Target, Key, str]], seconds: float) -> None:
+    remaining = list(deleted)
     with trio.move_on_after(seconds):
         namespace = cluster.namespace
-        async with open_follow(cluster.client, namespace=namespace) as followed:
+        async with open_object_caches(cluster.client, namespace=namespace) as caches:
             while True:
-                version = followed.changed.version
-                left = [each for each in going if _is_there(followed, *each)]
-                if not left:
+                version = caches.changed.version
+                remaining = [each for each in deleted if _exists(caches, *each)]
+                if not remaining:
                     return
-                await followed.changed.wait_newer(version)
-    names = ", ".join(target.title for target, _, _ in left)
+                await caches.changed.wait_newer(version)
+    names = ", ".join(target.title for target, _, _ in remaining)
     raise CommandError(
         f"{names}: deletion was accepted, but is not done after {seconds:g} s; wait longer with --timeout",
         ExitCode.TIMED_OUT,
     )
 
 
-def _is_there(followed: Followed, target: Target, key: Key, uid: str) -> bool:
-    cache: Any = followed.models if target.kind is Model else followed.services
+def _exists(caches: ObjectCaches, target: Target, key: Key, uid: str) -> bool:
+    cache: Any = caches.models if target.kind is Model else caches.services
     found = cache.get(key)
     return found is not None and found.metadata.uid == uid
 
 
-async def _look(cluster: Cluster, service: InferenceService, folders: Sequence[Path]) -> Scene:
+async def _load_view(cluster: Cluster, service: InferenceService, folders: Sequence[Path]) -> StatusView:
     """Gather what belongs to a service."""
     key = service.key
     model = await find(cluster.client, Model, Key(key.namespace, service.spec.model_ref))
     engines = await find_engines(cluster, key.namespace, key.name)
     memory = await trio.to_thread.run_sync(memory_of, folders, key)
-    return Scene(service, model, engines, reporting_hosts(service), await find_hosts(cluster, utcnow()), memory)
+    return StatusView(service, model, engines, reporting_hosts(service), await find_hosts(cluster, utcnow()), memory)
 
 
 @attrs.define(eq=False)
@@ -235,46 +235,46 @@ class _StatusWatch:
     """One object's state, told anew after every change; while the API server is away, the last one that was seen."""
 
     _cluster: Cluster
-    _followed: Followed
+    _followed: ObjectCaches
     _target: Target
     _key: Key
     _form: str
     _folders: Sequence[Path]
-    _said: str = ""
-    _scene: Scene | None = None
+    _reported: str = ""
+    _view: StatusView | None = None
 
     async def text(self) -> str:
         """Return the whole state, for a terminal."""
-        found = self._found()
+        found = self._current()
         if found is None:
             return f"{self._target.title} is gone"
         if isinstance(found, Model):
             return describe_model(found, utcnow())
-        with contextlib.suppress(WorldError), trio.move_on_after(_LOOK_SECONDS):
-            if self._scene is None or self._scene.service != found:
+        with contextlib.suppress(ExternalError), trio.move_on_after(_VIEW_SECONDS):
+            if self._view is None or self._view.service != found:
                 fresh = await self._cluster.client.get(InferenceService, self._key)
-                self._scene = await _look(self._cluster, fresh, self._folders)
+                self._view = await _load_view(self._cluster, fresh, self._folders)
         model = self._followed.model_of(found)
-        scene = attrs.evolve(self._scene, service=found, model=model) if self._scene else Scene(found, model)
-        return describe_service(scene, utcnow())
+        view = attrs.evolve(self._view, service=found, model=model) if self._view else StatusView(found, model)
+        return describe_service(view, utcnow())
 
-    async def news(self) -> Sequence[str]:
+    async def updates(self) -> Sequence[str]:
         """Return a line if it says something new, or the object as data."""
-        found = self._found()
+        found = self._current()
         if found is None:
-            said = line = f"{self._target.title} is gone"
+            reported = line = f"{self._target.title} is gone"
         elif self._form not in {"", "wide"}:
-            said, line = found.metadata.resource_version, formats.render_next(found, self._form)
+            reported, line = found.metadata.resource_version, formats.render_next(found, self._form)
         elif isinstance(found, Model):
-            said = line = f"{found.key}: {found.status.phase or 'New'}"
+            reported = line = f"{found.key}: {found.status.phase or 'New'}"
         else:
-            said = line = f"{found.key}: {summary(found, self._followed.model_of(found))}"
-        if said == self._said:
+            reported = line = f"{found.key}: {summary(found, self._followed.model_of(found))}"
+        if reported == self._reported:
             return []
-        self._said = said
+        self._reported = reported
         return [line if self._form not in {"", "wide"} else f"{utcnow().astimezone():%H:%M:%S}  {line}"]
 
-    def _found(self) -> Any:
+    def _current(self) -> Any:
         cache: Any = self._followed.models if self._target.kind is Model else self._followed.services
         return cache.get(self._key)
 
@@ -284,7 +284,7 @@ class _StatusWatch:
 @click.option("--wait/--no-wait", default=True, help="Stay until the new engine serves. Default: wait.")
 @click.option("--timeout", type=NumberRange(min=0), default=600.0, help="Seconds to --wait. Default: 600.")
 @cluster_options()
-def restart(*, name: str, wait: bool, timeout: float, where: Where) -> None:
+def restart(*, name: str, wait: bool, timeout: float, where: ClusterFlags) -> None:
     """Start the engine of an InferenceService anew, on hosts and in pods.
 
     Writes the time into spec.podAnnotations, as `kubectl rollout restart` does for a Deployment. Requests go on being
@@ -293,19 +293,19 @@ def restart(*, name: str, wait: bool, timeout: float, where: Where) -> None:
 
     async def action(cluster: Cluster) -> None:
         key = Key(cluster.namespace, name)
-        with answering():
-            found = await existing_service(cluster.client, key)
+        with answer_deadline():
+            found = await get_service(cluster.client, key)
             if is_stopped(found):
                 raise CommandError(f"InferenceService {key} is stopped; `{typed_command('scale', key)} 1` starts it")
             now = micro_timestamp(utcnow())
             body: dict[str, Any] = {"spec": {"podAnnotations": {RESTARTED_AT: now}}}
             await cluster.client.patch(InferenceService, key, body, field_manager=FIELD_MANAGER)
         if wait:
-            leaving.note = (
+            interrupt.note = (
                 f"The restart goes on without this command: `{typed_command('status', key)} --watch` shows how"
             )
-            await arrive(cluster, key, timeout, written={InferenceService.RESOURCE.kind}, edited=True)
+            await wait_until_ready(cluster, key, timeout, written={InferenceService.RESOURCE.kind}, edited=True)
         click.echo(f"InferenceService {key} {'was restarted' if wait else 'restarts'}")
 
-    with told_on_interrupt() as leaving:
+    with print_on_interrupt() as interrupt:
         run_against(where, action, changes=True)

@@ -10,7 +10,7 @@ from typing import Final, Never
 import attrs
 import trio
 
-from llmkube.cli.target_cluster import Cluster, answering
+from llmkube.cli.target_cluster import Cluster, answer_deadline
 from llmkube.controller.render.pod import DEFAULT_CONTAINER
 from llmkube.controller.status.pods import trouble_of
 from llmkube.k8s import request as build
@@ -26,11 +26,11 @@ LINE_BYTES: Final = 64 * 1024
 """A longer line is shown in pieces."""
 
 Write = Callable[[bytes], None]
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 @attrs.frozen
-class Wanted:
+class Options:
     """What of a pod's log is asked for.
 
     Attributes:
@@ -54,17 +54,17 @@ class PodLogs:
         cluster: Where they are.
         service: Whose they are.
         selector: Their labels.
-        wanted: What to show.
+        options: What to show.
         write: Takes bytes of logs.
-        tell: Takes a sentence about a log that cannot be shown.
+        report: Takes a sentence about a log that cannot be shown.
     """
 
     cluster: Cluster
     service: Key
     selector: str
-    wanted: Wanted
+    options: Options
     write: Write
-    tell: Tell
+    report: Report
     _known: set[str] = attrs.field(factory=set, init=False)
 
     async def run(self) -> None:
@@ -73,16 +73,16 @@ class PodLogs:
         Raises:
             CommandError: There is none to show; the sentence says why.
         """
-        await (self._follow_all() if self.wanted.follow else self._show_all())
+        await (self._follow_all() if self.options.follow else self._show_all())
 
     async def _show_all(self) -> None:
         pods = await self._pods()
         self._known = {pod.key.name for pod in pods}
-        missing = [words for pod in pods if (words := await self._show(pod))]
+        missing = [problem for pod in pods if (problem := await self._show(pod))]
         if len(missing) == len(pods):
             raise CommandError("; ".join(missing))
-        for words in missing:
-            self.tell(words)
+        for problem in missing:
+            self.report(problem)
 
     async def _follow_all(self) -> Never:
         """Write what comes, of pods that come too."""
@@ -94,11 +94,11 @@ class PodLogs:
                         self._known.add(pod.key.name)
                         nursery.start_soon(self._follow, pod)
                 await trio.sleep(LOOK_SECONDS)
-                with answering():
+                with answer_deadline():
                     pods = await self._list()
 
     async def _pods(self) -> Sequence[Pod]:
-        with answering():
+        with answer_deadline():
             pods = await self._list()
         if not pods:
             raise CommandError(
@@ -106,9 +106,9 @@ class PodLogs:
             )
         for pod in pods:
             names = containers_of(pod)
-            if self.wanted.container and self.wanted.container not in names:
+            if self.options.container and self.options.container not in names:
                 raise CommandError(
-                    f"pod {pod.key.name} has no container {self.wanted.container}; it has {', '.join(names)}"
+                    f"pod {pod.key.name} has no container {self.options.container}; it has {', '.join(names)}"
                 )
         return pods
 
@@ -116,30 +116,30 @@ class PodLogs:
         try:
             pods = await self.cluster.client.list(Pod, namespace=self.service.namespace, label_selector=self.selector)
         except ForbiddenError as error:
-            raise CommandError(_right("list pods", self.service.namespace, error)) from error
+            raise CommandError(_forbidden_text("list pods", self.service.namespace, error)) from error
         return sorted(pods.items, key=lambda pod: (pod.metadata.creation_timestamp or "", pod.key.name))
 
     async def _show(self, pod: Pod) -> str:
         """Write one pod's log; return why there is none."""
-        waits = "" if self.wanted.previous else why_silent(pod, self._container(pod))
-        return waits or await self._copy(pod, self.wanted.lines)
+        reason = "" if self.options.previous else missing_log_reason(pod, self._container(pod))
+        return reason or await self._copy(pod, self.options.lines)
 
     async def _follow(self, pod: Pod) -> None:
         """Write one pod's log until the pod is gone."""
-        name, read, told = self._container(pod), "", ""
+        name, read, reported = self._container(pod), "", ""
         while pod.status.phase not in ("Succeeded", "Failed") or not read:
-            status, words = status_of(pod, name), why_silent(pod, name)
-            run = _run_of(status)
-            if not words and (run != read or (status is not None and status.state.running is not None)):
-                lines = self.wanted.lines if not read else 0 if run == read else None
-                words = await self._copy(pod, lines)
-                read = read if words else run
-            if words and words != told:
-                self.tell(words)
-            told = words
+            status, problem = status_of(pod, name), missing_log_reason(pod, name)
+            run = _run_id(status)
+            if not problem and (run != read or (status is not None and status.state.running is not None)):
+                lines = self.options.lines if not read else 0 if run == read else None
+                problem = await self._copy(pod, lines)
+                read = read if problem else run
+            if problem and problem != reported:
+                self.report(problem)
+            reported = problem
             await trio.sleep(LOOK_SECONDS)
             try:
-                with answering():
+                with answer_deadline():
                     pod = await self.cluster.client.get(Pod, pod.key)
             except NotFoundError:
                 return
@@ -152,20 +152,20 @@ class PodLogs:
             pod.key,
             "log",
             container=name,
-            follow="true" if self.wanted.follow else "",
-            previous="true" if self.wanted.previous else "",
+            follow="true" if self.options.follow else "",
+            previous="true" if self.options.previous else "",
             tailLines="" if lines is None else str(lines),
         )
         try:
-            cutter = LineCutter()
+            splitter = LineSplitter()
             async with self.cluster.client.open_text(request) as chunks:
                 async for chunk in chunks:
-                    self._write(pod, cutter.feed(chunk))
-            self._write(pod, cutter.end())
+                    self._write(pod, splitter.feed(chunk))
+            self._write(pod, splitter.end())
         except ForbiddenError as error:
-            raise CommandError(_right("get pods/log", pod.key.namespace, error)) from error
+            raise CommandError(_forbidden_text("get pods/log", pod.key.namespace, error)) from error
         except BadRequestError as error:
-            if self.wanted.previous:
+            if self.options.previous:
                 return f"pod {pod.key.name}: container {name} has had no earlier run on its node"
             return f"pod {pod.key.name}: {error}"
         except NotFoundError:
@@ -175,15 +175,15 @@ class PodLogs:
         return ""
 
     def _container(self, pod: Pod) -> str:
-        return self.wanted.container or engine_of(pod)
+        return self.options.container or engine_container(pod)
 
     def _write(self, pod: Pod, lines: Sequence[bytes]) -> None:
-        whose = f"[{pod.key.name}] ".encode() if len(self._known) > 1 else b""
+        prefix = f"[{pod.key.name}] ".encode() if len(self._known) > 1 else b""
         for line in lines:
-            self.write(whose + line)
+            self.write(prefix + line)
 
 
-def engine_of(pod: Pod) -> str:
+def engine_container(pod: Pod) -> str:
     """Return the container that serves, as kubectl finds it: the one that is annotated, else the first."""
     named = pod.metadata.annotations.get(DEFAULT_CONTAINER, "")
     return named or next((container.name for container in pod.spec.containers), "")
@@ -200,10 +200,10 @@ def status_of(pod: Pod, container: str) -> ContainerStatus | None:
     return next((status for status in statuses if status.name == container), None)
 
 
-def why_silent(pod: Pod, container: str) -> str:
+def missing_log_reason(pod: Pod, container: str) -> str:
     """Return why a container has written nothing yet; empty when it has run."""
     status = status_of(pod, container)
-    if _run_of(status):
+    if _run_id(status):
         return ""
     trouble = trouble_of([pod])
     if trouble is not None:
@@ -212,12 +212,12 @@ def why_silent(pod: Pod, container: str) -> str:
     if before:
         return f"pod {pod.key.name}: {before[0]} runs before {container}; `-c {before[0]}` shows what it writes"
     waiting = status.state.waiting if status is not None else None
-    why = (waiting.reason if waiting is not None else "") or pod.status.phase or "it has no node"
-    return f"pod {pod.key.name}: container {container} has not started yet ({why})"
+    waiting_reason = (waiting.reason if waiting is not None else "") or pod.status.phase or "it has no node"
+    return f"pod {pod.key.name}: container {container} has not started yet ({waiting_reason})"
 
 
 @attrs.define(eq=False)
-class LineCutter:
+class LineSplitter:
     """Cuts a stream into lines, so that those of several pods are written in turns."""
 
     _rest: bytearray = attrs.field(factory=bytearray, init=False)
@@ -235,7 +235,7 @@ class LineCutter:
         return [rest + b"\n"] if rest else []
 
 
-def _run_of(status: ContainerStatus | None) -> str:
+def _run_id(status: ContainerStatus | None) -> str:
     """Return what tells one run of a container from the next; empty before its first."""
     if status is None:
         return ""
@@ -243,5 +243,5 @@ def _run_of(status: ContainerStatus | None) -> str:
     return (now.started_at or "") if now is not None else ""
 
 
-def _right(what: str, namespace: str, error: ApiError) -> str:
+def _forbidden_text(what: str, namespace: str, error: ApiError) -> str:
     return f"you may not {what} in namespace {namespace}; a role with that verb gives it ({error})"

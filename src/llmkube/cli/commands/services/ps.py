@@ -12,7 +12,7 @@ from llmkube.base.times import utcnow
 from llmkube.base.units import format_bytes
 from llmkube.cli.commands.services.footprint import used_bytes
 from llmkube.cli.options import cluster_options
-from llmkube.cli.target_cluster import ANSWER_SECONDS, Cluster, Where, run_against, state_dirs
+from llmkube.cli.target_cluster import ANSWER_SECONDS, Cluster, ClusterFlags, run_against, state_dirs
 from llmkube.cli.view import output
 from llmkube.cli.view.locations import Engine, find_all_engines, reporting_hosts
 from llmkube.k8s.crd.inferenceservice import PRIORITIES, InferenceService
@@ -36,7 +36,7 @@ SCARCE: Final = {
 
 @command("ps")
 @cluster_options(all_namespaces=True)
-def ps(*, where: Where) -> None:
+def ps(*, where: ClusterFlags) -> None:
     """Show the services that have an engine now: its memory, what it runs on, its context and its host.
 
     MEMORY is what the engine takes, for engines of this machine; `llmkube list` shows services that have none too.
@@ -59,7 +59,7 @@ def ps(*, where: Where) -> None:
 
 @command("queue")
 @cluster_options(all_namespaces=True)
-def queue(*, where: Where) -> None:
+def queue(*, where: ClusterFlags) -> None:
     """Show the services that wait for a GPU of the cluster or for memory of a host.
 
     QUEUE is the place in the line for GPUs. For memory, the more important service goes first (--priority).
@@ -67,8 +67,8 @@ def queue(*, where: Where) -> None:
 
     async def action(cluster: Cluster) -> str:
         namespace = None if where.all_namespaces else cluster.namespace
-        judged = [(each, service_health(each, model)) for each, model in await _services(cluster, namespace)]
-        waiting = sorted((pair for pair in judged if is_waiting(*pair)), key=lambda pair: _order(pair[0]))
+        assessed = [(each, service_health(each, model)) for each, model in await _services(cluster, namespace)]
+        waiting = sorted((pair for pair in assessed if is_waiting(*pair)), key=lambda pair: _order(pair[0]))
         now = utcnow()
         rows = [(each, row(each, health, now)) for each, health in waiting]
         return _table(QUEUE_COLUMNS, rows, namespace) if rows else f"Nothing waits in {namespace or 'any namespace'}."
@@ -97,8 +97,8 @@ def _table(
 
 
 def _hosts(service: InferenceService, engines: Mapping[Key, Sequence[Engine]]) -> str:
-    behind = engines.get(Key(service.key.namespace, service_name(service.key.name)), ())
-    named = dict.fromkeys(each.host for each in behind if each.ready and each.host)
+    addresses = engines.get(Key(service.key.namespace, service_name(service.key.name)), ())
+    named = dict.fromkeys(each.host for each in addresses if each.ready and each.host)
     return ",".join(named or reporting_hosts(service))
 
 

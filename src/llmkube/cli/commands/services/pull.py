@@ -9,22 +9,22 @@ import trio
 from llmkube.base.times import utcnow
 from llmkube.cli.catalog.entries import find
 from llmkube.cli.commands.models.cache import preload
-from llmkube.cli.commands.models.catalog import the_entry
-from llmkube.cli.commands.services.arrival import told_on_interrupt
-from llmkube.cli.commands.services.deploy import FIELD_MANAGER, absolute_source, blank, choose_accelerator
+from llmkube.cli.commands.models.catalog import require_entry
+from llmkube.cli.commands.services.deploy import FIELD_MANAGER, absolute_source, choose_accelerator, empty_object
+from llmkube.cli.commands.services.readiness_wait import print_on_interrupt
 from llmkube.cli.object_names import looks_like_source, name_for
 from llmkube.cli.options import cluster_options, files
-from llmkube.cli.target_cluster import Cluster, Where, answering, run_against, state_dirs
+from llmkube.cli.target_cluster import Cluster, ClusterFlags, answer_deadline, run_against, state_dirs
 from llmkube.cli.view.locations import find_hosts
-from llmkube.cli.view.output import flowing, printable
+from llmkube.cli.view.output import printable, wrapped
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.placement import ACCELERATORS
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.service_health import State, model_health
 from llmkube.programs.failures import CommandError, ExitCode
-from llmkube.programs.informer import open_follow
+from llmkube.programs.informer import open_object_caches
 from llmkube.programs.options import NumberRange, command
-from llmkube.programs.state_location import up_on
+from llmkube.programs.state_location import running_up_pid
 from llmkube.weights.ollama_model import OllamaModel
 from llmkube.weights.source import LocalFile, parse_source
 
@@ -46,14 +46,14 @@ def pull(
     sha256: str | None,
     accelerator: str | None,
     timeout: float,
-    where: Where,
+    where: ClusterFlags,
 ) -> None:
     """Create a Model from the catalog or from a SOURCE, and wait until its file is where it will be served.
 
     For `llmkube up` on this machine the file is fetched into its store; in a cluster a Job fetches it for pods. Another
     host fetches it when a service asks for it. `llmkube run NAME` and `llmkube deploy NAME --model NAME` serve it.
     """
-    entry = None if looks_like_source(model) else find(model) or the_entry(model)
+    entry = None if looks_like_source(model) else find(model) or require_entry(model)
     source = entry.source if entry is not None else absolute_source(model, Path.cwd())
     digest = sha256 or (entry.sha256 if entry is not None else "")
     parsed = parse_source(source)
@@ -61,7 +61,7 @@ def pull(
 
     async def action(cluster: Cluster) -> bool:
         key = Key(cluster.namespace, name or (entry.name if entry is not None else name_for(source)))
-        with answering():
+        with answer_deadline():
             hosts = await find_hosts(cluster, utcnow()) or ()
             served = {each for host in hosts for each in host.accelerators}
             chosen = accelerator or choose_accelerator(served, gpu=False)
@@ -70,45 +70,45 @@ def pull(
             spec |= {"sha256": digest} if digest else {}
             spec |= {"quantization": entry.quantization} if entry is not None else {}
             spec |= {} if on_hosts else {"prefetch": True}
-            await cluster.client.apply(Model, blank(Model, key) | {"spec": spec}, field_manager=FIELD_MANAGER)
+            await cluster.client.apply(Model, empty_object(Model, key) | {"spec": spec}, field_manager=FIELD_MANAGER)
         click.echo(f"Model {key} is there", err=True)
         if isinstance(parsed, LocalFile):
-            click.echo(flowing(f"Nothing is fetched: {source} is read where it lies, on the host that serves it"))
+            click.echo(wrapped(f"Nothing is fetched: {source} is read where it lies, on the host that serves it"))
             return False
         if isinstance(parsed, OllamaModel):
-            words = "Nothing is fetched: the Ollama of the host that serves it pulls it when a service asks for it"
-            click.echo(flowing(words))
+            message = "Nothing is fetched: the Ollama of the host that serves it pulls it when a service asks for it"
+            click.echo(wrapped(message))
             return False
         if on_hosts and folder is None:
-            words = "fetches it when a service asks for it: no file was fetched yet"
+            message = "fetches it when a service asks for it: no file was fetched yet"
             names = " or ".join(host.name for host in hosts if chosen in host.accelerators)
-            click.echo(flowing(f"{names} {words}"))
+            click.echo(wrapped(f"{names} {message}"))
             return False
         if not on_hosts:
-            leaving.note = f"It is fetched without this command: `llmkube status model/{key.name} --watch` shows how"
+            interrupt.note = f"It is fetched without this command: `llmkube status model/{key.name} --watch` shows how"
             await _wait(cluster, key, timeout)
             click.echo(f"Model {key} is Ready")
         return on_hosts
 
-    with told_on_interrupt() as leaving:
+    with print_on_interrupt() as interrupt:
         fetch_here = run_against(where, action, changes=True)
     if fetch_here:
-        place = {"state_dir": str(folder), "model_store": str(folder / "store")} if folder is not None else {}
-        context.invoke(preload, source=source, sha256=digest or None, **place)
+        location = {"state_dir": str(folder), "model_store": str(folder / "store")} if folder is not None else {}
+        context.invoke(preload, source=source, sha256=digest or None, **location)
 
 
-def _local_up(where: Where) -> Path | None:
+def _local_up(where: ClusterFlags) -> Path | None:
     """Return the state directory of the `llmkube up` that the command line means, if that runs on this machine."""
-    return next((folder for folder in state_dirs(where, None) if up_on(folder) is not None), None)
+    return next((folder for folder in state_dirs(where, None) if running_up_pid(folder) is not None), None)
 
 
 async def _wait(cluster: Cluster, key: Key, seconds: float) -> None:
-    said = ""
+    shown = ""
     with trio.move_on_after(seconds):
-        async with open_follow(cluster.client, namespace=key.namespace) as followed:
+        async with open_object_caches(cluster.client, namespace=key.namespace) as caches:
             while True:
-                version = followed.changed.version
-                model = followed.models.get(key)
+                version = caches.changed.version
+                model = caches.models.get(key)
                 if model is not None:
                     health = model_health(model)
                     if health.state is State.READY:
@@ -117,12 +117,12 @@ async def _wait(cluster: Cluster, key: Key, seconds: float) -> None:
                         raise CommandError(
                             f"Model {key} cannot be fetched: {health.reason}: {printable(health.message)}"
                         )
-                    if health.headline != said:
-                        said = health.headline
-                        click.echo(flowing(said, err=True), err=True)
-                await followed.changed.wait_newer(version)
+                    if health.headline != shown:
+                        shown = health.headline
+                        click.echo(wrapped(shown, err=True), err=True)
+                await caches.changed.wait_newer(version)
     raise CommandError(
-        f"Model {key} is not Ready after {seconds:g} s: {printable(said)}\n"
+        f"Model {key} is not Ready after {seconds:g} s: {printable(shown)}\n"
         f"It is fetched without this command: `llmkube status model/{key.name} --watch` shows how",
         ExitCode.TIMED_OUT,
     )

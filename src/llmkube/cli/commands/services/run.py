@@ -7,13 +7,13 @@ import click
 
 from llmkube.cli.catalog.entries import find
 from llmkube.cli.commands.inference.chat import chat
-from llmkube.cli.commands.models.catalog import the_entry
-from llmkube.cli.commands.services.arrival import arrive, is_stopped, told_on_interrupt
+from llmkube.cli.commands.models.catalog import require_entry
 from llmkube.cli.commands.services.deploy import absolute_source, deploy
+from llmkube.cli.commands.services.readiness_wait import is_stopped, print_on_interrupt, wait_until_ready
 from llmkube.cli.object_names import find as find_object
 from llmkube.cli.object_names import looks_like_source, name_for
 from llmkube.cli.options import catalog_or_services, cluster_options
-from llmkube.cli.target_cluster import Cluster, Where, answering, run_against
+from llmkube.cli.target_cluster import Cluster, ClusterFlags, answer_deadline, run_against
 from llmkube.cli.view.output import shown_source
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
@@ -39,7 +39,7 @@ def run(
     accelerator: str | None,
     context_size: int | None,
     timeout: float,
-    where: Where,
+    where: ClusterFlags,
 ) -> None:
     """Talk to a model; if no service has this NAME, deploy it from the catalog or from a SOURCE first.
 
@@ -48,17 +48,17 @@ def run(
     """
     source = absolute_source(model, Path.cwd()) if looks_like_source(model) else None
     name = name_for(source) if source is not None else model
-    if not _start(where, name, source, timeout):
+    if not _start_existing(where, name, source, timeout):
         if source is None and find(model) is None:
-            the_entry(model)  # raises, with the names that look like it
+            require_entry(model)  # raises, with the names that look like it
         flags: dict[str, Any] = {"name": name, "source": source, "accelerator": accelerator, "timeout": timeout}
         if context_size is not None:
             flags["context_size"] = context_size
-        context.invoke(deploy, **flags, **_place(where))
-    context.invoke(chat, name=name, prompt=prompt, **_place(where))
+        context.invoke(deploy, **flags, **_cluster_flags(where))
+    context.invoke(chat, name=name, prompt=prompt, **_cluster_flags(where))
 
 
-def _start(where: Where, name: str, source: str | None, seconds: float) -> bool:
+def _start_existing(where: ClusterFlags, name: str, source: str | None, seconds: float) -> bool:
     """Wait until the service of this name is ready, starting it if it is stopped; return whether there is one.
 
     Raises:
@@ -67,7 +67,7 @@ def _start(where: Where, name: str, source: str | None, seconds: float) -> bool:
 
     async def action(cluster: Cluster) -> bool:
         key = Key(cluster.namespace, name)
-        with answering():
+        with answer_deadline():
             found = await find_object(cluster.client, InferenceService, key)
             if found is None:
                 return False
@@ -78,11 +78,11 @@ def _start(where: Where, name: str, source: str | None, seconds: float) -> bool:
                     click.echo(cluster.note, err=True)
                 patch = {"spec": {"suspend": False} if found.spec.suspend else {"replicas": 1}}
                 await cluster.client.patch(InferenceService, key, patch, field_manager="llmkube-scale")
-        leaving.note = "It starts without this command"
-        await arrive(cluster, key, seconds)
+        interrupt.note = "It starts without this command"
+        await wait_until_ready(cluster, key, seconds)
         return True
 
-    with told_on_interrupt() as leaving:
+    with print_on_interrupt() as interrupt:
         return run_against(where, action)
 
 
@@ -96,5 +96,5 @@ async def _check_source(cluster: Cluster, service: InferenceService, source: str
         )
 
 
-def _place(where: Where) -> dict[str, Any]:
+def _cluster_flags(where: ClusterFlags) -> dict[str, Any]:
     return {"kubeconfig": where.kubeconfig, "context": where.context, "namespace": where.namespace}

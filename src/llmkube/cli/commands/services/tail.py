@@ -64,11 +64,11 @@ class LogFile:
 
     def _was_replaced(self) -> bool:
         try:
-            there = self.path.stat()
+            current = self.path.stat()
         except OSError:
             return False  # between two files; the old one may still grow
-        here = os.fstat(self._descriptor)
-        return (there.st_ino, there.st_dev) != (here.st_ino, here.st_dev)
+        opened = os.fstat(self._descriptor)
+        return (current.st_ino, current.st_dev) != (opened.st_ino, opened.st_dev)
 
 
 @asynccontextmanager

@@ -20,20 +20,20 @@ from llmkube.base.http.dial import Connect, dial
 from llmkube.base.http.errors import HttpError
 from llmkube.base.http.message import Headers
 from llmkube.base.mailbox import Mailbox
-from llmkube.base.tables import read_table
+from llmkube.base.package_data import read_table
 from llmkube.base.times import utcnow
 from llmkube.base.units import format_bytes
 from llmkube.cli.commands.services.footprint import bytes_of, local_engine
 from llmkube.cli.options import cluster_options
-from llmkube.cli.target_cluster import Cluster, Where, answering, run_against, state_dirs
+from llmkube.cli.target_cluster import Cluster, ClusterFlags, answer_deadline, run_against, state_dirs
 from llmkube.cli.view import output
-from llmkube.cli.view.live_view import is_terminal, show_in_place, watch_quietly
+from llmkube.cli.view.live_view import is_terminal, show_in_place, summarize_outages
 from llmkube.cli.view.locations import Engine, Host, find_all_engines, find_hosts
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.port_forward import connect_to_pod
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import host_id, service_name
-from llmkube.programs.host_name import host_name_in
+from llmkube.programs.host_name import stored_host_name
 from llmkube.programs.options import NumberRange, command
 
 COLUMNS: Final = ("NAME", "HOST", "TOKENS/S", "PROMPT/S", "RUNNING", "WAITING", "MEMORY")
@@ -52,7 +52,7 @@ NAMES: Final[Mapping[str, str]] = {
 
 
 @attrs.frozen
-class Work:
+class EngineSample:
     """One look at an engine.
 
     Attributes:
@@ -65,7 +65,7 @@ class Work:
 
 
 @attrs.frozen
-class Pace:
+class EngineLoad:
     """What an engine did between two looks; None where it does not say.
 
     Attributes:
@@ -85,7 +85,7 @@ class Pace:
 @click.option("--interval", type=NumberRange(min=0.1), default=2.0, help="Seconds between two looks. Default: 2.")
 @click.option("--once", is_flag=True, help="Print one table and end, also on a terminal.")
 @cluster_options(all_namespaces=True)
-def top(*, interval: float, once: bool, where: Where) -> None:
+def top(*, interval: float, once: bool, where: ClusterFlags) -> None:
     """Show what the engines do: tokens per second, requests, memory, by service and by host.
 
     Rates are those between two looks. What an engine does not tell this machine reads <none>: run it on its host.
@@ -93,30 +93,30 @@ def top(*, interval: float, once: bool, where: Where) -> None:
     folders = state_dirs(where, None)
 
     async def action(cluster: Cluster) -> None:
-        look = _Look(cluster, None if where.all_namespaces else cluster.namespace, folders)
-        with answering():
-            await look.take()
+        monitor = _Monitor(cluster, None if where.all_namespaces else cluster.namespace, folders)
+        with answer_deadline():
+            await monitor.take()
         if once or not is_terminal():
             await trio.sleep(interval)
-            with answering():
-                await look.take()
-            click.echo(look.text(output.line_width()))
+            with answer_deadline():
+                await monitor.take()
+            click.echo(monitor.text(output.line_width()))
             return
 
         async def text() -> str:
-            if trio.current_time() - look.taken_at >= interval:
-                with answering():
-                    await look.take()
-            return look.text(output.line_width())
+            if trio.current_time() - monitor.taken_at >= interval:
+                with answer_deadline():
+                    await monitor.take()
+            return monitor.text(output.line_width())
 
         await show_in_place(Mailbox(None), text)
 
-    watch_quietly()
+    summarize_outages()
     run_against(where, action)
 
 
 @attrs.frozen
-class _Place:
+class _Target:
     """One engine of a service, and how it is asked."""
 
     key: Key
@@ -131,7 +131,7 @@ class _Place:
 
 
 @attrs.define(eq=False)
-class _Look:
+class _Monitor:
     """What was seen at the last two looks."""
 
     cluster: Cluster
@@ -140,23 +140,23 @@ class _Look:
     taken_at: float = 0.0
     _rows: Sequence[tuple[str, ...]] = ()
     _hosts: Sequence[Host] | None = None
-    _work: dict[_Place, Work] = attrs.field(factory=dict)
+    _samples: dict[_Target, EngineSample] = attrs.field(factory=dict)
 
     async def take(self) -> None:
         """Ask the API server for services and addresses, and each engine for what it does."""
         services = (await self.cluster.client.list(InferenceService, namespace=self.namespace)).items
         engines = await find_all_engines(self.cluster, self.namespace)
         self._hosts = await find_hosts(self.cluster, utcnow())
-        places: list[_Place] = []
+        targets: list[_Target] = []
         for service in services:
-            behind = engines.get(Key(service.key.namespace, service_name(service.key.name)), ())
-            places += await trio.to_thread.run_sync(self._places, service, behind)
-        seen: dict[_Place, tuple[Pace, int]] = {}
+            addresses = engines.get(Key(service.key.namespace, service_name(service.key.name)), ())
+            targets += await trio.to_thread.run_sync(self._targets, service, addresses)
+        new: dict[_Target, tuple[EngineLoad, int]] = {}
         async with trio.open_nursery() as nursery:
-            for place in places:
-                nursery.start_soon(self._ask, place, seen)
-        self._work = {place: work for place, work in self._work.items() if place in seen}
-        self._rows = [self._row(place, *seen[place]) for place in sorted(seen, key=lambda each: (each.key, each.host))]
+            for target in targets:
+                nursery.start_soon(self._query, target, new)
+        self._samples = {target: sample for target, sample in self._samples.items() if target in new}
+        self._rows = [self._row(target, *new[target]) for target in sorted(new, key=lambda each: (each.key, each.host))]
         self.taken_at = trio.current_time()
 
     def text(self, width: int | None) -> str:
@@ -171,45 +171,45 @@ class _Look:
             return services
         return f"{services}\n\n{output.table(HOST_COLUMNS, map(_host_row, self._hosts), width=width)}"
 
-    def _places(self, service: InferenceService, engines: Sequence[Engine]) -> list[_Place]:
+    def _targets(self, service: InferenceService, engines: Sequence[Engine]) -> list[_Target]:
         key = service.key
-        found = [_Place(key, each) for each in engines if each.ready]
+        found = [_Target(key, each) for each in engines if each.ready]
         record = local_engine(self.folders, key)
         if record is None:
             return found
-        own = host_id(host_name_in(self.folders[0]) or "")
+        own = host_id(stored_host_name(self.folders[0]) or "")
         here = Engine(own or "this machine", record.host, record.port, ready=True)
-        mine = _Place(key, here, api_key=record.api_key, pid=record.pid)
-        return [mine, *(each for each in found if each.host != own)]
+        local = _Target(key, here, api_key=record.api_key, pid=record.pid)
+        return [local, *(each for each in found if each.host != own)]
 
-    async def _ask(self, place: _Place, seen: dict[_Place, tuple[Pace, int]]) -> None:
-        used = await trio.to_thread.run_sync(bytes_of, place.pid) if place.pid else 0
-        pace = Pace()
+    async def _query(self, target: _Target, new: dict[_Target, tuple[EngineLoad, int]]) -> None:
+        used = await trio.to_thread.run_sync(bytes_of, target.pid) if target.pid else 0
+        load = EngineLoad()
         connect: Connect = dial
-        if place.engine.pod is not None:
-            connect = partial(_to_pod, self.cluster, place.engine.pod)
-        headers = Headers.of({"Authorization": f"Bearer {place.api_key}"} if place.api_key else {})
+        if target.engine.pod is not None:
+            connect = partial(_to_pod, self.cluster, target.engine.pod)
+        headers = Headers.of({"Authorization": f"Bearer {target.api_key}"} if target.api_key else {})
         with trio.move_on_after(ENGINE_SECONDS):
             try:
                 async with open_http_client(connect) as http:
-                    answer = await http.request("GET", f"http://{place.engine.netloc}/metrics", headers=headers)
+                    answer = await http.request("GET", f"http://{target.engine.netloc}/metrics", headers=headers)
                 if answer.status == 200:
-                    now = read_work(answer.body.decode("utf-8", "replace"), trio.current_time())
-                    pace = pace_of(self._work.get(place), now)
-                    self._work[place] = now
+                    now = parse_metrics(answer.body.decode("utf-8", "replace"), trio.current_time())
+                    load = load_between(self._samples.get(target), now)
+                    self._samples[target] = now
             except (HttpError, LLMKubeError, OSError, ValueError):
                 pass  # it says nothing to us: the row has what the objects say
-        seen[place] = (pace, used)
+        new[target] = (load, used)
 
-    def _row(self, place: _Place, pace: Pace, used: int) -> tuple[str, ...]:
+    def _row(self, target: _Target, load: EngineLoad, used: int) -> tuple[str, ...]:
         return (
-            *((place.key.namespace,) if self.namespace is None else ()),
-            place.key.name,
-            place.host,
-            _figure(pace.generated),
-            _figure(pace.prompt),
-            "" if pace.running is None else str(pace.running),
-            "" if pace.waiting is None else str(pace.waiting),
+            *((target.key.namespace,) if self.namespace is None else ()),
+            target.key.name,
+            target.host,
+            _figure(load.generated),
+            _figure(load.prompt),
+            "" if load.running is None else str(load.running),
+            "" if load.waiting is None else str(load.waiting),
             format_bytes(used) if used else "",
         )
 
@@ -227,7 +227,7 @@ def _host_row(host: Host) -> tuple[str, ...]:
     return (host.name, ",".join(sorted(host.accelerators)), host.services, *memory)
 
 
-def read_work(text: str, at: float) -> Work:
+def parse_metrics(text: str, at: float) -> EngineSample:
     """Read the answer of /metrics.
 
     Raises:
@@ -236,27 +236,27 @@ def read_work(text: str, at: float) -> Work:
     figures: dict[str, float] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            if (word := NAMES.get(sample.name)) is not None:
-                figures[word] = figures.get(word, 0.0) + sample.value
-    return Work(at, figures)
+            if (figure := NAMES.get(sample.name)) is not None:
+                figures[figure] = figures.get(figure, 0.0) + sample.value
+    return EngineSample(at, figures)
 
 
-def pace_of(before: Work | None, now: Work) -> Pace:
+def load_between(before: EngineSample | None, now: EngineSample) -> EngineLoad:
     """Return what happened between two looks; without an earlier one, or after a restart, no rate is known."""
-    return Pace(
+    return EngineLoad(
         generated=_rate(before, now, GENERATED),
         prompt=_rate(before, now, PROMPT),
-        running=_whole(now.figures.get(RUNNING)),
-        waiting=_whole(now.figures.get(WAITING)),
+        running=_rounded(now.figures.get(RUNNING)),
+        waiting=_rounded(now.figures.get(WAITING)),
     )
 
 
-def _rate(before: Work | None, now: Work, word: str) -> float | None:
-    if before is None or word not in now.figures or word not in before.figures or now.at <= before.at:
+def _rate(before: EngineSample | None, now: EngineSample, figure: str) -> float | None:
+    if before is None or figure not in now.figures or figure not in before.figures or now.at <= before.at:
         return None
-    grown = now.figures[word] - before.figures[word]
-    return grown / (now.at - before.at) if grown >= 0 else None
+    growth = now.figures[figure] - before.figures[figure]
+    return growth / (now.at - before.at) if growth >= 0 else None
 
 
-def _whole(value: float | None) -> int | None:
+def _rounded(value: float | None) -> int | None:
     return None if value is None else round(value)

@@ -58,7 +58,7 @@ Every field of the kinds of `inference.llmkube.dev/v1alpha1`, made from the clas
 * A rule is checked by the API server when an object is applied, the embedded one included.
 """
 _ROUTED: Final = "How it routes, and what of it is not built: [routing.md](routing.md)."
-_ODD_NAMES: Final[Mapping[Any, str]] = {
+_TYPE_NAMES: Final[Mapping[Any, str]] = {
     str: "text",
     bool: "true or false",
     float: "number",
@@ -172,7 +172,7 @@ def _type(slot: WireField) -> str:
         return facts.format or "int32"
     if annotation is str:
         return "one of" if facts.enum else _PATTERNS.get(facts.pattern, "time" if facts.format else "text")
-    return _ODD_NAMES.get(annotation, "texts by name")
+    return _TYPE_NAMES.get(annotation, "texts by name")
 
 
 def _default(slot: WireField) -> str:
@@ -184,15 +184,15 @@ def _default(slot: WireField) -> str:
 
 
 def _bounds(facts: SchemaFacts) -> str:
-    said = [", ".join(f"`{value}`" for value in facts.enum)] if facts.enum else []
-    said += _range("", facts.minimum, facts.maximum, above=facts.exclusive_minimum)
-    said += _range(" characters", facts.min_length, facts.max_length)
-    said += _range(" items", facts.min_items, facts.max_items)
+    bounds = [", ".join(f"`{value}`" for value in facts.enum)] if facts.enum else []
+    bounds += _range("", facts.minimum, facts.maximum, above=facts.exclusive_minimum)
+    bounds += _range(" characters", facts.min_length, facts.max_length)
+    bounds += _range(" items", facts.min_items, facts.max_items)
     if facts.list_map_keys:
-        said.append(f"each {' and '.join(facts.list_map_keys)} once")
+        bounds.append(f"each {' and '.join(facts.list_map_keys)} once")
     if facts.pattern and facts.pattern not in _PATTERNS:
-        said.append(f"`{facts.pattern}`")
-    return "; ".join(said)
+        bounds.append(f"`{facts.pattern}`")
+    return "; ".join(bounds)
 
 
 def _range(unit: str, lowest: float | None, highest: float | None, *, above: bool = False) -> list[str]:
@@ -221,7 +221,7 @@ def honoured_on_hosts(path: str) -> bool:
         InferenceService: {"modelRef": "m"},
     }
     root = next(slot.type for slot in wire_fields(owner) if slot.key == "spec")
-    spec[owner] = _merged({**spec[owner], **_COMPANIONS.get(path, {})}, _given(root, steps, path))
+    spec[owner] = _merged({**spec[owner], **_COMPANIONS.get(path, {})}, _block_with(root, steps, path))
     model, service = (_object(kind, spec[kind]) for kind in (Model, InferenceService))
     facts = GGUFFacts(architecture="llama", file_version=3, tensor_count=1, size_bytes=1)
     try:
@@ -244,12 +244,12 @@ def _object(kind: Any, spec: Mapping[str, Any]) -> Any:
     return decode(kind, {"metadata": {"name": "m", "namespace": "default"}, "spec": spec})
 
 
-def _given(cls: Any, steps: list[str], path: str) -> dict[str, Any]:
+def _block_with(cls: Any, steps: list[str], path: str) -> dict[str, Any]:
     """Return the block with a value at the end of the steps, and with what it cannot be without."""
     step, *rest = steps
     block = {slot.key: _sample(slot, "") for slot in wire_fields(cls) if slot.facts.required and slot.key != step}
     slot = next(slot for slot in wire_fields(cls) if slot.key == step)
-    return {**block, step: _given(slot.type, rest, path) if rest else _sample(slot, path)}
+    return {**block, step: _block_with(slot.type, rest, path) if rest else _sample(slot, path)}
 
 
 def _sample(slot: WireField, path: str) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from llmkube.base.errors import UserError
-from llmkube.base.tables import read_text
+from llmkube.base.package_data import read_text
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
@@ -39,7 +39,7 @@ def load_manifests(names: Sequence[str], read_stdin: Callable[[], str]) -> tuple
     manifests: list[Manifest] = []
     for where, text in itertools.chain.from_iterable(_texts(name, read_stdin, problems) for name in names):
         for number, document in _documents(where, text, problems):
-            for body in _unrolled(document):
+            for body in _items_in(document):
                 manifest = Manifest(f"{where}, document {number}", body)
                 found = list(_problems(body))
                 problems += [f"{manifest.where}: {problem}" for problem in found]
@@ -100,7 +100,7 @@ def _documents(where: str, text: str, problems: list[str]) -> Iterator[tuple[int
             yield number, document
 
 
-def _unrolled(document: Any) -> Iterator[Any]:
+def _items_in(document: Any) -> Iterator[Any]:
     """Yield the items of a `kind: List`, or the document itself."""
     if isinstance(document, dict) and document.get("kind") == "List" and isinstance(document.get("items"), list):
         yield from document["items"]
@@ -120,12 +120,12 @@ def _problems(body: Any) -> Iterator[str]:
         wanted.append(("metadata.name", metadata.get("name")))
         if "namespace" in metadata:
             wanted.append(("metadata.namespace", metadata["namespace"]))
-    before = False
+    is_invalid = False
     for field, value in wanted:
         if not isinstance(value, str) or not value:
-            before = True
+            is_invalid = True
             yield f"{field}: is {_kind_of(value)}; write a text"
-    kind = None if before else _OUR_KINDS.get((body["apiVersion"], body["kind"]))
+    kind = None if is_invalid else _OUR_KINDS.get((body["apiVersion"], body["kind"]))
     if kind is not None and isinstance(metadata, dict):
         try:
             decode(kind, body)

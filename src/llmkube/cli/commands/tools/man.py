@@ -31,31 +31,31 @@ def man(context: click.Context, /, *, folder: Path) -> None:
     click.echo(f"{written} pages are in {folder}")
 
 
-def pages(command: click.Command, called: str, parent: click.Context | None = None) -> Iterator[tuple[str, str]]:
+def pages(command: click.Command, path: str, parent: click.Context | None = None) -> Iterator[tuple[str, str]]:
     """Return the name and the text of the page of a command, and of each below it."""
-    context = click.Context(command, info_name=called.rpartition(" ")[2], parent=parent)
+    context = click.Context(command, info_name=path.rpartition(" ")[2], parent=parent)
     below = []
     if isinstance(command, click.Group):
         for name in command.list_commands(context):
             found = command.get_command(context, name)
             if found is not None:
-                below.append((f"{called} {name}", found))
-    yield called.replace(" ", "-"), page(command, context, called, [(name, each) for name, each in below])
+                below.append((f"{path} {name}", found))
+    yield path.replace(" ", "-"), page(command, context, path, [(name, each) for name, each in below])
     for name, each in below:
         yield from pages(each, name, context)
 
 
-def page(command: click.Command, context: click.Context, called: str, below: list[tuple[str, click.Command]]) -> str:
+def page(command: click.Command, context: click.Context, path: str, below: list[tuple[str, click.Command]]) -> str:
     """Return a page in the macros of man(7)."""
-    title = called.replace(" ", "-")
-    words = (command.help or command.short_help or "").split("\f")[0].strip()
-    first, _, rest = words.partition("\n")
+    title = path.replace(" ", "-")
+    help_text = (command.help or command.short_help or "").split("\f")[0].strip()
+    first, _, rest = help_text.partition("\n")
     lines = [
         f'.TH "{title.upper()}" "1" "" "llmkube {__version__}" "LLMKube"',
         ".SH NAME",
         f"{_text(title)} \\- {_text(first.rstrip('.'))}",
         ".SH SYNOPSIS",
-        f".B {_text(called)}",
+        f".B {_text(path)}",
         _text(" ".join(command.collect_usage_pieces(context))),
         ".SH DESCRIPTION",
         *_paragraphs(f"{first}\n{rest}"),

@@ -15,7 +15,7 @@ from llmkube.apiserver.schema.validation import validate
 from llmkube.base.errors import UserError
 from llmkube.cli.commands.tools.files import load_manifests
 from llmkube.cli.options import cluster_options
-from llmkube.cli.target_cluster import Cluster, Where, answering, run_against
+from llmkube.cli.target_cluster import Cluster, ClusterFlags, answer_deadline, run_against
 from llmkube.cli.view.output import printable
 from llmkube.controller.reconcile.workload_plans import RENDERED
 from llmkube.controller.render.pod_policy import refusal_message, service_refusals
@@ -30,13 +30,13 @@ from llmkube.k8s.crd.pairing import METAL
 from llmkube.k8s.errors import NotFoundError
 from llmkube.k8s.wire.names import service_name
 from llmkube.programs.failures import CommandError
-from llmkube.programs.options import command, paths
+from llmkube.programs.options import command, complete_paths
 from llmkube.runtimes.arguments import flags_in
 from llmkube.runtimes.llama_fields import DEFAULT_CONTEXT
 from llmkube.runtimes.llama_verdicts import spellings_of
 from llmkube.runtimes.registry import LLAMACPP_NAMES, check, container_plan_for
 
-KINDS_OF_THEIRS: Final[Mapping[str, str]] = {
+GO_ONLY_KINDS: Final[Mapping[str, str]] = {
     "GPUQuota": "no program of ours counts GPUs against it: write a ResourceQuota for requests.nvidia.com/gpu, or use "
     "Kueue",
     "LoRAAdapter": "no program of ours loads it: name adapters in spec.sglangConfig, which loads them at the start",
@@ -44,11 +44,11 @@ KINDS_OF_THEIRS: Final[Mapping[str, str]] = {
 }
 """Kinds of theirs that we lack, and what becomes of each object. The objects stay where they are."""
 
-_KINDS: Final = ("Model", "InferenceService", "ModelRouter", *KINDS_OF_THEIRS)
+_KINDS: Final = ("Model", "InferenceService", "ModelRouter", *GO_ONLY_KINDS)
 REFUSED: Final = "refused"
 CHANGES: Final = "changes"
-LEFT: Final = "left alone"
-_THEIR_METAL_CONTEXT: Final = 2048
+UNCHANGED: Final = "left alone"
+_GO_METAL_CONTEXT: Final = 2048
 _CONTEXT: Final = frozenset(spellings_of("--ctx-size"))
 _SLOTS: Final = frozenset(spellings_of("--parallel"))
 _SETTINGS: Final = WorkloadSettings(image="llmkube")
@@ -61,14 +61,14 @@ class Finding:
 
     Attributes:
         subject: `InferenceService ns/name`.
-        what: `refused`, `changes` or `left alone`.
-        says: What is or will be so.
+        outcome: `refused`, `changes` or `left alone`.
+        message: What is or will be so.
         keep: How it stays as it is; empty where it cannot.
     """
 
     subject: str
-    what: str
-    says: str
+    outcome: str
+    message: str
     keep: str = ""
 
 
@@ -78,7 +78,7 @@ class Finding:
     "-f", "--filename", "names", multiple=True, metavar="FILE", help="A file or a folder instead of the cluster, or -."
 )
 @cluster_options(all_namespaces=True)
-def migrate(*, check: bool, names: tuple[str, ...], where: Where) -> None:
+def migrate(*, check: bool, names: tuple[str, ...], where: ClusterFlags) -> None:
     """Say what will be otherwise for objects that the Go implementation of LLMKube serves now.
 
     Reads the cluster, or files, and writes nothing. For each object it says what is refused here, what changes
@@ -96,7 +96,7 @@ def migrate(*, check: bool, names: tuple[str, ...], where: Where) -> None:
         bodies = run_against(where, lambda cluster: _read(cluster, everywhere=where.all_namespaces))
     found = list(findings(bodies))
     click.echo("\n".join(_report(bodies, found)))
-    if any(one.what == REFUSED for one in found):
+    if any(one.outcome == REFUSED for one in found):
         raise CommandError("what is refused above will not be served until it is edited or allowed")
 
 
@@ -104,7 +104,7 @@ async def _read(cluster: Cluster, *, everywhere: bool) -> list[Mapping[str, Any]
     place = "" if everywhere else f"/namespaces/{cluster.namespace}"
     bodies: list[Mapping[str, Any]] = []
     for kind in _KINDS:
-        with answering():
+        with answer_deadline():
             try:
                 listing = await cluster.client.request_json("GET", f"/apis/{GROUP}/{VERSION}{place}/{kind.lower()}s")
             except NotFoundError:
@@ -121,7 +121,7 @@ def _report(bodies: Sequence[Mapping[str, Any]], found: Sequence[Finding]) -> It
     for subject, group in itertools.groupby(found, key=lambda one: one.subject):
         yield printable(subject)
         for one in group:
-            yield f"  {one.what}: {printable(one.says)}"
+            yield f"  {one.outcome}: {printable(one.message)}"
             if one.keep:
                 yield f"    to keep it: {one.keep}"
     yield f"{len(bodies)} objects, {len(found)} findings. Nothing was changed."
@@ -134,49 +134,49 @@ def findings(bodies: Sequence[Body]) -> Iterator[Finding]:
         kind, subject = str(body.get("kind", "")), f"{body.get('kind')} {'/'.join(_key(body))}"
         if not str(body.get("apiVersion", "")).startswith(f"{GROUP}/"):
             continue
-        if kind in KINDS_OF_THEIRS:
-            yield Finding(subject, LEFT, KINDS_OF_THEIRS[kind])
+        if kind in GO_ONLY_KINDS:
+            yield Finding(subject, UNCHANGED, GO_ONLY_KINDS[kind])
         elif kind == "ModelRouter":
             yield Finding(
-                subject, LEFT, "it is stored, and no program of ours routes by it: its proxy goes on as theirs"
+                subject, UNCHANGED, "it is stored, and no program of ours routes by it: its proxy goes on as theirs"
             )
         elif kind == "InferenceService":
             namespace, _ = _key(body)
             model = models.get((namespace, str(body["spec"].get("modelRef", ""))))
-            yield from _of_service(subject, body, model)
+            yield from _service_findings(subject, body, model)
 
 
-def _of_service(subject: str, body: Body, model: Body | None) -> Iterator[Finding]:
+def _service_findings(subject: str, body: Body, model: Body | None) -> Iterator[Finding]:
     if model is None:
         name = body["spec"].get("modelRef")
         yield Finding(subject, REFUSED, f'its Model "{name}" is not among these objects, so only names are compared')
-        yield from _names(subject, body)
+        yield from _name_findings(subject, body)
         return
     try:
-        service, its = decode(InferenceService, body), decode(Model, model)
-        on_host = its.spec.hardware.accelerator == METAL
+        service, decoded_model = decode(InferenceService, body), decode(Model, model)
+        on_host = decoded_model.spec.hardware.accelerator == METAL
         if on_host:
-            check(service, its)
+            check(service, decoded_model)
         else:
-            container_plan_for(service, its, rendered=RENDERED)
+            container_plan_for(service, decoded_model, rendered=RENDERED)
             if refusals := service_refusals(service.spec, _SETTINGS):
                 yield Finding(subject, REFUSED, refusal_message(refusals))
     except UserError as error:
         yield Finding(subject, REFUSED, str(error))
         return
     if service.spec.runtime in LLAMACPP_NAMES:
-        yield from _llama(subject, body, on_host=on_host)
-    yield from _names(subject, body)
+        yield from _llama_findings(subject, body, on_host=on_host)
+    yield from _name_findings(subject, body)
     if not on_host:
-        yield from _pods(subject, body, model)
+        yield from _pod_findings(subject, body, model)
 
 
-def _llama(subject: str, body: Body, *, on_host: bool) -> Iterator[Finding]:
+def _llama_findings(subject: str, body: Body, *, on_host: bool) -> Iterator[Finding]:
     spec = body["spec"]
     flags = flags_in(spec.get("extraArgs") or ())
     if "contextSize" not in spec and not flags & _CONTEXT:
-        there = f"{_THEIR_METAL_CONTEXT} tokens" if on_host else "all that the model was trained for"
-        keep = f"spec.contextSize: {_THEIR_METAL_CONTEXT}" if on_host else 'spec.extraArgs: ["--ctx-size", "0"]'
+        there = f"{_GO_METAL_CONTEXT} tokens" if on_host else "all that the model was trained for"
+        keep = f"spec.contextSize: {_GO_METAL_CONTEXT}" if on_host else 'spec.extraArgs: ["--ctx-size", "0"]'
         yield Finding(subject, CHANGES, f"context: {there} there, at most {DEFAULT_CONTEXT} here", keep=keep)
     if "parallelSlots" not in spec and not flags & _SLOTS and not on_host:
         yield Finding(
@@ -184,7 +184,7 @@ def _llama(subject: str, body: Body, *, on_host: bool) -> Iterator[Finding]:
         )
 
 
-def _names(subject: str, body: Body) -> Iterator[Finding]:
+def _name_findings(subject: str, body: Body) -> Iterator[Finding]:
     name = str(body["metadata"]["name"])
     theirs, ours = name.replace(".", "-"), service_name(name)
     if theirs != ours:
@@ -196,7 +196,7 @@ def _names(subject: str, body: Body) -> Iterator[Finding]:
         )
 
 
-def _pods(subject: str, body: Body, model: Body) -> Iterator[Finding]:
+def _pod_findings(subject: str, body: Body, model: Body) -> Iterator[Finding]:
     spec, gpu = body["spec"], (model["spec"].get("hardware") or {}).get("gpu") or {}
     runtime = spec.get("runtime", "llamacpp")
     if not spec.get("image"):
@@ -213,14 +213,14 @@ def _pods(subject: str, body: Body, model: Body) -> Iterator[Finding]:
             keep="the chart's priorityClasses.outrankPods: true",
         )
     if spec.get("multiNode"):
-        said = "several nodes: a LeaderWorkerSet here, which is refused while the cluster has no such kind"
-        yield Finding(subject, CHANGES, said, keep="install https://lws.sigs.k8s.io")
+        message = "several nodes: a LeaderWorkerSet here, which is refused while the cluster has no such kind"
+        yield Finding(subject, CHANGES, message, keep="install https://lws.sigs.k8s.io")
     if gpu.get("vendor") == "amd" and gpu.get("runtime") and not gpu.get("resourceName"):
-        said = "GPU: its pods ask for devic.es/dri-render there, for amd.com/gpu here"
+        message = "GPU: its pods ask for devic.es/dri-render there, for amd.com/gpu here"
         yield Finding(
             subject,
             CHANGES,
-            said,
+            message,
             keep=f"the chart's workloads.gpuResources: {{amd-{gpu['runtime']}: devic.es/dri-render}}",
         )
 
@@ -238,7 +238,7 @@ def _key(body: Body) -> tuple[str, str]:
     multiple=True,
     required=True,
     metavar="FILE",
-    shell_complete=paths,
+    shell_complete=complete_paths,
     help="A file, a folder, or - for stdin.",
 )
 def convert_manifests(names: tuple[str, ...]) -> None:

@@ -8,7 +8,7 @@ import yaml
 
 from llmkube.base.errors import UserError
 from llmkube.controller import rights as controller_rights
-from llmkube.k8s.rbac import EVERY, rbac_manifests
+from llmkube.k8s.rbac import ALL_NAMES, rbac_manifests
 from llmkube.k8s.wire.names import host_id
 from llmkube.programs.options import command
 from llmkube.supervisor import rights as agent_rights
@@ -89,7 +89,7 @@ def agent_manifests(
     Raises:
         UserError: The options do not fit together, or one of them is none.
     """
-    if namespace is None and EVERY in secrets:
+    if namespace is None and ALL_NAMES in secrets:
         raise UserError("--secret '*' would let a host read any Secret of the cluster; name Secrets, or one namespace")
     if host is None:
         if networks:
@@ -101,7 +101,7 @@ def agent_manifests(
         if not networks:
             raise UserError("--host: name the networks of its engines with --network, such as 192.168.1.20/32")
         program = agent_rights.host_program(host, [checked_network(one) for one in networks])
-    return rbac_manifests(program.granted(secrets), system_namespace=lease_namespace, namespace=namespace)
+    return rbac_manifests(program.grant(secrets), system_namespace=lease_namespace, namespace=namespace)
 
 
 def checked_network(text: str) -> str:

@@ -5,17 +5,17 @@ from pathlib import Path
 import attrs
 import trio
 
-from llmkube.cli.commands.programs.background.agent_jobs import Kept, User, agent_job
-from llmkube.cli.commands.programs.background.launchctl import Answer
+from llmkube.cli.commands.programs.background.agent_jobs import AddedSettings, User, agent_job
+from llmkube.cli.commands.programs.background.launchctl import CallResult
 from llmkube.programs.config import AgentConfig
 
 ADA = User(uid=501, name="ada", home=Path("/Users/ada"))
 STATE = Path("/Users/ada/Library/Application Support/llmkube")
 
 
-def job(*, daemon=False, kept=None, config=None):
+def job(*, daemon=False, added=None, config=None):
     """The agent's job for ada."""
-    return agent_job(ADA, STATE, config or AgentConfig(), kept or Kept(), daemon=daemon)
+    return agent_job(ADA, STATE, config or AgentConfig(), added or AddedSettings(), daemon=daemon)
 
 
 @attrs.define
@@ -46,21 +46,21 @@ class LaunchdModel:
 
     def _print(self, target):
         if not self.loaded:
-            return Answer(113, f'Could not find service "{target.rpartition("/")[2]}" in domain for port')
+            return CallResult(113, f'Could not find service "{target.rpartition("/")[2]}" in domain for port')
         running = self.ends_at is None
         pid = f"\tpid = 4711\n\tstate = {'running' if running else 'SIGTERMed'}\n"
-        return Answer(0, f"{target} = {{\n\tactive count = 1\n{pid}\truns = {self.runs}\n\tlast exit code = 1\n}}")
+        return CallResult(0, f"{target} = {{\n\tactive count = 1\n{pid}\truns = {self.runs}\n\tlast exit code = 1\n}}")
 
     def _bootout(self, target):
         if not self.loaded:
-            return Answer(3, "Boot-out failed: 3: No such process")
+            return CallResult(3, "Boot-out failed: 3: No such process")
         if self.ends_at is not None:
-            return Answer(37, "Boot-out failed: 37: Operation already in progress")
+            return CallResult(37, "Boot-out failed: 37: Operation already in progress")
         self.ends_at = trio.current_time() + self.end_seconds
-        return Answer(0, "")
+        return CallResult(0, "")
 
     def _bootstrap(self, domain, file):
         if self.loaded or not self.session:
-            return Answer(5, "Bootstrap failed: 5: Input/output error")
+            return CallResult(5, "Bootstrap failed: 5: Input/output error")
         self.loaded, self.runs, self.file = True, 1, Path(file).name
-        return Answer(0, "")
+        return CallResult(0, "")

@@ -11,15 +11,15 @@ import pytest
 from cli.commands.programs.background.launchd_model import job
 from llmkube.base.settings import resolve
 from llmkube.cli.commands.programs.background.agent_jobs import (
+    added_flags,
     exit_seconds_of,
     given_settings,
     guarded_folder,
-    kept_flags,
     plist_text,
 )
 from llmkube.programs.config import AgentConfig
 from llmkube.supervisor.agent import stop_seconds
-from llmkube.supervisor.nouns.settings import AgentSettings
+from llmkube.supervisor.values.settings import AgentSettings
 
 
 def test_launchd_waits_longer_than_the_engines_take():
@@ -33,20 +33,20 @@ def test_what_an_owner_has_added_stays():
     content = plistlib.loads(plist_text(job()))
     content["ProgramArguments"] += ["--host-ip", "192.168.1.50", "--memory-fraction=0.9", "--apple-power-enabled"]
     content["EnvironmentVariables"]["HTTPS_PROXY"] = "http://proxy:3128"
-    kept = kept_flags(plistlib.dumps(content), set())
-    assert kept.arguments == ("--host-ip=192.168.1.50", "--memory-fraction=0.9", "--apple-power-enabled")
-    assert dict(kept.environ) == {"HTTPS_PROXY": "http://proxy:3128"}
-    again = plistlib.loads(plist_text(job(kept=kept)))
-    assert again["ProgramArguments"][-3:] == list(kept.arguments)
-    assert kept_flags(plistlib.dumps(again), set()) == kept  # once more, and nothing is there twice
-    assert plistlib.loads(plist_text(job(kept=kept)))["EnvironmentVariables"]["HTTPS_PROXY"] == "http://proxy:3128"
+    added = added_flags(plistlib.dumps(content), set())
+    assert added.arguments == ("--host-ip=192.168.1.50", "--memory-fraction=0.9", "--apple-power-enabled")
+    assert dict(added.environ) == {"HTTPS_PROXY": "http://proxy:3128"}
+    again = plistlib.loads(plist_text(job(added=added)))
+    assert again["ProgramArguments"][-3:] == list(added.arguments)
+    assert added_flags(plistlib.dumps(again), set()) == added  # once more, and nothing is there twice
+    assert plistlib.loads(plist_text(job(added=added)))["EnvironmentVariables"]["HTTPS_PROXY"] == "http://proxy:3128"
 
 
-def test_what_is_said_anew_replaces_what_stood_there():
+def test_what_is_set_again_replaces_what_stood_there():
     """A flag of `install` goes into config.toml, which an old flag in the file would outrank."""
     content = plistlib.loads(plist_text(job()))
     content["ProgramArguments"] += ["--host-ip", "192.168.1.50"]
-    assert kept_flags(plistlib.dumps(content), {"host_ip"}).arguments == ()
+    assert added_flags(plistlib.dumps(content), {"host_ip"}).arguments == ()
 
 
 def test_the_go_agent_s_job_of_the_same_name_is_taken_over():
@@ -67,22 +67,22 @@ def test_the_go_agent_s_job_of_the_same_name_is_taken_over():
             "120s",
         ],
     }
-    kept = kept_flags(plistlib.dumps(old), set())
-    assert kept.arguments == (
+    added = added_flags(plistlib.dumps(old), set())
+    assert added.arguments == (
         "--namespace=default",
         "--model-store=/Users/ada/models",
         "--port=9090",
         "--apple-power-enabled",
         "--omlx-bin=/opt/homebrew/bin/omlx",
     )
-    assert kept.dropped == ("--omlx-startup-timeout",)
+    assert added.dropped == ("--omlx-startup-timeout",)
 
 
 @pytest.mark.parametrize("content", [b"", b"<plist>", b"[]", b"\x00\x01"])
 def test_a_file_that_is_no_job_is_refused(content):
     """It is left where it is."""
     with pytest.raises(ValueError, match="no property list of a job"):
-        kept_flags(content, set())
+        added_flags(content, set())
 
 
 def test_settings_of_an_install_are_written_as_toml_has_them():

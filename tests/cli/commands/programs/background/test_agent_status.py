@@ -18,20 +18,20 @@ from click.testing import CliRunner
 
 from free_ports import free_port
 from llmkube.cli.commands.programs.background.agent_status import (
-    _look,
+    _read_state,
     _wait_free,
     cordon,
     cordon_sentence,
-    power_words,
+    power_lines,
     uncordon,
     without_figures,
 )
 from llmkube.cli.commands.programs.background.launchctl import current_user
 from llmkube.programs.failures import CommandError, ExitCode
-from llmkube.programs.state_location import ENGINES, held
+from llmkube.programs.state_location import ENGINES_LOCK, hold_lock
 from llmkube.supervisor.host.processes import OWNER_VARIABLE
 from llmkube.supervisor.host_cordon import CordonFile
-from llmkube.supervisor.nouns.cordon import Cordon, cordon_path, cordon_text
+from llmkube.supervisor.values.cordon import Cordon, cordon_path, cordon_text
 
 
 @contextmanager
@@ -62,15 +62,15 @@ def folder(tmp_path):
     return state
 
 
-async def test_an_agent_that_does_not_answer_is_told(folder):
+async def test_an_agent_that_does_not_answer_is_reported(folder):
     """It holds its folder and says nothing: it is stopped, hangs, or is not well. Without a port nobody is asked."""
     port = free_port()
-    with held(folder / ENGINES):
-        said = await _look(folder, current_user(), port)
+    with hold_lock(folder / ENGINES_LOCK):
+        said = await _read_state(folder, current_user(), port)
         assert said["agent"].startswith("runs")
         assert said["healthz"] == f"no answer that it is well at port {port}"
-        assert "healthz" not in await _look(folder, current_user(), 0)
-    assert "healthz" not in await _look(folder, current_user(), port)
+        assert "healthz" not in await _read_state(folder, current_user(), 0)
+    assert "healthz" not in await _read_state(folder, current_user(), port)
 
 
 @pytest.mark.ci
@@ -159,9 +159,9 @@ llmkube_metal_agent_service_energy_joules_total{name="chat",namespace="ns"} 1000
     ],
     ids=["a Mac", "Linux", "a part that stands still", "a source that has died", "no metrics", "no power"],
 )
-def test_power_is_said_of_the_host_and_of_each_service(exposition, said):
+def test_power_is_reported_of_the_host_and_of_each_service(exposition, said):
     """A line for each; why it is not measured; nothing where no source was asked for."""
-    assert power_words(exposition) == said
+    assert power_lines(exposition) == said
 
 
 @pytest.mark.parametrize(
@@ -170,13 +170,13 @@ def test_power_is_said_of_the_host_and_of_each_service(exposition, said):
 def test_joules_are_two_digits_and_no_exponent(joules, said):
     """A large model on a processor takes hundreds of joules per token."""
     series = f'llmkube_metal_agent_service_joules_per_token{{name="chat",namespace="ns"}} {joules}\n'
-    assert power_words(series)["draws"] == f"{said} J per token  ns/chat"
+    assert power_lines(series)["draws"] == f"{said} J per token  ns/chat"
 
 
 def test_a_line_per_change_has_no_figures():
     """Watts change all the time; that they are not measured any more is a change."""
-    assert without_figures({"agent": "runs", **power_words(MAC)}) == {"agent": "runs"}
-    assert without_figures(power_words(DEAD)) == power_words(DEAD)
+    assert without_figures({"agent": "runs", **power_lines(MAC)}) == {"agent": "runs"}
+    assert without_figures(power_lines(DEAD)) == power_lines(DEAD)
 
 
 def run(command, folder, *words):
@@ -191,8 +191,8 @@ def test_what_is_typed_is_what_the_agent_reads(tmp_path):
     assert read() == Cordon()
     assert run(cordon, folder, "--for", "2h").exit_code == 0
     now = datetime.datetime.now(datetime.UTC)
-    assert read().holds(now + datetime.timedelta(minutes=110))
-    assert not read().holds(now + datetime.timedelta(minutes=130))
+    assert read().is_active(now + datetime.timedelta(minutes=110))
+    assert not read().is_active(now + datetime.timedelta(minutes=130))
     assert cordon_sentence(folder) == f"serves nothing {read().end}"
     for _ in range(2):
         assert run(uncordon, folder).exit_code == 0
@@ -227,7 +227,7 @@ def engine_of(folder):
             process.kill()
 
 
-def test_engines_that_nobody_ends_are_told(tmp_path):
+def test_engines_that_nobody_ends_are_reported(tmp_path):
     """Without an agent the command does not say that the memory is back while an engine of a killed one holds it."""
     with engine_of(tmp_path) as process:
         done = run(cordon, tmp_path)
@@ -245,26 +245,26 @@ async def test_a_cordon_that_has_ended_is_not_waited_for(tmp_path, over):
         cordon_path(tmp_path).write_text(over)
     with (
         engine_of(tmp_path),
-        held(tmp_path / ENGINES),
+        hold_lock(tmp_path / ENGINES_LOCK),
         trio.fail_after(60),
         pytest.raises(CommandError, match="this host serves again, and 1 process of engines run"),
     ):
         await _wait_free(tmp_path, 600)
 
 
-async def test_engines_that_outlast_the_timeout_are_told(tmp_path):
+async def test_engines_that_outlast_the_timeout_are_reported(tmp_path):
     """With the code for it."""
     cordon_path(tmp_path).write_text(cordon_text(Cordon()))
     with (
         engine_of(tmp_path),
-        held(tmp_path / ENGINES),
-        pytest.raises(CommandError, match=r"still run after 0\.1 s") as told,
+        hold_lock(tmp_path / ENGINES_LOCK),
+        pytest.raises(CommandError, match=r"still run after 0\.1 s") as refused,
     ):
         await _wait_free(tmp_path, 0.1)
-    assert told.value.exit_code == ExitCode.TIMED_OUT
+    assert refused.value.exit_code == ExitCode.TIMED_OUT
 
 
-def test_a_file_that_is_no_cordon_is_told(tmp_path):
+def test_a_file_that_is_no_cordon_is_reported(tmp_path):
     """`status` names the file, and what removes it."""
     cordon_path(tmp_path).write_text('{"until": "noon"}')
     assert "`llmkube agent uncordon` removes it" in cordon_sentence(tmp_path)

@@ -6,11 +6,11 @@ import pytest
 import trio
 
 from llmkube.cli.commands.programs.background.lan_access import (
+    assess,
     dial_tcp,
-    judge,
     lan_access_path,
     lan_peers,
-    note_lan_access,
+    record_lan_access,
 )
 
 ARP = """\
@@ -42,7 +42,7 @@ def test_the_api_server_is_tried_first_and_the_router_never():
 )
 def test_one_that_gets_through_is_enough_and_one_that_is_off_proves_nothing(errors, verdict):
     """A machine that sleeps gives the same errno as a refusal of macOS."""
-    assert judge(errors) == verdict
+    assert assess(errors) == verdict
 
 
 async def test_what_was_found_is_left_for_commands(tmp_path):
@@ -52,10 +52,10 @@ async def test_what_was_found_is_left_for_commands(tmp_path):
         await trio.lowlevel.checkpoint()
         return errno.EHOSTUNREACH
 
-    await note_lan_access(tmp_path, [("192.168.1.10", 6443), ("192.168.1.20", 9)], dial)
+    await record_lan_access(tmp_path, [("192.168.1.10", 6443), ("192.168.1.20", 9)], dial)
     assert lan_access_path(tmp_path).read_text() == "refused\n"
 
 
 async def test_a_port_that_refuses_is_reached():
     """On a real socket: the machine is there, and says no."""
-    assert judge([await dial_tcp(("127.0.0.1", 1))]) == "reached"
+    assert assess([await dial_tcp(("127.0.0.1", 1))]) == "reached"

@@ -63,7 +63,7 @@ async def test_a_job_that_a_login_loads_meanwhile_gives_way(autojump_clock):
     assert model.file == "new.plist"
 
 
-async def test_without_a_login_the_error_says_what_helps(autojump_clock):
+async def test_without_a_login_the_error_has_the_fix(autojump_clock):
     """`bootstrap` without its user's login answers 5 for ever."""
     with pytest.raises(UserError, match=r"5: Input/output error.*logged in at this Mac's screen.*--daemon"):
         await job(LaunchdModel(session=False)).load("/x/new.plist")
@@ -72,7 +72,7 @@ async def test_without_a_login_the_error_says_what_helps(autojump_clock):
     assert "--daemon" not in str(caught.value)
 
 
-async def test_a_job_that_never_ends_is_told(autojump_clock):
+async def test_a_job_that_never_ends_is_reported(autojump_clock):
     """Launchd itself kills after `ExitTimeOut`; half a minute later this gives up, and says which job."""
     with pytest.raises(UserError, match=f"has not ended gui/501/{LABEL} within 120 s"):
         await job(LaunchdModel(end_seconds=1e9, loaded=True)).unload()

@@ -5,7 +5,7 @@ import os
 import pytest
 import trio
 
-from llmkube.cli.commands.programs.background.log_file import CAP_BYTES, point_at, run_own_log
+from llmkube.cli.commands.programs.background.log_file import CAP_BYTES, maintain_log, point_link
 from waiting import until
 
 
@@ -16,7 +16,7 @@ async def test_a_log_that_has_grown_is_copied_and_truncated_in_place(tmp_path):
     try:
         os.write(held, b"x" * (CAP_BYTES + 1))
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(run_own_log, log, tmp_path / "link")
+            nursery.start_soon(maintain_log, log, tmp_path / "link")
             await until((tmp_path / "link").is_symlink)
             nursery.cancel_scope.cancel()
         os.write(held, b"new\n")
@@ -30,14 +30,14 @@ async def test_a_log_that_has_grown_is_copied_and_truncated_in_place(tmp_path):
 def test_the_link_is_made_and_mended_but_nothing_else_is_replaced(tmp_path):
     """A file that is no link stays what it is, and is not written to."""
     log, link = tmp_path / "log", tmp_path / "link"
-    assert point_at(link, log)
+    assert point_link(link, log)
     assert link.readlink() == log
     other = tmp_path / "other"
-    assert point_at(link, other)
+    assert point_link(link, other)
     assert link.readlink() == other
     link.unlink()
     link.write_text("mine")
-    assert not point_at(link, log)
+    assert not point_link(link, log)
     assert link.read_text() == "mine"
 
 
@@ -47,5 +47,5 @@ def test_another_user_s_link_is_not_followed(tmp_path):
     link = tmp_path / "link"
     link.symlink_to("/etc/passwd")
     os.lchown(link, 12345, 12345)
-    assert not point_at(link, tmp_path / "log")
+    assert not point_link(link, tmp_path / "log")
     assert link.lstat().st_uid == 12345

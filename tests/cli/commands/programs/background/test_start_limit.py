@@ -13,16 +13,16 @@ from llmkube.cli.commands.programs.background import start_limit as module
 from llmkube.cli.commands.programs.background.start_limit import (
     FailedStarts,
     Interpreter,
-    changes,
+    compare_interpreters,
     counted_start,
     failed_starts_path,
-    forget_once_it_goes_well,
     interpreter_at,
-    interpreter_news,
+    interpreter_problem,
     own_interpreter,
     read_failed_starts,
     record_interpreter,
     recorded_interpreter,
+    reset_once_stable,
 )
 from llmkube.cli.main import cli
 
@@ -52,7 +52,7 @@ def test_a_killed_start_counts(tmp_path):
     assert read_failed_starts(tmp_path, "one").count == 1
 
 
-def test_a_new_boot_begins_anew(tmp_path):
+def test_a_new_boot_begins_again(tmp_path):
     """The machine may have been what was wrong; and a file that is none counts for nothing."""
     fail(tmp_path)
     assert read_failed_starts(tmp_path, "two").count == 0
@@ -63,7 +63,7 @@ def test_a_new_boot_begins_anew(tmp_path):
 async def test_a_minute_of_service_forgets(tmp_path, autojump_clock):
     """A crash a day later is a first one."""
     fail(tmp_path)
-    await forget_once_it_goes_well(tmp_path)
+    await reset_once_stable(tmp_path)
     assert trio.current_time() >= 60
     assert not failed_starts_path(tmp_path).exists()
     with contextlib.suppress(UserError), counted_start(tmp_path, "one"):
@@ -105,7 +105,7 @@ INSTALLED = Interpreter("/v/bin/python", f"{CELLAR}/3.12.3/bin/python3.12", "3.1
 )
 def test_what_has_become_of_it(now, said):
     """A sentence says what has changed, what it costs and what to do; of the same one nothing is said."""
-    sentence = changes(INSTALLED, attrs.evolve(INSTALLED, **now))
+    sentence = compare_interpreters(INSTALLED, attrs.evolve(INSTALLED, **now))
     assert said in sentence
     assert ("run `llmkube agent install` again" in sentence) is bool(said)
 
@@ -116,7 +116,7 @@ def program(path, line):
     return str(path)
 
 
-def test_an_interpreter_says_its_version(tmp_path):
+def test_an_interpreter_reports_its_version(tmp_path):
     """Of a link that leads nowhere, of a program that fails and of one that says something else nothing is made up."""
     path = program(tmp_path / "python", "echo Python 3.12.9")
     assert interpreter_at(path) == Interpreter(path, path, "3.12.9")
@@ -131,14 +131,14 @@ def test_an_interpreter_says_its_version(tmp_path):
 
 def test_it_is_recorded_and_compared(tmp_path, monkeypatch):
     """After an upgrade behind the same path the news says both versions; without a record there are none."""
-    assert interpreter_news(tmp_path) == ""
+    assert interpreter_problem(tmp_path) == ""
     path = program(tmp_path / "python", "echo Python 3.12.9")
     monkeypatch.setattr(module.sys, "executable", path)
     monkeypatch.setattr(module.platform, "python_version", lambda: "3.12.9")
     record_interpreter(tmp_path)
     assert recorded_interpreter(tmp_path) == Interpreter(path, path, "3.12.9")
-    assert interpreter_news(tmp_path) == ""
+    assert interpreter_problem(tmp_path) == ""
     program(tmp_path / "python", "echo Python 3.13.0")
-    assert "is Python 3.13.0, and was 3.12.9" in interpreter_news(tmp_path)
+    assert "is Python 3.13.0, and was 3.12.9" in interpreter_problem(tmp_path)
     (tmp_path / "interpreter.json").write_text("{", encoding="utf-8")
     assert recorded_interpreter(tmp_path) is None

@@ -9,8 +9,8 @@ from click.testing import CliRunner
 
 from llmkube.cli.commands.programs.background.up_commands import LOG, addresses_in, command_line
 from llmkube.cli.main import cli
-from llmkube.programs.state_dir import held_state_dir
-from llmkube.programs.state_location import ENGINES, SERVER
+from llmkube.programs.state_dir import hold_state_dir
+from llmkube.programs.state_location import ENGINES_LOCK, SERVER_LOCK
 
 ADDRESSES = "Kubernetes  https://127.0.0.1:1\ngateway     http://127.0.0.1:2\nprobes      http://127.0.0.1:3"
 
@@ -20,10 +20,10 @@ def invoke(*args, state):
     return CliRunner().invoke(cli, ["up", *args], env=env)
 
 
-def test_what_runs_is_told_with_its_addresses(tmp_path):
+def test_what_runs_is_reported_with_its_addresses(tmp_path):
     """`status` has pid and addresses of what runs; `start` starts no second one, and says the same."""
     state = tmp_path / "st ate"
-    with held_state_dir(state, ENGINES, SERVER):
+    with hold_state_dir(state, ENGINES_LOCK, SERVER_LOCK):
         (state / LOG).write_text(f"old\n{ADDRESSES.replace('127.0.0.1', '127.0.0.9')}\nx\n{ADDRESSES}\nmore\n")
         shown = invoke("status", state=state)
         assert shown.exit_code == 0
@@ -43,13 +43,13 @@ def test_what_does_not_run(tmp_path):
 def test_logs_are_those_of_the_background(tmp_path):
     """The last lines of the file are printed, without what would steer a terminal."""
     state = tmp_path / "state"
-    with held_state_dir(state):
+    with hold_state_dir(state):
         (state / LOG).write_text("one\ntwo\x1b[2J\nthree\n")
     assert invoke("logs", "--tail", "2", state=state).output == "two�[2J\nthree\n"
 
 
 @pytest.mark.ci
-def test_a_start_that_fails_says_why(tmp_path):
+def test_a_start_that_fails_reports_why(tmp_path):
     """What the program in the background said last is the error of `start`."""
     done = invoke("start", "--llama-server", str(tmp_path / "nowhere"), state=tmp_path / "state")
     assert done.exit_code == 1
@@ -71,7 +71,7 @@ def test_flags_are_passed_on(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "Kubernetes x\n", "no"])
-def test_without_addresses_nothing_is_said(tmp_path, text):
+def test_without_addresses_nothing_is_reported(tmp_path, text):
     """A program that has not got so far has no addresses."""
     (tmp_path / LOG).write_text(text)
     assert addresses_in(tmp_path / LOG) == ""

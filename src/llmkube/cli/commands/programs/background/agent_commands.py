@@ -14,51 +14,51 @@ from llmkube.base.errors import UserError
 from llmkube.base.units import format_bytes
 from llmkube.cli.commands.programs.background.agent_jobs import (
     AGENT_LABEL,
+    AddedSettings,
     Job,
-    Kept,
     User,
+    added_flags,
     agent_job,
     agent_job_files,
     agent_log,
     exit_seconds_of,
     given_settings,
     guarded_folder,
-    kept_flags,
 )
 from llmkube.cli.commands.programs.background.agent_status import (
     admitted_sentence,
     chosen_folder,
     installed_job,
     lan_sentence,
-    probed_health,
+    probe_health,
     state_dir_option,
 )
 from llmkube.cli.commands.programs.background.lan_access import lan_access_path
 from llmkube.cli.commands.programs.background.launchctl import (
     JobState,
     Launchd,
-    ask_for_root,
     current_user,
     is_daemon,
     launchctl_program,
     launchd_of,
     remove_plist,
+    request_root,
     write_plist,
 )
-from llmkube.cli.commands.programs.background.log_file import GUIDE_LINK, last_lines, point_at, print_log
-from llmkube.cli.commands.programs.background.start_limit import forget_failed_starts, record_interpreter
+from llmkube.cli.commands.programs.background.log_file import GUIDE_LINK, last_lines, point_link, print_log
+from llmkube.cli.commands.programs.background.start_limit import record_interpreter, reset_failed_starts
 from llmkube.cli.config_edit import plan_settings
 from llmkube.cli.target_cluster import find_config
 from llmkube.programs.config import AgentConfig, load
 from llmkube.programs.failures import CommandError, ExitCode
 from llmkube.programs.host_settings import find_llama_server
 from llmkube.programs.options import NumberRange, command, settings_options
-from llmkube.programs.state_dir import held_state_dir
-from llmkube.programs.state_location import holder_of, up_on, wait_gone
-from llmkube.supervisor.host.processes import OWNER_VARIABLE, end_all, marked
-from llmkube.supervisor.nouns.admitted_networks import networks_path
-from llmkube.supervisor.nouns.settings import METAL_GRACE_SECONDS
+from llmkube.programs.state_dir import hold_state_dir
+from llmkube.programs.state_location import lock_holder, running_up_pid, wait_for_exit
+from llmkube.supervisor.host.processes import OWNER_VARIABLE, end_all, find_marked
 from llmkube.supervisor.power.powermetrics import sudoers_rule
+from llmkube.supervisor.values.admitted_networks import networks_path
+from llmkube.supervisor.values.settings import METAL_GRACE_SECONDS
 
 POLL_SECONDS: Final = 0.25
 _LAN_SECONDS: Final = 15.0
@@ -94,20 +94,20 @@ def install(*, daemon: bool, timeout: float, **flags: Any) -> None:
     _warn_of_guarded_folders(config, user)
     chosen = given_settings(config, flags, os.environ)
     additions = plan_settings(config.state_dir, "agent", chosen)
-    kept = _kept(user, set(chosen))
+    added = _added(user, set(chosen))
     if daemon or any(is_daemon(each) for each in agent_job_files(user) if each.exists()):
-        ask_for_root()  # before anything changes: without it, what runs goes on as it is
-    with held_state_dir(config.state_dir, "install.lock"):  # of what edits its files
+        request_root()  # before anything changes: without it, what runs goes on as it is
+    with hold_state_dir(config.state_dir, "install.lock"):  # of what edits its files
         additions.write()
-    job = agent_job(user, config.state_dir, config, kept, daemon=daemon)
+    job = agent_job(user, config.state_dir, config, added, daemon=daemon)
     job.log.parent.mkdir(parents=True, exist_ok=True)
-    if not point_at(GUIDE_LINK, job.log):
+    if not point_link(GUIDE_LINK, job.log):
         click.echo(f"another user's file is called {GUIDE_LINK}; the log is {job.log} alone", err=True)
-    forget_failed_starts(config.state_dir)
+    reset_failed_starts(config.state_dir)
     record_interpreter(config.state_dir)
     lan_access_path(config.state_dir).unlink(missing_ok=True)
     trio.run(_load, job, user, config, timeout)
-    for flag in kept.dropped:
+    for flag in added.dropped:
         click.echo(f"{flag} of the older job is no flag of this agent; it is left out", err=True)
 
 
@@ -121,19 +121,19 @@ def uninstall(state_dir: Path | None) -> None:
         raise CommandError(f"there is no job {AGENT_LABEL}", ExitCode.NOT_FOUND)
     _refuse_up(folder)
     if any(map(is_daemon, files)):
-        ask_for_root()
+        request_root()
     exit_seconds = exit_seconds_of(load("agent", AgentConfig, {"state_dir": folder}))
 
     async def end() -> None:
-        if (pid := holder_of(folder)) is not None:
+        if (pid := lock_holder(folder)) is not None:
             os.kill(pid, signal.SIGINT)  # which stops the engines too, whatever --on-exit says
-            await wait_gone(folder, pid, exit_seconds)
+            await wait_for_exit(folder, pid, exit_seconds)
         for file in files:
             daemon = is_daemon(file)
             await launchd_of(user, label=AGENT_LABEL, daemon=daemon, exit_seconds=exit_seconds).unload()
 
     trio.run(end)
-    end_all(marked(OWNER_VARIABLE, str(folder)), grace_seconds=METAL_GRACE_SECONDS)  # of an agent that was killed
+    end_all(find_marked(OWNER_VARIABLE, str(folder)), grace_seconds=METAL_GRACE_SECONDS)  # of an agent that was killed
     for file in files:
         remove_plist(file)
         click.echo(f"{file} is gone, and what it ran has stopped")
@@ -149,10 +149,10 @@ def start(state_dir: Path | None, timeout: float) -> None:
     """Start the installed agent, also one that has given up after failed starts; one that runs goes on."""
     folder = chosen_folder(state_dir)
     _refuse_up(folder)
-    if (pid := holder_of(folder)) is not None:
+    if (pid := lock_holder(folder)) is not None:
         click.echo(f"the agent runs already (pid {pid})")
         return
-    _begin(state_dir, timeout)
+    _start_job(state_dir, timeout)
     click.echo("the agent runs")
 
 
@@ -161,7 +161,7 @@ def start(state_dir: Path | None, timeout: float) -> None:
 @_seconds_option
 def restart(state_dir: Path | None, timeout: float) -> None:
     """Start the agent anew, with what config.toml and the job's file say now; engines go on and are adopted."""
-    _begin(state_dir, timeout)
+    _start_job(state_dir, timeout)
     click.echo("the agent runs anew, and has what still ran")
 
 
@@ -179,16 +179,16 @@ def logs(follow: bool, lines: int | None) -> None:
 def stop_agent(state_dir: Path | None, timeout: float) -> None:
     """Stop the agent on this host and every engine of it, and wait until they have ended."""
     folder = chosen_folder(state_dir)
-    pid = holder_of(folder)
+    pid = lock_holder(folder)
     if pid is None:
         raise CommandError(f"no agent runs on the state directory {folder}", ExitCode.NOT_FOUND)
-    if up_on(folder) == pid:
+    if running_up_pid(folder) == pid:
         raise CommandError(
             f"no agent runs on the state directory {folder}, but `llmkube up` does (pid {pid}); "
             "`llmkube up stop` stops it"
         )
     os.kill(pid, signal.SIGINT)  # which always stops the engines, whatever --on-exit says
-    trio.run(wait_gone, folder, pid, timeout)
+    trio.run(wait_for_exit, folder, pid, timeout)
     click.echo(f"agent with pid {pid} has stopped")
 
 
@@ -208,14 +208,14 @@ def print_sudoers(user: str | None) -> None:
     click.echo(sudoers_rule(uid), nl=False)
 
 
-def _begin(state_dir: Path | None, seconds: float) -> None:
+def _start_job(state_dir: Path | None, seconds: float) -> None:
     folder, user = chosen_folder(state_dir), current_user()
     daemon, file = installed_job(user)
     _refuse_up(folder)
     if daemon:
-        ask_for_root()
+        request_root()
     config = load("agent", AgentConfig, {"state_dir": folder})
-    forget_failed_starts(folder)
+    reset_failed_starts(folder)
 
     async def begin() -> None:
         job = launchd_of(user, label=AGENT_LABEL, daemon=daemon, exit_seconds=exit_seconds_of(config))
@@ -234,7 +234,7 @@ async def _load(job: Job, user: User, config: AgentConfig, seconds: float) -> No
             await trio.to_thread.run_sync(remove_plist, file)
     launchd = launchd_of(user, label=AGENT_LABEL, daemon=job.daemon, exit_seconds=job.exit_seconds)
     await launchd.unload()  # before its file changes: what runs ends by the old one's terms
-    admitted = _changed_at(networks_path(folder))
+    admitted = _modified_at(networks_path(folder))
     await trio.to_thread.run_sync(write_plist, job)
     await launchd.load(str(job.file))
     click.echo(f"{job.file} is loaded")
@@ -242,14 +242,14 @@ async def _load(job: Job, user: User, config: AgentConfig, seconds: float) -> No
     click.echo(f"http://127.0.0.1:{config.port}/healthz  {health}" if config.port else "the agent runs")
     click.echo(f"log: {job.log}")
     with trio.move_on_after(_ADMITTED_SECONDS):
-        while _changed_at(networks_path(folder)) == admitted:  # noqa: ASYNC110 - another program writes it
+        while _modified_at(networks_path(folder)) == admitted:  # noqa: ASYNC110 - another program writes it
             await trio.sleep(POLL_SECONDS)
         click.echo(f"without a key its engines answer: {admitted_sentence(folder)}")
     if not job.daemon:
-        await _tell_of_the_lan(folder)
+        await _print_lan_access(folder)
 
 
-async def _tell_of_the_lan(folder: Path) -> None:
+async def _print_lan_access(folder: Path) -> None:
     with trio.move_on_after(_LAN_SECONDS):
         while not lan_access_path(folder).exists():  # noqa: ASYNC110 - another program writes it
             await trio.sleep(POLL_SECONDS)
@@ -267,12 +267,12 @@ async def _wait_healthy(job: Launchd, folder: Path, port: int, log: Path, second
     Raises:
         CommandError: It has ended again and again, or says nothing; the sentence has the log's last lines.
     """
-    began = log.stat().st_size if log.exists() else 0
+    offset = log.stat().st_size if log.exists() else 0
     state: JobState | None = None
     with trio.move_on_after(seconds):
         while True:
-            if holder_of(folder) is not None and (not port or await probed_health(port)):
-                return await probed_health(port)
+            if lock_holder(folder) is not None and (not port or await probe_health(port)):
+                return await probe_health(port)
             state = await job.state()
             if state is None or (state.pid is None and state.runs > 1 and state.last_exit):
                 break
@@ -280,29 +280,29 @@ async def _wait_healthy(job: Launchd, folder: Path, port: int, log: Path, second
     ended = (
         f"it has ended with {state.last_exit}, {state.runs} times" if state and state.last_exit else "it says nothing"
     )
-    place = f"on port {port}" if port else f"on {folder}"
-    words = last_lines(log, min(began, log.stat().st_size) if log.exists() else 0, _LINES)
-    raise CommandError(f"the agent does not answer {place}: {ended}\n{words}".rstrip(), ExitCode.TIMED_OUT)
+    location = f"on port {port}" if port else f"on {folder}"
+    tail = last_lines(log, min(offset, log.stat().st_size) if log.exists() else 0, _LINES)
+    raise CommandError(f"the agent does not answer {location}: {ended}\n{tail}".rstrip(), ExitCode.TIMED_OUT)
 
 
-def _changed_at(path: Path) -> int:
+def _modified_at(path: Path) -> int:
     return path.stat().st_mtime_ns if path.exists() else 0
 
 
-def _kept(user: User, given: set[str]) -> Kept:
+def _added(user: User, given: set[str]) -> AddedSettings:
     for file in agent_job_files(user):
         if not file.exists():
             continue
         try:
-            return kept_flags(file.read_bytes(), given)
+            return added_flags(file.read_bytes(), given)
         except (OSError, ValueError) as exc:
             raise UserError(f"{file}: {exc}; move it away, and repeat this") from exc
-    return Kept()
+    return AddedSettings()
 
 
 def _refuse_up(folder: Path) -> None:
     """Leave a `llmkube up` alone that works on the folder: no signal of ours is for it, and no agent can start."""
-    if (pid := up_on(folder)) is not None:
+    if (pid := running_up_pid(folder)) is not None:
         raise CommandError(
             f"on {folder} runs no agent, but `llmkube up` (pid {pid}); `llmkube up stop` stops it, or choose another "
             "folder with --state-dir"
@@ -312,10 +312,10 @@ def _refuse_up(folder: Path) -> None:
 def _warn_of_guarded_folders(config: AgentConfig, user: User) -> None:
     program = Path(psutil.Process().exe())  # a framework build of Python starts Python.app in sys.executable's place
     places = (("this program", program), ("--state-dir", config.state_dir), ("--model-store", config.model_store))
-    for what, path in places:
+    for label, path in places:
         if path is not None and (folder := guarded_folder(path, user.home)):
             click.echo(
-                f"{what} is in {folder}, which macOS keeps from launchd's jobs: allow {program} in System "
+                f"{label} is in {folder}, which macOS keeps from launchd's jobs: allow {program} in System "
                 "Settings, Privacy & Security, Full Disk Access, or move it",
                 err=True,
             )

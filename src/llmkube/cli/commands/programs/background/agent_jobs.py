@@ -23,7 +23,7 @@ SYSTEM_PATH: Final = "/usr/bin:/bin:/usr/sbin:/sbin"
 THROTTLE_SECONDS: Final = 15
 """Between two starts; launchd's own least is 10."""
 
-_WATCHED: Final = ("Desktop", "Documents", "Downloads")
+_GUARDED_NAMES: Final = ("Desktop", "Documents", "Downloads")
 """Folders of a home that macOS keeps from programs until their user allows them."""
 
 
@@ -88,7 +88,7 @@ def plist_text(job: Job) -> bytes:
 
 
 @attrs.frozen
-class Kept:
+class AddedSettings:
     """What an older job's owner has added to it.
 
     Attributes:
@@ -117,10 +117,10 @@ def read_job(content: bytes) -> tuple[Sequence[str], Mapping[str, str]]:
     return argv, environ
 
 
-def _sorted_out(
+def _split_flags(
     words: Sequence[str], flags: Mapping[str, bool], replaced: Collection[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    kept: list[str] = []
+    added: list[str] = []
     dropped: list[str] = []
     rest = list(words)
     while rest:
@@ -129,21 +129,21 @@ def _sorted_out(
             continue  # `-m llmkube agent`, and the values of flags that are dropped
         name, equals, value = word.partition("=")
         name = f"--{name.lstrip('-')}"
-        takes = flags.get(name)
-        if takes is None:
+        takes_value = flags.get(name)
+        if takes_value is None:
             dropped.append(word)
             continue
-        if not takes and value.lower() in {"false", "0", "f"}:  # as Go writes it
+        if not takes_value and value.lower() in {"false", "0", "f"}:  # as Go writes it
             name = f"--no-{name[2:]}"
-        values = [value] if equals else [rest.pop(0)] if takes and rest else []
+        values = [value] if equals else [rest.pop(0)] if takes_value and rest else []
         if name not in replaced:
-            kept.append(f"{name}={values[0]}" if takes and values else name)
-    return tuple(kept), tuple(dropped)
+            added.append(f"{name}={values[0]}" if takes_value and values else name)
+    return tuple(added), tuple(dropped)
 
 
 def guarded_folder(path: Path, home: Path) -> Path | None:
     """Return the folder around a path that macOS keeps from jobs of launchd, although a terminal may read it."""
-    for folder in (*(home / name for name in _WATCHED), Path("/Volumes")):
+    for folder in (*(home / name for name in _GUARDED_NAMES), Path("/Volumes")):
         if path == folder or folder in path.parents:
             return folder
     return None
@@ -187,17 +187,17 @@ def exit_seconds_of(config: AgentConfig) -> int:
     return round(config.drain_seconds + EXIT_MARGIN_SECONDS)
 
 
-def agent_job(user: User, state_dir: Path, config: AgentConfig, kept: Kept, *, daemon: bool) -> Job:
+def agent_job(user: User, state_dir: Path, config: AgentConfig, added: AddedSettings, *, daemon: bool) -> Job:
     """Return the job; flags that its owner has added come last, so that they win."""
     log = agent_log(user.home)
     return Job(
         label=AGENT_LABEL,
-        argv=[*own_arguments(state_dir, log), *kept.arguments],
+        argv=[*own_arguments(state_dir, log), *added.arguments],
         home=user.home,
         user=user.name,
         log=log,
         exit_seconds=exit_seconds_of(config),
-        environ=kept.environ,
+        environ=added.environ,
         daemon=daemon,
     )
 
@@ -216,7 +216,7 @@ def own_arguments(state_dir: Path, log: Path) -> list[str]:
     ]
 
 
-def kept_flags(content: bytes, given: Collection[str]) -> Kept:
+def added_flags(content: bytes, given: Collection[str]) -> AddedSettings:
     """Return what stays of an older job.
 
     A job of the same name that another implementation's installer wrote is read alike: its flags have one dash or two.
@@ -232,15 +232,15 @@ def kept_flags(content: bytes, given: Collection[str]) -> Kept:
     own = {"HOME", "USER", "LOGNAME"}
     if environ.get("PATH") == f"{HOMEBREW}:{SYSTEM_PATH}":
         own |= {"PATH"}
-    takes: dict[str, bool] = {}
+    takes_value: dict[str, bool] = {}
     replaced = {word.partition("=")[0] for word in own_arguments(Path(), Path())}
     for each in settings_of(AgentConfig):
         flags = (each.flag, f"--no-{each.flag[2:]}") if each.type is bool else (each.flag,)
-        takes |= dict.fromkeys(flags, each.type is not bool)
+        takes_value |= dict.fromkeys(flags, each.type is not bool)
         if each.name in given:
             replaced |= set(flags)
-    kept, dropped = _sorted_out(argv[1:], takes, replaced)
-    return Kept(kept, {name: value for name, value in environ.items() if name not in own}, dropped)
+    added, dropped = _split_flags(argv[1:], takes_value, replaced)
+    return AddedSettings(added, {name: value for name, value in environ.items() if name not in own}, dropped)
 
 
 def given_settings(config: AgentConfig, flags: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
@@ -256,14 +256,14 @@ def given_settings(config: AgentConfig, flags: Mapping[str, Any], environ: Mappi
         for each in settings_of(AgentConfig)
         if each.in_file and (flags.get(each.name) not in {None, ()} or environ.get(each.variable, "").strip())
     ]
-    found = {each.name: _written(getattr(config, each.name)) for each in given}
+    found = {each.name: _toml_value(getattr(config, each.name)) for each in given}
     first = environ.get("KUBECONFIG", "").split(os.pathsep)[0]
     if first and config.kubeconfig is None:
         found["kubeconfig"] = str(Path(first).absolute())
     return found
 
 
-def _written(value: Any) -> Any:
+def _toml_value(value: Any) -> Any:
     if isinstance(value, tuple):
         return list(value)
     return str(value.absolute()) if isinstance(value, Path) else value

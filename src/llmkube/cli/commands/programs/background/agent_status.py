@@ -25,20 +25,20 @@ from llmkube.base.units import parse_duration
 from llmkube.cli.commands.programs.background.agent_jobs import AGENT_LABEL, User, agent_job_files
 from llmkube.cli.commands.programs.background.lan_access import REACHED, REFUSED, read_lan_access
 from llmkube.cli.commands.programs.background.launchctl import JobState, current_user, launchctl_program, launchd_of
-from llmkube.cli.commands.programs.background.start_limit import interpreter_news, read_failed_starts
+from llmkube.cli.commands.programs.background.start_limit import interpreter_problem, read_failed_starts
 from llmkube.cli.options import watch_option
 from llmkube.cli.view.live_view import TICK_SECONDS, Changes, is_terminal, show_in_place
 from llmkube.programs.config import AgentConfig, load
 from llmkube.programs.failures import CommandError, ExitCode
 from llmkube.programs.options import NumberRange, command
-from llmkube.programs.state_dir import held_state_dir
-from llmkube.programs.state_location import check_state_dir, holder_of, local_state_dir
-from llmkube.supervisor.host.processes import OWNER_VARIABLE, marked, start_of
-from llmkube.supervisor.nouns.admitted_networks import AdmittedNetworks, networks_path
-from llmkube.supervisor.nouns.cordon import Cordon, cordon_path, cordon_text, parse_cordon
+from llmkube.programs.state_dir import hold_state_dir
+from llmkube.programs.state_location import check_state_dir, local_state_dir, lock_holder
+from llmkube.supervisor.host.processes import OWNER_VARIABLE, find_marked, start_of
 from llmkube.supervisor.power.sample import COMBINED
+from llmkube.supervisor.values.admitted_networks import AdmittedNetworks, networks_path
+from llmkube.supervisor.values.cordon import Cordon, cordon_path, cordon_text, parse_cordon
 
-_IDLE = "does not run"
+_STOPPED = "does not run"
 _INDENT = 12
 
 state_dir_option = click.option(
@@ -56,12 +56,12 @@ _SHORTEST_SECONDS, _LONGEST_SECONDS = 60.0, 366 * 86400.0
 def status(state_dir: Path | None, watch: bool) -> None:
     """Say whether the agent runs, how often it was started, and what it cannot reach. Exits with 3 if it does not."""
     folder, user = chosen_folder(state_dir), current_user()
-    look = partial(_look, folder, user, load("agent", AgentConfig, {"state_dir": folder}).port)
+    read_state = partial(_read_state, folder, user, load("agent", AgentConfig, {"state_dir": folder}).port)
     if watch:
-        trio.run(_stay, look)
-    found = trio.run(look)
+        trio.run(_watch, read_state)
+    found = trio.run(read_state)
     click.echo("\n".join(_lines(found)))
-    if found["agent"].startswith(_IDLE):
+    if found["agent"].startswith(_STOPPED):
         sys.exit(ExitCode.NOT_FOUND)
 
 
@@ -104,52 +104,52 @@ def admitted_sentence(folder: Path) -> str:
         return ""
 
 
-async def _stay(look: Callable[[], Awaitable[Mapping[str, str]]]) -> Never:
+async def _watch(read_state: Callable[[], Awaitable[Mapping[str, str]]]) -> Never:
     if is_terminal():
 
         async def text() -> str:
-            return "\n".join(_lines(await look()))
+            return "\n".join(_lines(await read_state()))
 
         await show_in_place(Mailbox(None), text)  # which looks again once a second
     changes = Changes[str, str]()
     while True:
-        changed, gone = changes.since(without_figures(await look()))
+        changed, gone = changes.since(without_figures(await read_state()))
         for line in _lines(changed | dict.fromkeys(gone, "-")):
             click.echo(line)
         await trio.sleep(TICK_SECONDS)
 
 
-async def _look(folder: Path, user: User, port: int) -> Mapping[str, str]:
+async def _read_state(folder: Path, user: User, port: int) -> Mapping[str, str]:
     """Return what is to be said, by the word that begins its line; a line without a word of its own is left out."""
-    said: dict[str, str] = {}
-    known: JobState | None = None
+    state: dict[str, str] = {}
+    job_state: JobState | None = None
     if launchctl_program() is not None and any(each.exists() for each in agent_job_files(user)):
         daemon, file = installed_job(user)
-        known = await launchd_of(user, label=AGENT_LABEL, daemon=daemon, change=False).state()
-        said["job"] = f"{file}{'' if known else ' (not loaded)'}"
-        if known is not None:
-            ended = f", ended last with {known.last_exit}" if known.last_exit else ""
-            said["starts"] = f"{known.runs}{ended}"
-    pid = holder_of(folder)
-    said["agent"] = f"{f'runs (pid {pid})' if pid is not None else _IDLE} on {folder}"
-    healthy = await probed_health(port) if pid is not None else ""
-    said["healthz"] = healthy or (f"no answer that it is well at port {port}" if pid is not None and port else "")
-    said["cordon"] = cordon_sentence(folder)
-    said |= power_words(await _probed(port, "/metrics")) if healthy else {}
+        job_state = await launchd_of(user, label=AGENT_LABEL, daemon=daemon, change=False).state()
+        state["job"] = f"{file}{'' if job_state else ' (not loaded)'}"
+        if job_state is not None:
+            ended = f", ended last with {job_state.last_exit}" if job_state.last_exit else ""
+            state["starts"] = f"{job_state.runs}{ended}"
+    pid = lock_holder(folder)
+    state["agent"] = f"{f'runs (pid {pid})' if pid is not None else _STOPPED} on {folder}"
+    healthy = await probe_health(port) if pid is not None else ""
+    state["healthz"] = healthy or (f"no answer that it is well at port {port}" if pid is not None and port else "")
+    state["cordon"] = cordon_sentence(folder)
+    state |= power_lines(await _probe(port, "/metrics")) if healthy else {}
     failed = read_failed_starts(folder, start_of(1))
     if pid is None and failed.count:
-        said["failed"] = f"{failed.count} starts in a row: {failed.problem or 'see `llmkube agent logs`'}"
-    said["network"] = lan_sentence(folder)
-    said["no key"] = admitted_sentence(folder) if pid is not None else ""
-    said["python"] = (interpreter_news(folder) or "") if known is not None else ""
-    return {word: value for word, value in said.items() if value}
+        state["failed"] = f"{failed.count} starts in a row: {failed.problem or 'see `llmkube agent logs`'}"
+    state["network"] = lan_sentence(folder)
+    state["no key"] = admitted_sentence(folder) if pid is not None else ""
+    state["python"] = (interpreter_problem(folder) or "") if job_state is not None else ""
+    return {label: value for label, value in state.items() if value}
 
 
-def _lines(said: Mapping[str, str]) -> list[str]:
-    return [f"{word:<{_INDENT}}{value}".replace("\n", "\n" + " " * _INDENT) for word, value in said.items()]
+def _lines(state: Mapping[str, str]) -> list[str]:
+    return [f"{label:<{_INDENT}}{value}".replace("\n", "\n" + " " * _INDENT) for label, value in state.items()]
 
 
-def power_words(exposition: str) -> dict[str, str]:
+def power_lines(exposition: str) -> dict[str, str]:
     """Return what is to be said of power, by the word that begins its lines; nothing where it is not measured at all.
 
     A service is a line of its own, its name at the end: what a narrow terminal cuts is no figure.
@@ -157,7 +157,7 @@ def power_words(exposition: str) -> dict[str, str]:
     domains: dict[str, float] = {}
     services: dict[str, list[str]] = {}
     problem = ""
-    for each in _series(exposition):
+    for each in _power_samples(exposition):
         name = f"{each.labels.get('namespace')}/{each.labels.get('name')}"
         metric = each.name.removeprefix("llmkube_metal_agent_")
         if metric == "power_problem":
@@ -170,16 +170,16 @@ def power_words(exposition: str) -> dict[str, str]:
             services.setdefault(name, []).insert(0, f"{each.value:.1f} W")
         elif metric == "service_joules_per_token":
             services.setdefault(name, []).append(f"{_figure(each.value)} J per token")
-    host = _of_host(domains, problem)
-    said = {"power": host} if host else {}
+    host = _host_power(domains, problem)
+    state = {"power": host} if host else {}
     if services:
         shown = [(", ".join(words), name) for name, words in sorted(services.items())]
         width = max(len(figures) for figures, _ in shown)
-        said["draws"] = "\n".join(f"{figures:<{width}}  {name}" for figures, name in shown)
-    return said
+        state["draws"] = "\n".join(f"{figures:<{width}}  {name}" for figures, name in shown)
+    return state
 
 
-def _of_host(domains: Mapping[str, float], problem: str) -> str:
+def _host_power(domains: Mapping[str, float], problem: str) -> str:
     parts = ", ".join(f"{domain} {watts:.1f}" for domain, watts in sorted(domains.items()) if domain != COMBINED)
     if COMBINED in domains:
         return f"{domains[COMBINED]:.1f} W ({parts})"
@@ -193,13 +193,13 @@ def _figure(value: float) -> str:
     return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
 
 
-def without_figures(said: Mapping[str, str]) -> dict[str, str]:
+def without_figures(state: Mapping[str, str]) -> dict[str, str]:
     """Return what changes seldom: a program that gets a line per change is not told watts every two seconds."""
-    figures = {word for word in ("power", "draws") if not said.get(word, "").startswith(NOT_MEASURED)}
-    return {word: value for word, value in said.items() if word not in figures}
+    figures = {label for label in ("power", "draws") if not state.get(label, "").startswith(NOT_MEASURED)}
+    return {label: value for label, value in state.items() if label not in figures}
 
 
-def _series(exposition: str) -> list[Sample]:
+def _power_samples(exposition: str) -> list[Sample]:
     """Return the agent's samples; none of a text that is no exposition."""
     try:
         families = list(text_string_to_metric_families(exposition))
@@ -219,12 +219,12 @@ def cordon(duration: str | None, state_dir: Path | None, timeout: float) -> None
 
     A new agent on this host keeps to it.
     """
-    until = None if duration is None else _end(parse_duration(duration, field="--for"))
+    until = None if duration is None else _end_time(parse_duration(duration, field="--for"))
     folder = (state_dir or local_state_dir()).absolute()
-    with held_state_dir(folder, "install.lock"):
-        write_private(cordon_path(folder), cordon_text(said := Cordon(until)))
+    with hold_state_dir(folder, "install.lock"):
+        write_private(cordon_path(folder), cordon_text(state := Cordon(until)))
     trio.run(_wait_free, folder, timeout)
-    click.echo(f"this host serves nothing {said.end}")
+    click.echo(f"this host serves nothing {state.end}")
 
 
 @command("uncordon")
@@ -243,10 +243,10 @@ def cordon_sentence(folder: Path) -> str:
         return ""
     except (OSError, ValueError) as exc:
         return f"{cordon_path(folder)} cannot be read ({exc}): `llmkube agent uncordon` removes it"
-    return f"serves nothing {found.end}" if found.holds(utcnow()) else ""
+    return f"serves nothing {found.end}" if found.is_active(utcnow()) else ""
 
 
-def _end(seconds: float) -> datetime.datetime:
+def _end_time(seconds: float) -> datetime.datetime:
     if not _SHORTEST_SECONDS <= seconds <= _LONGEST_SECONDS:
         raise UserError("it is a minute at least and a year at most; leave it out for no end", field="--for")
     return utcnow() + datetime.timedelta(seconds=seconds)
@@ -258,15 +258,15 @@ async def _wait_free(folder: Path, seconds: float) -> None:
     Raises:
         CommandError: An engine still runs after so many seconds, no agent is there to end it, or the host serves again.
     """
-    deadline = trio.current_time() + (seconds if holder_of(folder) is not None else 0.0)
-    while left := await trio.to_thread.run_sync(marked, OWNER_VARIABLE, str(folder)):
-        count = f"{len(left)} process{'es' if len(left) > 1 else ''} of engines"
+    deadline = trio.current_time() + (seconds if lock_holder(folder) is not None else 0.0)
+    while remaining := await trio.to_thread.run_sync(find_marked, OWNER_VARIABLE, str(folder)):
+        count = f"{len(remaining)} process{'es' if len(remaining) > 1 else ''} of engines"
         if not cordon_sentence(folder):
             raise CommandError(f"this host serves again, and {count} run: the cordon is over", ExitCode.FAILED)
         if trio.current_time() >= deadline:
-            if holder_of(folder) is not None:
+            if lock_holder(folder) is not None:
                 raise CommandError(f"{count} still run after {seconds:g} s", ExitCode.TIMED_OUT)
-            pids = " ".join(str(each.pid) for each in left)
+            pids = " ".join(str(each.pid) for each in remaining)
             raise CommandError(
                 f"{count} still run, and no agent: start it, and it ends them, or end them by `kill {pids}`",
                 ExitCode.FAILED,
@@ -274,12 +274,12 @@ async def _wait_free(folder: Path, seconds: float) -> None:
         await trio.sleep(POLL_SECONDS)
 
 
-async def probed_health(port: int) -> str:
+async def probe_health(port: int) -> str:
     """Return what `/healthz` answers; "" without a port, and without a good answer within two seconds."""
-    return (await _probed(port, "/healthz")).strip()
+    return (await _probe(port, "/healthz")).strip()
 
 
-async def _probed(port: int, path: str) -> str:
+async def _probe(port: int, path: str) -> str:
     if not port:
         return ""
     async with httpx.AsyncClient(trust_env=False, timeout=2.0) as client:

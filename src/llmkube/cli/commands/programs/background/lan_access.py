@@ -55,13 +55,13 @@ def lan_peers(api_server: Address | None, arp_table: str, router: str) -> tuple[
         router: The default gateway, which is reached in any case, and tells nothing.
     """
     peers: list[Address] = []
-    if api_server is not None and _is_of_a_lan(api_server[0]):
+    if api_server is not None and _is_lan_address(api_server[0]):
         peers.append(api_server)
-    peers += [(address, _DISCARD_PORT) for address in _NEIGHBOR.findall(arp_table) if _is_of_a_lan(address)]
+    peers += [(address, _DISCARD_PORT) for address in _NEIGHBOR.findall(arp_table) if _is_lan_address(address)]
     return tuple(dict.fromkeys(each for each in peers if each[0] != router))[:_PEERS]
 
 
-def judge(errors: Sequence[int]) -> str:
+def assess(errors: Sequence[int]) -> str:
     """Say what the tries mean: one that got through is enough, and only EHOSTUNREACH from all speaks of a refusal.
 
     A single machine that is off gives EHOSTUNREACH as well, so less than two tries prove nothing.
@@ -73,16 +73,16 @@ def judge(errors: Sequence[int]) -> str:
     return UNKNOWN
 
 
-async def note_lan_access(state_dir: Path, peers: Sequence[Address], dial: Dial | None = None) -> None:
+async def record_lan_access(state_dir: Path, peers: Sequence[Address], dial: Dial | None = None) -> None:
     """Try the machines, and leave what that means in the state directory."""
     errors = [await (dial or dial_tcp)(peer) for peer in peers]
-    found = judge(errors)
+    found = assess(errors)
     if found == REFUSED:
         log.error(
             "macOS keeps this agent from its own network (Local Network Privacy); pods may not reach its engines",
             next="llmkube agent install --daemon",
         )
-    await trio.to_thread.run_sync(lambda: write_private(lan_access_path(state_dir), f"{found}\n", lasting=False))
+    await trio.to_thread.run_sync(lambda: write_private(lan_access_path(state_dir), f"{found}\n", durable=False))
 
 
 async def dial_tcp(address: Address) -> int:
@@ -90,8 +90,8 @@ async def dial_tcp(address: Address) -> int:
     with trio.move_on_after(TRY_SECONDS):
         try:
             family = trio.socket.AF_INET6 if ":" in address[0] else trio.socket.AF_INET
-            with trio.socket.socket(family, trio.socket.SOCK_STREAM) as tried:
-                await tried.connect(address)
+            with trio.socket.socket(family, trio.socket.SOCK_STREAM) as sock:
+                await sock.connect(address)
         except OSError as exc:
             return exc.errno or errno.EIO
         return 0
@@ -116,7 +116,7 @@ async def _output(*command: str) -> str:
     return done.stdout.decode("utf-8", "replace")
 
 
-def _is_of_a_lan(text: str) -> bool:
+def _is_lan_address(text: str) -> bool:
     try:
         address = ipaddress.ip_address(text)
     except ValueError:

@@ -36,14 +36,14 @@ EXIT_SECONDS: Final = 90.0
 
 
 @attrs.frozen
-class Answer:
+class CallResult:
     """What a call of launchctl printed, and its exit code."""
 
     code: int
     text: str
 
 
-Call = Callable[[Sequence[str]], Awaitable[Answer]]
+Call = Callable[[Sequence[str]], Awaitable[CallResult]]
 """Runs `launchctl` with some words."""
 
 
@@ -110,7 +110,7 @@ class Launchd:
             UserError: launchd does not take it; the sentence has its words, and what helps.
         """
         await self.unload()
-        answer = Answer(0, "")
+        answer = CallResult(0, "")
         with trio.move_on_after(_BUSY_SECONDS):
             while True:
                 answer = await self.call(["bootstrap", self.domain, file])
@@ -119,7 +119,7 @@ class Launchd:
                 await self.unload()  # a login has loaded it meanwhile, or its end is not over yet
                 await trio.sleep(POLL_SECONDS)
         if answer.code:
-            raise UserError(f"launchd does not load {file}: {_words(answer)}{self._advice(answer)}")
+            raise UserError(f"launchd does not load {file}: {_last_message(answer)}{self._advice(answer)}")
 
     async def unload(self) -> None:
         """Unload the job and wait until it has ended; without one, do nothing.
@@ -128,15 +128,15 @@ class Launchd:
             UserError: It still goes on, long after launchd should have killed it.
         """
         seconds = self.exit_seconds + _MARGIN_SECONDS
-        answer = Answer(0, "")
+        answer = CallResult(0, "")
         with trio.move_on_after(seconds):
             while await self.state() is not None:
                 answer = await self.call(["bootout", self.target])
                 await trio.sleep(POLL_SECONDS)
             return
-        raise UserError(f"launchd has not ended {self.target} within {seconds:g} s: {_words(answer)}")
+        raise UserError(f"launchd has not ended {self.target} within {seconds:g} s: {_last_message(answer)}")
 
-    def _advice(self, answer: Answer) -> str:
+    def _advice(self, answer: CallResult) -> str:
         if answer.code in _BUSY and self.domain.startswith("gui/"):
             return (
                 "; a LaunchAgent needs its user logged in at this Mac's screen. Log in there and repeat this, or "
@@ -150,7 +150,7 @@ def launchctl_program() -> str | None:
     return shutil.which("launchctl")
 
 
-def caller(*before: str) -> Call:
+def launchctl_caller(*prefix: str) -> Call:
     """Return what calls launchctl, after the words of another program such as `sudo`.
 
     Raises:
@@ -160,21 +160,21 @@ def caller(*before: str) -> Call:
     if program is None:
         raise UserError("this machine has no launchctl, so no launchd: only a Mac has")
 
-    async def call(words: Sequence[str]) -> Answer:
-        command = [*before, program, *words]
+    async def call(words: Sequence[str]) -> CallResult:
+        command = [*prefix, program, *words]
         try:
             # No shell, and the program that PATH names; longer than launchd itself waits for a job's end.
             done = await trio.run_process(
-                command, check=False, capture_stdout=True, capture_stderr=True, stdin=None if before else b""
+                command, check=False, capture_stdout=True, capture_stderr=True, stdin=None if prefix else b""
             )
         except OSError as exc:
             raise UserError(f"{command[0]} cannot be run: {exc.strerror}") from exc
-        return Answer(done.returncode, (done.stdout + b"\n" + done.stderr).decode("utf-8", "replace").strip())
+        return CallResult(done.returncode, (done.stdout + b"\n" + done.stderr).decode("utf-8", "replace").strip())
 
     return call
 
 
-def _words(answer: Answer) -> str:
+def _last_message(answer: CallResult) -> str:
     return f"{answer.text.splitlines()[-1] if answer.text else 'it says nothing'} (exit code {answer.code})"
 
 
@@ -194,7 +194,7 @@ def launchd_of(
     Raises:
         UserError: This machine has no launchd.
     """
-    call = caller(*(["sudo"] if change and daemon and user.uid else []))
+    call = launchctl_caller(*(["sudo"] if change and daemon and user.uid else []))
     domain = "system" if daemon else f"gui/{user.uid}"
     return Launchd(call=call, domain=domain, label=label, exit_seconds=exit_seconds)
 
@@ -214,7 +214,7 @@ def write_plist(job: Job) -> None:
     with tempfile.NamedTemporaryFile(suffix=".plist") as draft:
         draft.write(text)
         draft.flush()
-        _as_root("install", "-o", "root", "-g", "wheel", "-m", "0644", draft.name, str(job.file))
+        _run_as_root("install", "-o", "root", "-g", "wheel", "-m", "0644", draft.name, str(job.file))
 
 
 def remove_plist(file: Path) -> None:
@@ -224,7 +224,7 @@ def remove_plist(file: Path) -> None:
         UserError: sudo, which a daemon's takes, has failed.
     """
     if is_daemon(file):
-        _as_root("rm", "-f", str(file))
+        _run_as_root("rm", "-f", str(file))
     else:
         file.unlink(missing_ok=True)
 
@@ -234,7 +234,7 @@ def is_daemon(file: Path) -> bool:
     return file.parent == DAEMONS
 
 
-def ask_for_root() -> None:
+def request_root() -> None:
     """Have sudo ask for the password now; without a terminal, go on only if sudo needs none.
 
     Raises:
@@ -243,12 +243,12 @@ def ask_for_root() -> None:
     if not os.geteuid():
         return
     if _has_terminal():
-        _as_root("-v")
+        _run_as_root("-v")
     elif subprocess.run(["sudo", "-n", "-v"], check=False, stderr=subprocess.DEVNULL).returncode:  # noqa: S607 - as PATH has it
-        typed = shlex.join([program_name(), *sys.argv[1:]])
+        command_line = shlex.join([program_name(), *sys.argv[1:]])
         raise UserError(
             "sudo wants a password, and there is no terminal at which it could ask; nothing has changed. Type this in "
-            f"a terminal of this Mac (over ssh: ssh -t):\n  {typed}"
+            f"a terminal of this Mac (over ssh: ssh -t):\n  {command_line}"
         )
 
 
@@ -261,7 +261,7 @@ def _has_terminal() -> bool:
     return True
 
 
-def _as_root(*words: str) -> None:
+def _run_as_root(*words: str) -> None:
     command = [*(["sudo"] if os.geteuid() else []), *words]
     click.echo(f"$ {' '.join(command)}", err=True)
     if subprocess.run(command, check=False).returncode:  # noqa: S603 - no shell, and the words are ours

@@ -52,7 +52,7 @@ def last_lines(log: Path, begin: int, count: int) -> str:
     return printable("\n".join(text.strip().splitlines()[-count:]).removeprefix("Error: "))
 
 
-async def run_own_log(path: Path, link: Path | None) -> Never:
+async def maintain_log(path: Path, link: Path | None) -> Never:
     """Never return: look at the log every minute, and at the link to it.
 
     Args:
@@ -61,13 +61,13 @@ async def run_own_log(path: Path, link: Path | None) -> Never:
     """
     while True:
         await trio.to_thread.run_sync(rotate, path, CAP_BYTES)
-        if link is not None and not await trio.to_thread.run_sync(point_at, link, path):
+        if link is not None and not await trio.to_thread.run_sync(point_link, link, path):
             log.warning("another user's file has the name of the link to this log", link=str(link), log=str(path))
             link = None
         await trio.sleep(LOOK_SECONDS)
 
 
-def point_at(link: Path, log_file: Path) -> bool:
+def point_link(link: Path, log_file: Path) -> bool:
     """Have a link name a log; return False where another user's file, or one that is no link, has its name.
 
     It stands in a folder that every user may write to: it is looked at and replaced, and never followed.

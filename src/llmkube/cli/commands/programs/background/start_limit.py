@@ -18,7 +18,7 @@ import trio
 
 from llmkube.base.private_files import write_private
 
-GONE_WELL_SECONDS: Final = 60.0
+STABLE_SECONDS: Final = 60.0
 _FILE: Final = "failed-starts"
 
 
@@ -52,42 +52,42 @@ def read_failed_starts(state_dir: Path, boot: str) -> FailedStarts:
     return found if found.boot == boot else FailedStarts(boot)
 
 
-def forget_failed_starts(state_dir: Path) -> None:
+def reset_failed_starts(state_dir: Path) -> None:
     """Begin to count anew."""
     failed_starts_path(state_dir).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def counted_start(state_dir: Path, boot: str) -> Iterator[None]:
-    """Count the block as a failed start if it ends before `forget_failed_starts` is called, unless it ends well.
+    """Count the block as a failed start if it ends before `reset_failed_starts` is called, unless it ends well.
 
     Raises:
         OSError: The count cannot be written.
     """
     state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    begun = attrs.evolve(read_failed_starts(state_dir, boot), problem="")
-    begun = attrs.evolve(begun, count=begun.count + 1)
-    _write(state_dir, begun)
+    current = attrs.evolve(read_failed_starts(state_dir, boot), problem="")
+    current = attrs.evolve(current, count=current.count + 1)
+    _write(state_dir, current)
     try:
         yield
     except BaseException as exc:
         if failed_starts_path(state_dir).exists():
-            _write(state_dir, attrs.evolve(begun, problem=str(exc)))
+            _write(state_dir, attrs.evolve(current, problem=str(exc)))
         raise
-    forget_failed_starts(state_dir)
+    reset_failed_starts(state_dir)
 
 
-async def forget_once_it_goes_well(state_dir: Path) -> None:
+async def reset_once_stable(state_dir: Path) -> None:
     """Return when the program has run for a minute, which ends the count."""
-    await trio.sleep(GONE_WELL_SECONDS)
-    await trio.to_thread.run_sync(forget_failed_starts, state_dir)
+    await trio.sleep(STABLE_SECONDS)
+    await trio.to_thread.run_sync(reset_failed_starts, state_dir)
 
 
 def _write(state_dir: Path, starts: FailedStarts) -> None:
-    write_private(failed_starts_path(state_dir), json.dumps(attrs.asdict(starts)), lasting=False)
+    write_private(failed_starts_path(state_dir), json.dumps(attrs.asdict(starts)), durable=False)
 
 
-ASK_SECONDS: Final = 10.0
+VERSION_SECONDS: Final = 10.0
 """How long an interpreter may take to say its version; macOS checks a new program's signature at its first start."""
 
 _INTERPRETER_FILE: Final = "interpreter.json"
@@ -119,11 +119,11 @@ def interpreter_at(path: str) -> Interpreter:
     if not program.exists():
         return Interpreter(path, "", "")
     try:
-        done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=ASK_SECONDS, check=False)  # noqa: S603
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=VERSION_SECONDS, check=False)  # noqa: S603
     except (OSError, subprocess.TimeoutExpired):
         return Interpreter(path, str(program.resolve()), "")
-    said = done.stdout.split()
-    return Interpreter(path, str(program.resolve()), said[1] if done.returncode == 0 and len(said) == 2 else "")
+    output = done.stdout.split()
+    return Interpreter(path, str(program.resolve()), output[1] if done.returncode == 0 and len(output) == 2 else "")
 
 
 def record_interpreter(state_dir: Path) -> None:
@@ -140,27 +140,27 @@ def recorded_interpreter(state_dir: Path) -> Interpreter | None:
         return None
 
 
-def interpreter_news(state_dir: Path) -> str:
+def interpreter_problem(state_dir: Path) -> str:
     """Say what has become of the interpreter that a job was installed with; "" when it is the same, or not known."""
     installed = recorded_interpreter(state_dir)
-    return changes(installed, interpreter_at(installed.path)) if installed is not None else ""
+    return compare_interpreters(installed, interpreter_at(installed.path)) if installed is not None else ""
 
 
-def changes(installed: Interpreter, now: Interpreter) -> str:
+def compare_interpreters(installed: Interpreter, now: Interpreter) -> str:
     """Say what has become of a job's interpreter, and what to do about it; "" when it is the same; pure."""
-    again = "run `llmkube agent install` again"
+    fix = "run `llmkube agent install` again"
     if not now.program:
-        return f"{installed.path} is gone, which the job was installed with (Python {installed.version}); {again}"
+        return f"{installed.path} is gone, which the job was installed with (Python {installed.version}); {fix}"
     if not now.version:
-        return f"{installed.path} does not run any more (Python {installed.version} at the install); {again}"
+        return f"{installed.path} does not run any more (Python {installed.version} at the install); {fix}"
     if now.version != installed.version:
         return (
             f"{installed.path} is Python {now.version}, and was {installed.version} when the job was installed: its "
-            f"packages may not fit, and what macOS allowed it may have to be allowed anew; {again}"
+            f"packages may not fit, and what macOS allowed it may have to be allowed anew; {fix}"
         )
     if now.program != installed.program:
         return (
             f"{installed.path} leads to {now.program} now, and led to {installed.program} when the job was installed: "
-            f"what macOS allowed it may have to be allowed anew; {again}"
+            f"what macOS allowed it may have to be allowed anew; {fix}"
         )
     return ""

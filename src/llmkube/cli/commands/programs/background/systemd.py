@@ -12,7 +12,7 @@ from string import Template
 from typing import Final
 
 from llmkube.base.errors import UserError
-from llmkube.base.tables import read_text
+from llmkube.base.package_data import read_text
 
 UNIT: Final = "llmkube-up.service"
 _CALL_SECONDS: Final = 60.0

@@ -23,8 +23,8 @@ from llmkube.cli.view.output import printable
 from llmkube.programs.config import UpConfig, load
 from llmkube.programs.failures import CommandError, ExitCode
 from llmkube.programs.options import NumberRange, command, settings_options
-from llmkube.programs.state_dir import held_state_dir
-from llmkube.programs.state_location import up_on, wait_gone
+from llmkube.programs.state_dir import hold_state_dir
+from llmkube.programs.state_location import running_up_pid, wait_for_exit
 
 LOG: Final = "up.log"
 """Where both outputs go, in the state directory."""
@@ -41,14 +41,14 @@ def start(*, timeout: float, **flags: Any) -> None:
     """Run `llmkube up` in the background, until `llmkube up stop` or the end of the session."""
     config = load("up", UpConfig, flags)
     folder = chosen_folder(config.state_dir)
-    if (pid := up_on(folder)) is not None:
+    if (pid := running_up_pid(folder)) is not None:
         click.echo(f"llmkube up runs already (pid {pid})\n{addresses_in(folder / LOG)}".rstrip())
         return
-    with held_state_dir(folder):  # made, ours alone, and free
+    with hold_state_dir(folder):  # made, ours alone, and free
         pass
     log = folder / LOG
     with log.open("ab") as file:
-        begin = file.tell()
+        offset = file.tell()
         child = subprocess.Popen(  # noqa: S603 - this program
             command_line(flags, folder),
             stdin=subprocess.DEVNULL,
@@ -56,8 +56,8 @@ def start(*, timeout: float, **flags: Any) -> None:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    trio.run(_wait_started, child, folder, begin, timeout)
-    click.echo(f"llmkube up runs in the background (pid {child.pid})\n{addresses_in(log, begin)}")
+    trio.run(_wait_started, child, folder, offset, timeout)
+    click.echo(f"llmkube up runs in the background (pid {child.pid})\n{addresses_in(log, offset)}")
 
 
 @command("stop")
@@ -66,11 +66,11 @@ def start(*, timeout: float, **flags: Any) -> None:
 def stop(state_dir: Path | None, timeout: float) -> None:
     """Stop `llmkube up` and every engine of it, and wait until they have ended."""
     folder = chosen_folder(state_dir)
-    pid = up_on(folder)
+    pid = running_up_pid(folder)
     if pid is None:
         raise CommandError(f"no llmkube up runs on the state directory {folder}", ExitCode.NOT_FOUND)
     os.kill(pid, signal.SIGINT)
-    trio.run(wait_gone, folder, pid, timeout)
+    trio.run(wait_for_exit, folder, pid, timeout)
     click.echo(f"llmkube up with pid {pid} has stopped")
 
 
@@ -79,12 +79,12 @@ def stop(state_dir: Path | None, timeout: float) -> None:
 def up_status(state_dir: Path | None) -> None:
     """Say whether `llmkube up` runs, at which addresses, and whether it is started at login. Exits with 3 if not."""
     folder = chosen_folder(state_dir)
-    pid = up_on(folder)
+    pid = running_up_pid(folder)
     runs = "does not run" if pid is None else f"runs (pid {pid})"
     click.echo(f"llmkube up {runs} on {folder}")
     if pid is not None and (addresses := addresses_in(folder / LOG)):
         click.echo(addresses)
-    at_login = _at_login()
+    at_login = _login_job_file()
     click.echo(f"at login    {at_login}" if at_login.exists() else "at login    no; `llmkube up install` changes that")
     if pid is None:
         sys.exit(ExitCode.NOT_FOUND)
@@ -113,7 +113,7 @@ def install(**flags: Any) -> None:
     stop_seconds = config.drain_seconds + EXIT_MARGIN_SECONDS
     if launchctl_program() is None:
         systemctl("show-environment")  # whether it answers: before anything is written
-    with held_state_dir(folder, _INSTALL_LOCK):  # made, and ours alone; what runs on it is about to be replaced
+    with hold_state_dir(folder, _INSTALL_LOCK):  # made, and ours alone; what runs on it is about to be replaced
         pass
     if launchctl_program() is not None:
         job = _launchd_job(current_user(), command_line(flags, folder), folder, stop_seconds)
@@ -134,7 +134,7 @@ def install(**flags: Any) -> None:
 @command("uninstall")
 def uninstall() -> None:
     """Stop what `llmkube up install` began, and take it out of the logins; models and objects stay."""
-    file = _at_login()
+    file = _login_job_file()
     if not file.exists():
         raise CommandError(f"there is no {file}", ExitCode.NOT_FOUND)
     if launchctl_program() is not None:
@@ -147,7 +147,7 @@ def uninstall() -> None:
     click.echo(f"{file} is gone, and what it ran has stopped")
 
 
-def _at_login() -> Path:
+def _login_job_file() -> Path:
     if launchctl_program() is not None:
         return _launchd_job(current_user(), (), Path(), 0.0).file
     return unit_path()
@@ -182,11 +182,11 @@ def command_line(flags: Mapping[str, Any], folder: Path) -> list[str]:
     return words
 
 
-def addresses_in(log: Path, begin: int = 0) -> str:
+def addresses_in(log: Path, offset: int = 0) -> str:
     """Return the addresses that the newest run has written; "" when it has not yet."""
     try:
         with log.open("rb") as file:
-            file.seek(begin)
+            file.seek(offset)
             text = file.read().decode("utf-8", "replace")
     except OSError:
         return ""
@@ -198,14 +198,14 @@ def _absolute(kind: type[Any], text: str) -> str:
     return str(Path(text).absolute()) if kind is Path else text
 
 
-async def _wait_started(child: "subprocess.Popen[bytes]", folder: Path, begin: int, seconds: float) -> None:
+async def _wait_started(child: "subprocess.Popen[bytes]", folder: Path, offset: int, seconds: float) -> None:
     log = folder / LOG
     with trio.move_on_after(seconds):
         while child.poll() is None:
-            if up_on(folder) == child.pid and addresses_in(log, begin):
+            if running_up_pid(folder) == child.pid and addresses_in(log, offset):
                 return
             await trio.sleep(POLL_SECONDS)
-        raise CommandError(f"llmkube up has ended: {last_lines(log, begin, _TAIL_LINES)}")
+        raise CommandError(f"llmkube up has ended: {last_lines(log, offset, _TAIL_LINES)}")
     raise CommandError(
         f"llmkube up (pid {child.pid}) has not started after {seconds:g} s; `llmkube up logs` shows what it says",
         ExitCode.TIMED_OUT,

@@ -1,0 +1,275 @@
+"""What happens while everything is up: one question is asked, or the changes of state are told until Ctrl-C.
+
+All of it is read through the API and asked through the gateway, as any user would.
+"""
+
+import json
+import shlex
+from collections.abc import Awaitable, Callable, Collection
+from functools import partial
+from typing import Never
+
+import attrs
+import trio
+from rich.console import Console
+
+from llmkube.base.http.client import HttpClient
+from llmkube.base.http.message import Headers
+from llmkube.base.units import format_duration
+from llmkube.cli.commands.inference.conversation import error_text
+from llmkube.cli.view import output
+from llmkube.cli.view.advice import explain
+from llmkube.cli.view.progress import Stopwatch, changes, phases_of
+from llmkube.cli.view.progress_line import Display, open_display
+from llmkube.cli.view.readiness import DELETED, Readiness
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.reasons import Reason
+from llmkube.k8s.wire.service_health import Health, State, service_health
+from llmkube.programs.failures import CommandError, ExitCode, program_name
+from llmkube.programs.informer import ObjectCaches
+from llmkube.programs.one_machine import Addresses, UpSession
+from llmkube.programs.program import open_service_nursery
+from llmkube.programs.server_side_apply import ApplyResult
+
+_EXAMPLE_QUESTION = "What is LLMKube?"
+
+_NOT_READY = frozenset({404, 502, 503})  # the gateway does not know the model yet, has lost it, or knows that it loads
+_PAUSE_SECONDS = 0.25
+
+
+@attrs.frozen
+class FirstSteps:
+    """One user's view of the running whole.
+
+    Attributes:
+        session: What the user reaches.
+        console: For progress; standard error.
+        accelerators: What this host serves.
+    """
+
+    session: UpSession
+    console: Console
+    accelerators: Collection[str]
+
+    def health_of(self, key: Key) -> Health | None:
+        """Return how a service does, by what its objects say now; None if there is none of that name."""
+        service = self.session.caches.services.get(key)
+        return self._assess(service, self.session.caches.model_of(service)) if service is not None else None
+
+    async def answer(self, key: Key, question: str, *, before: Health | None = None) -> None:
+        """Wait until a service is ready, ask it, and print question, answer, objects, and how long each step took.
+
+        Args:
+            key: The service.
+            question: What to ask.
+            before: What `health_of` said before the agent started: the same failure may be yesterday's.
+
+        Raises:
+            CommandError: It cannot be served, or does not answer.
+        """
+        timer = Stopwatch(self.session.started_at)
+        timer.lap("start", trio.current_time())
+        with open_display(self.console) as display:
+            async with open_service_nursery() as nursery:
+                nursery.start_soon(display.run)
+                await self._wait_ready(key, before, display, timer)
+                display.show_step("answer", question)
+                text = await ask(self.session.http, self.session.addresses.gateway_url, str(key), question)
+                timer.lap("answer", trio.current_time())
+                display.done("answer", "", timer.laps["answer"])
+        output.echo(f"\n> {output.printable(question)}\n{output.wrapped(text)}\n\n{self.tables()}\n\n{times(timer)}")
+
+    async def report_changes(self) -> Never:
+        """Print how to use what is up, then a line for every change of a service's phase, until cancelled."""
+        output.echo(usage(self.session.addresses, self._first_model_id()))
+        before = phases_of(())
+        while True:
+            version = self.session.caches.changed.version
+            after = phases_of(self.session.caches.services.values())
+            for line in changes(before, after):
+                output.echo(output.wrapped(f"{self.session.utcnow().astimezone():%H:%M:%S}  {line}"))
+            before = after
+            await self.session.caches.changed.wait_newer(version)
+
+    def tables(self) -> str:
+        """Return both collections as tables."""
+        now = self.session.utcnow()
+        models = sorted(self.session.caches.models.values(), key=lambda each: each.key)
+        services = sorted(self.session.caches.services.values(), key=lambda each: each.key)
+        return "\n\n".join(
+            (
+                output.table(output.MODEL_COLUMNS, (output.model_row(each, now) for each in models)),
+                output.table(
+                    output.SERVICE_COLUMNS,
+                    (output.service_row(each, self.session.caches.model_of(each), now) for each in services),
+                ),
+            )
+        )
+
+    async def _wait_ready(self, key: Key, before: Health | None, display: Display, timer: Stopwatch) -> None:
+        readiness = Readiness(
+            caches=self.session.caches,
+            key=key,
+            assess=self._assess,
+            display=display,
+            detail=lambda _service, _model, health: health.headline,
+            may_be_stale=partial(_may_be_stale, before),
+            timer=timer,
+        )
+        health = await readiness.wait()
+        if health.reason == DELETED:
+            raise CommandError(f"InferenceService {key} was deleted")
+        if health.state is State.STOPPED:
+            raise CommandError(f"InferenceService {key} is stopped: {health.message}")
+        if health.failing:
+            raise CommandError(explain(key, health))
+
+    def _assess(self, service: InferenceService, model: Model | None) -> Health:
+        """Judge as every reader does; what this one host does not serve is known before the controller says it."""
+        accelerator = model.spec.hardware.accelerator if model is not None else None
+        if accelerator is None or accelerator in self.accelerators:
+            return service_health(service, model)
+        served = ", ".join(sorted(self.accelerators))
+        message = (
+            f"the Model asks for {accelerator}, and this host serves {served}; "
+            f"add --accelerator {accelerator}, or change spec.hardware.accelerator"
+        )
+        return Health(State.FAILING, 0, Reason.NO_HOST, message, faulty_kind=Model.RESOURCE.kind)
+
+    def _first_model_id(self) -> str | None:
+        keys = sorted(service.key for service in self.session.caches.services.values())
+        return keys[0].name if keys else None
+
+
+async def _find_target(applied: tuple[ApplyResult, ...], caches: ObjectCaches) -> Key | CommandError:
+    """Return the service to ask: the first one that was given, else the first one that is there."""
+    refused = [each for each in applied if each.error]
+    if refused:
+        message = "\n".join(f"{each.manifest.title}: {each.error}" for each in refused)
+        return CommandError(f"not everything could be applied, so nothing was asked\n{message}")
+    kind = InferenceService.RESOURCE.kind
+    given = [each.key for each in applied if each.manifest.body["kind"] == kind]
+    present = sorted(service.key for service in caches.services.values())
+    if not given and not present:
+        return CommandError("there is no InferenceService to ask; give one with -f FILE, or use --demo")
+    target = (given or present)[0]
+    while target not in caches.services:  # what the API server has acknowledged is on its way to us
+        version = caches.changed.version
+        await caches.changed.wait_newer(version)
+    return target
+
+
+async def prepare_session(
+    session: UpSession,
+    applied: tuple[ApplyResult, ...],
+    *,
+    console: Console,
+    accelerators: Collection[str],
+    question: str | None,
+    timeout_seconds: float,
+) -> Callable[[], Awaitable[bool]]:
+    """Read the status of the objects before the agent runs: it describes an earlier run.
+
+    Returns:
+        A function that asks the question and returns True, or stays until it is cancelled.
+    """
+    first = FirstSteps(session, console, accelerators)
+    target = await _find_target(applied, session.caches) if question is not None else None
+    before = first.health_of(target) if isinstance(target, Key) else None
+
+    async def ask_or_report() -> bool:
+        if isinstance(target, CommandError):
+            raise target
+        if target is None or question is None:
+            await first.report_changes()
+        with trio.move_on_after(timeout_seconds):
+            await first.answer(target, question, before=before)
+            return True
+        message = f"no answer within {timeout_seconds:g} s; see why without --ask, or give more with --timeout"
+        raise CommandError(message, ExitCode.TIMED_OUT)
+
+    return ask_or_report
+
+
+def _may_be_stale(before: Health | None, health: Health) -> bool:
+    """Whether a failure stood in the objects before the agent started, or goes once its Lease has been seen."""
+    if health.reason == Reason.NO_HOST and not health.faulty_kind:
+        return True
+    return before is not None and (before.reason, before.message) == (health.reason, health.message)
+
+
+def usage(addresses: Addresses, model_id: str | None) -> str:
+    """Return what to type next; without a model, that is how to get one."""
+    url = f"{addresses.gateway_url}/v1/chat/completions"
+    body = f'{{"model": "{model_id or "demo"}", "messages": [{{"role": "user", "content": "{_EXAMPLE_QUESTION}"}}]}}'
+    return "\n".join(
+        (
+            "" if model_id else "\nNothing is served yet. Deploy a model, here or with kubectl:\n",
+            f"  export KUBECONFIG={shlex.quote(addresses.kubeconfig)}",
+            *(() if model_id else ("  llmkube deploy demo --source builtin://demo",)),
+            "  kubectl get isvc -A",
+            f"  curl {url} -H 'Content-Type: application/json' -d {shlex.quote(body)}",
+            "",
+            "Ctrl-C stops everything.",
+            "",
+        )
+    )
+
+
+def next_steps(name: str, source: str, question: str) -> str:
+    """Return three commands that serve the same model for longer: this run keeps nothing."""
+    program = shlex.quote(program_name())
+    return "\n".join(
+        (
+            "All of this is gone now. To keep a model served, and to talk to it:",
+            f"  {program} up start",
+            f"  {program} deploy {shlex.quote(name)} --source {shlex.quote(source)}",
+            f"  {program} chat {shlex.quote(name)} {shlex.quote(question)}",
+        )
+    )
+
+
+def times(timer: Stopwatch) -> str:
+    """Return how long each step took, and all of them together: since this program was started."""
+    rows = [(step, format_duration(seconds)) for step, seconds in timer.laps.items()]
+    return output.table(("STEP", "TIME"), [*rows, ("total", format_duration(sum(timer.laps.values())))])
+
+
+async def ask(client: HttpClient, gateway_url: str, model_id: str, question: str) -> str:
+    """Return a model's answer at temperature 0, asking again while the gateway says "not yet".
+
+    Raises:
+        CommandError: The gateway or the engine refuses.
+        HttpError: The gateway cannot be reached.
+    """
+    body = {"model": model_id, "temperature": 0, "messages": [{"role": "user", "content": question}]}
+    while True:
+        response = await client.request(
+            "POST",
+            f"{gateway_url}/v1/chat/completions",
+            headers=Headers.of({"Content-Type": "application/json"}),
+            body=json.dumps(body).encode(),
+        )
+        if response.status == 200:
+            return read_answer(response.body)
+        if response.status not in _NOT_READY:
+            message = error_text(response.body.decode("utf-8", "replace"))
+            raise CommandError(f"the question was refused with status {response.status}: {message}")
+        await trio.sleep(_PAUSE_SECONDS)
+
+
+def read_answer(body: bytes) -> str:
+    """Return the text in a chat completion.
+
+    Raises:
+        CommandError: It is not one.
+    """
+    try:
+        text = json.loads(body)["choices"][0]["message"]["content"]
+        if not isinstance(text, str):  # null where a model has thought and said nothing
+            raise TypeError("no text")
+        return text.strip()
+    except (ValueError, LookupError, TypeError) as exc:
+        raise CommandError(f"the engine's answer is not a chat completion: {body[:200]!r}") from exc

@@ -1,0 +1,110 @@
+"""The wait of a command until its service is ready, on hosts and in pods: shown, bounded, and explained."""
+
+import contextlib
+import shlex
+from collections.abc import Collection, Iterator
+
+import attrs
+import click
+import trio
+
+from llmkube.base.times import utcnow
+from llmkube.cli.target_cluster import Cluster
+from llmkube.cli.view.advice import explain
+from llmkube.cli.view.describe import next_retry
+from llmkube.cli.view.live_view import summarize_outages
+from llmkube.cli.view.output import printable
+from llmkube.cli.view.progress_line import open_console, open_display
+from llmkube.cli.view.readiness import Readiness
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.service_health import Health, service_health
+from llmkube.programs.failures import CommandError, ExitCode, program_name
+from llmkube.programs.informer import open_object_caches
+from llmkube.programs.program import open_service_nursery
+
+
+@attrs.define(eq=False)
+class InterruptNote:
+    """What goes on when Ctrl-C ends the command; nothing until `note` says it."""
+
+    note: str = ""
+
+
+@contextlib.contextmanager
+def print_on_interrupt() -> Iterator[InterruptNote]:
+    """Say at Ctrl-C what the block has noted to go on without it; its watches say one sentence per outage."""
+    summarize_outages()
+    interrupt = InterruptNote()
+    try:
+        yield interrupt
+    except* KeyboardInterrupt:
+        if interrupt.note:
+            click.echo(f"\n{interrupt.note}", err=True)
+        raise
+
+
+async def wait_until_ready(
+    cluster: Cluster, key: Key, seconds: float, *, written: Collection[str] = (), edited: bool = False
+) -> InferenceService:
+    """Show how far a service is until it is ready, or stopped as its spec asks, and return it.
+
+    Args:
+        cluster: Where it is.
+        key: The service.
+        seconds: How long to wait.
+        written: The kinds whose objects this command has just created or changed: a failure that is about another
+            one may be an old one, and has to stand for a while.
+        edited: Whether it ran before: for a moment it is still what ran that is ready.
+
+    Raises:
+        CommandError: Its failure is one that waiting does not cure, or the time is over; it says what to do.
+    """
+    async with open_object_caches(cluster.client, namespace=key.namespace) as caches:
+        while key not in caches.services:  # what was applied is on its way to us
+            version = caches.changed.version
+            await caches.changed.wait_newer(version)
+        with open_display(open_console(stderr=True)) as display:
+            readiness = Readiness(
+                caches=caches,
+                key=key,
+                assess=service_health,
+                display=display,
+                detail=_detail,
+                may_be_stale=lambda health: health.faulty_kind not in written,
+                changed=edited,
+                applied=bool(written),
+            )
+            async with open_service_nursery() as nursery:
+                nursery.start_soon(display.run)
+                with trio.move_on_after(seconds) as waiting:
+                    health = await readiness.wait()
+        if waiting.cancelled_caught:
+            raise CommandError(
+                f"InferenceService {key} is not Ready after {seconds:g} s: {printable(readiness.last)}\n"
+                f"It goes on without this command: `{typed_command('status', key)} --watch` shows how",
+                ExitCode.TIMED_OUT,
+            )
+        if health.failing:
+            raise CommandError(explain(key, health))
+        service = caches.services.get(key)
+    assert service is not None, "it has just been judged"
+    return service
+
+
+def is_stopped(service: InferenceService) -> bool:
+    """Whether nothing runs, as the spec asks."""
+    return service.spec.suspend or service.spec.replicas == 0
+
+
+def typed_command(verb: str, key: Key) -> str:
+    """Return what to type about a service: `llmkube status chat -n team`."""
+    return f"{shlex.quote(program_name())} {verb} {key.name}" + (
+        "" if key.namespace == "default" else f" -n {key.namespace}"
+    )
+
+
+def _detail(service: InferenceService, model: Model | None, health: Health) -> str:
+    now = utcnow()
+    return ", ".join([health.headline, *next_retry(service, model, now)])

@@ -1,0 +1,75 @@
+"""Which header lines cross the router, in either direction: those of a list, and no others. Pure.
+
+A client's credentials, cookies and data class stay here. What a backend says of itself, its cookies, its server, where
+it is, stays on its side.
+"""
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Final
+
+from llmkube import __version__
+from llmkube.base.http.message import Headers, encode_lines
+from llmkube.router.config.routing_config import Backend
+from llmkube.router.dialects.messages_backend import VERSION
+
+_TRACE_PARENT: Final = re.compile(r"[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
+"""W3C trace context, version 00 and later ones, which may have more at the end."""
+
+_TRACE_STATE: Final = re.compile(r"[\x20-\x7e]{1,512}")
+_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_ANSWER_NAMES: Final = frozenset({"retry-after", "openai-model", "openai-processing-ms"})
+_ANSWER_PREFIXES: Final = ("x-ratelimit-",)
+
+
+def request_id_of(headers: Mapping[str, str], fresh: str) -> str:
+    """Return the client's own name of the request if it is one that a log can hold, else a fresh one."""
+    named = headers.get("x-request-id", "")
+    return named if _REQUEST_ID.fullmatch(named) else fresh
+
+
+def trace_of(headers: Mapping[str, str], fresh: str) -> Mapping[str, str]:
+    """Return the headers of the trace that a request belongs to; it begins one if it names none.
+
+    Args:
+        headers: The client's headers, names in lower case.
+        fresh: 48 hexadecimal digits: a trace and a span of it.
+    """
+    parent = headers.get("traceparent", "")
+    if not _TRACE_PARENT.fullmatch(parent) or parent.startswith("ff") or (parent.startswith("00") and len(parent) > 55):
+        return {"traceparent": f"00-{fresh[:32]}-{fresh[32:48]}-01"}
+    state = headers.get("tracestate", "")
+    return {"traceparent": parent} | ({"tracestate": state} if _TRACE_STATE.fullmatch(state) else {})
+
+
+def request_lines(backend: Backend, key: str, request_id: str, trace: Mapping[str, str]) -> bytes:
+    """Return the header lines of one attempt, with the credentials of this backend and no other's.
+
+    Raises:
+        ValueError: The key would break out of its line.
+    """
+    lines = [("X-Request-Id", request_id), *trace.items()]
+    if key:
+        lines.append(("X-Api-Key", key) if backend.dialect == "anthropic" else ("Authorization", f"Bearer {key}"))
+    return _lines_for(backend.dialect) + encode_lines(lines)
+
+
+@lru_cache(maxsize=16)
+def _lines_for(dialect: str) -> bytes:
+    """Return the lines that every request to backends of a dialect has."""
+    lines = {
+        "Content-Type": "application/json",
+        "Accept": "application/json, text/event-stream",
+        "Accept-Encoding": "identity",
+        "User-Agent": f"llmkube/{__version__}",
+    }
+    if dialect == "anthropic":
+        lines["Anthropic-Version"] = VERSION
+    return encode_lines(lines.items())
+
+
+def answer_headers(received: Headers, request_id: str, backend: str, *more: tuple[str, str]) -> Headers:
+    """Return what a client reads of an answer's head; `more` is what the router itself says of the answer."""
+    forwarded = received.lines_of(_ANSWER_NAMES, _ANSWER_PREFIXES)
+    return Headers((*forwarded, ("X-Request-Id", request_id), ("X-LLMKube-Backend", backend), *more))

@@ -1,0 +1,248 @@
+"""What this host was asked to run and which process does, on disk: what a new agent needs to go on where one ended.
+
+One small file per service, `journal/<namespace>/<name>.json`, 0600. It is written before a process is started (the
+intent, with the cookie that the process will carry in its environment) and once more when its pid is known. So there is
+no moment in which an engine runs without an entry. The objects are in it too: an agent that starts while the API
+server is away serves what it was last asked for.
+
+Nothing is flushed to the disk: what a power cut loses here, it has killed as well. A file that cannot be read is as
+good as none, and its engine is then an orphan.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import structlog
+import trio
+
+from llmkube.base.errors import RESOURCE_ERRNOS, ExternalError
+from llmkube.base.full_disk import full_disk, is_disk_full
+from llmkube.base.private_files import file_stem, write_private
+from llmkube.k8s.codec import decode, encode
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.reasons import Reason
+from llmkube.runtimes.plan import LaunchPlan, Placeholder
+from llmkube.supervisor.values.desired import Desired, Launch
+from llmkube.weights.estimate.demand import Component, Demand, Estimate, Location
+from llmkube.weights.store.blobs import WeightsFile
+
+log = structlog.get_logger(__name__)
+
+FORMAT = 1
+"""Grows when an older agent could misread a file; a file of another format is not used."""
+
+
+class JournalError(ExternalError):
+    """The journal cannot be written, and without it a process must not be started; or this host cannot open it."""
+
+    reason = Reason.JOURNAL_NOT_WRITTEN
+
+
+@attrs.frozen
+class EngineRecord:
+    """One engine process, as the next agent has to recognise it.
+
+    Attributes:
+        cookie: What it carries in its environment; no other process does.
+        host: The address that it listens on.
+        port: Its port.
+        public_host: The address that its proxy listens on; "" when clients reach the engine itself.
+        public_port: The proxy's port.
+        build: Which build of its program was started; "" of one that an earlier release has started.
+        log_offset: Where its own output begins in the service's log file, in bytes.
+        pid: Its process id; 0 while only the intent is known.
+        started: What tells it from another process with the same pid (`processes.start_of`).
+        next_log: Whether its log may still be called as that of a successor is.
+        api_key: What it asks to be shown; "" of one that an agent without keys has started.
+    """
+
+    cookie: str
+    host: str
+    port: int
+    log_offset: int = 0
+    pid: int = 0
+    started: str = ""
+    next_log: bool = False
+    api_key: str = attrs.field(default="", repr=False)
+    public_host: str = ""
+    public_port: int = 0
+    build: str = ""
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where clients reach it."""
+        return (self.public_host, self.public_port) if self.public_host else (self.host, self.port)
+
+
+@attrs.frozen
+class Entry:
+    """One service on disk.
+
+    Attributes:
+        desired: What is asked for.
+        launch: What runs for it.
+        engine: The process that does.
+        fallback: What has served last, while what was asked for after that cannot start.
+    """
+
+    desired: Desired
+    launch: Launch
+    engine: EngineRecord | None = None
+    fallback: Launch | None = None
+
+    @property
+    def key(self) -> Key:
+        """The InferenceService's key."""
+        return self.desired.key
+
+
+def dump(entry: Entry) -> dict[str, Any]:
+    """Return an entry as JSON; argv's slots stay apart from a user's equal words."""
+    return {
+        "format": FORMAT,
+        "service": encode(entry.desired.service),
+        "model": encode(entry.desired.model),
+        "draft": encode(entry.desired.draft) if entry.desired.draft else None,
+        **_dump_launch(entry.launch),
+        "engine": attrs.asdict(entry.engine) if entry.engine else None,
+        "kept": _dump_launch(entry.fallback) if entry.fallback else None,
+    }
+
+
+def _dump_launch(launch: Launch) -> dict[str, Any]:
+    plan, weights = launch.plan, launch.weights
+    argv = [[arg.name] if isinstance(arg, Placeholder) else arg for arg in plan.argv]
+    return {
+        "plan": attrs.asdict(plan) | {"argv": argv},
+        "weights": attrs.asdict(weights) | {"path": str(weights.path)},
+        "estimate": attrs.asdict(launch.estimate) if launch.estimate else None,
+    }
+
+
+def load(data: Mapping[str, Any]) -> Entry:
+    """Read what `dump` wrote.
+
+    Raises:
+        ValueError: It is of another format, or not whole.
+    """
+    if not isinstance(data, Mapping) or data.get("format") != FORMAT:
+        raise ValueError(f"not an entry of format {FORMAT}")
+    try:
+        engine = EngineRecord(**data["engine"]) if data["engine"] else None
+        draft = decode(Model, data["draft"]) if data.get("draft") else None
+        desired = Desired(decode(InferenceService, data["service"]), decode(Model, data["model"]), draft)
+        fallback = _launch(data["kept"]) if data.get("kept") else None
+        return Entry(desired, _launch(data), engine, fallback)
+    except (KeyError, TypeError, IndexError, AttributeError) as error:
+        raise ValueError(f"not an entry of this journal: {error!r}") from error
+
+
+def _launch(data: Mapping[str, Any]) -> Launch:
+    plan = dict(data["plan"])
+    plan["argv"] = tuple(Placeholder[arg[0]] if isinstance(arg, list) else arg for arg in plan["argv"])
+    plan["env"] = tuple((name, value) for name, value in plan["env"])
+    plan["not_honoured"] = tuple(plan["not_honoured"])
+    plan["demand"] = _demand(plan.get("demand"))
+    weights = dict(data["weights"])
+    weights["path"] = Path(weights["path"])
+    return Launch(LaunchPlan(**plan), WeightsFile(**weights), _estimate(data.get("estimate")))
+
+
+def _demand(data: Mapping[str, Any] | None) -> Demand | None:
+    """What another version of this program has written is no reason to lose an engine: its needs are then measured."""
+    try:
+        return None if data is None else Demand(**{name: _frozen(value) for name, value in data.items()})
+    except TypeError:
+        return None
+
+
+def _estimate(data: Mapping[str, Any] | None) -> Estimate | None:
+    try:
+        if data is None:
+            return None
+        parts = [Component(one["name"], Location(one["place"]), int(one["size_bytes"])) for one in data["components"]]
+        return Estimate(tuple(parts), tuple(data["notes"]), bool(data["certain"]))
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _frozen(value: Any) -> Any:
+    """JSON has no tuples."""
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+
+
+def entry_path(root: Path, key: Key) -> Path:
+    """Return where a journal keeps a service; both names are DNS names, so there is no way out of the folder."""
+    return root / key.namespace / f"{file_stem(key.name)}.json"
+
+
+def read_entry(root: Path, key: Key) -> Entry | None:
+    """Return one entry of the journal in a folder, or None when there is none that can be read; blocks."""
+    try:
+        return load(json.loads(entry_path(root, key).read_text("utf-8")))
+    except (OSError, ValueError):
+        return None
+
+
+@attrs.define(eq=False)
+class FileJournal:
+    """The journal of one state directory."""
+
+    root: Path
+    limiter: trio.CapacityLimiter
+
+    async def write(self, entry: Entry) -> None:
+        """Replace a service's entry, whole or not at all.
+
+        Raises:
+            JournalError: The disk does not take it.
+        """
+        text = json.dumps(dump(entry), separators=(",", ":"))
+        await trio.to_thread.run_sync(self._replace, entry_path(self.root, entry.key), text, limiter=self.limiter)
+
+    async def remove(self, key: Key) -> None:
+        """Forget a service."""
+        await trio.to_thread.run_sync(self._remove, entry_path(self.root, key), limiter=self.limiter)
+
+    def read_all(self) -> dict[Key, Entry]:
+        """Return every entry that can be read; blocks.
+
+        Raises:
+            JournalError: This host has no descriptor left: engines would be taken for orphans.
+        """
+        return dict(self._entries())
+
+    def clear(self, keys: Iterable[Key]) -> None:
+        """Forget several services; blocks."""
+        for key in keys:
+            self._remove(entry_path(self.root, key))
+
+    def _entries(self) -> Iterator[tuple[Key, Entry]]:
+        for path in sorted(self.root.glob("*/*.json")):
+            try:
+                entry = load(json.loads(path.read_text("utf-8")))
+            except (OSError, ValueError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors, too
+                if isinstance(error, OSError) and error.errno in RESOURCE_ERRNOS:
+                    raise JournalError(f"cannot read {path}: {error.strerror}") from error
+                log.warning("journal entry not used", path=str(path), error=str(error))
+            else:
+                yield entry.key, entry
+
+    def _replace(self, path: Path, text: str) -> None:
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_private(path, text, durable=False)
+        except OSError as error:
+            why = full_disk(self.root) if is_disk_full(error) else error.strerror
+            raise JournalError(f"no engine is started, because {path} cannot be written: {why}") from error
+
+    def _remove(self, path: Path) -> None:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("journal entry not removed", path=str(path), error=str(error))

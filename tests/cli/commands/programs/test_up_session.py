@@ -1,0 +1,180 @@
+import io
+import json
+import shlex
+from functools import partial
+
+import pytest
+import trio
+from rich.console import Console
+
+from cli.memory_cluster import NOW, open_demo, write_status
+from llmkube.base.http.message import Response
+from llmkube.cli.commands.programs.up_session import FirstSteps, next_steps, times, usage
+from llmkube.cli.view.progress import Stopwatch
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.resource import Key
+from llmkube.programs.failures import CommandError, ExitCode, errors_as_messages
+from llmkube.programs.one_machine import Addresses, UpSession
+
+PLACE = Addresses(
+    "https://127.0.0.1:7443", "/home/ann/my state/kubeconfig", "http://127.0.0.1:8080", "http://127.0.0.1:9090"
+)
+DEMO = Key("default", "demo")
+ACCEPTED = ("Accepted", "True", "Accepted", "")
+
+
+class Gateway:
+    """Answers every question."""
+
+    async def request(self, method, url, *, headers, body):
+        return Response.json(200, {"choices": [{"message": {"content": f"to {json.loads(body)['model']}: yes"}}]})
+
+
+class World:
+    """A cluster with the demo's objects, a visit to it, and a hand that writes statuses."""
+
+    def __init__(self, client, caches):
+        self.client = client
+        self.progress = io.StringIO()
+        session = UpSession(PLACE, caches, Gateway(), lambda: NOW, trio.current_time() - 2)
+        self.session = FirstSteps(session, Console(file=self.progress), {"cpu"})
+
+    async def report(self, *what, **status):
+        await write_status(self.client, *what, **status)
+        await trio.testing.wait_all_tasks_blocked()
+
+
+@pytest.fixture
+async def world():
+    async with open_demo() as (client, caches):
+        yield World(client, caches)
+
+
+async def refusal(world, **before):
+    """Ask in vain; return what is said then."""
+    with pytest.raises(CommandError) as refused, errors_as_messages():  # a nursery raises groups
+        await world.session.answer(DEMO, "What?", **before)
+    assert refused.value.exit_code is ExitCode.FAILED
+    return refused.value.message
+
+
+async def test_a_question_is_answered_step_by_step(autojump_clock, world, capsys):
+    """Each step is told as it ends, then the answer, both tables and the times are printed."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(world.session.answer, DEMO, "What?")
+        await trio.sleep(1)
+        await world.report(Model, ("Fetched", "True", "Fetched", ""), size="933.8 KiB")
+        await trio.sleep(2)
+        loading = ("Loaded", "False", "Loading", "the engine is loading")
+        await world.report(InferenceService, ACCEPTED, loading, phase="Creating")
+        await trio.sleep(2)
+        loaded = ("Loaded", "True", "Loaded", "loaded in 4 s")
+        await world.report(InferenceService, ACCEPTED, loaded, phase="Ready", readyReplicas=1)
+    progress = world.progress.getvalue().splitlines()
+    assert progress == [
+        "fetch   waiting for the controller to look at it",
+        "fetch   done in 1.00 s (933.8 KiB)",
+        "load    waiting for the agent to look at it",
+        "load    the engine is loading",
+        "load    done in 4.00 s",
+        "ready   done in 0 ms",
+        "answer  What?",
+        "answer  done in 0 ms",
+    ]
+    answer, models, services, laps = capsys.readouterr().out.strip().split("\n\n")
+    assert answer == "> What?\nto default/demo: yes"
+    assert "933.8 KiB" in models
+    assert "1/1" in services
+    assert laps.splitlines()[1].split() == ["start", "2.00", "s"]
+    assert laps.splitlines()[-1].split() == ["total", "7.00", "s"]  # U10: since the program was started
+
+
+async def test_a_failure_ends_the_wait(autojump_clock, world):
+    """What no waiting cures ends with the reason and the engine's words, as soon as it is known."""
+    await world.report(InferenceService, ("Loaded", "False", "CrashLoopBackOff", "2 failures\nerror: no memory"))
+    failure, _, what_to_do = (await refusal(world)).rpartition("\n")
+    assert failure.endswith("cannot be served: CrashLoopBackOff: 2 failures\nerror: no memory")
+    assert what_to_do == "What to do: `llmkube logs demo` has all that the engine wrote"
+
+
+async def test_yesterdays_failure_is_not_believed(autojump_clock, world):
+    """A failure that was there before the agent started does not end the wait while the agent is getting there."""
+    await world.report(InferenceService, ("Loaded", "False", "CrashLoopBackOff", "2 failures"))
+    old = world.session.health_of(DEMO)
+    assert old.failing
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(world.session.answer, DEMO, "What?", before=old))
+        await trio.sleep(3)
+        await world.report(Model, ("Fetched", "True", "Fetched", ""))
+        await world.report(InferenceService, ACCEPTED, ("Loaded", "True", "Loaded", ""), phase="Ready")
+
+
+async def test_yesterdays_failure_is_believed_in_the_end(autojump_clock, world):
+    """The same failure still there after some seconds is today's as well."""
+    await world.report(InferenceService, ("Accepted", "False", "Invalid", "spec.extraArgs: no"))
+    old = world.session.health_of(DEMO)
+    began = trio.current_time()
+    await refusal(world, before=old)
+    assert trio.current_time() - began == 5.0
+
+
+async def test_a_deleted_service_ends_the_wait(autojump_clock, world):
+    """Deleting the service while its answer is awaited is told, and not waited out."""
+    async with trio.open_nursery() as nursery:
+
+        async def answer():
+            assert await refusal(world) == "InferenceService default/demo was deleted"
+
+        nursery.start_soon(answer)
+        await trio.sleep(1)
+        await world.client.delete(InferenceService, DEMO)
+
+
+async def test_staying_reports_every_change_of_phase(autojump_clock, world, capsys):
+    """Without a question the usage is printed, then one line per change until the visit ends."""
+    with trio.move_on_after(10):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(world.session.report_changes)
+            await trio.sleep(1)
+            await world.report(InferenceService, ("Available", "False", "Fetching", "copying"), phase="Pending")
+            await trio.sleep(1)
+            await world.report(InferenceService, phase="Ready")
+            await trio.sleep(1)
+            await world.client.delete(InferenceService, DEMO)
+    out = capsys.readouterr().out
+    assert out.startswith(usage(PLACE, "demo"))
+    lines = [line[10:] for line in out.removeprefix(usage(PLACE, "demo")).splitlines() if line]
+    assert lines == [
+        "default/demo: New",
+        "default/demo: Pending (Fetching): copying",
+        "default/demo: Ready",
+        "default/demo: gone",
+    ]
+
+
+def test_the_usage_can_be_pasted():
+    """Every line is a command that a shell takes as it is, whatever the paths contain."""
+    text = usage(PLACE, "demo")
+    assert "Nothing is served" not in text
+    assert "Nothing is served yet" in usage(PLACE, None)
+    assert "  export KUBECONFIG='/home/ann/my state/kubeconfig'\n" in text
+    (body,) = (line.partition(" -d ")[2] for line in text.splitlines() if "curl" in line)
+    assert json.loads(body.strip("'"))["model"] == "demo"
+
+
+def test_the_times_add_up():
+    """The table has a row per step and their sum."""
+    watch = Stopwatch(0.0, {"fetch": 1.0, "answer": 2.5})
+    assert times(watch).splitlines() == ["STEP    TIME", "fetch   1.00 s", "answer  2.50 s", "total   3.50 s"]
+
+
+def test_the_next_commands_can_be_pasted(monkeypatch):
+    """Three commands, with the path by which this program was called where it is not on PATH."""
+    monkeypatch.setattr("sys.argv", ["/a b/.venv/bin/llmkube"])
+    lines = next_steps("demo", "builtin://demo", 'What is "it"?').splitlines()
+    assert [shlex.split(line) for line in lines[1:]] == [
+        ["/a b/.venv/bin/llmkube", "up", "start"],
+        ["/a b/.venv/bin/llmkube", "deploy", "demo", "--source", "builtin://demo"],
+        ["/a b/.venv/bin/llmkube", "chat", "demo", 'What is "it"?'],
+    ]

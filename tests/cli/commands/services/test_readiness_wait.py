@@ -1,0 +1,139 @@
+"""The wait of `deploy` and `restart`, for services in pods as for those on hosts, and what Ctrl-C says."""
+
+import pytest
+import trio
+
+from cli.cli_objects import condition
+from llmkube.cli.commands.services.readiness_wait import print_on_interrupt
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.resource import Key
+
+CHAT = Key("default", "demo")
+
+
+async def in_pods(client, *conditions, **status):
+    """What the controller writes about a service whose pods it makes: no agent says anything."""
+    stamped = [each | {"observedGeneration": 1, "lastTransitionTime": "2026-01-01T00:00:00Z"} for each in conditions]
+    body = {
+        "metadata": {"name": "demo", "namespace": "default"},
+        "status": {"conditions": stamped, "selector": "app=demo", **status},
+    }
+    await client.apply(InferenceService, body, field_manager="llmkube-controller", subresource="status")
+
+
+def redeployed(run, *conditions, args=(), **status):
+    """Deploy the demo again, unchanged, while its pods do as the conditions say."""
+    model = ("deploy", "demo", "--model", "demo", "--context-size", "512", "--extra-arg=--threads=1")
+
+    async def prepare(client):
+        await in_pods(client, *conditions, **status)
+
+    return run(*model, *args, prepare=prepare, env={"COLUMNS": "80", "NO_COLOR": "1"})
+
+
+def test_deploy_succeeds_for_pods(run):
+    """A service whose pods are ready is Ready for `deploy`, without any word of an agent."""
+    done = redeployed(
+        run,
+        condition("Available", True, "InferenceReady"),
+        phase="Ready",
+        modelReady=True,
+        readyReplicas=1,
+        endpoint="http://demo.default.svc.cluster.local:8080/v1/chat/completions",
+    )
+    assert done.exit_code == 0, done.output
+    assert done.stdout == (
+        "InferenceService default/demo is Ready at http://demo.default.svc.cluster.local:8080/v1/chat/completions\n"
+    )
+    assert "Talk to it: llmkube chat demo\n" in done.stderr
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    ("reason", "words", "advice"),
+    [
+        ("ImagePullBackOff", "pod demo-1: not found", "correct spec.image"),
+        ("OOMKilled", "the kernel ended the engine", "a smaller --context-size"),
+        ("NotAllowed", "spec.image: not here", "ask the operator"),
+    ],
+)
+def test_deploy_reports_why_pods_fail(run, monkeypatch, reason, words, advice):
+    """What the kubelet or the controller says about pods ends the wait, with what would help."""
+    monkeypatch.setattr("llmkube.cli.view.readiness.STALE_SECONDS", 0.2)
+    done = redeployed(
+        run,
+        condition("Available", False, "NoReadyReplicas", "no pod is ready"),
+        condition("Degraded", True, reason, words),
+        phase="Failed",
+        modelReady=True,
+    )
+    assert done.exit_code == 1
+    assert f"cannot be served: {reason}: {words}" in done.stderr
+    assert advice in done.stderr
+
+
+def test_a_wait_for_a_gpu_is_reported_and_is_no_failure(run):
+    """A service in the queue for GPUs is waited for until the time is over, in the controller's words."""
+    done = redeployed(
+        run,
+        condition("Available", False, "NoReadyReplicas", "no pod is ready"),
+        condition("Progressing", True, "WaitingForGPU", "1 pod waits for a GPU"),
+        phase="WaitingForGPU",
+        modelReady=True,
+        args=("--timeout", "0.5"),
+    )
+    assert done.exit_code == 4
+    assert "is not Ready after 0.5 s: 1 pod waits for a GPU" in done.stderr
+    assert "`llmkube status demo --watch` shows how" in done.stderr
+
+
+def test_a_stopped_service_is_no_success(run):
+    """Deploying what was scaled to 0 fails and says what starts it, unless --replicas 0 was the wish."""
+
+    async def stop(client):
+        await client.patch(InferenceService, CHAT, {"spec": {"replicas": 0}})
+        await in_pods(client, phase="Stopped")
+
+    model = ("deploy", "demo", "--model", "demo", "--context-size", "512", "--extra-arg=--threads=1")
+    done = run(*model, prepare=stop)
+    assert done.exit_code == 1
+    assert "InferenceService default/demo is Stopped, as its spec asks; `llmkube scale demo 1` starts it" in done.stderr
+    wished = run(*model, "--replicas", "0", prepare=stop)
+    assert (wished.exit_code, wished.stdout) == (0, "InferenceService default/demo is Stopped\n")
+
+
+def test_the_next_step_is_one_that_the_service_offers(run):
+    """A service of embeddings is not to be talked to."""
+    done = redeployed(
+        run,
+        condition("Available", True, "InferenceReady"),
+        phase="Ready",
+        modelReady=True,
+        endpoint="http://x",
+        mode="embedding",
+    )
+    assert "Talk to it" not in done.output
+    assert "It offers embedding" in done.stderr
+
+
+def test_ctrl_c_prints_what_continues(run, monkeypatch):
+    """Ctrl-C during the wait says that the deployment goes on, how to follow it and how to end it."""
+
+    async def interrupted(*_args, **_kwargs):
+        await trio.lowlevel.checkpoint()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("llmkube.cli.commands.services.deploy.arrive", interrupted)
+    done = redeployed(run)
+    assert done.exit_code == 130
+    assert (
+        "The deployment goes on without this command: `llmkube status demo --watch` shows how, "
+        "`llmkube delete demo` ends it\n"
+    ) in done.stderr
+
+
+def test_nothing_is_printed_about_what_was_not_started(capsys):
+    """Ctrl-C before anything was applied prints nothing."""
+    with pytest.RaisesGroup(KeyboardInterrupt), print_on_interrupt():
+        raise BaseExceptionGroup("x", [KeyboardInterrupt()])
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,106 @@
+from types import SimpleNamespace
+
+import pytest
+import trio
+
+from llmkube.supervisor.memory.learned import LearnedFigures
+from llmkube.supervisor.service import measurement as room
+from llmkube.supervisor.service.measurement import EngineMeasurement, context_hint
+from llmkube.supervisor.values.liveness import EngineStats
+
+
+class Allocation:
+    """A reservation whose measured size the test sets; counts how often the engine has worked."""
+
+    def __init__(self):
+        self.held = SimpleNamespace(
+            measured=True,
+            peak_bytes=0,
+            need=SimpleNamespace(estimated_bytes=100),
+            key=SimpleNamespace(name="chat", namespace="ns"),
+        )
+        self.reservation = self.held
+        self.works = 0
+
+    def worked(self):
+        self.works += 1
+
+
+class Child:
+    """Its log is read once."""
+
+    def __init__(self):
+        self.reads = 0
+        self.works = 0
+
+    def worked(self):
+        self.works += 1
+
+    async def last_lines(self, _count):
+        await trio.lowlevel.checkpoint()
+        self.reads += 1
+        return ()
+
+
+@pytest.fixture
+def world(monkeypatch):
+    """An engine whose figures the test sets, and what was learned of it."""
+    shown, allocation, child, learned = {"stats": EngineStats("S", 1.0)}, Allocation(), Child(), LearnedFigures()
+
+    async def read():
+        await trio.lowlevel.checkpoint()
+        return shown["stats"]
+
+    async def key_of(*_):
+        await trio.lowlevel.checkpoint()
+        return "key"
+
+    monkeypatch.setattr(room, "key_of", key_of)
+    ports = SimpleNamespace(learned=learned, engines=None)
+    launch = SimpleNamespace(plan=SimpleNamespace(runtime="llamacpp"))
+    measuring = EngineMeasurement(child, read, lambda: shown["stats"], launch, allocation, ports)
+    return SimpleNamespace(shown=shown, allocation=allocation, child=child, learned=learned, measuring=measuring)
+
+
+async def test_an_engine_that_computes_has_worked(autojump_clock, world):
+    """Processor time beyond what an idle engine takes is work; the first look cannot tell."""
+    await world.measuring.measure()
+    assert world.allocation.works == 0
+    await trio.sleep(10)
+    world.shown["stats"] = EngineStats("S", 1.05)  # 0.5 %: its own housekeeping
+    world.measuring.measure_nowait()
+    assert world.allocation.works == 0
+    await trio.sleep(10)
+    world.shown["stats"] = EngineStats("S", 6.0)
+    world.measuring.measure_nowait()
+    assert (world.allocation.works, world.child.works) == (1, 1)
+
+
+async def test_what_it_held_at_most_is_learned(autojump_clock, world):
+    """Growth by more than the share is learned by the task; its log is read for the first figure alone."""
+    world.allocation.held.peak_bytes = 1000
+    assert world.measuring.measure_nowait() is None  # what has grown takes a task to note
+    await world.measuring.measure()
+    assert world.learned.get("key").measured_bytes == 1000
+    assert world.measuring.measure_nowait() is not None
+    world.allocation.held.peak_bytes = 1010
+    assert world.measuring.measure_nowait() is not None
+    world.allocation.held.peak_bytes = 1100
+    await world.measuring.measure()
+    assert world.learned.get("key").measured_bytes == 1100
+    assert world.child.reads == 1
+
+
+async def test_an_engine_that_has_ended_teaches_nothing(autojump_clock, world):
+    """Without stats nothing is concluded."""
+    world.shown["stats"] = None
+    assert await world.measuring.measure() is None
+    assert world.measuring.measure_nowait() is None
+    assert world.allocation.works == 0
+
+
+def test_without_a_shape_no_context_is_offered():
+    """Nothing is said where nothing is known: no room, no header, no demand."""
+    launch = SimpleNamespace(shape=None, plan=SimpleNamespace(demand=None))
+    assert context_hint(launch, None) == ""
+    assert context_hint(launch, 1 << 30) == ""

@@ -1,0 +1,31 @@
+"""What is admitted, for people and for the next reader of the file."""
+
+import pytest
+
+from llmkube.supervisor.values.admitted_networks import AdmittedNetworks
+from llmkube.supervisor.values.settings import EVERYWHERE
+
+
+@pytest.mark.parametrize(
+    ("admitted", "closed", "shown"),
+    [
+        (AdmittedNetworks(("10.1.0.0/16",), ("10.0.0.1/32",)), "", "10.0.0.1/32), --allow-from (10.1.0.0/16)"),
+        (AdmittedNetworks(nodes=tuple(f"10.0.0.{each}/32" for each in range(9))), "", "10.0.0.7/32 and 1 more)"),
+        (AdmittedNetworks(("10.1.0.0/16",), problem="refused"), "", "this host, --allow-from (10.1.0.0/16); refused"),
+        (AdmittedNetworks(problem="refused"), "refused, and no --allow-from", "this host; refused"),
+        (AdmittedNetworks(), "no nodes, and no --allow-from", "this host"),
+        (AdmittedNetworks(EVERYWHERE), "", "every address"),
+    ],
+)
+def test_admitted_networks_are_reported_and_stored(admitted, closed, shown):
+    """The file says the same to the next reader."""
+    assert admitted.closed == closed
+    assert admitted.summary.endswith(shown)
+    assert AdmittedNetworks.load(admitted.dump()) == admitted
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"given": 1, "nodes": [], "problem": ""}'])
+def test_another_text_is_no_file_of_networks(text):
+    """A reader keeps what it had."""
+    with pytest.raises(ValueError):
+        AdmittedNetworks.load(text)

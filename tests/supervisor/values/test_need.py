@@ -1,0 +1,37 @@
+from pathlib import Path
+
+import pytest
+
+from llmkube.runtimes.plan import LaunchPlan
+from llmkube.supervisor.memory.learned import Figure
+from llmkube.supervisor.memory.reservation import Need
+from llmkube.supervisor.values.desired import Launch
+from llmkube.supervisor.values.need import GUESS_BYTES, need_of
+from llmkube.weights.estimate.demand import Component, Estimate, Location
+from llmkube.weights.store.blobs import WeightsFile
+
+PLAN = LaunchPlan((), (), "llamacpp", "chat")
+WEIGHTS = WeightsFile(Path("/m.gguf"), 1000, None, "")
+ESTIMATE = Estimate((Component("weights", Location.DEVICE, 1000), Component("buffers", Location.HOST, 200)), (), True)
+
+
+@pytest.mark.parametrize(
+    ("estimate", "figure", "need"),
+    [
+        (ESTIMATE, None, Need(1200, 1000, estimated_bytes=1200)),
+        (ESTIMATE, Figure(measured_bytes=1100), Need(1200, 1000, estimated_bytes=1200)),
+        (ESTIMATE, Figure(measured_bytes=1500), Need(1500, 1000, estimated_bytes=1200)),
+        (ESTIMATE, Figure(reported_bytes=1300, device_bytes=1250), Need(1300, 1250, estimated_bytes=1200)),
+        (None, Figure(measured_bytes=1500, device_bytes=900), Need(1500, 900)),
+    ],
+)
+def test_a_launch_is_promised_the_most_that_is_known(estimate, figure, need):
+    """What was estimated, reported or measured: the largest counts."""
+    assert need_of(Launch(PLAN, WEIGHTS, estimate), figure) == need
+
+
+def test_a_launch_of_which_nothing_is_known_is_guessed_from_its_file():
+    """The guess says that it is one, and why."""
+    need = need_of(Launch(PLAN, WEIGHTS), None)
+    assert (need.total_bytes, need.sized) == (1200 + GUESS_BYTES, False)
+    assert "1000 B" in need.why
