@@ -268,7 +268,7 @@ async def test_the_controller_tells_nothing_of_the_secrets_that_pods_mount(autoj
         await hands.roll_out(ready=0)
         await trio.sleep(60)
         live = await hands.json(InferenceService)
-        assert "container client-keys ended with exit code 1: Error: Secret chat-keys, api-key: is empty" in str(live)
+        assert "container client-keys exited with code 1: Error: Secret chat-keys, api-key: is empty" in str(live)
         await hands.create_service(apiKeySecretRef={"name": "chat-keys"}, extraArgs=["--api-key", SECOND])
         await trio.sleep(60)
         live = await hands.json(InferenceService)

@@ -91,11 +91,11 @@ def remembered(**more):
         (JobFacts(job=job_of(), pods=(unscheduled("no node"),)), "Pending", "Unschedulable", "no node"),
         (
             JobFacts(job=job_of(), pods=(fetch_pod(1, '{"reason":"Stalled","message":"too slow"}'),)),
-            "Downloading", "Stalled", "too slow; the Job tries again",
+            "Downloading", "Stalled", "too slow; the Job retries",
         ),
         (
             JobFacts(job_of(), (fetch_pod(1, '{"reason":"Stalled","message":"slow"}'), fetch_pod(None)), percent=5),
-            "Downloading", "Stalled", "slow; the Job tries again: 5 %",
+            "Downloading", "Stalled", "slow; the Job retries: 5 %",
         ),
         (
             JobFacts(job=job_of(), pods=(fetch_pod(1, '{"reason":"Stalled","message":"too slow"}'), fetch_pod())),

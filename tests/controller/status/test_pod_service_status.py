@@ -107,8 +107,8 @@ def test_available_holds_exactly_while_something_answers(spec, model, ready):
 @pytest.mark.parametrize(
     ("violations", "way_out"),
     [
-        (VIOLATIONS, "name an image that runs without root, and its user in spec.podSecurityContext.runAsUser"),
-        ('hostPath volumes (volume "v")', "leave out what it names"),
+        (VIOLATIONS, "use an image that runs without root, and set its user in spec.podSecurityContext.runAsUser"),
+        ('hostPath volumes (volume "v")', "remove these fields"),
     ],
 )
 def test_a_namespace_that_is_closed_to_root_says_so(violations, way_out):
