@@ -78,7 +78,7 @@ def keys_judge(digests: Callable[[], Collection[bytes]], open_paths: Collection[
         if (head.path in open_paths and is_read_only(head)) or presents_key(head, digests()):
             return None
         return key_refusal(
-            "this engine requires a key: send `Authorization: Bearer KEY` with one of the service's keys"
+            "this engine asks for a key: send `Authorization: Bearer KEY` with one of the service's keys"
         )
 
     return judge
