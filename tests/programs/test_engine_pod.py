@@ -305,7 +305,7 @@ async def test_what_is_wrong_is_said_once_and_other_keys_are_told_without_being_
             (tmp_path / "new").replace(file.path)
             await until(lambda: len(said) > 1)
             nursery.cancel_scope.cancel()
-    assert [line["event"] for line in said] == ["the keys of clients stay as they were", "other keys count"]
+    assert [line["event"] for line in said] == ["client keys not reloaded", "client keys reloaded"]
     assert FIRST not in str(said)
 
 

@@ -165,7 +165,7 @@ class WatchedKind:
 
     Attributes:
         name: The kind in messages, such as "Deployments".
-        cost: What does not work until the kind has been listed once.
+        cost: Effect of the missing list, for messages; it ends once the kind has been listed.
     """
 
     name: str

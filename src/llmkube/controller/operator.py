@@ -9,7 +9,7 @@
  Lease (host) ─────▶ HostMonitor ────────┘   an expired Lease is read again before its host is taken for gone
 ```
 
-Where several controllers may run, all of this happens only in the holder of the Lease `llmkube-controller`.
+Where several controllers may run, only the holder of the Lease `llmkube-controller` does this.
 """
 
 import datetime
@@ -87,7 +87,7 @@ def _watched_kinds(context: Context) -> Iterator[WatchedKind]:
 
 
 def _needs_priority_classes(context: PodContext) -> bool:
-    """Whether PriorityClasses have to be listed to find their prefix; a controller of one namespace may not list them."""
+    """Whether to list PriorityClasses to find their prefix; a controller of one namespace may not list them."""
     return context.workloads.priority_class_prefix is None and context.settings.namespace is None
 
 

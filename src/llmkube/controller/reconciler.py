@@ -42,7 +42,7 @@ class Reconciler:
 
     Attributes:
         name: The controller's name in logs and metrics.
-        reconcile: Reconciles one object. Any exception is logged with the key, counted, and retried.
+        reconcile: Reconciles one object. Every exception is logged with the key, counted, and retried.
     """
 
     name: str

@@ -122,7 +122,7 @@ async def test_a_server_that_has_moved_is_given_up_with_its_old_address(autojump
     await trio.sleep(25)
     assert not stage.given_up
     await trio.sleep(20)
-    assert "no Ollama answers at http://127.0.0.1:11434 any more" in stage.given_up
+    assert "no Ollama answers at http://127.0.0.1:11434 any longer" in stage.given_up
     assert "OLLAMA_HOST=" in stage.given_up
 
 

@@ -172,7 +172,7 @@ async def test_without_a_place_for_its_folder_it_is_said_why(tmp_path, monkeypat
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
     async with open_http_client() as client:
         program = OmlxProgram("omlx", tmp_path, OmlxApi(client, URL), 1, environ={})
-        with pytest.raises(NoDaemonError, match="no folder can be made for an oMLX of our own: No such file"):
+        with pytest.raises(NoDaemonError, match="cannot create a folder for our own oMLX: No such file"):
             async with program.started():
                 raise AssertionError("it has no folder")
 
@@ -211,9 +211,9 @@ def test_without_them_it_is_as_oMLX_has_it():  # noqa: N802 - its name
     ("changed", "environ", "said"),
     [
         (["--service", "b"], {}, "write NAMESPACE/NAME"),
-        ([], {"OMLX_PORT": "0"}, "OMLX_PORT=0: write a port, such as 8000"),
-        ([], {"OMLX_PORT": "http"}, "OMLX_PORT=http: write a port, such as 8000"),
-        ([], {"LLMKUBE_OMLX_STARTUP_SECONDS": "2m"}, "LLMKUBE_OMLX_STARTUP_SECONDS=2m: write seconds, such as 120"),
+        ([], {"OMLX_PORT": "0"}, "OMLX_PORT=0: set a port, such as 8000"),
+        ([], {"OMLX_PORT": "http"}, "OMLX_PORT=http: set a port, such as 8000"),
+        ([], {"LLMKUBE_OMLX_STARTUP_SECONDS": "2m"}, "LLMKUBE_OMLX_STARTUP_SECONDS=2m: set seconds, such as 120"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(capsys, changed, environ, said):

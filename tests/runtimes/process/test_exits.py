@@ -10,7 +10,7 @@ from llmkube.runtimes.process.exits import ExitCause, classify, loading_phase
 
 BAD_FLAG = """\
 usage: llmkube-llama-server --model FILE [flags]
-llmkube-llama-server: error: --frobnicate is not supported by the engine that comes with LLMKube; --help lists the supported flags"""
+llmkube-llama-server: error: --frobnicate is not honoured by the engine that comes with LLMKube; --help lists the flags that are"""  # noqa: E501
 
 BAD_VALUE = """\
 usage: llmkube-llama-server --model FILE [flags]

@@ -177,7 +177,7 @@ class Context:
         self.queues.routers.add_all(router.key for router in self.informers.routers.values())
 
     def enqueue_services(self) -> None:
-        """Reconcile every service, after a change that may affect all of them."""
+        """Reconcile every service, after a change that may affect every service."""
         self.queues.services.add_all(service.key for service in self.informers.services.values())
 
 

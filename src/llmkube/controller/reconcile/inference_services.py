@@ -70,7 +70,7 @@ class PodServices:
         await self.context.services.write(cached, status, extra={"lastUpdated": timestamp(now)})
 
     async def retire(self, service: InferenceService) -> None:
-        """Remove the objects that a service had in pods, now that a host serves it; a host uses none of them."""
+        """Remove the objects that a service had in pods, now that a host serves it without such objects."""
         uid, key = service.metadata.uid, service.key
         for owned, name in self._owned(key):
             await owned.remove(Key(key.namespace, name), uid)
@@ -179,9 +179,13 @@ class PodServices:
         """Return the fields that have no effect because the cluster or the engine lacks what they need."""
         found, spec, pods = [], service.spec, self.context.pods
         if spec.autoscaling is not None and not pods.autoscalers.is_known:
-            found.append("spec.autoscaling (the controller cannot list HorizontalPodAutoscalers; its /readyz shows the reason)")
+            found.append(
+                "spec.autoscaling (the controller cannot list HorizontalPodAutoscalers; its /readyz shows the reason)"
+            )
         if spec.disruption is not None and not pods.budgets.is_known:
-            found.append("spec.disruption (the controller cannot list PodDisruptionBudgets; its /readyz shows the reason)")
+            found.append(
+                "spec.disruption (the controller cannot list PodDisruptionBudgets; its /readyz shows the reason)"
+            )
         found.append(priority_obstacle(self.context, service, deployment_of(self.context, service)))
         if spec.slo is not None:
             obstacle = objective_obstacle(service, plan) if plan is not None else ""
@@ -315,7 +319,7 @@ class SliceReconciler:
     context: Context
 
     async def reconcile(self, key: Key) -> None:
-        """Mark a slice's endpoints not ready if its host is gone, unless the slice has been written since it was read."""
+        """Mark a slice's endpoints not ready if its host is gone, and the slice is unchanged since it was read."""
         await trio.lowlevel.checkpoint()
         endpoint_slice, hosts = self.context.informers.slices.get(key), self.context.hosts
         host = endpoint_slice.metadata.labels.get(HOST_LABEL, "") if endpoint_slice else ""

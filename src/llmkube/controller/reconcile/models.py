@@ -44,7 +44,7 @@ PERMISSIONS: Final = (
 
 
 async def ensure_namespace_claim(context: PodContext, namespace: str) -> None:
-    """Create the volume claim that all Models of a namespace share, unless it exists; one that an admin created will do."""
+    """Create the volume claim that all Models of a namespace share; an existing one of an admin is used as it is."""
     await _create(context, cache_claim(namespace, context.workloads))
 
 
@@ -234,7 +234,7 @@ class PodModels:
         return observed.job is None
 
     async def _has_lost_its_pods(self, job: Job) -> bool:
-        """Whether no pod of a Job is left to report; reads from the server, since the caches of pods and Jobs may differ."""
+        """Whether no pod of a Job is left; reads from the server, since the caches of pods and Jobs may differ."""
         selector = f"{JOB_LABEL}={job.key.name}"
         pods = await self.context.client.list(Pod, namespace=job.key.namespace, label_selector=selector)
         return not any(is_controlled_by(pod, job.metadata.uid) for pod in pods.items)

@@ -118,7 +118,7 @@ def deployment_of(context: PodContext, service: InferenceService) -> Workload | 
 
 
 def is_loading(live: Workload, replicas: int) -> bool:
-    """Whether pods are still loading; a rollout that is stuck does not count, as it would block a node drain forever."""
+    """Whether pods are still loading; not in a stuck rollout, which would block a node drain forever."""
     progress = [one for one in live.status.conditions if one.type == "Progressing"]
     return live.status.ready_replicas < replicas and not any(one.status == "False" for one in progress)
 

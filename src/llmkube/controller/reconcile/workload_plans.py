@@ -133,7 +133,9 @@ def _find_weights(
         verdict = Verdict("Ready", Reason.WORKLOAD_RESOLVED, "")
     elif supply.by == "job" and verdict.phase == "Ready" and not is_remembered(model):
         verdict = Verdict("Pending", Reason.PENDING, "waiting for the Job that fetches it")
-    if verdict.phase != "Ready" and verdict.reason != Reason.PVC_NOT_BOUND:  # a claim may be bound only once there is a pod
+    if (
+        verdict.phase != "Ready" and verdict.reason != Reason.PVC_NOT_BOUND
+    ):  # a claim may be bound only once there is a pod
         return verdict, Storage()
     path = weights_path(model, supply)
     mode = context.workloads.cache_access_mode

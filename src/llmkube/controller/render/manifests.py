@@ -55,7 +55,7 @@ _SERVING_FIELDS: Final = ("ports", "startupProbe", "livenessProbe", "readinessPr
 
 
 def group_name(service: str) -> str:
-    """Return the name of a service's LeaderWorkerSet, which creates a headless Service of that name: it must not be ours."""
+    """Return the name of a service's LeaderWorkerSet; its controller creates a Service of that name, so not ours."""
     name = f"{service_name(service)}{_ENDING}"
     if len(name) <= _MAX_GROUP_NAME:
         return name
@@ -197,10 +197,10 @@ def pod_monitor(
 def objective(
     service: InferenceService, plan: ContainerPlan, more: Mapping[str, str] = _NO_LABELS
 ) -> dict[str, Any] | None:
-    """Return the ServiceLevelObjective of a service; None if it has none, or none that its engine's metrics can measure.
+    """Return the ServiceLevelObjective of a service; None if it has none, or its engine lacks the metrics for it.
 
-    `availability` is the share of scrapes that found a pod up. `latency` uses the histogram's buckets: the threshold has
-    to be the upper bound of one, otherwise Prometheus has no data for it.
+    `availability` is the share of scrapes that found a pod up. `latency` uses the histogram's buckets: the threshold
+    has to be the upper bound of one, otherwise Prometheus has no data for it.
 
     Args:
         service: The service.

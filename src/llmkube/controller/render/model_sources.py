@@ -89,7 +89,7 @@ def published_name(source: Source) -> str:
 
 
 def extra_files(spec: ModelSpec) -> tuple[str, ...]:
-    """Return the files to fetch in addition to the first one; the parts of a split model are fetched with their first."""
+    """Return the files to fetch besides the first one; the parts of a split model are fetched with their first."""
     named = dict.fromkeys((*spec.files[1:], *((spec.mmproj,) if spec.mmproj else ())))
     try:
         together = part_names(spec.files[0]) if spec.files else ()

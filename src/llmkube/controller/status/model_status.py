@@ -20,12 +20,12 @@ For a Model in pods:
 | none of these | Pending | Pending |
 
 `supply` decides how the weights are supplied, and `job_result` reads the header of a mounted file. The progress of a
-fetch is reported in steps of five percent (`reconcile.pod_polling`). A mounted Model is Ready at once; another Job reads
-its header later.
+fetch is reported in steps of five percent (`reconcile.pod_polling`). A mounted Model is Ready at once; another Job
+reads its header later.
 
-A source with `refreshPolicy: OnChange` is revalidated by the same Job, created again: if the source has changed, the Job
-fetches it into another folder, and the new path in the status causes the services' pods to be replaced. Until then, and
-if the revalidation fails, the Model stays Ready with the files that it has; the condition UpToDate reports the last
+A source with `refreshPolicy: OnChange` is revalidated by the same Job, created again: if the source has changed, the
+Job fetches it into another folder, and the new path in the status causes the services' pods to be replaced. Until then,
+and if the revalidation fails, the Model stays Ready with the files that it has; the condition UpToDate reports the last
 revalidation. Weights are lost with their volume: if the claim is gone or was created again, no result of the old one is
 valid any more.
 
@@ -202,7 +202,7 @@ def derive_supplied_status(
 
     Args:
         model: The Model as observed.
-        supply: How its weights are supplied.
+        supply: The supply of its weights.
         observed: The observed state of that.
         now: Transition time of conditions that change.
     """
@@ -327,7 +327,8 @@ def revalidate_in_seconds(
 ) -> float | None:
     """Return the seconds until a fetched source is due for revalidation; None if it never is.
 
-    Timestamps are from the cluster's clock and `now` is from ours; with an interval of an hour the skew does not matter.
+    Timestamps are from the cluster's clock and `now` is from ours; with an interval of an hour the skew does not
+    matter.
     """
     if not refreshes_on_change(model.spec) or not is_remembered(model):
         return None

@@ -10,7 +10,7 @@ The first matching row applies; `ready` is the number of ready pods, of any gene
 | an object of that name has another owner, nothing is ready | Failed; Pending if it is being deleted | NameTaken |
 | 0 replicas desired | Stopped, or Progressing while something is still ready | ManuallyScaledToZero, Creating |
 | ready ≥ desired, all pods are of the newest template, and the Model is Ready | Ready | InferenceReady |
-| the Model is not Ready, and no pod waits for it | Failed like it, or Pending; Progressing while old pods are ready | its |
+| the Model is not Ready, and no pod waits for it | Failed or Pending; Progressing while old pods are ready | its |
 | the Model does not exist, and old pods are ready | Progressing | ModelNotFound |
 | a pod finds no GPU | WaitingForGPU | WaitingForGPU |
 | pods cannot run, for a lasting reason | Failed; Progressing while others are ready | ImagePullBackOff, … |
@@ -186,7 +186,7 @@ def derive_pod_status(
 
 
 def _runtime(service: InferenceService, facts: ServiceFacts) -> str:
-    """Return the runtime of the Deployment, also after a refused edit; without one, the planned or requested runtime."""
+    """Return the Deployment's runtime, also after a refused edit; without one, the planned or requested runtime."""
     if facts.deployment is not None and (runs := facts.deployment.metadata.labels.get(RUNTIME_LABEL)):
         return runs
     return facts.plan.runtime if facts.plan is not None else service.spec.runtime
@@ -293,7 +293,9 @@ def _rollout(service: InferenceService, facts: ServiceFacts) -> list[Statement]:
     if service.spec.rollout_policy is None and service.spec.max_pod_lifetime_seconds is None:
         return []
     reason, message = (
-        (Reason.PODS_BUSY, facts.deferred) if facts.deferred else (Reason.NOTHING_WAITS, "no pod is waiting to be replaced")
+        (Reason.PODS_BUSY, facts.deferred)
+        if facts.deferred
+        else (Reason.NOTHING_WAITS, "no pod is waiting to be replaced")
     )
     return [Statement(ROLLOUT_DEFERRED, bool(facts.deferred), reason, message)]
 

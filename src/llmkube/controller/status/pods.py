@@ -110,7 +110,7 @@ def _container_trouble(status: ContainerStatus) -> Trouble | None:
 
 
 def _loops(status: ContainerStatus, last: ContainerTerminated | None) -> bool:
-    """Whether a container that is not ready has failed too often, and too soon after its start, to be just restarting."""
+    """Whether an unready container has failed too often, and too soon after its start, to be just restarting."""
     if last is None or not last.exit_code or status.ready or status.restart_count < LOOPS:
         return False
     began, end = parse_timestamp(last.started_at), parse_timestamp(last.finished_at)

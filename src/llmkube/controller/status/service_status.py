@@ -231,7 +231,7 @@ def derive_service_status(
 
 
 def _runtime(service: InferenceService, model: Model | None) -> str:
-    """Return the runtime that the agent reports, or else the requested one; empty if the host may choose an MLX engine."""
+    """Return the agent's runtime, or else the requested one; empty if the host may choose an MLX engine."""
     if service.status.engine is not None:
         return service.status.engine.runtime
     requested = service.spec.runtime

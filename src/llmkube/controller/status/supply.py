@@ -101,7 +101,7 @@ def without_effect(model: Model, supply: Supply, paths: Sequence[str]) -> tuple[
 
     Args:
         model: The Model.
-        supply: How its weights are supplied.
+        supply: The supply of its weights.
         paths: Paths without effect by the container's plan, which does not depend on the supply.
     """
     if supply.by in ("job", "pods"):

@@ -59,8 +59,8 @@ _PRESERVED_MANAGERS: Final = frozenset({"kube-controller-manager", "kubelet", "k
 """Field managers whose fields are retained when an object is taken over."""
 
 REFUSED_RETRY_SECONDS: Final = 60.0
-"""Interval between retries after such an error: an object that takes the name is not watched, and a node port or quota may
-become available."""
+"""Interval between retries after such an error: the object with that name is not watched, and a node port or a quota
+may become available."""
 
 NO_VERSION: Final = str(2**63 - 1)
 """A resourceVersion that no object has: etcd numbers its writes with signed 64-bit integers, from 1.
@@ -106,7 +106,7 @@ class OwnedObjects(Generic[T]):
         return self.informer.kind
 
     def get(self, key: Key) -> T | None:
-        """Return the newest known version of an object: the response to our last write until the cache has caught up."""
+        """Return the newest known version of an object: until the cache catches up, the response to our write."""
         cached, last = self.informer.get(key), self._records.get(key)
         if last is None or not last.is_answer:
             return cached
@@ -197,7 +197,7 @@ class OwnedObjects(Generic[T]):
             return
 
     def is_own(self, live: T) -> bool:
-        """Whether an object is unchanged since our last write, so that the reconcile that wrote it has seen this version."""
+        """Whether an object is unchanged since our last write, whose reconcile has seen this version."""
         last = self._records.get(live.key)
         return last is not None and last.is_answer and _is_same(last.live, live)
 
@@ -233,7 +233,7 @@ class OwnedObjects(Generic[T]):
         return any(str(entry.get("manager")).startswith(self.sharer) for entry in newest.metadata.managed_fields)
 
     async def _take_over(self, live: T) -> T:
-        """Become the manager of every field that another controller has set, so that our next apply removes obsolete ones.
+        """Become the manager of all fields of another controller, so that our next apply removes obsolete ones.
 
         An apply alone would merge, and retain fields that we do not set (init containers, volumes, annotations).
         Rewriting managedFields is the way to migrate a client-side owner to server-side apply (client-go's

@@ -65,7 +65,7 @@ class _Record(Generic[T]):
 
 @attrs.define(eq=False)
 class StatusWriter(Generic[T]):
-    """The only writer of the status of one kind; `on_write` is called with the object before the write and the status."""
+    """The only writer of one kind's status; `on_write` is called with the object before the write, and the status."""
 
     _client: Client
     _kind: type[T]
@@ -73,7 +73,7 @@ class StatusWriter(Generic[T]):
     _records: dict[Key, _Record[T]] = attrs.field(factory=dict, init=False)
 
     def newest(self, cached: T) -> T:
-        """Return the newest known version of an object: the response to our last write until the cache has caught up."""
+        """Return the newest known version of an object: until the cache catches up, the response to our write."""
         last = self._last(cached)
         if last is not None and last.base_version == cached.metadata.resource_version:
             return last.live

@@ -1,7 +1,7 @@
 """Bundled llama-server: llama-server's command line for the llama.cpp in the `xllamacpp` wheel.
 
-Every served model is a process of this program, so it imports nothing but argparse and the engine. It supports the flags
-in `llama_params.FLAGS`, which `--help` lists; any other flag is rejected by name.
+Every served model is a process of this program, so it imports nothing but argparse and the engine. It supports the
+flags in `llama_params.FLAGS`, which `--help` lists; any other flag is rejected by name.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def parse(argv: Sequence[str]) -> Settings:
     _, unknown = parser.parse_known_args(argv)
     if unknown:
         name = next((word for word in unknown if word.startswith("-")), unknown[0]).partition("=")[0]
-        parser.error(f"{name} is not supported by the engine that comes with LLMKube; --help lists the supported flags")
+        parser.error(f"{name} is not honoured by the engine that comes with LLMKube; --help lists the flags that are")
     if "model.path" not in settings:
         parser.error("no model file: set it with --model")
     return settings
@@ -106,8 +106,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _catch_signals() -> Callable[[], object]:
     """Catch SIGTERM and SIGINT, and return a function that waits for one of them.
 
-    The kernel may deliver a signal to any of the engine's threads, which would not wake the main thread; the wake-up file
-    descriptor does.
+    The kernel may deliver a signal to any of the engine's threads, which would not wake the main thread; the wake-up
+    file descriptor does.
     """
     read_fd, write_fd = os.pipe()
     os.set_blocking(write_fd, False)

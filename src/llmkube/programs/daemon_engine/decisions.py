@@ -9,8 +9,8 @@
  neither ───────────────▶ LOAD, with a longer pause after each time that it was unloaded
 ```
 
-A state is trusted only if the server's list and its processes agree: Ollama has listed a model whose process was killed,
-and has kept a process whose model it did not list (ollama issue 17792).
+A state is trusted only if the server's list and its processes agree: Ollama has listed a model whose process was
+killed, and has kept a process whose model it did not list (ollama issue 17792).
 """
 
 import enum
@@ -120,7 +120,7 @@ CONFIRM_SECONDS: Final = 2.0
 """Duration after which an inconsistent state is trusted."""
 
 RENEW_SECONDS: Final = 60.0
-"""Interval between renewals of a model's keep-alive of five minutes, after which the model of a killed front is unloaded."""
+"""Interval between renewals of a model's keep-alive of five minutes, after which a killed front's model is unloaded."""
 
 LOST_SECONDS: Final = 30.0
 """Limit for a server that does not run: after an upgrade it starts again within seconds."""
@@ -315,7 +315,7 @@ def _absent(state: KeeperState, sample: DaemonSample, now: float) -> tuple[Keepe
 
 
 def after_loss(state: KeeperState, now: float) -> KeeperState:
-    """Return the state after another client or the server has unloaded the model: the next load is at once, or later."""
+    """Return the state after others have unloaded the model; after repeated losses the next load is delayed."""
     if not state.ready:
         return state
     losses = (*(at for at in state.losses if now - at < LOSS_WINDOW_SECONDS), now)
@@ -354,12 +354,10 @@ def unload(sample: DaemonSample, since: float, requested_at: float | None, now: 
     if requested_at is not None and known and not sample.listed and (not remaining or shared):
         return Step(Act.DONE, _unloaded_text(sample, shared=shared))
     if sample.answers == "gone" and not remaining:
-        return Step(Act.DONE, f"{sample.texts.name} does not {'run' if sample.visible else 'answer'} any more")
+        return Step(Act.DONE, f"{sample.texts.name} no longer {'runs' if sample.visible else 'answers'}")
     if now - since >= UNLOAD_SECONDS:
         if sample.owned and remaining:
-            reason = (
-                f"{holders_text(remaining)} {UNLOAD_SECONDS:g} s after {sample.texts.name} was asked to unload the model"
-            )
+            reason = f"{holders_text(remaining)} {UNLOAD_SECONDS:g} s after {sample.texts.name} was asked to unload it"
             return Step(Act.END_RUNNERS, reason, 0.1)
         return Step(Act.GIVE_UP, _still_loaded_text(sample, remaining))
     if sample.answers != "gone" and (requested_at is None or now - requested_at >= UNLOAD_AGAIN_SECONDS):

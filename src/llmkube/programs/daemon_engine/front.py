@@ -1,7 +1,7 @@
 """HTTP API for clients and the agent: `/health`, `/metrics`, `/slots`, `/props` and `/v1/…`, as in llama-server.
 
-Only some paths are forwarded to the daemon, and only with our model: a client with this engine's key can neither pull or
-delete models, nor use the other models of the daemon's owner.
+Only some paths are forwarded to the daemon, and only with our model: a client with this engine's key can neither pull
+or delete models, nor use the other models of the daemon's owner.
 """
 
 import re
@@ -66,7 +66,7 @@ class ModelNameRewriter:
         return cls(tuple(key + orjson.dumps(theirs) for key in _KEYS), _KEYS[0] + orjson.dumps(ours))
 
     def feed(self, piece: bytes) -> bytes:
-        """Return the bytes that can be sent; a partial match is retained until the next piece, and never ends an event."""
+        """Return the bytes to send; a partial match, which never ends an event, is retained for the next piece."""
         data = self._pending + piece
         for theirs in self._theirs:
             data = data.replace(theirs, self._ours)
