@@ -125,11 +125,7 @@ def _reconcilers(
 
 
 def _run(
-    context: Context,
-    informer: Informer[Any],
-    handle: Callable[[Event[Any]], None],
-    *,
-    namespace: str | None = None,
+    context: Context, informer: Informer[Any], handle: Callable[[Event[Any]], None], *, namespace: str | None = None
 ) -> Task:
     namespace = namespace or context.settings.namespace
     return partial(informer.run, context.client, handle, namespace=namespace, rng=context.rng)

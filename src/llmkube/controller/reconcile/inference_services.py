@@ -179,13 +179,9 @@ class PodServices:
         """Return the fields that have no effect because the cluster or the engine lacks what they need."""
         found, spec, pods = [], service.spec, self.context.pods
         if spec.autoscaling is not None and not pods.autoscalers.is_known:
-            found.append(
-                "spec.autoscaling (the controller cannot list HorizontalPodAutoscalers; its /readyz shows the reason)"
-            )
+            found.append("spec.autoscaling (the controller cannot list HorizontalPodAutoscalers; see its /readyz)")
         if spec.disruption is not None and not pods.budgets.is_known:
-            found.append(
-                "spec.disruption (the controller cannot list PodDisruptionBudgets; its /readyz shows the reason)"
-            )
+            found.append("spec.disruption (the controller cannot list PodDisruptionBudgets; see its /readyz)")
         found.append(priority_obstacle(self.context, service, deployment_of(self.context, service)))
         if spec.slo is not None:
             obstacle = objective_obstacle(service, plan) if plan is not None else ""

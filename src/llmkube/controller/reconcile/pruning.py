@@ -43,9 +43,7 @@ class Pruner:
     context: PodContext
     _named: dict[str, set[str]] = attrs.field(factory=dict, init=False)
     _since: dict[tuple[str, str], float] = attrs.field(factory=dict, init=False)  # by namespace and key
-    _reported_jobs: dict[str, str] = attrs.field(
-        factory=dict, init=False
-    )  # namespace → uid of the Job whose completion was logged
+    _reported_jobs: dict[str, str] = attrs.field(factory=dict, init=False)  # uid of the Job whose end was logged
 
     async def run(self) -> Never:
         """Prune every ten seconds until cancelled; failures are logged and retried later."""
@@ -128,9 +126,7 @@ class Pruner:
     async def _in_use(self, namespace: str, keys: set[str]) -> set[str]:
         """Return the folders that a Model or a pod names, as read from the server; `keys` if that is unknown."""
         client = self.context.client
-        models = (
-            await client.list(Model, namespace=namespace)
-        ).items  # raises DecodeError for a Model that may name any folder
+        models = (await client.list(Model, namespace=namespace)).items  # DecodeError: a Model may name any folder
         named = {key for model in models for key in _keys(model)}
         pods = [pod for pod in (await client.list(Pod, namespace=namespace)).raw if _may_read(pod)]
         if any(_is_foreign(pod) for pod in pods):

@@ -133,9 +133,7 @@ def _find_weights(
         verdict = Verdict("Ready", Reason.WORKLOAD_RESOLVED, "")
     elif supply.by == "job" and verdict.phase == "Ready" and not is_remembered(model):
         verdict = Verdict("Pending", Reason.PENDING, "waiting for the Job that fetches it")
-    if (
-        verdict.phase != "Ready" and verdict.reason != Reason.PVC_NOT_BOUND
-    ):  # a claim may be bound only once there is a pod
+    if verdict.phase != "Ready" and verdict.reason != Reason.PVC_NOT_BOUND:  # a claim may be bound with the first pod
         return verdict, Storage()
     path = weights_path(model, supply)
     mode = context.workloads.cache_access_mode
@@ -207,7 +205,7 @@ def priority_obstacle(context: PodContext, service: InferenceService, live: Work
     elif context.settings.namespace is not None:
         why = "a controller of one namespace cannot list PriorityClasses: set --priority-class-prefix"
     elif not context.pods.priority_classes.is_known:
-        why = "the controller cannot list PriorityClasses; its /readyz shows the reason"
+        why = "the controller cannot list PriorityClasses; see its /readyz"
     else:
         names = " or ".join(f"{prefix}{spec.priority}" for prefix in PRIORITY_CLASS_PREFIXES)
         why = f"PriorityClass {names} not found: its pods have the default priority"

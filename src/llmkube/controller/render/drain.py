@@ -164,9 +164,7 @@ def key_containers(
     args += ["--keys", f"{KEYS_FOLDER}/{_FILE}", "--named", f"Secret {check.secret}, {check.key}"]
     args += [word for path in _open_paths(plan, engine) for word in ("--open", path)]
     args += drain_args(service, plan, drain_seconds)
-    resources = {
-        "requests": {"cpu": "50m", "memory": "128Mi"}
-    }  # no limit: all traffic of the service passes through it
+    resources = {"requests": {"cpu": "50m", "memory": "128Mi"}}  # no limit: it forwards all of the service's traffic
     mounts = [{"name": KEYS_NAME, "mountPath": KEYS_FOLDER, "readOnly": True}]
     return (sidecar(KEYS_NAME, args, plan, settings) | {"resources": resources, "volumeMounts": mounts},)
 
@@ -184,7 +182,7 @@ def key_volumes(plan: ContainerPlan) -> tuple[dict[str, Any], ...]:
 
 
 def _open_paths(plan: ContainerPlan, engine: Mapping[str, Any]) -> Iterable[str]:
-    """Return the paths without a key: for the kubelet's probes, Prometheus, and the controller's check for idle pods."""
+    """Return the paths without a key: for the kubelet's probes, Prometheus, and the controller's check of idle pods."""
     asked = (engine[name].get("httpGet", {}).get("path", "") for name in _PROBES)
     metrics = plan.metrics_path if plan.metrics_port_name == PORT_NAME else ""
     return sorted({path.partition("?")[0] for path in (*asked, metrics) if path})

@@ -140,17 +140,11 @@ def _inspection_problem(observed: JobFacts) -> tuple[str, str]:
     name = observed.job.key.name
     reason, message = read_failure(observed.pods)
     if is_failed(observed.job):
-        why = (
-            message
-            or "the Job failed without a message: its pod may not fit on the node, or the volume may not be attachable"
-        )
+        why = message or "the Job failed without a message: its pod may not fit on the node, or not get the volume"
         return reason or Reason.INSPECTION_FAILED, f"{why}; delete Job {name} to retry at once"
     trouble = trouble_of(observed.pods)
-    return (
-        (trouble.reason, trouble.message)
-        if trouble is not None
-        else (Reason.INSPECTING, f"Job {name} is reading its header")
-    )
+    inspecting = Reason.INSPECTING, f"Job {name} is reading its header"
+    return (trouble.reason, trouble.message) if trouble is not None else inspecting
 
 
 def _identity(model: Model, observed: JobFacts) -> tuple[str, str]:

@@ -321,10 +321,6 @@ def _endpoint(service: InferenceService, plan: ContainerPlan | None, settings: C
     endpoint, key = service.spec.endpoint, service.key
     path = (plan.endpoint_path if plan else "") or endpoint.path
     url = endpoint_url(
-        service_name(key.name),
-        key.namespace,
-        port=endpoint.port,
-        path=path,
-        cluster_domain=settings.cluster_domain,
+        service_name(key.name), key.namespace, port=endpoint.port, path=path, cluster_domain=settings.cluster_domain
     )
     return url.replace("http://", f"{plan.scheme}://", 1) if plan else url

@@ -159,10 +159,7 @@ def _backends(router: ModelRouter, facts: RouterFacts) -> Iterable[tuple[str, st
 
 
 def _backend(
-    one: tuple[str, str, Backend | None],
-    facts: RouterFacts,
-    before: tuple[BackendStatus, ...],
-    now: datetime.datetime,
+    one: tuple[str, str, Backend | None], facts: RouterFacts, before: tuple[BackendStatus, ...], now: datetime.datetime
 ) -> dict[str, Any]:
     name, tier, backend = one
     result: dict[str, Any] = {"name": name, "tier": tier, "address": backend.base_url if backend is not None else ""}

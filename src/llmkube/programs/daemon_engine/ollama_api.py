@@ -231,9 +231,8 @@ class OllamaApi:
                     if lines:
                         done = _progress(self._api.parse(bytes(lines)), bytes(lines), answer.status, report)
             except HttpError as error:
-                raise DaemonError(
-                    f"the connection to Ollama broke: {error}", gone=isinstance(error, ConnectError)
-                ) from error
+                gone = isinstance(error, ConnectError)
+                raise DaemonError(f"the connection to Ollama broke: {error}", gone=gone) from error
         if idle.cancelled_caught:
             raise DaemonLateError(f"Ollama has sent nothing for {path} in {IDLE_SECONDS:g} s")
         if not done:

@@ -61,9 +61,7 @@ def create_own_folder() -> OwnFolder:
         if (fd := _lock_folder(path)) is not None:
             return OwnFolder(path, fd)
         # Between the two steps, another front has taken it for an abandoned one.
-    raise OSError(
-        errno.ENOLCK, f"no folder in {tempfile.gettempdir()} can be locked; set TMPDIR to a folder on another disk"
-    )
+    raise OSError(errno.ENOLCK, f"no folder in {tempfile.gettempdir()} can be locked; set TMPDIR to another disk")
 
 
 def remove_abandoned() -> tuple[Path, ...]:
@@ -159,21 +157,12 @@ class OmlxProgram:
     def command_line(self, folder: Path) -> tuple[str, ...]:
         """Return the command line of our own server with its folder."""
         return (
-            self.program,
-            "serve",
-            "--model-dir",
-            str(folder / "models"),
-            "--base-path",
-            str(folder / "base"),
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(self.port),
+            *(self.program, "serve", "--model-dir", str(folder / "models"), "--base-path", str(folder / "base")),
+            *("--host", "127.0.0.1", "--port", str(self.port)),
             # Its prompt cache may take a tenth of the disk, and would be removed with the service.
             "--no-cache",
             # Each further request would take the memory of a context, which the agent has not reserved.
-            "--max-concurrent-requests",
-            "1",
+            *("--max-concurrent-requests", "1"),
         )
 
     def create_folder(self) -> OwnFolder:

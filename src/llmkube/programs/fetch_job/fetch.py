@@ -130,9 +130,7 @@ class FetchPlan:
 @click.option("--hf-token-file", type=click.Path(path_type=Path), help="File with a Hugging Face token.")
 @click.option("--hub-endpoint", default=ENDPOINT, help="URL of Hugging Face or a mirror.")
 @click.option("--allow-private-sources", metavar="CIDR", multiple=True, help="Private network to fetch from.")
-@click.option(
-    "--adopt", "adopted", type=click.Path(path_type=Path), help="Folder of an earlier cache to take files from."
-)
+@click.option("--adopt", "adopted", type=click.Path(path_type=Path), help="Folder of an earlier cache to adopt.")
 @click.option("--progress-port", type=click.IntRange(1, 65535), help="Port on which the progress is reported.")
 @click.option("--inspect", "inspected", type=click.Path(path_type=Path), help="Only read the header of this file.")
 @click.option("--prune", "keys", metavar="KEY", multiple=True, help="Only remove this folder below --to.")
