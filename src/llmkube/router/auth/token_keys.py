@@ -55,11 +55,7 @@ class KeySet:
 
     def key_for(self, token: SignedToken) -> SigningKey | None:
         """Return the only key that fits the token's algorithm and, if it names one, its key id; None if not unique."""
-        found = [
-            each
-            for each in self.keys
-            if token.algorithm in each.checks and (not token.key_id or each.key_id == token.key_id)
-        ]
+        found = [each for each in self.keys if token.algorithm in each.checks and token.key_id in ("", each.key_id)]
         return found[0] if len(found) == 1 else None
 
     def has_key_id(self, key_id: str) -> bool:
@@ -71,7 +67,7 @@ REFRESH_SECONDS: Final = 300.0
 """Between two fetches; a revoked key is accepted for this long at most while the issuer can be reached."""
 
 EXPIRY_SECONDS: Final = 3600.0
-"""How long keys stay valid that cannot be read again."""
+"""Lifetime of keys that cannot be read again."""
 
 REFETCH_SECONDS: Final = 30.0
 """Between two fetches for tokens that name an unknown key: any client can send such tokens."""
@@ -122,7 +118,7 @@ class TokenKeys:
         """Use a KeySet that was read."""
         if keys != self._set:
             self._set, self.version = keys, self.version + 1
-        self.problem = "" if keys.keys else "none of them can verify tokens"
+        self.problem = "" if keys.keys else "no key among them can verify tokens"
         self._failures, self._refetch_requested = 0, False
         self._expires_at, self._refresh_at = now + EXPIRY_SECONDS, now + REFRESH_SECONDS
         self._refetch_at = now + REFETCH_SECONDS

@@ -27,7 +27,7 @@ CLEANUP_SECONDS: Final = 60.0
 
 _DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _IN_USE: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
-_BUSY_TIMEOUT_SECONDS: Final = 5.0
+_BUSY_SECONDS: Final = 5.0
 _TABLES: Final = """
 CREATE TABLE IF NOT EXISTS taken (
     budget TEXT NOT NULL, team TEXT NOT NULL, ends REAL NOT NULL, seconds REAL NOT NULL,
@@ -79,9 +79,7 @@ class BudgetFile:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.path.touch(mode=0o600, exist_ok=True)
             with self._translate_errors():
-                connection = sqlite3.connect(
-                    self.path, _BUSY_TIMEOUT_SECONDS, isolation_level=None, check_same_thread=False
-                )
+                connection = sqlite3.connect(self.path, _BUSY_SECONDS, isolation_level=None, check_same_thread=False)
                 self._connection = connection
                 return self._prepare(connection)
         except (OSError, BudgetFileError, UserError) as exc:

@@ -33,7 +33,7 @@ from llmkube.router.config.routing_config import RoutingConfig
 from llmkube.router.policy.request_facts import RequestFacts
 
 WRITE_SECONDS: Final = 5.0
-"""How long a request waits for the write of its reservation; then it is refused."""
+"""Longest wait of a request for the write of its reservation; then it is refused."""
 
 MAX_PENDING_WRITES: Final = 10_000
 """Requests that may wait for a disk that hangs; further ones are refused at once."""

@@ -58,13 +58,13 @@ if TYPE_CHECKING:
     import coredis
 
 TIMEOUT_SECONDS: Final = 5.0
-"""How long a request waits for the server; then it is refused."""
+"""Longest wait of a request for the server; then it is refused."""
 
 REFRESH_SECONDS: Final = 10.0
 """Greatest age of the amounts in status and metrics."""
 
 MAX_UNSETTLED: Final = 10_000
-"""Settlements that may wait while the server is down; beyond that, the oldest are dropped and stay charged as reserved."""
+"""Settlements that wait while the server is down; beyond that, the oldest are dropped and stay charged as reserved."""
 
 BATCH_SIZE: Final = 100
 """Accounts in one call, so that no call blocks the server for long."""
@@ -193,7 +193,7 @@ class RedisBudgets:
             if not self._in_flight:
                 self._in_flight_id = secrets.token_hex(16)  # unique among the processes of this router
                 self._in_flight = [self._unsettled.popleft() for _ in range(min(BATCH_SIZE, len(self._unsettled)))]
-            # A call whose response was lost may have been applied: sent again with the same id, it has no second effect.
+            # A call whose response was lost may have been applied: repeated with the same id, it has no second effect.
             with trio.fail_after(TIMEOUT_SECONDS):
                 await _run(client, SETTLE, settle_call(router, self._in_flight_id, self._in_flight))
             self._in_flight = []

@@ -52,7 +52,7 @@ class Settlement:
     Attributes:
         key: The account.
         ends: End of the step, in milliseconds since 1970.
-        change: What was spent, minus what was reserved.
+        change: Spending minus reservation.
     """
 
     key: AccountKey
@@ -67,7 +67,7 @@ def hash_key(router: str, key: AccountKey) -> str:
 
 
 def reserve_call(router: str, most: Amount, limits: Mapping[AccountKey, Limit]) -> Call:
-    """Return the call that reserves an amount in all of these accounts."""
+    """Return the call that reserves an amount in each of these accounts."""
     args: list[str | int] = [most.tokens, most.nano_usd]
     for limit in limits.values():
         window = round(limit.window_seconds * 1000)

@@ -68,7 +68,7 @@ class Holds:
     _charges: dict[tuple[AccountKey, float], Charge] = attrs.field(factory=dict)
 
     def reserve(self, accounts: Mapping[AccountKey, Amount], window_seconds: Callable[[AccountKey], float]) -> bool:
-        """Reserve for a request; return whether it may be sent at once, else it must wait until the next plan is written."""
+        """Reserve for a request; return whether it may be sent at once, not only after the next plan is written."""
         is_held = True
         for key, amount in accounts.items():
             share = self._shares.setdefault(key, _Share(window_seconds(key)))
@@ -82,8 +82,8 @@ class Holds:
         """Settle a finished request.
 
         Args:
-            accounts: What was reserved for it.
-            spent: What it is charged in each account; None charges the reservation.
+            accounts: Its reservation.
+            spent: Its charge in each account; None charges the reservation.
             charges: The steps to which it is charged, with all spending in them.
         """
         for key, reserved in accounts.items():

@@ -79,7 +79,7 @@ class UsageBound:
 
 @attrs.frozen(kw_only=True)
 class Reservation:
-    """What is reserved for a request under way.
+    """Amounts reserved for a request under way.
 
     Attributes:
         accounts: Reserved amount by account.
@@ -101,7 +101,7 @@ class Charge:
     Attributes:
         key: The account.
         ends: End of the step, in seconds of the caller's clock.
-        window_seconds: How long after that it stays in the window.
+        window_seconds: Length of the window; the spending leaves it that long after the end of the step.
         amount: All spending in this step.
     """
 
@@ -284,7 +284,7 @@ def limit_of(budget: Budget) -> Limit:
 
 
 def nano_usd(prices: Prices | None, prompt: int, answer: int) -> int:
-    """Return the cost of tokens, rounded up; 0 without prices, which the config check allows only without USD limits."""
+    """Return the cost of tokens, rounded up; 0 without prices, with which no config may have a budget in dollars."""
     if prices is None:
         return 0
     of_prompt, of_answer, parts = _integer_prices(prices)
@@ -293,7 +293,7 @@ def nano_usd(prices: Prices | None, prompt: int, answer: int) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def _integer_prices(prices: Prices) -> tuple[int, int, int]:
-    """Return the prices of a token in and out as integers in fractions of a nano-dollar, and fractions per nano-dollar."""
+    """Return integer prices of a prompt token and an answer token, and the divisor that makes them nano-dollars."""
     of_prompt, of_answer = (Fraction(each) * _NANO_PER_MILLION for each in (prices.prompt_usd, prices.completion_usd))
     parts = math.lcm(of_prompt.denominator, of_answer.denominator)
     return int(of_prompt * parts), int(of_answer * parts), parts

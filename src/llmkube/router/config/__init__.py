@@ -1,4 +1,4 @@
-"""The config of a router: compiled from a ModelRouter by the program that runs the router, read only by the router. Pure.
+"""The config of a router: compiled from a ModelRouter by the program that runs the router, read by the router. Pure.
 
 routing_config   the config: backends, rules, policy, with all names resolved
 compile_router   compiles a ModelRouter, or reports every error in it; compile_backend: one backend

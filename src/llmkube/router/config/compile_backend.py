@@ -1,6 +1,6 @@
 """Compile a backend of a ModelRouter into one of a RoutingConfig. An unresolved backend is kept, but gets no requests.
 
-A digest stands for everything that shapes an engine's answers: llama.cpp engines with equal digests can continue each
+A digest identifies everything that affects an engine's answers: llama.cpp engines with equal digests can continue each
 other's answers.
 """
 
@@ -190,9 +190,7 @@ def compile_backend(
         problems: Problems are appended here, each with field, value and fix.
     """
     at = f"spec.backends[{backend.name}]"
-    service = (
-        _resolve_service(backend, resolve) if backend.external is None else _resolve_provider(backend, at, problems)
-    )
+    service = _resolve_provider(backend, at, problems) if backend.external else _resolve_service(backend, resolve)
     key = _key_file(backend, folder)
     cost = backend.cost_per_million_tokens
     has_prices = cost is not None and cost.prompt_usd is not None and cost.completion_usd is not None

@@ -250,7 +250,7 @@ def _check_budgets(config: RoutingConfig) -> Iterator[str]:
         if budget.scope not in SCOPES:
             yield f"{at}.scope: {budget.scope!r} is unknown; write one of {', '.join(SCOPES)}"
         if (budget.scope == "rule") != bool(budget.rule) or (budget.rule and budget.rule not in rules):
-            yield f"{at}.rule: {budget.rule!r} does not fit scope {budget.scope!r}; scope rule requires the name of a rule"
+            yield f"{at}.rule: {budget.rule!r} does not fit scope {budget.scope!r}; scope rule requires a rule's name"
         if budget.max_tokens is None and budget.max_usd is None:
             yield f"{at}: no limit is set; set maxTokens or maxUsd"
         if (budget.max_tokens is not None and budget.max_tokens < 1) or (

@@ -43,14 +43,8 @@ def _values_and_pieces(line: str) -> frozenset[str]:
     values = header_values(line)
     if line.isalpha():
         return values
-    pieces = (
-        piece
-        for value in values
-        for pattern in (_NON_WORD, _LIST_SEPARATORS)
-        for piece in pattern.split(value)
-        if piece
-    )
-    return values.union(pieces, (" ".join(value.split()) for value in values))
+    parts = (part for value in values for each in (_NON_WORD, _LIST_SEPARATORS) for part in each.split(value) if part)
+    return values.union(parts, (" ".join(value.split()) for value in values))
 
 
 def _decodings(line: str) -> set[str]:

@@ -59,7 +59,7 @@ def _regex(pattern: str) -> str:
 
 
 VERSION: Final = 1
-"""Version of the JSON format. A router rejects a version that it does not know and continues with its current config."""
+"""Version of the JSON format. A router rejects a version that it does not know, and retains its current config."""
 
 FIRST_BYTE_SECONDS: Final = 120.0
 CIRCUIT_SECONDS: Final = 15.0
@@ -220,7 +220,7 @@ class RedisStore:
 
 @attrs.frozen(kw_only=True)
 class Classes:
-    """How a request's data classes are determined.
+    """The determination of a request's data classes.
 
     Attributes:
         header: Header with one class, or several separated by commas.
@@ -235,7 +235,7 @@ class Classes:
 
 @attrs.frozen(kw_only=True)
 class Tokens:
-    """How clients' JSON Web Tokens are verified.
+    """Requirements for clients' JSON Web Tokens.
 
     Attributes:
         provider: The issuer's name, for people.
@@ -298,7 +298,7 @@ class RoutingConfig:
         default_backend: Backend of requests that no rule matches; "" refuses them.
         by_model: Whether a request that no rule matches goes to the backend whose `model_id` it names; the default
             backend is used only if there is none.
-        classes: How data classes are determined.
+        classes: Determination of data classes.
         budgets: Limits on tokens and dollars.
         budget_store: Server that stores the budgets of several processes; None if each process has its own.
         auth: Authentication and authorization.
@@ -306,7 +306,7 @@ class RoutingConfig:
         first_byte_seconds: Longest wait for the first byte of an answer if neither rule nor backend sets one.
         first_byte_extends: Whether the router waits longer than that for engines of InferenceServices while they show
             progress.
-        circuit_seconds: How long a failed backend first gets no requests; the time doubles with each failure.
+        circuit_seconds: Time without requests after a backend's first failure; it doubles with each further one.
         capabilities: Tags that at least one backend has.
     """
 

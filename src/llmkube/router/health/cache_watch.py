@@ -11,8 +11,14 @@ import attrs
 import trio
 
 from llmkube.router.config.routing_config import Backend, RoutingConfig
-from llmkube.router.health.health_state import HEALTH_PATH, LLAMA_SERVER, SLOTS_PATH, TIMEOUT_SECONDS
-from llmkube.router.health.health_state import CacheUse, cache_use
+from llmkube.router.health.health_state import (
+    HEALTH_PATH,
+    LLAMA_SERVER,
+    SLOTS_PATH,
+    TIMEOUT_SECONDS,
+    CacheUse,
+    cache_use,
+)
 from llmkube.router.health.probes import SendCheck, all_permits, send_or_none
 from llmkube.router.policy.permits import Permit
 

@@ -82,10 +82,10 @@ FROZEN_SECONDS: Final = 8.0
 """Time without a response. With the second before the first check, a frozen engine is detected within 10."""
 
 LIVENESS_SECONDS: Final = 12.0
-"""How long a response proves that an engine is alive; longer than the detection of a frozen one takes."""
+"""Time for which a response proves that an engine is alive; longer than the detection of a frozen one takes."""
 
 MAX_WAIT_SECONDS: Final = 3600.0
-"""How long health responses protect a request that receives no bytes; the agent's limit for CPU time is the same."""
+"""Longest wait without bytes while health responses arrive; the agent's limit for CPU time is the same."""
 
 FROZEN_CHECKS: Final = 3
 """Consecutive unanswered checks: after a pause of this process, one check is late whatever the engine did."""

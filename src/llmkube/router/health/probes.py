@@ -38,7 +38,7 @@ class Probes:
 
     Attributes:
         send: Sends a health check.
-        on_change: Called with a backend's name and the cause while it is unhealthy, and with "" when it is healthy again.
+        on_change: Called with a backend's name and the cause while it is unhealthy, with "" when it is healthy again.
         on_probe: Called after each probe with the backend's name and the result.
     """
 
@@ -101,5 +101,5 @@ def _probed_backends(config: RoutingConfig | None) -> list[tuple[Permit, Probe]]
 
 
 def all_permits(config: RoutingConfig) -> list[Permit]:
-    """Return permits for health checks of all usable backends: these carry no client data, so no policy restricts them."""
+    """Return permits for health checks of all usable backends: without client data, they need no policy."""
     return list(permits_for(attrs.evolve(config, auth=Auth()), RequestFacts(model="")).allowed.values())

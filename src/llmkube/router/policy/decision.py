@@ -18,7 +18,7 @@ MAX_AHEAD: Final = 4
 
 @attrs.frozen
 class Warmth:
-    """What a backend is estimated to have in its cache.
+    """The estimated part of a prompt in a backend's cache.
 
     Attributes:
         size: Bytes of the prompt, from its start.

@@ -57,9 +57,7 @@ def apply_limits(facts: RequestFacts, history: DataLimits) -> RequestFacts:
         regions = regions & history.regions if regions else history.regions
         if not regions:
             asked, before = (", ".join(sorted(each)) or "none" for each in (facts.regions, history.regions))
-            message = (
-                f"the conversation's data may go to {before}, this request's to {asked}: they have no common region"
-            )
+            message = f"the conversation's data may go to {before}, this request's to {asked}: they share no region"
             raise NoRegionLeftError(message)
     return attrs.evolve(facts, classes=classes, regions=regions)
 
