@@ -169,10 +169,10 @@ def test_a_sensitive_class_over_a_cloud_is_refused_by_the_router_as_well():
     value = json.loads(encode_config(FULL))
     value["backends"]["mac"]["local"] = False
     said = refusal(json.dumps(value).encode())
-    assert "rules[0].backends: mac not local, and the rule is for pii" in said
+    assert "rules[0].backends: mac not local, but the rule is for pii" in said
     value["backends"]["mac"].update(local=True, provider="openai", baseUrl="https://api.openai.com/v1")
     said = refusal(json.dumps(value).encode())
-    assert "backends[mac].local: true, and https://api.openai.com/v1 may be outside" in said
+    assert "backends[mac].local: true, but https://api.openai.com/v1 may be outside" in said
 
 
 @pytest.mark.ci
