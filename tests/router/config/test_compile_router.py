@@ -215,9 +215,9 @@ policy:
         "spec.backends: 'mac' is repeated",
         "spec.rules[0].match.models: '[x]'",
         "spec.rules[0].match.headers: 'x-a' is repeated",
-        "spec.rules[0].route.backends[1]: 'w' is no backend",
+        "spec.rules[0].route.backends[1]: 'w' is not a backend",
         "spec.rules[0].timeout: ",
-        "spec.rules[1].name: 'a' is the name of another rule",
+        "spec.rules[1].name: 'a' is already the name of another rule",
         "spec.rules[1].failClosed: false, but the rule is for pii",
         'spec.rules[1].route.strategy: "fastest" is unknown; write one of primary-fallback',
         "spec.defaultRoute: 'win' is not a backend",
@@ -276,8 +276,8 @@ def test_a_service_without_an_address_is_kept_and_closed():
 def test_both_kinds_or_none_is_no_backend():
     """A backend is one thing; a service cannot be labelled cloud."""
     both = "backends: [{ name: x, inferenceServiceRef: { name: a }, external: { provider: openai, model: m } }]\n"
-    assert "spec.backends[x]: it must have either" in errors(both)
-    assert "spec.backends[x]: it must have either" in errors("backends: [{ name: x }]\n")
+    assert "spec.backends[x]: set either inferenceServiceRef or external" in errors(both)
+    assert "spec.backends[x]: set either inferenceServiceRef or external" in errors("backends: [{ name: x }]\n")
     cloud = "backends: [{ name: x, tier: cloud, inferenceServiceRef: { name: a } }]\n"
     assert "spec.backends[x].tier: 'cloud', but an InferenceService is local" in errors(cloud)
 
@@ -317,7 +317,8 @@ def test_a_hostile_name_costs_no_more_than_its_length():
 
 
 @pytest.mark.parametrize(
-    ("pattern", "said"), [("", "it is empty"), ("gpt-[45]", "'['"), ("a{b", "'{'"), ("a b", "' '"), ("a\\*", "'\\\\'")]
+    ("pattern", "said"),
+    [("", "an empty pattern"), ("gpt-[45]", "'['"), ("a{b", "'{'"), ("a b", "' '"), ("a\\*", "'\\\\'")],
 )
 def test_an_invalid_pattern_is_reported(pattern, said):
     """Wildcards of other languages are refused: they would fit nothing in silence."""

@@ -116,7 +116,10 @@ def test_a_sound_config_is_not_complained_about():
             {"default_backend": "cloud", "classes": Classes(default="pii")},
             "defaultBackend: 'cloud' is not local, but requests without a class have class pii",
         ),
-        ({"by_model": True, **with_cloud(model_id="mac")}, "backends[cloud].modelId: 'mac' is already the model id of mac"),
+        (
+            {"by_model": True, **with_cloud(model_id="mac")},
+            "backends[cloud].modelId: 'mac' is already the model id of mac",
+        ),
         (
             {"default_backend": "cloud", "classes": Classes(default="public, phi, pii")},
             "defaultBackend: 'cloud' is not local, but requests without a class have class phi, pii",
@@ -137,7 +140,10 @@ def test_a_sound_config_is_not_complained_about():
         ({"audit": Audit(sink="file")}, "audit.path: '' does not fit sink 'file'"),
         ({"first_byte_seconds": 0.0}, "firstByteSeconds: 0.0 is not a positive"),
         ({"circuit_seconds": float("nan")}, "circuitSeconds: nan is not a positive"),
-        ({"auth": Auth(models_of_team={"red": ("*",)})}, "auth.modelsOfTeam: the team of a request cannot be determined"),
+        (
+            {"auth": Auth(models_of_team={"red": ("*",)})},
+            "auth.modelsOfTeam: the team of a request cannot be determined",
+        ),
         (
             {"auth": Auth(keys_folder="/k", models_of_team={"red": ("a b",)})},
             "auth.modelsOfTeam[red]: 'a b': ' ' is not allowed in a pattern",
@@ -286,4 +292,7 @@ def test_a_default_route_that_refuses_sensitive_classes_is_named():
 def test_two_backends_of_one_public_name_are_named():
     """Clients see one model; under BackendNameMatch it is an error."""
     text = BACKENDS.replace("name: cloud\n", "name: cloud\n  displayName: mac\n")
-    assert any("spec.backends[cloud].displayName: 'mac' is already the model id of mac" in each for each in compiled(text).warnings)
+    assert any(
+        "spec.backends[cloud].displayName: 'mac' is already the model id of mac" in each
+        for each in compiled(text).warnings
+    )

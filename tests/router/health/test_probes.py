@@ -93,7 +93,7 @@ async def test_a_reload_ends_the_probes_of_before(autojump_clock):
     async with open_lab(PROBED, players(error(500))) as lab:
         await trio.sleep(25)
         await reload(lab, attrs.evolve(PROBED, first_byte_seconds=9.0))
-        assert lab.router.states()["a"].startswith("its health check fails")
+        assert lab.router.states()["a"].startswith("health check failed")
         await reload(lab, config_of(local("a", probe=attrs.evolve(PROBE, path="/other")), local("b")))
         assert lab.router.states()["a"] == ""
         assert lab.players["a"].probed[-1][1] == "/other"

@@ -35,7 +35,7 @@ def test_a_service_answers_at_the_configured_url(tmp_path, url):
     [
         ("phi", "is no service; write NAME=URL"),
         ("phi=ftp://x", "is no service; write NAME=URL"),
-        ("phi=https://api.openai.com/v1", "https://api.openai.com/v1 may be outside this network"),
+        ("phi=https://api.openai.com/v1", "https://api.openai.com/v1 may be outside of this network"),
         ("phi=http://8.8.8.8/v1", "name it as an external backend"),
     ],
 )
