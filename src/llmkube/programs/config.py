@@ -93,10 +93,10 @@ class HostConfig:
         choices=("enforce", "warn"),
     )
     memory_pressure_warning: float = setting(
-        0.10, help="Share of available memory below which memory is short.", minimum=0, maximum=1
+        0.10, help="Memory is short if less than this share of it is available.", minimum=0, maximum=1
     )
     memory_pressure_critical: float = setting(
-        0.05, help="Share of available memory below which memory is critically short.", minimum=0, maximum=1
+        0.05, help="Memory is critically short if less than this share of it is available.", minimum=0, maximum=1
     )
     eviction: str = setting(
         "on",

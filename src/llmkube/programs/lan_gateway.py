@@ -143,7 +143,7 @@ def lan_judge(keys: Iterable[str]) -> RequestFilter:
 async def run_lan_listener(port: Port, serve: Serve, own_addresses: Callable[[], Collection[str]]) -> NoReturn:
     """Serve on a port while this machine has its address; open the port again when the address is back.
 
-    The listeners are closed when the address is lost: not on all systems would they work once it is back.
+    The listeners are closed when the address is lost, because on some systems they would not work once it is back.
 
     Args:
         port: The open port.

@@ -67,7 +67,7 @@ _RETRY_SECONDS: Final[Mapping[Meaning, int]] = {
     Meaning.RECOVERING: 5,
     Meaning.RETRIED: 5,
 }
-"""`Retry-After` by the meaning of a reason. Others need a person to act, so that clients should not retry."""
+"""`Retry-After` by the meaning of a reason. With other meanings a person must act, so clients should not wait."""
 
 
 LookupResult = Backend | UnavailableModel
@@ -227,7 +227,7 @@ class UpSession:
 
 
 Prepare = Callable[[UpSession, tuple[ApplyResult, ...]], Awaitable[Callable[[], Awaitable[T]]]]
-"""Called before the agent starts, while objects still have the status of an earlier run; its result runs after that."""
+"""Called before the agent starts, while objects still have an earlier run's status; its result runs once all is up."""
 
 
 async def run_up(

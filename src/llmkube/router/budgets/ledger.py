@@ -86,7 +86,7 @@ class Account:
             total -= amount
             if self.limit.admits(total):
                 return max(0.0, ends + self.limit.window_seconds - now)
-        # Running requests block it, and nothing tells when they finish.
+        # Only running requests block it, and it is unknown when they finish.
         return self._step_seconds
 
     def reserve(self, requested: Amount) -> None:

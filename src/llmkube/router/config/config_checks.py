@@ -77,7 +77,7 @@ def _check_probe(probe: Probe, at: str) -> Iterator[str]:
     if probe.interval_seconds < 1 or probe.timeout_seconds < 1:
         yield f"{at}: interval or timeout is below 1 second; write at least 1"
     if not _PATH.fullmatch(probe.path):
-        yield f"{at}.path: {probe.path!r} is not an absolute path; write one such as /health"
+        yield f"{at}.path: {probe.path!r} is not a path from the host's root; write one such as /health"
 
 
 def _check_address(backend: Backend, at: str) -> Iterator[str]:
@@ -304,8 +304,9 @@ def _unreachable_rules(config: RoutingConfig) -> Iterator[str]:
     for index, rule in enumerate(config.rules):
         for earlier in config.rules[:index]:
             if _subsumes(earlier.match, rule.match):
-                when = "never" if earlier.fail_closed else f"only if no backend of {earlier.name} may be used"
-                yield f"rules[{index}]: {rule.name} applies {when}: {earlier.name} above it matches the same requests"
+                limited = f"applies only if no backend of {earlier.name} may be used"
+                when = "never applies" if earlier.fail_closed else limited
+                yield f"rules[{index}]: {rule.name} {when}: {earlier.name} above it matches every request that it does"
                 break
 
 

@@ -296,8 +296,8 @@ class RoutingConfig:
         backends: By name, in the order of the ModelRouter.
         rules: The first rule that matches a request applies.
         default_backend: Backend of requests that no rule matches; "" refuses them.
-        by_model: Whether a request that no rule matches goes to the backend whose `model_id` it names; the default
-            backend is used only if there is none.
+        by_model: Whether a request that no rule matches goes to the backend whose `model_id` it names, in preference to
+            the default backend.
         classes: Determination of data classes.
         budgets: Limits on tokens and dollars.
         budget_store: Server that stores the budgets of several processes; None if each process has its own.
