@@ -85,9 +85,7 @@ class Applier:
             return self._versions[api_version][kind]
         except KeyError:
             known = ", ".join(sorted(self._versions[api_version]))
-            del self._versions[
-                api_version
-            ]  # an earlier manifest may be a CRD that adds the kind: discover again next time
+            del self._versions[api_version]  # discover again: a CRD may add the kind before the next manifest
             raise UserError(f"{api_version} has no kind {kind}; it has {known}", field="kind") from None
 
     async def _discover(self, api_version: str) -> Mapping[str, Resource]:

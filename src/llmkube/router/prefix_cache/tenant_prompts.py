@@ -192,7 +192,7 @@ class _Tenant:
         return found
 
     def _add_text(self, new: EarlierPrompt, text: bytes, before: bytes | None) -> None:
-        """Store a text; if it or the text of the earlier prompt is a prefix of the other, the longer one serves both."""
+        """Store a text; if it or the earlier prompt's text is a prefix of the other, the longer one serves both."""
         if before is not None and before.startswith(text):
             new.text = before
             return
