@@ -1,8 +1,9 @@
 """The proxy of a published engine: a separate process that the agent starts, adopts and stops together with the engine.
 
-It is not a child of the engine and has its own cookie, so that its activity is not taken for the engine's. It exits with
-the engine, even while no agent runs, since another user could then listen on the engine's port. Killing the agent cuts
-no response that passes through the proxy; the next agent finds it by its cookie, and adopts it if its settings match.
+It is not a child of the engine and has its own cookie, so that its activity is not taken for the engine's. It exits
+with the engine, even while no agent runs, since another user could then listen on the engine's port. Killing the agent
+cuts no response that passes through the proxy; the next agent finds it by its cookie, and adopts it if its settings
+match.
 """
 
 import contextlib
