@@ -162,7 +162,8 @@ def test_a_mutant_is_caught(name, monkeypatch):
 
 def test_another_process_begins_anew():
     """The figure is that of the engine that runs now."""
-    energy = TokenEnergy().with_count(TokenCount(1, 0.0, 0.0)).with_energy(60.0, measured_seconds=30.0, lost_seconds=0.0)
+    energy = TokenEnergy().with_count(TokenCount(1, 0.0, 0.0))
+    energy = energy.with_energy(60.0, measured_seconds=30.0, lost_seconds=0.0)
     energy = energy.with_count(TokenCount(1, 30.0, 30.0))
     assert energy.joules_per_token == 2.0
     assert energy.with_count(TokenCount(2, 5.0, 60.0)).joules_per_token is None
@@ -170,7 +171,8 @@ def test_another_process_begins_anew():
 
 def test_a_count_that_was_heard_already_changes_nothing():
     """The meter looks at the newest count with every sample."""
-    energy = TokenEnergy().with_count(TokenCount(1, 0.0, 0.0)).with_energy(60.0, measured_seconds=30.0, lost_seconds=0.0)
+    energy = TokenEnergy().with_count(TokenCount(1, 0.0, 0.0))
+    energy = energy.with_energy(60.0, measured_seconds=30.0, lost_seconds=0.0)
     assert energy.with_count(TokenCount(1, 0.0, 0.0)) == energy
 
 
@@ -179,5 +181,6 @@ def test_a_count_that_is_no_number_breaks_nothing(tokens):
     """The stretches before and after it are left out, and the next one counts again."""
     energy = TokenEnergy()
     for at, said in enumerate((0.0, 30.0, tokens, 60.0, 90.0)):
-        energy = energy.with_energy(60.0, measured_seconds=30.0, lost_seconds=0.0).with_count(TokenCount(1, said, 30.0 * at))
+        energy = energy.with_energy(60.0, measured_seconds=30.0, lost_seconds=0.0)
+        energy = energy.with_count(TokenCount(1, said, 30.0 * at))
     assert energy.joules_per_token == 2.0

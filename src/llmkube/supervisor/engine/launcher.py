@@ -307,10 +307,5 @@ class LocalEngines:
 
     def _environment(self, extra: dict[str, str]) -> dict[str, str]:
         inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
-        return (
-            inherited
-            | dict(self.settings.variables)
-            | dict(FIXED_VARIABLES)
-            | extra
-            | {OWNER_VARIABLE: str(self.settings.state_dir)}
-        )
+        configured = dict(self.settings.variables) | dict(FIXED_VARIABLES)
+        return inherited | configured | extra | {OWNER_VARIABLE: str(self.settings.state_dir)}

@@ -142,16 +142,11 @@ def headroom_in(group: Group, total_bytes: int) -> Headroom | None:
         OSError: A file that belongs to a limit cannot be read.
         ValueError: It contains something other than numbers.
     """
-    headrooms = [
-        headroom
-        for folder in group.folders
-        if (headroom := _headroom_of(folder, group.version, total_bytes)) is not None
-    ]
+    all_headrooms = (_headroom_of(folder, group.version, total_bytes) for folder in group.folders)
+    headrooms = [each for each in all_headrooms if each is not None]
     if not headrooms:
         return None
-    return Headroom(
-        min(headroom.limit_bytes for headroom in headrooms), min(headroom.available_bytes for headroom in headrooms)
-    )
+    return Headroom(min(each.limit_bytes for each in headrooms), min(each.available_bytes for each in headrooms))
 
 
 def headroom_below(limit_bytes: int, used_bytes: int, stat: Mapping[str, int], *, version: int) -> Headroom:
@@ -253,7 +248,7 @@ def read_pressure(paths: Sequence[Path]) -> Pressure:
 def open_triggers(paths: Sequence[Path]) -> Iterator[Callable[[], Awaitable[None]]]:
     """Yield a function that waits until programs stall, according to any of these files.
 
-    It sleeps forever if none of them accepts a trigger: the kernel does not support it, or permission is missing.
+    It sleeps forever if no file accepts a trigger: the kernel does not support it, or permission is missing.
     """
     with contextlib.ExitStack() as stack:
         armed = [descriptor for path in paths if (descriptor := _arm(path)) is not None]

@@ -193,7 +193,7 @@ class LibSystem:
         return buffer.raw[: size.value]
 
     def statistics(self) -> bytes:
-        """Call `host_statistics64`; if it requires a larger count, call it again with that count, now and later."""
+        """Call `host_statistics64`; if it requires a larger count, repeat with that one, and remember it."""
         code, count, data = self._statistics(self._count)
         if code == MIG_ARRAY_TOO_LARGE and self._count < count <= STATISTICS_WORDS:
             self._count = count

@@ -210,9 +210,8 @@ class Book:
         """Return how to replace the engine of a service by one with another plan, or why not to do it yet."""
         if self.decision is None:
             return Strategy.RECREATE  # it is not known whether the host can hold both
-        return admission.replacement(
-            self._up_to_date(self.records[key], Request(key, need, since=now), now), self.capacity(now)
-        )
+        request = self._up_to_date(self.records[key], Request(key, need, since=now), now)
+        return admission.replacement(request, self.capacity(now))
 
     def permanent_refusal(self, key: Key, need: Need, now: float) -> Refusal | None:
         """Return why a service could not start even alone on the host; None if it could, or that is not known."""
@@ -227,14 +226,12 @@ class Book:
 
     def loaded(self, reservation: Reservation, now: float) -> None:
         """Record that the engine answers: its memory is allocated, and the next evicted service may return."""
-        record = self.records.get(reservation.key)
+        record, load_seconds = self.records.get(reservation.key), now - reservation.since
         if record is not None:
-            record.load_seconds, record.evicted = now - reservation.since, None
+            record.load_seconds, record.evicted = load_seconds, None
             record.relapses = record.relapses if reservation.returns else 0
         # A measurement from the time of loading is out of date.
-        self.records.change(
-            reservation, loaded_at=now, busy_at=now, measured=False, load_seconds=now - reservation.since
-        )
+        self.records.change(reservation, loaded_at=now, busy_at=now, measured=False, load_seconds=load_seconds)
 
     def set_device_limit(self, limit_bytes: int) -> None:
         """Set the GPU memory limit that an engine reported; it applies where this host could only guess."""
@@ -270,10 +267,8 @@ class Book:
                 reserved = each.need.total_bytes if each.need.elsewhere and each.loaded_at is not None else 0
                 # An exiting process that is not among the footprints may be gone, and its memory released.
                 left = sample.available_bytes if each.is_exiting else 0
-                peak = max(each.peak_bytes, held)
-                self.records.change(
-                    each, measured=True, resident_bytes=max(held, reserved), peak_bytes=peak, host_free_bytes=left
-                )
+                resident, peak = max(held, reserved), max(each.peak_bytes, held)
+                self.records.change(each, measured=True, resident_bytes=resident, peak_bytes=peak, host_free_bytes=left)
         self.unreturned.suspect(self._releases.update(sample, now))
         if sample.level is Level.UNKNOWN:
             return
@@ -320,11 +315,8 @@ class Book:
         """Reserve memory for every service that fits now, displace others for it, and report why the rest wait."""
         if self.decision is None:
             return ()
-        queue = {
-            key: self._current_request(record, now)
-            for key, record in self.records.items()
-            if record.request is not None
-        }
+        waiting = [(key, record) for key, record in self.records.items() if record.request is not None]
+        queue = {key: self._current_request(record, now) for key, record in waiting}
         outcome = admission.step(tuple(queue.values()), self.capacity(now))
         orders: list[Order] = []
         for key in outcome.admitted:
@@ -411,15 +403,8 @@ class Book:
     ) -> Reservation:
         max_bytes = self._max_bytes(key)
         granted_bytes = max_bytes if max_bytes > self.budget.limit_bytes else 0
-        return self.records.reserve(
-            key,
-            need,
-            now,
-            role=role,
-            returns=returns,
-            granted_bytes=granted_bytes,
-            capacity_bytes=self._capacity_bytes(),
-        )
+        limits = {"granted_bytes": granted_bytes, "capacity_bytes": self._capacity_bytes()}
+        return self.records.reserve(key, need, now, role=role, returns=returns, **limits)
 
     def _max_bytes(self, key: Key) -> int:
         """Return the limit for all engines together once one of this service is among them."""

@@ -154,9 +154,8 @@ def step(policy: Policy, state: PressureState, observed: Observation, now: float
     if cause is None:
         return state, plain
     if isinstance(cause, Skip):
-        return state, attrs.evolve(
-            plain, skip=cause, note="no service is evicted yet: memory has not been short for long enough"
-        )
+        note = "no service is evicted yet: memory has not been short for long enough"
+        return state, attrs.evolve(plain, skip=cause, note=note)
     chosen = (
         _deferral(policy, state, observed, cause, now)
         or _choose_successor(observed, cause, now)
@@ -251,15 +250,11 @@ def _choose_victim(policy: Policy, observed: Observation, cause: Cause, now: flo
             each for each in worthwhile if each.idle_seconds(now) >= policy.idle_seconds and each.spec.rank < high
         ]
         if not worthwhile and _is_above_floor(policy, observed.sample):
-            return (
-                Skip.FIGURES_FINE,
-                "no service is evicted: only the kernel reports that memory is short, and busy services are kept",
-            )
+            note = "no service is evicted: only the kernel reports that memory is short, and busy services are kept"
+            return Skip.FIGURES_FINE, note
         if not worthwhile:
-            return (
-                Skip.NOT_LONG_ENOUGH,
-                "no service is evicted yet: memory has not been short for long enough to stop busy services",
-            )
+            note = "no service is evicted yet: memory has not been short for long enough to stop busy services"
+            return Skip.NOT_LONG_ENOUGH, note
     victim = worthwhile[0]
     return Eviction(victim.key, cause, _message(observed, cause, victim, now))
 

@@ -90,13 +90,8 @@ def update_readings(before: Readings, sample: Sample) -> Readings:
 
 def _is_plausible(sample: Sample) -> bool:
     """Whether a sample is readable and its figures are possible."""
-    figures = (
-        sample.total_bytes,
-        sample.available_bytes,
-        sample.swap_out_bytes_per_second,
-        sample.compress_bytes_per_second,
-        sample.device_limit_bytes or 0,
-    )
+    rates = sample.swap_out_bytes_per_second, sample.compress_bytes_per_second
+    figures = sample.total_bytes, sample.available_bytes, *rates, sample.device_limit_bytes or 0
     if sample.level is Level.UNKNOWN or not all(math.isfinite(figure) and figure >= 0 for figure in figures):
         return False
     return 0 < sample.total_bytes >= sample.available_bytes
@@ -205,11 +200,8 @@ class EvictionManager:
         book = self.ledger.book
         if self._measuring or not book.records.pids() or (sample.level is Level.CRITICAL and fresh):
             return False  # at the first sign of CRITICAL, evicting comes first
-        pause = (
-            MOVING_SECONDS
-            if self._is_short or book.records.is_moving or sample.level > Level.NORMAL
-            else MEASURE_SECONDS
-        )
+        is_changing = self._is_short or book.records.is_moving or sample.level > Level.NORMAL
+        pause = MOVING_SECONDS if is_changing else MEASURE_SECONDS
         if book.records.is_unmeasured:
             pause = RELEASE_SECONDS
         return now - self._measured_at >= pause

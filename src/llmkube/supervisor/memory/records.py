@@ -80,12 +80,8 @@ class ServiceRecord:
         """Return a request with the newest spec, and a need of at most `max_bytes`."""
         rested = now - self.displaced_at >= policy.displace_seconds
         unused = self.evicted is not None and self.evicted.cause is Cause.IDLE  # displaces nothing: it has no users
-        return attrs.evolve(
-            request,
-            need=request.need.capped_at(max_bytes),
-            spec=self.spec,
-            may_displace=rested and policy.mode is Mode.ON and not unused,
-        )
+        may_displace = rested and policy.mode is Mode.ON and not unused
+        return attrs.evolve(request, need=request.need.capped_at(max_bytes), spec=self.spec, may_displace=may_displace)
 
     def reserve(self, reservation: Reservation) -> Reservation:
         """Add a reservation; one for the serving engine ends the wait."""

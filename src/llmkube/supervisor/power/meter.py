@@ -243,10 +243,9 @@ class PowerMeter:
             self._uses[key] = _Use(engine.pid, seconds)
             if (known := before.get(key)) is not None and known.pid == engine.pid:  # a new engine has no start value
                 used[key] = max(0.0, seconds - known.cpu_seconds)
-        self._last_joules = share(self._interval.joules, used, host_cpu_seconds=host_used, seconds=elapsed_seconds)
-        self._total_joules = {
-            key: self._total_joules.get(key, 0.0) + self._last_joules.get(key, 0.0) for key in engines
-        }
+        last = share(self._interval.joules, used, host_cpu_seconds=host_used, seconds=elapsed_seconds)
+        self._last_joules = last
+        self._total_joules = {key: self._total_joules.get(key, 0.0) + last.get(key, 0.0) for key in engines}
         self._per_token = {key: self._token_energy(key, engine) for key, engine in engines.items()}
 
     def _token_energy(self, key: Key, engine: EngineUse) -> TokenEnergy:
@@ -256,9 +255,6 @@ class PowerMeter:
         known = self._per_token.get(key, TokenEnergy())
         if known.last is not None and known.last.pid != engine.pid:  # a new engine, which has reported nothing yet
             known = TokenEnergy()
-        known = known.with_energy(
-            self._last_joules.get(key, 0.0),
-            measured_seconds=interval.measured_seconds,
-            lost_seconds=interval.lost_seconds,
-        )
+        joules, measured, lost = self._last_joules.get(key, 0.0), interval.measured_seconds, interval.lost_seconds
+        known = known.with_energy(joules, measured_seconds=measured, lost_seconds=lost)
         return known if count is None or count.pid != engine.pid else known.with_count(count)

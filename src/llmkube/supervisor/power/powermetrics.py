@@ -153,13 +153,8 @@ class Powermetrics:
             failed(problem)
             failures = 1 if received else failures + 1
             delay = RETRY.delay(failures, self.rng)
-            log.warning(
-                "powermetrics failed",
-                problem=str(problem),
-                said=output,
-                hint=HINTS.get(problem, ""),
-                againInSeconds=round(delay),
-            )
+            hint, again = HINTS.get(problem, ""), round(delay)
+            log.warning("powermetrics failed", problem=str(problem), said=output, hint=hint, againInSeconds=again)
             await trio.sleep(delay)
 
     async def _listen(self, take: Callable[[PowerSample], None]) -> tuple[bool, PowerProblem, str]:

@@ -151,12 +151,9 @@ def power_source(platform: str, uid: int, rng: random.Random, *, folder: Path = 
     try:
         read_counters(folder, 0.0)
     except PermissionError as error:
-        raise UserError(
-            f"--power-enabled: {error.filename} is not readable; run as root at each boot: "
-            f"chmod a+r {folder}/intel-rapl:*/energy_uj"
-        ) from error
+        fix = f"run as root at each boot: chmod a+r {folder}/intel-rapl:*/energy_uj"
+        raise UserError(f"--power-enabled: {error.filename} is not readable; {fix}") from error
     except (OSError, ValueError) as error:
-        raise UserError(
-            f"--power-enabled: no readable RAPL counter in {folder} ({error}); remove the flag on this host"
-        ) from error
+        problem = f"no readable RAPL counter in {folder} ({error})"
+        raise UserError(f"--power-enabled: {problem}; remove the flag on this host") from error
     return Rapl(rng, folder)

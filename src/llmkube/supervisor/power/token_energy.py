@@ -37,9 +37,9 @@ class TokenEnergy:
         joules: Energy of `tokens`.
         tokens: Tokens whose energy is known.
         last: The newest count.
-        since_joules: Energy since that count.
-        since_measured_seconds: Time since that count with known power.
-        since_lost_seconds: Time since that count with unknown power.
+        since_joules: Energy since `last`.
+        since_measured_seconds: Time since `last` with known power.
+        since_lost_seconds: Time since `last` with unknown power.
     """
 
     joules: float = 0.0
