@@ -31,7 +31,7 @@ _NEVER = float("-inf")
 
 
 class Skip(enum.StrEnum):
-    """Why no service is evicted although memory is short."""
+    """The reason why no service is evicted although memory is short."""
 
     DISABLED = "disabled"
     DRY_RUN = "dry_run"
@@ -48,7 +48,7 @@ class Skip(enum.StrEnum):
 
 
 class Cause(enum.StrEnum):
-    """Why a service has to go."""
+    """The reason why a service is evicted."""
 
     CRITICAL = "critical"
     WARNING = "warning"
@@ -268,7 +268,7 @@ def _deferral(
     if not observed.engines:
         return Skip.EMPTY, "no service is evicted: no engine is running; other programs hold the memory"
     if observed.releasing or any(each.exits_in_time(now) for each in observed.engines):
-        return Skip.RELEASE_PENDING, "no service is evicted yet: memory of an exiting engine has not been released"
+        return Skip.RELEASE_PENDING, "no service is evicted yet: the memory of the last one has not been released"
     doubtful = _is_above_floor(policy, observed.sample) and cause is not Cause.OVER_BUDGET
     pause = policy.doubt_seconds if doubtful else policy.cooldown_seconds
     if now - state.acted_at < pause:
