@@ -77,7 +77,7 @@ class ServiceRecord:
         return attrs.evolve(request, need=need, dwell_seconds=float(returns), margin_bytes=margin)
 
     def up_to_date(self, policy: Policy, request: Request, max_bytes: int, now: float) -> Request:
-        """Return a request with the newest spec, and a need of at most `max_bytes`."""
+        """Return a request with the newest spec, and its need capped at `max_bytes`."""
         rested = now - self.displaced_at >= policy.displace_seconds
         unused = self.evicted is not None and self.evicted.cause is Cause.IDLE  # displaces nothing: it has no users
         may_displace = rested and policy.mode is Mode.ON and not unused

@@ -75,7 +75,7 @@ def find_refusal(request: Request, host: Capacity) -> Refusal | None:
         message = f"its memory need is unknown: {need.why}; --memory-check warn starts it on a guess"
         return Refusal(Block.UNSIZED, message)
     if host.level is Level.UNKNOWN:
-        return Refusal(Block.UNREADABLE, "this host's memory cannot be read; engines start again once it can be")
+        return Refusal(Block.UNREADABLE, "this host's memory cannot be read; no engine starts until it can be")
     if not need.sized:
         return _admission_refusal(request, host)
     needs = f"needs {format_bytes(need.total_bytes)}"
