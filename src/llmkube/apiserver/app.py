@@ -101,7 +101,7 @@ class ApiServer:
 
     @property
     def store(self) -> Store:
-        """The state, for reading."""
+        """The current state, read-only."""
         return self._store
 
     async def handle(self, exchange: Exchange) -> None:

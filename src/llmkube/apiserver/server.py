@@ -112,13 +112,9 @@ async def open_api_server(
         StorageError: The database cannot be used. A damaged one is moved aside instead, and logged.
     """
     async with AsyncExitStack() as stack:
-        listeners = await open_listeners(
-            host, port, field=port_field
-        )  # first: a taken port must change nothing on disk
+        listeners = await open_listeners(host, port, field=port_field)  # first: a taken port changes nothing on disk
         for listener in listeners:
-            stack.push_async_callback(
-                trio.aclose_forcefully, listener
-            )  # in case of a failure before run_server owns them
+            stack.push_async_callback(trio.aclose_forcefully, listener)  # until run_server owns them
         bound_port: int = listeners[0].socket.getsockname()[1]
         url = f"https://{netloc((host, bound_port))}"
         hosts = list(dict.fromkeys(["127.0.0.1", "localhost", "::1", host]))

@@ -2,7 +2,7 @@
 
 An apply merges a configuration into the live object: a field that the manager owned and no longer names is removed
 unless another manager owns it, and changing a value that another manager owns is a conflict unless the apply is forced.
-Any other write takes over the fields that it changes.
+Other writes take over the fields that they change.
 
 Facts: KEP-555; `sigs.k8s.io/structured-merge-diff/merge`; `k8s.io/apimachinery/pkg/util/managedfields`.
 """
@@ -251,7 +251,7 @@ def _prune(merged: JsonObject, managers: Managers, last: FieldSet, schema: Schem
 
 
 def _resolve_conflicts(managers: Managers, writer: Writer | None, change: Comparison, *, force: bool) -> Managers:
-    """Remove what changed from the fields of every other manager, or raise a conflict."""
+    """Take what changed from all other managers, or raise a conflict."""
     written = change.written
     lost = {other: entry.fields.intersection(written) for other, entry in managers.items() if other != writer}
     if not force:

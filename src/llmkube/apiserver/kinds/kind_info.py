@@ -181,9 +181,7 @@ def _with_metadata(raw: Mapping[str, Any]) -> JsonObject:
 
 WORKLOAD_KINDS: Final[tuple[KindInfo, ...]] = tuple(
     _builtin(
-        attrs.evolve(
-            resource, subresources=tuple({"status"} & {*resource.subresources})
-        ),  # nothing here serves scale for them
+        attrs.evolve(resource, subresources=tuple({"status"} & {*resource.subresources})),  # without scale
         f"io.k8s.api.{resource.group or 'core'}.{resource.version}",
         shape="" if resource == builtins.PriorityClass.RESOURCE else "Workload",
         has_generation=True,
@@ -191,4 +189,4 @@ WORKLOAD_KINDS: Final[tuple[KindInfo, ...]] = tuple(
     )
     for resource in (*WORKLOADS, builtins.PriorityClass.RESOURCE)
 )
-"""Pods, claims, Deployments, Jobs, autoscalers, disruption budgets and PriorityClasses."""
+"""Pods, volume claims, Deployments, Jobs, autoscalers, disruption budgets and PriorityClasses."""

@@ -62,7 +62,7 @@ def parse_accept(header: str) -> list[MediaType]:
         except ValueError:
             quality = 1.0
         choices.append(MediaType(media.lower(), tuple(pair for pair in parameters if pair[0] != "q"), quality))
-    choices.sort(key=lambda choice: -choice.quality)  # stable: the order written breaks ties
+    choices.sort(key=lambda choice: -choice.quality)  # stable: ties keep their order
     return choices or [MediaType("*/*")]
 
 

@@ -4,8 +4,8 @@ Version 3 is one document for each group and version; version 2 is one for every
 the schemas, by `x-kubernetes-group-version-kind`; the paths of a kind; and the parameter `fieldValidation` of its
 `patch`.
 
-The parts of built-in kinds have names of their own: `kubectl explain` prints them as types. Facts: definition names of
-the OpenAPI documents of kube-apiserver 1.36.
+The parts of built-in kinds have names of their own: `kubectl explain` prints them as types.
+Facts: definition names of the OpenAPI documents of kube-apiserver 1.36.
 """
 
 import hashlib

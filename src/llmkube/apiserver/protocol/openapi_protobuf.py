@@ -2,8 +2,8 @@
 
 Facts: field numbers of `openapi.v2` in gnostic's OpenAPIv2.proto. Only what `openapi.version_2` writes is encoded.
 
-The wire format: fields of a message as numbers and bytes, encoded and decoded. Facts:
-https://protobuf.dev/programming-guides/encoding (base-128 varints, a tag is a field number and a wire type).
+The wire format: fields of a message as numbers and bytes, encoded and decoded.
+Facts: https://protobuf.dev/programming-guides/encoding (base-128 varints, a tag is a field number and a wire type).
 """
 
 import struct

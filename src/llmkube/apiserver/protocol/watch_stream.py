@@ -1,7 +1,7 @@
 """A watch reads the store's log by resourceVersion: it has no queue; one that lags too far behind gets 410.
 
-Selectors apply to changes: an object that begins to match is ADDED, one that no longer matches is DELETED. Facts:
-Kubernetes API concepts, "Efficient detection of changes", "Watch bookmarks" and "Streaming lists".
+Selectors apply to changes: an object that begins to match is ADDED, one that no longer matches is DELETED.
+Facts: Kubernetes API concepts, "Efficient detection of changes", "Watch bookmarks" and "Streaming lists".
 """
 
 import math

@@ -40,15 +40,13 @@ class Budget:
     """The remaining budget of the rules of one object, and values computed once for all rules.
 
     Attributes:
-        left: Units.
+        left: Remaining units.
         typed: The CEL values of lists and objects, by the ids of their JSON, which the caller keeps, and their schema.
     """
 
     left: int = attrs.field(factory=lambda: MAX_UNITS)
     typed: dict[tuple[int, int], Any] = attrs.field(factory=dict, init=False)
-    _sizes: dict[int, tuple[Any, int]] = attrs.field(
-        factory=dict, init=False
-    )  # by id; the value here keeps the id valid
+    _sizes: dict[int, tuple[Any, int]] = attrs.field(factory=dict, init=False)  # by id; the value keeps the id valid
 
     def spend(self, units: int) -> None:
         """Spend units; raises OutOfBudgetError when there are none left."""

@@ -22,7 +22,7 @@ MAX_COMPLAINTS: Final = 100
 def apply_defaults(obj: Mapping[str, Any], schema: Schema) -> JsonObject:
     """Return a copy with defaults filled in; a default below a missing parent does not apply.
 
-    A null where the schema does not allow one counts as missing if there is a default; other nulls stay and are
+    A null where the schema does not allow one is treated as missing if there is a default; other nulls stay and are
     validated later.
     """
     filled: JsonObject = copy(obj)

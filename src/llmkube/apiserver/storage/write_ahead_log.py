@@ -137,7 +137,7 @@ def _prepare(connection: sqlite3.Connection) -> None:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > SCHEMA_VERSION:
         raise StorageError(
-            f"database format {version} not supported: this llmkube reads up to {SCHEMA_VERSION}; use a newer one"
+            f"database format {version} not supported: {SCHEMA_VERSION} is the newest here; update llmkube"
         )
     connection.executescript(_TABLES)
     connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")

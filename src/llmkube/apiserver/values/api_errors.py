@@ -122,7 +122,7 @@ def conflict(subject: Subject, why: str) -> RequestRefusedError:
 
 
 STALE = "the object has been modified; please apply your changes to the latest version and try again"
-"""Why a write with an old resourceVersion conflicts."""
+"""Cause of a conflict over an old resourceVersion."""
 
 
 def apply_conflict(message: str, causes: Sequence[JsonObject]) -> RequestRefusedError:

@@ -117,9 +117,7 @@ def type_invalid(path: str, value: Any, detail: str) -> FieldError:
 
 def not_supported(path: str, value: Any, supported: Iterable[Any]) -> FieldError:
     """Return the error: the value is not one of the supported values."""
-    listed = ", ".join(
-        render(each if isinstance(each, str) else render(each)) for each in supported
-    )  # 3 is printed as "3"
+    listed = ", ".join(render(each if isinstance(each, str) else render(each)) for each in supported)  # 3 becomes "3"
     return FieldError(path, ErrorType.NOT_SUPPORTED, f"supported values: {listed}" if listed else "", value)
 
 

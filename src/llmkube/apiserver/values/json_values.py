@@ -1,7 +1,7 @@
 """JSON values are compared by type and content: true is not 1, 1 equals 1.0, and an object has no order.
 
-Some refusals quote a value as Go prints it, in one of the three formats that a kube-apiserver uses. Facts: package
-`fmt` of Go: the verbs `%v`, `%#v` and `%T` on decoded JSON.
+Some refusals quote a value as Go prints it, in one of the three formats that a kube-apiserver uses.
+Facts: package `fmt` of Go: the verbs `%v`, `%#v` and `%T` on decoded JSON.
 """
 
 from collections.abc import Mapping, Sequence

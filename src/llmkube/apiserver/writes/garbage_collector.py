@@ -1,9 +1,9 @@
 """Garbage collection: dependents of deleted owners, contents of namespaces, instances of CRDs, and old Events.
 
 The collector is notified of every change and keeps a set of objects to check; it decides from their current state,
-never from the change, so a restart that begins with all objects (`enqueue_all`) loses nothing. Facts: Kubernetes
-"Garbage Collection": an object is deleted when all of its owners are gone; `blockOwnerDeletion` blocks a foreground
-deletion; `orphan` keeps the dependents.
+never from the change, so a restart that begins with all objects (`enqueue_all`) loses nothing.
+Facts: Kubernetes "Garbage Collection": an object is deleted when all of its owners are gone; `blockOwnerDeletion`
+blocks a foreground deletion; `orphan` keeps the dependents.
 
 Events expire: one is removed an hour after the last write to it, and of very many only the newest stay. kube-apiserver
 gives each Event a lease in etcd, renewed by every write (`--event-ttl`, 1 h). Here the time of the last write is
@@ -100,9 +100,7 @@ class GarbageCollector:
             trimmed = {**stored, "metadata": {**stored["metadata"], "ownerReferences": solid}}
             self._rewrite(tx, ref, stored, trimmed, now)
         elif "waiting" in states and tx.store.dependents(stored["metadata"]["uid"]):
-            delete(
-                tx, ref, stored, now, "Foreground"
-            )  # the owner waits for this object, and this object for its dependents
+            delete(tx, ref, stored, now, "Foreground")  # the owner waits for this, and this for its dependents
         else:
             delete(tx, ref, stored, now)
 

@@ -1,8 +1,8 @@
 """Merge patch and JSON patch are functions from an object to a new object.
 
-The other patches are in `fields`: `strategic_merge`, and apply in `ownership`. Facts: RFC 7386 (merge patch), RFC 6902
-and 6901 (JSON patch and pointers), and the library by which kube-apiserver applies them: github.com/evanphx/json-patch,
-version 4, which is more lenient than they are.
+The other patches are in `fields`: `strategic_merge`, and apply in `ownership`.
+Facts: RFC 7386 (merge patch), RFC 6902 and 6901 (JSON patch and pointers), and the library by which kube-apiserver
+applies them: github.com/evanphx/json-patch, version 4, which is more lenient than they are.
 """
 
 import re

@@ -59,7 +59,7 @@ def reset_fields(kind: KindInfo, subresource: str = "") -> FieldSet:
 def complete(kind: KindInfo, obj: Mapping[str, Any], *, applied: bool = False) -> tuple[JsonObject, tuple[str, ...]]:
     """Return the object in its stored form, and the paths of the unknown fields that were dropped.
 
-    A null that was sent counts as missing; one that an apply has left in a custom object stays, and is refused later.
+    A null that was sent is treated as missing; one that an apply left in a custom object stays, and is refused later.
     """
     fill = _behaviour(kind).fill
     if fill is None and defaults.is_complete(obj, kind.schema):  # such as a repeated apply
@@ -156,9 +156,7 @@ def _restore_metadata(kind: KindInfo, meta: JsonObject, before: Mapping[str, Any
         if not meta.get(name) and name in before:
             meta[name] = before[name]
     if "creationTimestamp" in before:
-        meta["creationTimestamp"] = before[
-            "creationTimestamp"
-        ]  # the one field that a client may change without being refused
+        meta["creationTimestamp"] = before["creationTimestamp"]  # a client's value is ignored, not refused
     if not meta.get("resourceVersion") and kind.unconditional_update:
         meta["resourceVersion"] = before.get("resourceVersion", "")
 
