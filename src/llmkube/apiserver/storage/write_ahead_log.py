@@ -136,9 +136,8 @@ def _prepare(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA checkpoint_fullfsync = ON")
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > SCHEMA_VERSION:
-        raise StorageError(
-            f"database format {version} not supported: {SCHEMA_VERSION} is the newest here; update llmkube"
-        )
+        why = f"this llmkube reads up to {SCHEMA_VERSION}; use a newer one"
+        raise StorageError(f"database format {version} not supported: {why}")
     connection.executescript(_TABLES)
     connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
