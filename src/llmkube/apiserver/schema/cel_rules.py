@@ -35,7 +35,7 @@ MAX_CHARACTERS: Final = 10_000
 """Limit of one expression: celpy parses as many in half a second. kube-apiserver allows ten times as many."""
 
 
-_VALUES_PER_UNIT: Final = 2  # JSON values that are converted to CEL
+_VALUES_PER_UNIT: Final = 2  # JSON values that are converted to CEL for one unit
 
 
 @attrs.frozen(eq=False)

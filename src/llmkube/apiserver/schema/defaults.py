@@ -146,7 +146,7 @@ def zero(schema: Schema) -> JsonObject:
     """Return a built-in kind's object before anything is set, such as `{"spec": {}}`.
 
     Kubernetes' own types have structures that always exist; field ownership on create is computed relative to them.
-    They are the empty and the null defaults.
+    These structures are the empty and the null defaults.
     """
     empty: JsonObject = {}
     for name, inner in schema.properties.items():

@@ -1,6 +1,6 @@
 """Apply merges a client's configuration into the live object, and records who has set which field.
 
-A kubectl that changes from client-side to server-side apply takes over the fields that it has applied before.
+When kubectl changes from client-side to server-side apply, it takes over the fields that it has applied before.
 Client-side apply stores the whole manifest in an annotation. As long as a live object has it, a server-side apply by
 the field manager `kubectl` does not conflict over a field that still has the value of that manifest, whichever manager
 is recorded for it, and the annotation is updated with what is applied, so that the user may change back.

@@ -242,7 +242,7 @@ class WritePlanner:
 
 
 def _refuse_if_exists(target: Target, refusal: RequestRefusedError, tx: Transaction) -> Outcome:
-    """Refuse a malformed patch, or with 404 if there is no object to patch."""
+    """Refuse a malformed patch; with 404 if there is no object to patch."""
     raise refusal if tx.get(target.ref) is not None else not_found(target.subject)
 
 
