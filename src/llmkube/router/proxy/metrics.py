@@ -65,7 +65,7 @@ class RouterMetrics:
         self.requests = counter("requests", text, "rule", "backend", "classification", "outcome")
         text = "Seconds from a request to the last byte of its answer."
         self.duration_seconds = histogram("request_duration", text, "rule", "backend", buckets=_SECONDS)
-        text = "Requests that were refused because their data may not leave for the remaining backends."
+        text = "Requests that were refused because no backend that their data may go to was available."
         self.fail_closed = counter("fail_closed", text, "rule", "classification")
         text = "Seconds from a request to the first event of its stream."
         self.first_token_seconds = histogram("first_token", text, "backend", buckets=_FIRST_SECONDS)
@@ -82,7 +82,7 @@ class RouterMetrics:
         self.prompts = counter("prefix_cache", text, "backend", "result")
         text = "Health checks of backends by result: healthy, unhealthy, loading."
         self.probes = counter("probes", text, "backend", "result")
-        text = "Interruptions of answers by the death of an engine: continued, not_continuable, no_engine (none in time)."
+        text = "Answers whose engine died, per interruption: continued, not_continuable, no_engine (none in time)."
         self.continuations = counter("continuations", text, "outcome")
 
     def unread(self, outcome: str) -> None:

@@ -138,7 +138,7 @@ class Router:
     def ready(self) -> tuple[bool, str]:
         """Return whether requests can be served, and all problems."""
         states = self.states()
-        lets_in, token_problem = can_authenticate(self.live.routing.clients)
+        can_log_in, token_problem = can_authenticate(self.live.routing.clients)
         problems = (
             token_problem,
             self.accounts.problem,
@@ -149,7 +149,7 @@ class Router:
         # A failing backend keeps the router ready: its errors tell clients when to retry.
         passing = {"", CIRCUIT_OPEN, *(why for each in states for why in self.circuits.of(each).unhealthy.values())}
         serves = any(why in passing for why in states.values())
-        return serves and lets_in, "; ".join(filter(None, problems))
+        return serves and can_log_in, "; ".join(filter(None, problems))
 
 
 def _obstacle(directory: ModelDirectory, service: str) -> str:
