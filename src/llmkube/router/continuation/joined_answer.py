@@ -233,7 +233,7 @@ class JoinedAnswer:
 
     @property
     def usage(self) -> Usage | None:
-        """Tokens of the prompt and of the whole text; None where an engine has not counted its own."""
+        """Tokens of the prompt and of the whole text; None if an engine has not counted its own."""
         return self._tokens.total
 
     # -- continuation ------------------------------------------------------------------------------------------------
