@@ -109,7 +109,9 @@ def engine_of(directory: ModelDirectory, named: object, path: str) -> Backend:
     """Return the engine of the model that a request names, or of the only model.
 
     Args:
+        directory: Models and their engines.
         named: `model` of the request; None if it has none.
+        path: Path of the request.
 
     Raises:
         RefusedError: The model does not exist, is not ready, or does not serve this path.

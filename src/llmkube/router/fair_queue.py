@@ -145,7 +145,7 @@ class FairQueue(Generic[Ticket]):
         return self.virtual_time - self.largest
 
     def _prune(self) -> None:
-        """Forget tenants whose usage no longer delays them; all of them while the engine is idle."""
+        """Forget tenants whose usage no longer delays them, and every tenant while the engine is idle."""
         if not self.running and not self.waiting:
             self._tenants.clear()
             return

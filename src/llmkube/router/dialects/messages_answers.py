@@ -164,7 +164,7 @@ class MessagesTranslator(AnswerTranslator):
         if index > self._tool_index:
             name = call.get("id") or f"call_{index}"
             events += self._stop()
-            block = {"type": "tool_use", "id": name, "name": function.get("name"), "input": {}}
+            block: JsonObject = {"type": "tool_use", "id": name, "name": function.get("name"), "input": {}}
             events += self._block("tool_use", block)
             self._tool_index = index
         if arguments := text_in(function, "arguments"):

@@ -4,7 +4,7 @@ dispatcher         tries backends in order; has another engine continue an answe
 backend_call       calls one backend, after queueing if it has slots, and sends its answer to the client
 attempt            a request to one backend, until its answer has started; attempt_charges: its budget charges
 relay              streams an answer to the client
-record             record of the request, shared by all of them
+record             record of a request, which the others update
 transport          the only connection to backends: it dials with a Permit
 circuits           circuit breakers and statistics of backends
 verdicts           failures that cause a fallback; event_stream: events of a stream

@@ -163,7 +163,7 @@ class Attempts:
         except RefusedError as refusal:
             reply = refusal.response
             failure = judge(reply.status, reply.headers, error_in(orjson.loads(reply.body)), ours=True)
-            assert failure is not None, "none of these is an answer"
+            assert failure is not None, "engine_of raises no error that is an answer"
             return failure
         return attrs.evolve(backend, model=engine.alias), engine.credentials
 

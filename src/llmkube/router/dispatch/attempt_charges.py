@@ -59,7 +59,7 @@ class AttemptCharges:
     Attributes:
         reservation: Reservation of the current or next attempt; None once it is settled.
         reserve: Makes another reservation.
-        settle: Settles a reservation: charges the given consumption, or all of it for None.
+        settle: Settles a reservation: charges the given consumption, or the whole reservation for None.
         is_sent: Whether the whole request of the current attempt was sent.
         status: Status of the backend's answer; 0 for none.
     """

@@ -92,7 +92,7 @@ class Circuit:
     def began(self) -> "Circuit":
         """Return the circuit after a stream has started: further requests may go through.
 
-        Failures are not reset, so that the stream is one more of them if it breaks off.
+        Failures are not reset, so that the stream adds to them if it breaks off.
         """
         return attrs.evolve(self, open_until=0.0, probing=False)
 

@@ -148,7 +148,7 @@ _DRAIN_SECONDS: Final = 0.1
 
 
 class Ending(enum.Enum):
-    """How a stream ended; the values appear in the audit log."""
+    """Ending of a stream; the values appear in the audit log."""
 
     COMPLETE = "ok"
     ERROR = "backend_error"

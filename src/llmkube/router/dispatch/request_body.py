@@ -51,7 +51,7 @@ DATA_URL: Final = _Leaf()
 """A `data:` URL."""
 
 FREE: Final = _Leaf()
-"""Any JSON, interpreted by the model only: the schema of a tool's arguments."""
+"""Arbitrary JSON that only the model interprets, such as the schema of a tool's arguments."""
 
 NUMBERS: Final = _Leaf()
 """An object of numbers by token ID."""
