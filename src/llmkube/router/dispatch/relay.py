@@ -165,7 +165,7 @@ BREAKS: Final = frozenset({Ending.SILENT, Ending.BROKEN, Ending.CUT})
 
 _MESSAGES: Final = {
     Ending.SILENT: "the backend stopped sending before the end of its answer",
-    Ending.BROKEN: "the connection to the backend broke before the end of its answer",
+    Ending.BROKEN: "the connection to the backend failed before the end of its answer",
     Ending.GARBAGE: "the backend sent an invalid event",
     Ending.CUT: "the backend ended the stream before the end of its answer",
     Ending.UNJOINED: "the backend failed, and the output of another one did not continue its answer",
