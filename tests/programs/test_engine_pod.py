@@ -297,7 +297,7 @@ async def test_what_is_wrong_is_said_once_and_other_keys_are_told_without_being_
     file.read()
     with structlog.testing.capture_logs() as said:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(file.follow)
+            nursery.start_soon(file.watch)
             file.path.write_text("")
             await until(lambda: said)
             await trio.sleep(0.1)

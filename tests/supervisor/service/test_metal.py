@@ -88,7 +88,7 @@ async def test_a_gpu_that_fails_while_it_serves(autojump_clock):
             child.lines.append(LATCHED)
 
         nursery.start_soon(fail_later)
-        failure = await look(child).failed(child.read)
+        failure = await look(child).wait_failure(child.read)
     assert failure.reason is Reason.METAL_ERROR
 
 
@@ -99,7 +99,7 @@ async def test_mutant_a_log_that_is_looked_at_once(autojump_clock, monkeypatch):
     child = Child()
     child.lines.append(LATCHED)
     with trio.move_on_after(86400) as day:
-        await look(child).failed(child.read)
+        await look(child).wait_failure(child.read)
     assert day.cancelled_caught
 
 
@@ -127,5 +127,5 @@ async def test_the_words_of_llamacpp_mean_nothing_in_another_log(autojump_clock)
     child.lines = ["load_tensors:   CPU_Mapped model buffer size =  4685.30 MiB", LATCHED]
     assert await look(child, runtime="of-a-newer-agent").load_warning(limits.append) == ""
     with trio.move_on_after(86400) as day:
-        await look(child, runtime="of-a-newer-agent").failed(child.read)
+        await look(child, runtime="of-a-newer-agent").wait_failure(child.read)
     assert day.cancelled_caught
