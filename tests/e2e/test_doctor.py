@@ -185,7 +185,7 @@ async def test_an_engine_that_hangs_costs_no_other_line(tmp_path):
     engine.chmod(0o755)
     settings(tmp_path, up={**FREE, "llama_server": str(engine)})
     found = await doctor(tmp_path)
-    told(found, "engine", "fail", "gave no answer in 30 s")
+    told(found, "engine", "fail", "did not answer within 30 s")
     assert found["disk"]["verdict"] == "pass"
 
 

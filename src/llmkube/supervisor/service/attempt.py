@@ -298,7 +298,7 @@ class Attempt:
         """Have the memory, and run within it; None when there is no room beside the other engine any more."""
         context, key = self.context, self.context.key
         if self.before is not None:
-            with context.ledger.beside(key, await context.need(self.launch), scope=self.scope) as allocation:
+            with context.ledger.reserve_successor(key, await context.need(self.launch), scope=self.scope) as allocation:
                 return await self._in_process(allocation) if allocation is not None else None
         self.status.lead()
         # What is adopted has its memory already, and nothing may come before it is taken over.
