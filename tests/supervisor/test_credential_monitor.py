@@ -32,7 +32,7 @@ def test_a_refusal_is_reported_once_with_the_current_command(tmp_path, logs):
     now = monitor.value.value
     assert now.state is CredentialState.REFUSED
     assert "--secret hf" in now.command
-    assert "engines go on" in now.advice
+    assert "engines keep running" in now.advice
     assert now.command in now.advice
     assert [line["command"] for line in logs] == [now.command]
     monitor.mark_accepted()
