@@ -15,7 +15,7 @@ from typing import Final
 import attrs
 
 NAMES_FOR_NODES: Final = ("host.docker.internal", "host.minikube.internal")
-"""Names by which nodes of a cluster on the same machine reach that machine (Docker Desktop and kind on it; minikube)."""
+"""Names for this machine in nodes of a cluster on the same machine (Docker Desktop and kind on it; minikube)."""
 
 LOOPBACK: Final = {4: "127.0.0.1", 6: "::1"}
 

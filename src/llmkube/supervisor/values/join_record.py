@@ -44,7 +44,7 @@ class JoinRecord:
     def command(self, state_dir: Path) -> str:
         """Return the command by which an administrator gives the host a new token and the same rights.
 
-        It runs on the host; for a host that joined with a token, there are two: one of the administrator, one on the host.
+        It runs on the host. A host that joined with a token needs two: one of the administrator, and one on the host.
         """
         words = ["llmkube", "agent", "join-token" if self.by_token else "join", "--name", self.host]
         for network in self.networks:
@@ -91,7 +91,7 @@ def read_record(token: Path) -> JoinRecord | None:
 
 
 def record_of(data: Any) -> JoinRecord:
-    """Return the record from the output of `attrs.asdict`; raise ValueError, TypeError or KeyError for anything else."""
+    """Return the record from what `attrs.asdict` made; raise ValueError, TypeError or KeyError for anything else."""
     record = JoinRecord(
         host=data["host"],
         server=data["server"],

@@ -6,10 +6,10 @@ HTTP threads answer while its decode loop is stuck is not. Samples therefore hav
 * **The kernel's figures** (each tick, a few microseconds): process state, CPU time, major page faults, log size.
 * **The engine's answers** (rarely, or when something is odd): health, requests in flight or queued, decode counters.
 
-An engine that waits for a GPU uses little CPU time, but never none: a batch is split into pieces of 512 tokens, encoding
-each piece takes milliseconds of CPU time, and no driver lets one piece run for a minute. An engine hangs only if there
-is no activity at all (CPU, faults, log, counters) for a whole minute while a client waits: requests are in flight, or
-probes are not answered. An idle engine shows no activity, either, and is left alone.
+An engine that waits for a GPU uses little CPU time, but never none: a batch is split into pieces of 512 tokens, each
+piece takes milliseconds of CPU time to encode, and no driver lets one piece run for a minute. An engine hangs only if
+there is no activity at all (CPU, faults, log, counters) for a whole minute while a client waits: requests are in
+flight, or probes are not answered. An idle engine shows no activity, either, and is left alone.
 
 | evidence | no activity at all | CPU below 1 % of a core, nothing else | CPU active |
 |---|---|---|---|
@@ -148,8 +148,8 @@ class Liveness:
     It is used as an immutable value: `step` changes only a copy of its argument.
     """
 
-    # Not frozen: each engine on the host takes a step at each tick, and a copy that is changed costs a fifth of a frozen
-    # class that is evolved field by field.
+    # Not frozen: each engine on the host takes a step at each tick, and changing a copy costs a fifth of evolving a
+    # frozen class field by field.
 
     stats: EngineStats | None = None
     at: float = 0.0
