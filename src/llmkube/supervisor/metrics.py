@@ -22,7 +22,7 @@ from llmkube.supervisor.values.lifecycle import ServiceView
 from llmkube.weights.download.progress import Progress
 
 PREFIX = "llmkube_metal_agent"
-"""Prefix of the Go implementation's guide, whose metric names are the same."""
+"""Prefix in the guide of the Go implementation; the metric names that it had are the same."""
 
 DOWNLOAD_PREFIX = "llmkube_download"
 
@@ -172,7 +172,7 @@ def _memory_of_services(view: MemoryView) -> Iterable[Metric]:
 def power_families(power: Callable[[], PowerView]) -> Iterable[Metric]:
     """Yield power and energy of the host and its services; power without a recent measurement has no series.
 
-    Energy is a counter, whose rate is exact at any scrape interval. Dashboards of the Go implementation use `apple_power`.
+    Energy is a counter, whose rate is exact at any scrape interval. The guide's dashboards use `apple_power`.
     """
     view = power()
     apple = view.source == "apple"

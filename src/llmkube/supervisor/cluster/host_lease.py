@@ -9,10 +9,10 @@ anything is written in this host's name: if another machine is in it and renews 
 names the other machine. Each renewal has the resource version that it replaces, so two machines that were
 disconnected from each other are detected.
 
-A sleep of the machine, or a pause of the agent, shows in the clocks. The monotonic clock of Linux and macOS stops during
-sleep, the wall clock does not: if one jumps against the other, the machine has slept, or the clock was set, which is
-treated alike. After a pause of the agent itself (SIGSTOP, a paused virtual machine) both clocks are far beyond the time
-of the next renewal.
+Clocks show a sleep of the machine and a pause of the agent. The monotonic clock of Linux and macOS stops during sleep,
+the wall clock does not: if one jumps against the other, the machine has slept, or the clock was set, which is treated
+alike. After a pause of the agent itself (SIGSTOP, a paused virtual machine) both clocks are far beyond the time of the
+next renewal.
 """
 
 import datetime
