@@ -121,6 +121,6 @@ def test_a_valid_credential_is_reported_with_its_expiry():
     ends = datetime.datetime(2026, 1, 8, 12, tzinfo=datetime.UTC).timestamp()
     advice = HostCredential(CredentialState.NOT_RENEWED, "not renewed", "llmkube agent join", ends).advice
     assert "until 2026-01-08 12:00 UTC" in advice
-    assert advice.endswith("if it ends, an administrator of the cluster runs: llmkube agent join")
+    assert advice.endswith("if it expires, an administrator of the cluster runs: llmkube agent join")
     assert "renews what the agent's kubeconfig names" in HostCredential(CredentialState.REFUSED, "refused").advice
     assert HostCredential(expires_at=ends).advice == ""

@@ -107,9 +107,9 @@ def test_the_build_that_serves_is_reported_once():
         old.set_model(said, build)
     reported = [(view.reason, view.build, view.message.partition("; ")[2]) for view in manager.views[1:]]
     assert reported == [
-        (Reason.LOADED, "2", "ollama is 2 now, and was 1"),
+        (Reason.LOADED, "2", "ollama is now 2 (was 1)"),
         (Reason.LOADING, "2", "its model was unloaded and is being loaded again"),
-        (Reason.LOADED, "3", "ollama is 3 now, and was 2"),
+        (Reason.LOADED, "3", "ollama is now 3 (was 2)"),
     ]
 
 

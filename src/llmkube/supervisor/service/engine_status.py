@@ -184,7 +184,7 @@ class EngineStatus:
             if self.view.ready or self.view.reason == Reason.LOADING:
                 self.set_reason(Reason.LOADED, text)
         elif state == "lost" and self.view.ready:
-            self.set_reason(Reason.LOADING, "the engine answers, but its model was unloaded and is being loaded again")
+            self.set_reason(Reason.LOADING, "the engine answers; its model was unloaded and is being loaded again")
         elif state == "loaded" and self.view.reason == Reason.LOADING:
             self.set_reason(Reason.LOADED, "the model is loaded again")
 
