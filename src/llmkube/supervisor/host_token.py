@@ -84,11 +84,7 @@ async def request_token(client: Client, namespace: str, account: str, seconds: i
         ApiError: The API server does not issue one.
     """
     path = f"{ServiceAccount.RESOURCE.path(namespace, account)}/token"
-    body = {
-        "apiVersion": "authentication.k8s.io/v1",
-        "kind": "TokenRequest",
-        "spec": {"expirationSeconds": seconds},
-    }
+    body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": seconds}}
     answer = await client.request_json("POST", path, body=body)
     token = answer.get("status", {}).get("token", "") if isinstance(answer, dict) else ""
     if not isinstance(token, str) or read_token(token) is None:

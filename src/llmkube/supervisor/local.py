@@ -175,11 +175,7 @@ class LocalWeights:
         preview_key = (model.key.namespace, secret.name if secret is not None else "", source)  # by its credentials
         if preview_key not in self._previews:
             facts = await read_remote_header(
-                source,
-                policy=self.policy,
-                utcnow=_utcnow,
-                **await self._secrets(source, model),
-                endpoint=self.endpoint,
+                source, policy=self.policy, utcnow=_utcnow, **await self._secrets(source, model), endpoint=self.endpoint
             )
             self._previews[preview_key] = (now, facts)
         return self._previews[preview_key][1]

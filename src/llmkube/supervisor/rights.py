@@ -51,8 +51,5 @@ def host_program(host: str, networks: Collection[str]) -> Program:
         ServiceAccount, frozenset({"create"}), place="system", subresource="token", names=frozenset({name})
     )
     return attrs.evolve(
-        PROGRAM,
-        name=name,
-        needs=(*PROGRAM.needs, token),
-        annotations={ADDRESSES_ANNOTATION: ",".join(networks)},
+        PROGRAM, name=name, needs=(*PROGRAM.needs, token), annotations={ADDRESSES_ANNOTATION: ",".join(networks)}
     )

@@ -251,7 +251,7 @@ class Attempt:
         self.status = EngineStatus(manager, self.context.leader, newest=newest)
 
     def set_task_status(self, task_status: trio.TaskStatus[None]) -> None:
-        """Have `started` called once: when the engine serves, or has failed before."""
+        """Have `started` called once: when the engine serves, or the attempt is over before that."""
         self._task_status = task_status
 
     async def run(self) -> None:

@@ -61,13 +61,7 @@ class Outcome:
 
 
 def failure_of(
-    outcome: Outcome,
-    lines: Sequence[str],
-    *,
-    rules: Sequence[Rule],
-    now: float,
-    memory_kills: int,
-    memory_short: bool,
+    outcome: Outcome, lines: Sequence[str], *, rules: Sequence[Rule], now: float, memory_kills: int, memory_short: bool
 ) -> Failure:
     """Return why an engine exited or had to be stopped.
 

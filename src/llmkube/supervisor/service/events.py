@@ -42,12 +42,7 @@ class Event:
 
 def events(before: Facts, after: Facts) -> tuple[Event, ...]:
     """Return the Events that follow from a change of facts."""
-    return (
-        *_of_host(before, after),
-        *_of_plan(before, after),
-        *_of_memory(before, after),
-        *_of_engines(before, after),
-    )
+    return (*_of_host(before, after), *_of_plan(before, after), *_of_memory(before, after), *_of_engines(before, after))
 
 
 def _of_host(before: Facts, after: Facts) -> Iterator[Event]:

@@ -63,7 +63,7 @@ class EngineNursery:
     _alive: list[Attempt]
 
     async def start(self, attempt: Attempt) -> None:
-        """Return when the engine serves or has failed before; whatever cancels that wait ends the engine."""
+        """Return when the engine serves, or the attempt is over; whatever cancels that wait ends the engine."""
         await self._nursery.start(self._run, attempt)
 
     def retire(self, old: Attempt) -> None:
@@ -240,7 +240,7 @@ class Runner:
         self.context.status_manager.update(Facts.with_outdated, refusal.reason, message)
 
     async def _launch(self, engines: EngineNursery, launch: Launch, goal: Launch, target: Mailbox[Target]) -> None:
-        """Start an engine while there is none; return when it serves or has failed.
+        """Start an engine while there is none; return when it serves, or the attempt is over.
 
         Args:
             engines: Nursery of the engines.
@@ -257,7 +257,7 @@ class Runner:
                 self.context.log.info("starting the engine of the older spec")
                 nursery.start_soon(self._end_wait_when_due, engine, goal)
             await engines.start(engine)
-            nursery.cancel_scope.cancel(reason="it serves or has failed")
+            nursery.cancel_scope.cancel(reason="it serves, or its attempt is over")
 
     async def _replace(self, engines: EngineNursery, current: Attempt, goal: Launch, target: Mailbox[Target]) -> None:
         """Do the next step of replacing the engine that serves with one of another plan."""
@@ -297,7 +297,7 @@ class Runner:
             nursery.start_soon(self._end_when_superseded, successor, goal, target, 0.0)
             nursery.start_soon(_lead_after_exit, current, successor)
             await engines.start(successor)
-            nursery.cancel_scope.cancel(reason="it serves or has failed")
+            nursery.cancel_scope.cancel(reason="it serves, or its attempt is over")
         if successor.serves:
             self._current, self._retiring, self._state = successor, current, RestartState()
             engines.retire(current)

@@ -57,10 +57,7 @@ def service_manifest(service: InferenceService) -> dict[str, Any]:
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": _metadata(service, service_name(service.key.name)),
-        "spec": {
-            "type": "ClusterIP",
-            "ports": [{"name": "http", "port": SERVICE_PORT, "protocol": "TCP"}],
-        },
+        "spec": {"type": "ClusterIP", "ports": [{"name": "http", "port": SERVICE_PORT, "protocol": "TCP"}]},
     }
 
 
