@@ -182,7 +182,7 @@ def test_a_service_that_pods_cannot_use_without_a_key_reports_it():
     """Where no network is admitted, unless the service gives out keys; it is said until it is over, and then not."""
     host_address = attrs.evolve(FACTS.host_address, closed="no list of nodes")
     closed = FACTS.with_host_address(host_address)
-    message = "given; without a key, 401: no list of nodes"
+    message = "given; requests without a key are refused (401): no list of nodes"
     assert {one.message for one in service_conditions(closed) if one.type == "Published"} == {message}
     opened = closed.with_host_address(FACTS.host_address)
     assert {one.message for one in service_conditions(opened) if one.type == "Published"} == {"given"}

@@ -179,7 +179,7 @@ def _published(facts: Facts) -> Statement | None:
     problem = facts.publish_problem
     if problem.reason:
         return Statement(PUBLISHED, False, problem.reason, problem.message, facts.published)
-    closed = f"; without a key, 401: {facts.closed}" if facts.closed else ""
+    closed = f"; requests without a key are refused (401): {facts.closed}" if facts.closed else ""
     return Statement(PUBLISHED, True, Reason.PUBLISHED, facts.host_address.why + closed, facts.published)
 
 
