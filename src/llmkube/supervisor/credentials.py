@@ -36,7 +36,7 @@ KEY: Final = "HF_TOKEN"
 READ_SECONDS: Final = 15.0
 """Time limit for reading a Secret; the fetch is then retried later."""
 
-_TOKEN: Final = re.compile(r"[!-~]{1,4096}", re.ASCII)  # one word that is valid in a header
+_TOKEN: Final = re.compile(r"[!-~]{1,4096}", re.ASCII)  # a single word, valid as part of a header
 
 _FIELD: Final = "spec.sourceSecretRef"
 

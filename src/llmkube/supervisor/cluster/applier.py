@@ -9,7 +9,7 @@ requests to ports without a listener, so this is the first write to the API serv
 
 The agent of the Go implementation leaves a Service, a slice and Endpoints behind. The Service is adopted; the others
 are deleted. All three have the labels below and no owner. The slice and the Endpoints have the Service's name; the
-Service has two annotations. Objects with other labels, or with an owner, belong to other programs and are left alone.
+Service has two annotations. Objects with other labels, or with an owner, belong to other programs and are ignored.
 """
 
 import random

@@ -9,7 +9,7 @@ HTTP threads answer while its decode loop is stuck is not. Samples therefore hav
 An engine that waits for a GPU uses little CPU time, but never none: a batch is split into pieces of 512 tokens, each
 piece takes milliseconds of CPU time to encode, and no driver lets one piece run for a minute. An engine hangs only if
 there is no activity at all (CPU, faults, log, counters) for a whole minute while a client waits: requests are in
-flight, or probes are not answered. An idle engine shows no activity, either, and is left alone.
+flight, or probes are not answered. An idle engine shows no activity, either, but no client waits for it.
 
 | evidence | no activity at all | CPU below 1 % of a core, nothing else | CPU active |
 |---|---|---|---|

@@ -218,7 +218,7 @@ class HostFacts:
     free_bytes: int = 0
 
 
-async def _no_secrets(service: InferenceService) -> tuple[str, ...]:  # noqa: ASYNC124 - it stands in for one that waits
+async def _no_secrets(service: InferenceService) -> tuple[str, ...]:  # noqa: ASYNC124 - replaces a function that waits
     raise ExternalError(f"{service.key}: no Secret can be read here")
 
 
