@@ -256,8 +256,8 @@ NAMED = "Secret chat-keys, api-key"
         (None, "there is none; create it"),
         (b"", "is empty"),
         (b"\n\n", "is empty"),
-        (b"CanaryFirst1 x\n", "something else than a key in line 1"),
-        ("\u00e9".encode(), "other characters than ASCII"),
+        (b"CanaryFirst1 x\n", "an invalid key in line 1"),
+        ("\u00e9".encode(), "characters other than ASCII"),
     ],
 )
 def test_without_keys_it_does_not_start_and_says_which_secret_lacks_what(tmp_path, value, said):

@@ -104,8 +104,12 @@ async def test_a_service_of_another_runtime_pulls_nothing(open_host, autojump_cl
 @pytest.mark.parametrize(
     ("changes", "why", "words"),
     [
-        ({"sha256": "00" * 32}, "DigestMismatch", "name another tag, or correct the digest"),
-        ({"sourceSecretRef": {"name": "hf"}}, "FetchFailed", "spec.sourceSecretRef: Ollama pulls without credentials"),
+        ({"sha256": "00" * 32}, "DigestMismatch", "use another tag, or correct the digest"),
+        (
+            {"sourceSecretRef": {"name": "hf"}},
+            "FetchFailed",
+            "spec.sourceSecretRef: not supported: Ollama pulls without",
+        ),
         ({"files": ["a.gguf"]}, "InvalidFileSet", "leave spec.files out"),
         ({"source": "ollama://other"}, "SourceNotFound", "check name and tag at https://ollama.com/library"),
     ],
