@@ -67,7 +67,7 @@ async def test_a_secret_that_one_may_not_read_is_reported_as_that():
         async def get(self, _kind, _key):  # noqa: ASYNC124 - it stands in for one that asks
             raise ForbiddenError("secrets is forbidden", code=403)
 
-    with pytest.raises(CommandError, match="you may not read it; --api-key-file FILE shows one of yours"):
+    with pytest.raises(CommandError, match="you may not read it; show yours with --api-key-file FILE"):
         await find_key(Cluster(Client(), "default"), with_keys(service()))
 
 
