@@ -199,7 +199,7 @@ async def test_beside_one_that_lacks_the_model_one_of_our_own_serves_it(folder, 
     other.mkdir(parents=True)
     async with owners(other, environ, tmp_path) as server, engine(folder, environ, tmp_path) as (process, ask, log):
         await ready(ask, log)
-        assert f"add the folder above {folder} to its model folders" in log.read_text()
+        assert f"add the parent folder of {folder} to its model folders" in log.read_text()
         assert len(servers_below(tmp_path)) == 2
         await end(process, log)
         assert servers_below(tmp_path) == [server.pid]

@@ -162,7 +162,7 @@ def test_waiting_for_a_gpu_says_for_what_and_where_in_line():
     status = derived(pod_service(), given, position=2)
     assert (status["queuePosition"], status["waitingFor"]) == (2, "nvidia.com/gpu: 2")
     assert status["schedulingStatus"] == "InsufficientGPU"
-    assert "number 2 in the queue" in status["schedulingMessage"]
+    assert "position 2 in the queue" in status["schedulingMessage"]
     assert "0/3 nodes" in status["schedulingMessage"]
     after = derived(pod_service(), SERVING, position=2)
     assert not {"queuePosition", "waitingFor", "schedulingStatus", "schedulingMessage"} & after.keys()

@@ -24,7 +24,7 @@ OOM = {"exitCode": 137, "reason": "OOMKilled"}
         (waiting("CrashLoopBackOff"), "CrashLoopBackOff", "keeps exiting", False),
         (unscheduled("0/3 nodes are available"), "Unschedulable", "0/3 nodes", True),
         (pod(phase="Failed", reason="Evicted", message="low on memory"), "Evicted", "low on memory", True),
-        (fetch_pod(1, "gone"), "ContainerFailed", "exit code 1: gone", True),
+        (fetch_pod(1, "gone"), "ContainerFailed", "exited with code 1: gone", True),
     ],
 )
 def test_each_trouble_has_its_word(seen, reason, words, passing):

@@ -66,7 +66,7 @@ async def test_a_key_that_is_changed_meanwhile_is_told(autojump_clock, fake, sta
     """Its words are in the sentence: the agent starts the engine again, which then looks whose oMLX it can use."""
     fake.key = "CanaryKeyOfTheOwner"
     await trio.sleep(150)
-    assert "gave no model for" in stage.given_up
+    assert "returned no model for" in stage.given_up
     assert "oMLX answers 401: Invalid API key" in stage.given_up
 
 
@@ -211,7 +211,7 @@ async def test_the_default_model_does_not_answer_for_ours(autojump_clock, fake, 
     await trio.sleep(6)
     assert not stage.keeper.ready
     await trio.sleep(20)
-    assert f"does not have {FOLDER} among its models" in stage.given_up
+    assert f"no longer lists {FOLDER} among its models" in stage.given_up
     assert fake.calls == [CHAT]
     assert "other" not in fake.loaded
 
@@ -229,7 +229,7 @@ async def test_a_load_that_is_said_and_not_done_is_not_believed(autojump_clock, 
     """It answers three times, and lists nothing."""
     await trio.sleep(50)
     assert not stage.keeper.ready
-    assert "oMLX says that it has loaded the model, and does not list it" in stage.given_up
+    assert "oMLX reports that it has loaded the model, but does not list it" in stage.given_up
 
 
 @given(faults={CHAT: [Response(200, NO_HEADERS, b' {"model": "other"}')] * 3})
