@@ -133,7 +133,7 @@ class Drain:
         return "idle" if requests == 0 else "busy"
 
     async def _requests(self) -> float | None:
-        """Return the number of requests that the engine reports; None if it reports none, 1 if it does not answer."""
+        """Return the requests in flight by the metrics; None without such metrics, 1 if the engine does not answer."""
         if not self.target.metrics_url:
             return None
         try:

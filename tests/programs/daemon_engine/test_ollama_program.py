@@ -94,7 +94,7 @@ async def test_what_a_killed_one_has_left_is_unloaded_alone(tmp_path, used):
         assert await unloads()
         assert len(fake.holders()) == 1
         fake.stop()
-        with pytest.raises(NoDaemonError, match="does not answer"):
+        with pytest.raises(NoDaemonError, match="is not available"):
             await unloads()
     assert starter.starts == 0
 

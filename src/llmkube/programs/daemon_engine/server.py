@@ -179,7 +179,7 @@ async def no_server() -> AsyncIterator[Server]:
         NoDaemonError: Always.
     """
     await trio.lowlevel.checkpoint()
-    raise NoDaemonError("the server in which a killed engine may have left the model does not answer")
+    raise NoDaemonError("the server in which a killed engine may have left the model is not available")
     yield Server("")  # makes this a generator
 
 

@@ -243,7 +243,7 @@ async def _fetch_all(request: FetchRequest, plan: FetchPlan, gauge: Gauge) -> di
 
 
 def publish(folder: Path, files: Mapping[str, Path]) -> None:
-    """Create a folder with hard links to complete files, readable by every user; it appears with all of them at once.
+    """Create a folder with hard links to complete files, readable by every user; it appears once it is complete.
 
     Raises:
         FetchError: The disk fails, or does not support hard links.
