@@ -142,7 +142,7 @@ def test_a_plugin_that_asks_is_told_of_the_cluster(tmp_path):
         ({"user": {"exec": "get-token"}}, "exec"),
         ({"user": {"token": 12345}}, "token must be a string"),
         ({"user": {"token": "a\nb"}}, "no token has"),
-        ({"user": {"client-certificate-data": b64("C")}}, "come together"),
+        ({"user": {"client-certificate-data": b64("C")}}, "must be given together"),
         ({"user": {"client-certificate-data": "%%%a", "client-key-data": b64("K")}}, "base64"),
         ({"user": {"as-groups": ["g"]}}, "need as"),
         ({"cluster": {"server": ""}}, "server"),
