@@ -35,7 +35,7 @@ class Requirement:
     values: frozenset[str] = frozenset()
 
     def holds(self, labels: Mapping[str, str]) -> bool:
-"""Return whether the labels meet the requirement; a missing label matches `!=` and `notin`."""
+        """Return whether the labels meet the requirement; a missing label matches `!=` and `notin`."""
         if self.operator in {"", "!"}:
             return (self.key in labels) is not bool(self.operator)
         if self.operator in {">", "<"}:

@@ -123,13 +123,13 @@ def test_two_accelerators() -> None:
     """Of two accelerators the outer one holds, and the other is named."""
     found = convert(old(model={"source": "/m", "accelerator": "cuda"}, accelerator="metal"))
     assert found.model["spec"]["hardware"] == {"accelerator": "metal"}
-    assert found.remarks == ("spec.model.accelerator: cuda is left out, because spec.accelerator is metal",)
+    assert found.remarks == ("spec.model.accelerator: cuda dropped, because spec.accelerator is metal",)
 
 
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ({**old(), "kind": "Model"}, "kind: Model is not a kind of llmkube.io"),
+        ({**old(), "kind": "Model"}, "kind: Model is not a known kind of llmkube.io"),
         (old(model={"source": "ollama", "name": "phi3"}), "spec.model.source: 'ollama' is neither huggingface nor"),
         (old(model={"source": "huggingface"}), "spec.model.name: is missing"),
         (old(model="phi"), "spec.model.name: is missing"),

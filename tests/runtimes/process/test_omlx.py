@@ -85,7 +85,7 @@ def test_what_has_no_effect_is_told():
     ("model", "spec", "field", "said"),
     [
         ({"format": "gguf"}, {}, "Model.spec.format", "omlx reads mlx, not gguf"),
-        ({"hardware": {"accelerator": "cpu"}}, {}, "Model.spec.hardware.accelerator", "computes on metal, not cpu"),
+        ({"hardware": {"accelerator": "cpu"}}, {}, "Model.spec.hardware.accelerator", "runs on metal, not cpu"),
         ({}, {"mode": "rerank"}, "spec.mode", "does not rerank"),
         ({}, {"extraArgs": ["--x"]}, "spec.extraArgs", "no further arguments"),
         ({}, {"env": [{"name": "A", "value": "b"}]}, "spec.env", "its owner's"),

@@ -210,9 +210,7 @@ def _cluster_config(name: str, context: Section, cluster: Section, user: Section
     if (tls.certificate is None) != (tls.key is None):
         raise ConfigError(f"{user.label}: client-certificate and client-key must be given together")
     if tls.insecure and tls.ca is not None:
-        raise ConfigError(
-            f"{cluster.label}: insecure-skip-tls-verify cannot be combined with a certificate-authority"
-        )
+        raise ConfigError(f"{cluster.label}: insecure-skip-tls-verify cannot be combined with a certificate-authority")
     return ClusterConfig(
         server=server.rstrip("/"),
         namespace=context.text("namespace") or "default",

@@ -92,8 +92,8 @@ def settle(
 def current(conditions: Iterable[Condition], kind: str, generation: int) -> Condition | None:
     """Return the condition of a type if it is about this generation of the spec, else None.
 
-    After an edit, the conditions of the previous spec are obsolete: the new one may end a crash loop. A condition without
-    a generation is taken to be current.
+    After an edit, the conditions of the previous spec are obsolete: the new spec may end a crash loop. A condition
+    without a generation is taken to be current.
     """
     found = find_condition(conditions, kind)
     if found is None or (found.observed_generation or generation) < generation:
