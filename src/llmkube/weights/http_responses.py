@@ -165,7 +165,7 @@ def refusal(
 ) -> SourceNotFoundError | AccessDeniedError | SourceRefusedError | FetchError:
     """Return the error for a status without a file."""
     hub_message = _hub_message(headers) if asked.server == "hub" else ""
-    message = f"{asked.shown}: the server answered with status {status}{hub_message}"
+    message = f"{asked.shown}: the server answered {status}{hub_message}"
     if asked.server == "bucket" and status == 400 and (region := other_region(headers)):
         return SourceRefusedError(f"{message}: the bucket is in {region}; set AWS_REGION to {region}")
     if status in _RETRYABLE:
@@ -181,7 +181,7 @@ def refusal(
         return _denied(asked, message, status)
     if status in (404, 410):
         return SourceNotFoundError(f"{message}: no such file; check the name and the revision")
-    return SourceRefusedError(f"{message}, without a file; open the URL in a browser to see the response")
+    return SourceRefusedError(f"{message}, which is not a file; open the URL in a browser to see the response")
 
 
 def _denied(asked: RangeRequest, message: str, status: int) -> AccessDeniedError | FetchError:
@@ -194,7 +194,7 @@ def _denied(asked: RangeRequest, message: str, status: int) -> AccessDeniedError
         return AccessDeniedError(f"{message}: {cause}; {BUCKET_ADVICE}")
     if asked.server == "registry":
         if asked.credential and status == 401:
-            return FetchError(f"{message}: the registry does not accept the token that it issued, or no longer")
+            return FetchError(f"{message}: the registry rejected the token that it had issued")
         return AccessDeniedError(f"{message}: access denied; {REGISTRY_ADVICE}")
     return AccessDeniedError(
         f"{message}: access denied; check the user and password, or the signature, in the URL, "

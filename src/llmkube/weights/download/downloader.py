@@ -251,7 +251,7 @@ class Downloader:
             if part is not None:
                 stack.push_async_callback(_close, self._dependencies.run_sync, part)
                 return part
-            meter.waiting(0.0, "another download of the same file is in progress")
+            meter.waiting(0.0, "another download of the same file is under way")
             await trio.sleep(self._dependencies.limits.busy_poll_seconds)
 
     async def _find_record(self, source: Remote) -> tuple[str, index.Record | None]:
