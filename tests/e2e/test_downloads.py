@@ -104,7 +104,7 @@ async def test_a_wrong_digest_and_the_right_one(tmp_path):
         await deploy(up, "web", f"{web.url}/m.gguf", sha256="0" * 64)
         told = await wait_fetched(up, "web", "DigestMismatch")
         assert told.message == (
-            f"spec.sha256: {web.url}/m.gguf has the digest {SHA256}, spec.sha256 asks for {'0' * 64} "
+            f"spec.sha256: {web.url}/m.gguf has the digest {SHA256}, but spec.sha256 is {'0' * 64} "
             "(downloaded once); correct the digest, or the source"
         )
         assert len(web.downloads) == 1

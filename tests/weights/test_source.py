@@ -217,7 +217,11 @@ def test_the_first_file_is_the_engine_s(source, files, picked):
         ("o/r", ["config.json"], "'config.json' is not a .gguf file in a repository; patterns are not supported"),
         ("o/r", ["a.gguf", "b.gguf"], "'b.gguf' is not a part of 'a.gguf'; remove it"),
         ("s3://b/folder", [FIRST, "x.gguf"], f"'x.gguf' is not a part of '{FIRST}'; remove it"),
-        ("oci://r.io/m:1", ["../m.gguf"], "'../m.gguf' is not a valid path of a file in an image; patterns are not supported"),
+        (
+            "oci://r.io/m:1",
+            ["../m.gguf"],
+            "'../m.gguf' is not a valid path of a file in an image; patterns are not supported",
+        ),
     ],
 )
 def test_what_cannot_be_picked_is_named(source, files, says):

@@ -92,7 +92,7 @@ class ReadBody:
         offset: The position of the first byte of the body.
         total_bytes: The size of the whole file; None if the server does not state it.
         validator: Of the version that the server sends.
-        framed: Whether the end of the body can be told apart from a broken connection.
+        framed: Whether the end of the body can be distinguished from a broken connection.
     """
 
     offset: int

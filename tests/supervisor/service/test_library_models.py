@@ -106,7 +106,7 @@ async def test_a_service_of_another_runtime_pulls_nothing(open_host, autojump_cl
     [
         ({"sha256": "00" * 32}, "DigestMismatch", "name another tag, or correct the digest"),
         ({"sourceSecretRef": {"name": "hf"}}, "FetchFailed", "spec.sourceSecretRef: Ollama pulls without credentials"),
-        ({"files": ["a.gguf"]}, "InvalidFileSet", "leave spec.files out"),
+        ({"files": ["a.gguf"]}, "InvalidFileSet", "remove spec.files"),
         ({"source": "ollama://other"}, "SourceNotFound", "look up name and tag at https://ollama.com/library"),
     ],
 )

@@ -48,7 +48,7 @@ class Conversion:
     Attributes:
         model: The Model.
         service: The InferenceService that refers to it.
-        remarks: What was dropped and what to check, one sentence each, beginning with the old field's path.
+        remarks: The dropped fields and points to check, one sentence each, beginning with the old field's path.
     """
 
     model: JsonObject

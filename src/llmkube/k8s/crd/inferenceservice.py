@@ -251,7 +251,7 @@ class InferenceServiceStatus(Wired):
     mode: str = field("Kind of API that the engine serves.", "")
     effective_priority: int | None = field("Numeric value of the priority.")
     queue_position: int | None = field("Position in the queue for GPUs, from 1.")
-    waiting_for: str = field("What the service waits for.", "")
+    waiting_for: str = field("Resource that the service waits for.", "")
     scheduling_status: str = field("Reason why the service does not run, as one word.", "")
     scheduling_message: str = field("Reason why the service does not run, as a sentence.", "")
     runtime: str = field("Runtime that serves or will serve; unset until a host has chosen one.", "")

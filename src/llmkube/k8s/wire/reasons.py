@@ -11,7 +11,7 @@ from typing import Final, Self
 
 
 class Meaning(enum.Enum):
-    """What a reason means to a reader, and what the reader should do."""
+    """The meaning of a reason to a reader, and the action to take."""
 
     FINE = enum.auto()
     """Nothing is wrong."""

@@ -19,7 +19,7 @@ T = TypeVar("T")
 Work = Callable[[OnProgress], Awaitable[T]]
 
 LINGER_SECONDS: Final = 2.0
-"""How long work continues without a waiter: without range support, a download would start from the beginning."""
+"""The time for which work continues without a waiter: some servers cannot resume, and would send everything again."""
 
 
 @attrs.frozen

@@ -35,7 +35,7 @@ class Estimate:
     """The memory that a model needs, by part.
 
     Attributes:
-        components: The parts, none of them negative.
+        components: The parts, never negative.
         notes: Remarks for people about these figures, one sentence each.
         certain: False if something about the model is unknown; the figures are then high estimates.
     """

@@ -179,7 +179,7 @@ def extend_audience(store: Store, name: str, seen: Record, namespace: str | None
 
 
 def commit_record(store: Store, identity: str, record: Record, parts: Sequence[Partial | BlobInfo]) -> WeightsFile:
-    """Commit complete parts, all of them or none, and save their record.
+    """Commit complete parts, all or none, and save their record.
 
     Args:
         store: The store.

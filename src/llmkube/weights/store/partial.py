@@ -80,7 +80,7 @@ class Partial:
         os.ftruncate(self._fd, 0)
 
     def append(self, data: bytes | memoryview) -> None:
-        """Append and hash bytes, all of them or none; another thread may be syncing meanwhile.
+        """Append and hash bytes, all or none; another thread may be syncing meanwhile.
 
         Raises:
             NoSpaceError: The disk is full.
