@@ -376,7 +376,7 @@ def test_what_is_no_token_is_refused(body):
         (manifest({"mediaType": DOCKER, "digest": "md5:1", "size": 1}), FetchError, "cannot be decoded"),
         (manifest({"mediaType": DOCKER, "digest": digest(b""), "size": -1}), FetchError, "cannot be decoded"),
         (manifest({"mediaType": DOCKER, "digest": digest(b""), "size": True}), FetchError, "cannot be decoded"),
-        (manifest(layer(DATA, "application/vnd.oci.image.layer.v1.tar+gzip")), SourceError, "archives are not unpacked"),
+        (manifest(layer(DATA, "application/vnd.oci.image.layer.v1.tar+gzip")), SourceError, "not unpacked"),
         (manifest(titled(DATA, "m.gguf", "application/vnd.cncf.model.weight.v1.tar")), SourceError, "not unpacked"),
         (json.dumps({"manifests": [{"digest": digest(b"a")}, {"digest": digest(b"b")}]}).encode(), SourceError,
          "an index of 2 images"),
