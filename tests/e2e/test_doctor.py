@@ -9,7 +9,7 @@ from functools import partial
 import attrs
 import pytest
 import trio
-from supervisor.nouns.entries import ENGINE, entry
+from supervisor.values.entries import ENGINE, entry
 
 from cli.commands.doctor.limited_api import TOKEN, open_limited_api
 from e2e.addresses import own_address

@@ -62,6 +62,6 @@ async def test_mutant_loaded_without_a_token(autojump_clock, monkeypatch):
 @pytest.mark.soak
 async def test_mutant_an_engine_that_is_not_known_to_be_on_metal(autojump_clock, monkeypatch):
     """Without the look at its log it serves on, and answers 500 for ever."""
-    monkeypatch.setattr(metal, "on_metal", lambda launch, settings: False)
+    monkeypatch.setattr(metal, "uses_metal", lambda launch, settings: False)
     with pytest.RaisesGroup(trio.TooSlowError, flatten_subgroups=True):
         await on_a_mac(failing)

@@ -13,7 +13,7 @@ from llmkube.supervisor.service import loading
 from llmkube.supervisor.service import runner as service
 from llmkube.supervisor.service.attempt import Attempt
 from llmkube.supervisor.service.engine_status import EngineStatus
-from llmkube.supervisor.service.runner import Engines
+from llmkube.supervisor.service.runner import EngineNursery
 from pressure.hosts import events, running, serve
 from pressure.replacing import ONE, count, engines, large, serving_world, up_to_date, watched
 from sim.machine import Script
@@ -327,7 +327,7 @@ MUTANTS = {
     "a successor speaks before it serves": (EngineStatus, "leads", True, an_edit_where_both_fit),
     "the journal does not know who serves": (Attempt, "_take_over", unnoted, the_agent_is_killed_after_the_switch),
     "a successor that is alone says nothing": (service, "_lead_after_exit", mute, the_old_engine_dies_meanwhile),
-    "the old engine stays": (Engines, "retire", stay, an_edit_where_both_fit),
+    "the old engine stays": (EngineNursery, "retire", stay, an_edit_where_both_fit),
     "a successor is called ready before it answers": (
         loading.health,
         "wait_ready",

@@ -119,7 +119,7 @@ def test_a_flag_of_ours_is_refused_with_who_decides_it():
         with pytest.raises(PlanError, match="leave it out here") as caught:
             read_extra_args(["--threads", "2", form.format(flag)])
         assert caught.value.field == "spec.extraArgs"
-        assert VERDICTS[flag.replace("_", "-")].says in str(caught.value)
+        assert VERDICTS[flag.replace("_", "-")].detail in str(caught.value)
 
 
 def test_a_flag_that_reaches_out_of_the_engine_is_refused_with_the_reason():
@@ -128,7 +128,7 @@ def test_a_flag_that_reaches_out_of_the_engine_is_refused_with_the_reason():
         for args in ([flag, "/etc/passwd"], [f"{flag}=/etc/passwd"], [flag]):
             with pytest.raises(PlanError, match="unless the host's owner allows it") as caught:
                 read_extra_args(args)
-            assert VERDICTS[flag.replace("_", "-")].says in str(caught.value)
+            assert VERDICTS[flag.replace("_", "-")].detail in str(caught.value)
             assert f"--allow-engine-flag {flag.replace('_', '-')}" in str(caught.value)
 
 

@@ -70,7 +70,7 @@ def start_python(tmp_path):
 @pytest.mark.e2e
 async def test_s1_without_the_judgement_the_chain_runs_code(tmp_path, libomp, monkeypatch):
     """The attack is real: unjudged variables and an engine that looks for tools, and a file is written and run."""
-    monkeypatch.setattr(launcher, "OURS", {})
+    monkeypatch.setattr(launcher, "FIXED_VARIABLES", {})
     assert "import pathlib" in await play(tmp_path, libomp, attack(tmp_path))
     assert start_python(tmp_path)
 

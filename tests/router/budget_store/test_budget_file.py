@@ -58,7 +58,7 @@ def test_what_left_its_window_is_removed(file):
 
 def test_two_processes_do_not_share_it(file, monkeypatch):
     """Each would admit all of it."""
-    monkeypatch.setattr("llmkube.router.budget_store.budget_file._PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("llmkube.router.budget_store.budget_file._BUSY_TIMEOUT_SECONDS", 0.0)
     with pytest.raises(UserError, match="another process keeps the budgets in"):
         BudgetFile(file.path).open()
 

@@ -5,7 +5,7 @@ import json
 import attrs
 import pytest
 import trio
-from router.health.test_signs import BUSY, IDLE
+from router.health.test_health_state import BUSY, IDLE
 
 from llmkube.router.health import cache_watch
 from llmkube.router.health.cache_watch import CacheWatch

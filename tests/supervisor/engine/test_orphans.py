@@ -9,7 +9,7 @@ from pathlib import Path
 import attrs
 import psutil
 import pytest
-from supervisor.nouns.entries import CHAT, ENGINE, entry
+from supervisor.values.entries import CHAT, ENGINE, entry
 
 from llmkube.supervisor.engine.orphans import (
     STUCK_FOLDER,

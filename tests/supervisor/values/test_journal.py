@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import attrs
 import pytest
 import trio
-from supervisor.nouns.entries import CHAT, ENGINE, PLAN, WEIGHTS, entry
+from supervisor.values.entries import CHAT, ENGINE, PLAN, WEIGHTS, entry
 
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.local import open_local_ports

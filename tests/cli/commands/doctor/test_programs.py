@@ -7,7 +7,7 @@ from pathlib import Path
 import attrs
 import pytest
 import trio
-from supervisor.nouns.entries import ENGINE, entry
+from supervisor.values.entries import ENGINE, entry
 
 from cli.commands.doctor.places import check_finding, installation
 from free_ports import free_port

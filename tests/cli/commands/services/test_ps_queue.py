@@ -4,7 +4,7 @@ import os
 
 import attrs
 import trio
-from supervisor.nouns.entries import CHAT, ENGINE, entry
+from supervisor.values.entries import CHAT, ENGINE, entry
 
 from cli.cli_objects import condition
 from llmkube.cli.commands.services.footprint import memory_of
