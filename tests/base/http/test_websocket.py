@@ -209,15 +209,15 @@ def frame(opcode, data=b"", *, fin=True):
     ("wire", "code", "why"),
     [
         (b"\x82\x81\x00\x00\x00\x00x", 1002, "masked"),
-        (b"HTTP/1.1 502 Bad Gateway\r\n\r\n", 1002, "rules"),
+        (b"HTTP/1.1 502 Bad Gateway\r\n\r\n", 1002, "violates"),
         (b"\x81\x02\xff\xff", 1007, "decode"),
         (
             frame(Opcode.BINARY, b"x" * 60, fin=False) + frame(Opcode.CONT, b"x" * 60, fin=False),
             1009,
             "more than 100 bytes",
         ),
-        (frame(Opcode.CONT, b"x"), 1002, "rules"),
-        (frame(Opcode.CLOSE, b"\x03"), 1002, "rules"),
+        (frame(Opcode.CONT, b"x"), 1002, "violates"),
+        (frame(Opcode.CLOSE, b"\x03"), 1002, "violates"),
         (b"\x82\x7f" + (2**40).to_bytes(8, "big") + bytes(101), 1009, "more than 100 bytes"),
     ],
 )
@@ -478,7 +478,7 @@ async def test_a_101_that_was_not_asked_for_is_still_refused():
             await receive_until(peer.stream, b"\r\n\r\n")
             await peer.stream.send_all(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: Upgrade\r\n\r\n")
 
-        with pytest.raises(HttpError, match="did not ask for"):
+        with pytest.raises(HttpError, match="that was not requested"):
             await HttpClient(always(peer.client)).request("GET", "http://pod:80/", headers=Headers())
 
 

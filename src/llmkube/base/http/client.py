@@ -260,7 +260,7 @@ class HttpClient:
         return await self._exchange(fresh, origin, method, head, body, switching=switching, on_sent=on_sent)
 
     def release_nowait(self, answer: StreamedResponse) -> bool:
-        """Return a response's connection to the pool; if False, the caller closes it, which stops the peer's sending."""
+        """Return a response's connection to the pool; if False, the caller has to close it, to stop the peer."""
         return answer.reusable and self.pool.release_nowait(answer.origin, answer.stream)
 
     async def aclose(self) -> None:

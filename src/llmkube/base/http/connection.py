@@ -353,7 +353,10 @@ class Connection:
             await self._stream.send_all(b"%b%b\r\n%b" % (status_line(response.status), lines, response.body))
 
     async def _linger(self) -> None:
-        """Let the client read the last response, which a reset could destroy: one is sent if input is left unread."""
+        """Give the client time to read the last response, which a reset could destroy.
+
+        Closing a socket with unread input sends a reset.
+        """
         with trio.move_on_after(self._limits.linger_seconds):
             if isinstance(self._stream, trio.abc.HalfCloseableStream):
                 await self._stream.send_eof()
