@@ -235,7 +235,9 @@ async def test_another_subprotocol_is_refused(ca):
     """A server that does not choose the protocol is told in one sentence."""
     with serving(Kubelet(), ca, subprotocols=None) as url:
         async with cluster(url, ca) as client:
-            with pytest.raises(TransportError, match=rf"^{CALL}: 127.0.0.1:\d+ .* does not support the subprotocol {PROTOCOL}$"):
+            with pytest.raises(
+                TransportError, match=rf"^{CALL}: 127.0.0.1:\d+ .* does not support the subprotocol {PROTOCOL}$"
+            ):
                 await connect_to_pod(client, POD, 8080)
 
 
