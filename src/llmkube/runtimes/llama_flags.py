@@ -20,7 +20,7 @@ MAX_VALUE_BYTES: Final = 16 * 1024
 """Enough for a chat template or a JSON schema."""
 
 MAX_SHOWN: Final = 64
-"""Characters of a user's word that a message quotes."""
+"""Characters of a user's argument that are quoted in a message."""
 
 CONTROL_CHARACTER: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _NEGATIVE: Final = re.compile(r"-(\d+\.?\d*|\.\d+)(e[+-]?\d+)?(,-?\d+(\.\d+)?)*", re.ASCII | re.IGNORECASE)

@@ -113,7 +113,7 @@ def gateway_name(spec: InferenceServiceSpec) -> str:
 
 
 def fetches_if_told(spec: InferenceServiceSpec, model: ModelSpec) -> bool:
-    """Return whether the engine fetches the weights itself: if the service says so."""
+    """Return whether the engine fetches the weights itself: if `spec.skipModelInit` is set."""
     return bool(spec.skip_model_init)
 
 

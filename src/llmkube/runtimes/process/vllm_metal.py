@@ -88,7 +88,7 @@ def plan(inputs: PlanInputs) -> LaunchPlan:
 
 
 def describe(program: str, answers: Sequence[str]) -> EngineInfo:
-    """Return the description of vLLM; the last word of the output is the version, after possible warnings.
+    """Return the description of vLLM; the output ends with the version, after possible warnings.
 
     Raises:
         ProgramError: It reports no version.
