@@ -224,7 +224,7 @@ async def test_a_disk_that_fills_up_while_an_engine_runs_is_told_with_what_helps
             assert (code, told in err, "Traceback" in err) == (1, True, False), err
             (engine,) = engines_in(state)
             engine.kill()
-            await up.wait_for("err", "no engine is started, because .*demo.json cannot be written: the disk of")
+            await up.wait_for("err", "engine not started: .*demo.json cannot be written: the disk of")
             for command in (("list",), ("status", "demo")):
                 code, out, err = await run(*command)
                 assert (code, told in err) == (0, True), err

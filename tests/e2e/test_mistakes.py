@@ -32,7 +32,7 @@ async def test_an_engine_that_exits_at_once(tmp_path):
         await up.wait_loaded("demo", "Loaded")
         demo = up.engine("demo")
         first = await up.wait_loaded("bad", "Restarting", "CrashLoopBackOff")
-        assert "the engine ended while loading: exit code 3" in first.message
+        assert "the engine exited while loading: exit code 3" in first.message
         assert last_words in first.message
         third = await up.wait_condition(
             InferenceService, "bad", "Loaded", lambda found: re.match(r"([3-9]|\d\d) failures in a row", found.message)

@@ -20,7 +20,7 @@ async def told(world):
     async def word():
         return await world.condition("Loaded", "chat")
 
-    return (await world.until(word, lambda said: said is not None and "the engine ended" in said[2], seconds=60))[2]
+    return (await world.until(word, lambda said: said is not None and "the engine exited" in said[2], seconds=60))[2]
 
 
 async def test_the_condition_says_how_to_sign_it(autojump_clock):

@@ -1,4 +1,4 @@
-"""A custom container: the service provides image, arguments and probes; LLMKube provides weights, GPUs and a Service."""
+"""A custom container: the service provides image, arguments and probes; LLMKube the weights, GPUs and a Service."""
 
 from typing import Final
 
