@@ -38,7 +38,7 @@ LEAKS = {
     "--vision-gemma-4b-default": "download",
     "--vision-gemma-12b-default": "download",
     "--fim-qwen-1.5b-default": "download",
-    "--props": "change the settings",
+    "--props": "change the engine's settings",
     "--cors-origins": "web pages have to use the gateway",
     "--cors-credentials": "web pages have to use the gateway",
     "--prio": "takes processor time",
