@@ -19,9 +19,7 @@ def flag_of(arg: str) -> str:
     name = arg.partition("=")[0]
     if not FLAG.fullmatch(name):
         return ""
-    return (
-        name.replace("_", "-") if name.startswith("--") else name
-    )  # llama-server and engines that use argparse accept both
+    return name.replace("_", "-") if name.startswith("--") else name  # llama-server and argparse accept both forms
 
 
 def flags_in(args: Sequence[str]) -> frozenset[str]:

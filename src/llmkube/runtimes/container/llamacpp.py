@@ -37,7 +37,7 @@ _ARGUMENT_VARIABLE: Final = "LLAMA_ARG_"
 
 
 def bundled_can_serve(spec: InferenceServiceSpec, model: ModelSpec, resources: Resources, argv: Sequence[str]) -> bool:
-    """Return whether the bundled engine can serve a service: on CPUs, by its own flags, without parts of another image.
+    """Return whether the bundled engine can serve a service: on CPUs, with its own flags, and nothing of another image.
 
     A pod may have a GPU that is not in its resources: one with a RuntimeClass, or with layers for a GPU.
     """
