@@ -34,16 +34,16 @@ def _length(name: str, *lengths: int) -> int:
     return int(os.environ.get(f"LLMKUBE_{name}", lengths[NAMES.index(LENGTHS)]))
 
 
-EXAMPLES: Final = _length("EXAMPLES", 10, 60, 1000)
+EXAMPLES: Final = _length("EXAMPLES", 10, 40, 1000)
 """What Hypothesis draws for a property; one whose examples are dear draws a fraction of it."""
 
-SIM_SEEDS: Final = _length("SIM_SEEDS", 3, 24, 300)
+SIM_SEEDS: Final = _length("SIM_SEEDS", 3, 12, 300)
 """Random timelines of a cluster, an hour each, which take 2 s (tests/sim/test_score.py)."""
 
-MAC_SEEDS: Final = _length("MAC_SEEDS", 1, 6, 300)
+MAC_SEEDS: Final = _length("MAC_SEEDS", 1, 4, 300)
 """The same of Macs, with the faults that only they have (tests/sim/test_macs.py)."""
 
-CORDON_SEEDS: Final = _length("CORDON_SEEDS", 1, 3, 100)
+CORDON_SEEDS: Final = _length("CORDON_SEEDS", 1, 2, 100)
 """The same of two hosts whose owners cordon them again and again (tests/sim/test_cordon_seeds.py)."""
 
 QUIET_MINUTES: Final = _length("QUIET_MINUTES", 6, 11, 30)
@@ -52,10 +52,10 @@ QUIET_MINUTES: Final = _length("QUIET_MINUTES", 6, 11, 30)
 RANDOM_HOSTS: Final = _length("RANDOM_HOSTS", 1, 4, 200)
 """Timelines of three hosts that Hypothesis draws (tests/sim/test_random_hosts.py)."""
 
-PRESSURE_SEEDS: Final = _length("PRESSURE_SEEDS", 4, 25, 400)
+PRESSURE_SEEDS: Final = _length("PRESSURE_SEEDS", 4, 12, 400)
 """Random timelines of a host's memory (tests/pressure/test_random.py)."""
 
-BUSY_HOURS: Final = _length("BUSY_HOURS", 10, 100, 1000)
+BUSY_HOURS: Final = _length("BUSY_HOURS", 10, 50, 1000)
 """Hours of busy engines, none of which may be called hung (tests/supervisor/values/test_liveness.py)."""
 
 BUG_LINES: Final = _length("BUG_LINES", 8, 2, 1)
@@ -64,13 +64,13 @@ BUG_LINES: Final = _length("BUG_LINES", 8, 2, 1)
 BUGS: Final = _length("BUGS", 1, 1, 1000)
 """At how many checkpoints of one of these lines a bug is injected; a line has up to 150."""
 
-LEAKS: Final = _length("LEAKS", 1000, 5000, 100_000)
+LEAKS: Final = _length("LEAKS", 1000, 3000, 100_000)
 """Generated routers, with two requests each (tests/router/policy/test_leaks.py)."""
 
 WIRE_LEAKS: Final = _length("WIRE_LEAKS", 100, 400, 100_000)
 """The same over real sockets, to canaries in a network namespace (tests/router/own_network/test_leaks.py)."""
 
-KILLED_ENGINES: Final = _length("KILLED_ENGINES", 1000, 3000, 1_000_000)
+KILLED_ENGINES: Final = _length("KILLED_ENGINES", 1000, 2000, 1_000_000)
 """Requests to a router whose engines are killed at random (tests/router/killed_engines)."""
 
 FAULT_KINDS: Final = _length("FAULT_KINDS", 1, 1, 7)

@@ -12,7 +12,7 @@ from llmkube.base.private_files import ensure_token, file_stem, remove_temporary
 
 
 @pytest.mark.parametrize("content", ["größer", "größer".encode()])
-@pytest.mark.parametrize("lasting", [True, False])
+@pytest.mark.parametrize("durable", [True, False])
 def test_a_file_is_replaced_and_stays_private(tmp_path, content, durable):
     """The new content is there, with mode 0600 whatever the old file's was, and nothing else is left in the folder."""
     path = tmp_path / "note.json"

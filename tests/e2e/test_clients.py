@@ -116,7 +116,7 @@ async def test_each_client_gets_answers_streams_tools_and_errors_that_it_underst
         assert (tried["plain"].strip(), tried["streaming"].strip()) == (ANSWER, ANSWER), name
         assert tried["tools"] == ["weather", {"city": "Rome"}], name
         assert "NotFoundError" in tried["unknown"][0], (name, tried["unknown"])
-        assert "no model 'gone'; there is 'demo', 'emb', 'off'" in tried["unknown"][1], name
+        assert "no model 'gone'; available: 'demo', 'emb', 'off'" in tried["unknown"][1], name
         assert "is not ready (ScaledToZero)" in tried["stopped"][1], (name, tried["stopped"])
         assert "Timeout" in tried["timeout"][0], (name, tried["timeout"])
     of_openai = said["openai"]
@@ -136,6 +136,6 @@ def judge_ollama(said):
     assert (said["models"], said["running"]) == (["demo", "emb", "off"], ["demo", "emb"])
     assert (said["embeddings"], said["show"]) == (2, ["embedding"])
     assert said["unknown"][0] == said["stopped"][0] == "ResponseError"
-    assert "no model 'gone'; there is 'demo', 'emb', 'off'" in said["unknown"][1]
+    assert "no model 'gone'; available: 'demo', 'emb', 'off'" in said["unknown"][1]
     assert "is not ready (ScaledToZero)" in said["stopped"][1]
     assert "Timeout" in said["timeout"][0]

@@ -9,7 +9,6 @@ from functools import partial
 import attrs
 import pytest
 import trio
-from supervisor.nouns.entries import ENGINE, entry
 
 from cli.commands.doctor.limited_api import TOKEN, open_limited_api
 from e2e.addresses import own_address
@@ -17,6 +16,7 @@ from e2e.test_downloads import small_disk
 from e2e.up_process import FREE_PORTS, open_program, open_up, run_program
 from free_ports import free_port
 from llmkube.supervisor.values.journal import FileJournal
+from supervisor.values.entries import ENGINE, entry
 from waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.ci, pytest.mark.usefixtures("machine_lock")]
@@ -185,7 +185,7 @@ async def test_an_engine_that_hangs_costs_no_other_line(tmp_path):
     engine.chmod(0o755)
     settings(tmp_path, up={**FREE, "llama_server": str(engine)})
     found = await doctor(tmp_path)
-    told(found, "engine", "fail", "gave no answer in 30 s")
+    told(found, "engine", "fail", "did not answer within 30 s")
     assert found["disk"]["verdict"] == "pass"
 
 

@@ -184,4 +184,4 @@ async def test_a_forwarded_port_reaches_one_model(tmp_path):
             answer = await ask(body=json.dumps(question).encode())
             assert json.loads(answer.body)["choices"][0]["message"]["content"].strip() == ANSWER
             other = await ask(body=json.dumps(question | {"model": "demo"}).encode())
-            assert (other.status, b"no model 'demo'; there is 'second'" in other.body) == (404, True)
+            assert (other.status, b"no model 'demo'; available: 'second'" in other.body) == (404, True)

@@ -6,6 +6,7 @@ import shutil
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -53,17 +54,17 @@ class Comparison:
         return f"{self.rows} rows: {self.equal} equal, {self.rows - self.equal - unequal} allowed, {unequal} different"
 
 
-def _programs() -> Iterator[str]:
+def _programs() -> Iterator[Any]:
     built = str(assets_dir() / "kubectl")
     yield built
     installed = shutil.which("kubectl")
     if installed is not None and os.path.realpath(installed) != os.path.realpath(built):
-        yield installed
+        yield pytest.param(installed, marks=pytest.mark.soak)
 
 
 @pytest.fixture(params=_programs(), ids=str)
 def kubectl(request: pytest.FixtureRequest) -> str:
-    """One kubectl after the other: the one built with the control plane, and the machine's own."""
+    """The kubectl built with the control plane, and in the soak the machine's own."""
     if not os.access(request.param, os.X_OK):
         pytest.skip(f"needs {request.param}: run `make envtest`")
     return request.param

@@ -17,7 +17,7 @@ def mac_of(libsystem):
 @pytest.fixture
 def on_metal(monkeypatch):
     """Every engine of a host with Metal is on it."""
-    monkeypatch.setattr(metal, "on_metal", lambda launch, settings: settings.metal)
+    monkeypatch.setattr(metal, "uses_metal", lambda launch, settings: settings.metal)
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ from pathlib import Path
 import attrs
 import pytest
 import trio
-from supervisor.nouns.entries import ENGINE, entry
 
 from cli.commands.doctor.limited_api import TOKEN, open_limited_api
 from e2e.addresses import own_address
@@ -24,6 +23,7 @@ from llmkube.cli.commands.programs.background.lan_access import record_lan_acces
 from llmkube.programs.state_dir import hold_state_dir
 from llmkube.supervisor.values.journal import FileJournal
 from mac.test_guide import LABEL, Mac, opened_mac
+from supervisor.values.entries import ENGINE, entry
 from waiting import until
 
 pytestmark = pytest.mark.e2e

@@ -43,7 +43,7 @@ def test_a_compilers_struct_is_read_by_name(mac_of, release):
 def test_a_kernel_that_wants_more_than_there_is_room_for_is_an_error(mac_of, monkeypatch):
     """A count beyond the buffer is not passed on: the kernel would write behind it."""
     monkeypatch.setattr(mach, "STATISTICS_WORDS", 50)
-    with pytest.raises(OSError, match="answers -307, and wants 62 words"):
+    with pytest.raises(OSError, match="returned -307 and requires 62 words"):
         mac_of(27).kernel().statistics()
 
 
@@ -52,7 +52,7 @@ def test_other_errors_are_told(mac_of):
     mac = mac_of(15)
     kernel = mac.kernel()
     kernel._library = SimpleNamespace(host_statistics64=lambda *_: 5)
-    with pytest.raises(OSError, match="answers 5"):
+    with pytest.raises(OSError, match="returned 5"):
         kernel.statistics()
 
 

@@ -41,7 +41,7 @@ async def never_ready(world):
     async def said():
         return await world.condition("Loaded", "chat")
 
-    await world.until(said, lambda one: one is not None and "cannot be computed" in one[2], seconds=120)
+    await world.until(said, lambda one: one is not None and "computing a token failed" in one[2], seconds=120)
     assert await world.ready_addresses() == 0
 
 
@@ -62,6 +62,6 @@ async def test_mutant_loaded_without_a_token(autojump_clock, monkeypatch):
 @pytest.mark.soak
 async def test_mutant_an_engine_that_is_not_known_to_be_on_metal(autojump_clock, monkeypatch):
     """Without the look at its log it serves on, and answers 500 for ever."""
-    monkeypatch.setattr(metal, "on_metal", lambda launch, settings: False)
+    monkeypatch.setattr(metal, "uses_metal", lambda launch, settings: False)
     with pytest.RaisesGroup(trio.TooSlowError, flatten_subgroups=True):
         await on_a_mac(failing)

@@ -27,7 +27,7 @@ async def told(world):
     assert seen.unreturned_bytes == pytest.approx(30 * GIB, rel=0.1)
     assert seen.free_bytes < 30 * GIB
     said = (await events(world, "MemoryNotReturned"))["chat"]
-    assert "of wired memory of engines that have ended; restart this Mac" in said
+    assert "of wired memory of engines that have exited; restart this Mac" in said
     await serve(world, "large", 30)
     await trio.sleep(20)
     assert not world.machine.live("large")

@@ -63,7 +63,7 @@ def unknown_is_critical(monkeypatch):
 
 def promised_twice(monkeypatch):
     """What an engine that loads has been promised is given to the next one as well."""
-    monkeypatch.setattr(Capacity, "promised_bytes", 0)
+    monkeypatch.setattr(Capacity, "unused_bytes", 0)
     monkeypatch.setattr(Capacity, "with_reservation", lambda self, request: self)
 
 

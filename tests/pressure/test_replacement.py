@@ -13,7 +13,7 @@ from llmkube.supervisor.service import loading
 from llmkube.supervisor.service import runner as service
 from llmkube.supervisor.service.attempt import Attempt
 from llmkube.supervisor.service.engine_status import EngineStatus
-from llmkube.supervisor.service.runner import Engines
+from llmkube.supervisor.service.runner import EngineNursery
 from pressure.hosts import events, running, serve
 from pressure.replacing import ONE, count, engines, large, serving_world, up_to_date, watched
 from sim.machine import Script
@@ -68,7 +68,7 @@ async def an_edit_that_asks_for_too_much():
             said = (await world.condition("UpToDate", "chat"))[2]
             assert "needs 30.1 GiB" in said
             assert "`other`" in said
-            assert "serves on" in said
+            assert "keeps serving" in said
             await trio.sleep(600)
             assert len(world.machine.starts("chat")) == 1
         await world.delete("other")
@@ -84,9 +84,9 @@ async def a_successor_that_crashes():
             await serve(world, "chat", 10, contextSize=2048)
             await world.until(up_to_date, ("False", "CrashLoopBackOff"), world, seconds=30)
             said = (await world.condition("UpToDate", "chat"))[2]
-            assert "serves on" in said
+            assert "keeps serving" in said
             assert "error: no such thing" in said
-            assert "the engine of the older spec serves on" in (await events(world, "NotReplaced"))["chat"]
+            assert "the engine of the older spec keeps serving" in (await events(world, "NotReplaced"))["chat"]
             await trio.sleep(600)
             assert 10 < len(world.machine.starts("chat")) < 25
             assert await world.phase("chat") == "Ready"
@@ -327,7 +327,7 @@ MUTANTS = {
     "a successor speaks before it serves": (EngineStatus, "leads", True, an_edit_where_both_fit),
     "the journal does not know who serves": (Attempt, "_take_over", unnoted, the_agent_is_killed_after_the_switch),
     "a successor that is alone says nothing": (service, "_lead_after_exit", mute, the_old_engine_dies_meanwhile),
-    "the old engine stays": (Engines, "retire", stay, an_edit_where_both_fit),
+    "the old engine stays": (EngineNursery, "retire", stay, an_edit_where_both_fit),
     "a successor is called ready before it answers": (
         loading.health,
         "wait_ready",

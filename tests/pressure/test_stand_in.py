@@ -301,13 +301,13 @@ async def there(*_):
     return True
 
 
-async def noted_alone(journal, record, original=EngineJournal.note):
+async def noted_alone(journal, record, original=EngineJournal.save):
     fallback, journal.fallback = journal.fallback, None
     await original(journal, record)
     journal.fallback = fallback
 
 
-async def remembered(runner, goal, original=Runner._rest):
+async def remembered(runner, goal, original=Runner._stop_all):
     fallback = runner.fallback
     await original(runner, goal)
     runner.fallback = fallback
@@ -323,7 +323,7 @@ def forgotten(facts, reason, message):
 
 
 MUTANTS = {
-    "what served is given up": (Runner, "_choice", newest_only, the_newest_crashes),
+    "what served is given up": (Runner, "_choose_launch", newest_only, the_newest_crashes),
     "the newest is given up": (Runner, "_postpone", given_up, the_newest_crashes),
     "the newest waits for memory in the place of what served": (
         Runner,
@@ -333,16 +333,16 @@ MUTANTS = {
     ),
     "what stands in is called the newest": (Facts, "with_unplanned", forgotten, the_newest_is_invalid),
     "a newer edit waits for what stands in": (Runner, "_end_when_superseded", never, another_edit_meanwhile),
-    "a suspension is no end": (Runner, "_rest", remembered, a_suspension),
+    "a suspension is no end": (Runner, "_stop_all", remembered, a_suspension),
     "the journal does not know that it served": (EngineJournal, "keep", do_nothing, both_die_while_no_agent_runs),
     "the journal forgets it for the newest": (
         EngineJournal,
-        "note",
+        "save",
         noted_alone,
         the_agent_is_killed_while_the_newest_is_tried_alone,
     ),
     "nobody looks for its file": (Machine, "keeps", there, its_file_is_gone),
-    "the newest waits for a better one": (Runner, "_choice", kept_only, both_crash),
+    "the newest waits for a better one": (Runner, "_choose_launch", kept_only, both_crash),
     "its wait for memory has no end": (Runner, "_end_wait_when_due", never, what_served_waits_for_memory),
 }
 

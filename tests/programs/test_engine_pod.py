@@ -256,8 +256,8 @@ NAMED = "Secret chat-keys, api-key"
         (None, "there is none; create it"),
         (b"", "is empty"),
         (b"\n\n", "is empty"),
-        (b"CanaryFirst1 x\n", "something else than a key in line 1"),
-        ("\u00e9".encode(), "other characters than ASCII"),
+        (b"CanaryFirst1 x\n", "an invalid key in line 1"),
+        ("\u00e9".encode(), "characters other than ASCII"),
     ],
 )
 def test_without_keys_it_does_not_start_and_says_which_secret_lacks_what(tmp_path, value, said):
@@ -297,7 +297,7 @@ async def test_what_is_wrong_is_said_once_and_other_keys_are_told_without_being_
     file.read()
     with structlog.testing.capture_logs() as said:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(file.follow)
+            nursery.start_soon(file.watch)
             file.path.write_text("")
             await until(lambda: said)
             await trio.sleep(0.1)

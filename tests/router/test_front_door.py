@@ -128,9 +128,9 @@ async def test_model_chooses_the_engine(world, directory, body, port, forwarded)
 @pytest.mark.parametrize(
     ("directory", "method", "path", "body", "status", "code", "words"),
     [
-        (TWO, "POST", CHAT, {"model": "gone"}, 404, "model_not_found", "'gone'; there is 'chat', 'embed', 'slow'"),
+        (TWO, "POST", CHAT, {"model": "gone"}, 404, "model_not_found", "'gone'; available: 'chat', 'embed', 'slow'"),
         (NONE, "POST", CHAT, {"model": "gone"}, 404, "model_not_found", "no model is served yet"),
-        (TWO, "POST", CHAT, {"messages": []}, 400, "model_required", "there is 'chat', 'embed', 'slow'"),
+        (TWO, "POST", CHAT, {"messages": []}, 400, "model_required", "available: 'chat', 'embed', 'slow'"),
         (NONE, "POST", CHAT, {"messages": []}, 400, "model_required", "no model is served yet"),
         (TWO, "POST", CHAT, {"model": 7}, 400, "invalid_model", "must be a string"),
         (TWO, "POST", CHAT, b"", 400, "invalid_json", "JSON object"),
@@ -451,7 +451,7 @@ async def test_an_engine_that_dies_before_its_answer_is_a_502(nursery, answer):
             received = await converse(passing_door(PassThrough(ONE, upstream), lambda: BORN), wire)
     assert received.startswith(b"HTTP/1.1 502 ")
     assert json.loads(received.partition(b"\r\n\r\n")[2])["error"]["code"] == "engine_failed"
-    assert [log["event"] for log in logs] == ["engine did not answer"]
+    assert [log["event"] for log in logs] == ["engine request failed"]
 
 
 @pytest.mark.parametrize(

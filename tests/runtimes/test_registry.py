@@ -44,7 +44,7 @@ def test_llamacpp_runs_on_a_host_under_both_names(runtime):
 def test_every_other_runtime_is_refused_by_name(runtime):
     """A runtime that the schema admits and no host can run is refused with its field, before and after the download."""
     for refuse in (lambda: check(service(runtime), MODEL), lambda: plan(runtime)):
-        with pytest.raises(PlanError, match=f"{runtime} is not supported on a host yet") as caught:
+        with pytest.raises(PlanError, match=f"{runtime} is not supported as a local process yet") as caught:
             refuse()
         assert caught.value.field == "spec.runtime"
 
@@ -57,9 +57,9 @@ def test_every_other_runtime_is_refused_by_name(runtime):
             "vllm",
             model("metal", "mlx"),
             "spec.runtime",
-            "vllm is not supported on a host yet: use mlx-lm or omlx or vllm-metal",
+            "vllm is not supported as a local process yet; use mlx-lm or omlx or vllm-metal",
         ),
-        ("vllm", model("cpu", "mlx"), "spec.runtime", "vllm is not supported on a host yet: use mlx-lm$"),
+        ("vllm", model("cpu", "mlx"), "spec.runtime", "vllm is not supported as a local process yet; use mlx-lm$"),
         (
             "omlx",
             model("cpu", "mlx"),

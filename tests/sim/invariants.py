@@ -16,7 +16,7 @@ from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import HOST_LABEL
 from llmkube.runtimes.process.exits import metal_error
 from llmkube.supervisor.engine.child import KILL_SECONDS
-from llmkube.supervisor.host_cordon import LOOK_SECONDS
+from llmkube.supervisor.host_cordon import POLL_SECONDS
 from sim.daemons import RUNTIMES, runtime_of
 from sim.machine import INJECTED_BUG
 
@@ -47,7 +47,7 @@ RECONNECT_SECONDS = 200.0
 USER_TIMEOUT_SECONDS = 3600.0
 """A user's own way to the API server has no faults; but the clock may jump meanwhile."""
 
-CORDON_LOOK_SECONDS = LOOK_SECONDS + 1.0
+CORDON_LOOK_SECONDS = POLL_SECONDS + 1.0
 """When the agent of a host that its owner has cordoned must have looked."""
 
 COLUMNS = ("lost", "orphans", "double", "false ready", "needless", "not given back", "stuck", "restless", "bugs")

@@ -361,7 +361,7 @@ class Machine:
         await trio.lowlevel.checkpoint()
         (child,) = [child for child in self.spawned if child.pid == record.pid]
         if child.exit is not None:
-            raise AdoptError(f"process {record.pid} has ended")
+            raise AdoptError(f"process {record.pid} has exited")
         async with self._owned(child, shutdown, grace):
             while self.no_descriptors:  # noqa: ASYNC110 - as the real one: nobody tells of a free descriptor
                 await trio.sleep(1)

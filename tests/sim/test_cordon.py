@@ -179,7 +179,7 @@ MUTANTS = {
     test_requests_end_and_nothing_is_left_but_the_word_of_the_owner: {
         "requests are not waited for": (health.Engine, "wait_idle", do_nothing)
     },
-    test_the_mac_serves_again_when_the_time_is_over: {"the cordon never ends": (Cordon, "holds", never_over)},
+    test_the_mac_serves_again_when_the_time_is_over: {"the cordon never ends": (Cordon, "is_active", never_over)},
     test_a_sleep_counts: {
         "it ends by the clock that stands still in sleep": (
             HostCordon,

@@ -64,7 +64,7 @@ MUTANTS = {
         "a cordon ends nothing": (HostCordon, "serves", property(lambda self: self.accelerators))
     },
     (steps(*CREATED, (100.0, "cordoned-for-a-while")), "stuck"): {
-        "a host never returns": (Cordon, "holds", holds_for_ever)
+        "a host never returns": (Cordon, "is_active", holds_for_ever)
     },
 }
 

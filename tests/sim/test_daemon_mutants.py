@@ -245,13 +245,13 @@ CAUGHT = {
         )
     },
     sharing.test_what_a_killed_engine_has_left_does_not_keep_the_next_one_waiting: {
-        "what a killed engine has left in {runtime} is not unloaded": (attempt, "unload_left", unloads_nothing)
+        "what a killed engine has left in {runtime} is not unloaded": (attempt, "unload_leftover", unloads_nothing)
     },
     sharing.test_what_was_left_while_no_agent_ran_does_not_either: {
-        "what was left in {runtime} while no agent ran is not unloaded": (attempt, "unload_left", unloads_nothing)
+        "what was left in {runtime} while no agent ran is not unloaded": (attempt, "unload_leftover", unloads_nothing)
     },
     sharing.test_an_unload_that_is_not_answered_is_repeated: {
-        "what a killed engine has left is unloaded once or never": (attempt, "AGAIN", Backoff(1e9, 1e9))
+        "what a killed engine has left is unloaded once or never": (attempt, "RETRY", Backoff(1e9, 1e9))
     },
     sharing.test_what_its_owner_has_loaded_stays_while_a_service_waits: {
         "what its owner has loaded since is taken for what a killed engine has left": (Keeper, "unload", clears_nothing)

@@ -13,7 +13,7 @@ import trio
 from llmkube.supervisor.cluster import host_lease
 from llmkube.supervisor.cluster.claim_manager import ClaimManager
 from llmkube.supervisor.engine import health
-from llmkube.supervisor.host_cordon import LOOK_SECONDS
+from llmkube.supervisor.host_cordon import POLL_SECONDS
 from llmkube.supervisor.values.cordon import Cordon
 from llmkube.supervisor.values.liveness import Verdict
 from pressure.hosts import pressed_world, running
@@ -72,7 +72,7 @@ async def test_a_drain_goes_on_after_a_wake(autojump_clock):
         engine = await world.serve()
         engine.in_flight = 1
         world.first.cordon()
-        await world.until(world.ready_addresses, 0, seconds=LOOK_SECONDS + 2)
+        await world.until(world.ready_addresses, 0, seconds=POLL_SECONDS + 2)
         await trio.sleep(10)
         nap(world.first)
         await trio.sleep(10)
@@ -249,7 +249,7 @@ MUTANTS = {
     test_a_wake_during_a_load_is_no_stall: {
         "loads have a clock": (health, "step_load", loads_have_a_clock(health.step_load))
     },
-    test_a_wake_does_not_end_a_cordon: {"a wake ends a cordon": (Cordon, "holds", ends_at_eight)},
+    test_a_wake_does_not_end_a_cordon: {"a wake ends a cordon": (Cordon, "is_active", ends_at_eight)},
     test_what_another_host_took_over_meanwhile_is_not_served_twice: {
         "a returned host does not yield": (ClaimManager, "may_run", never_yields(ClaimManager.may_run))
     },

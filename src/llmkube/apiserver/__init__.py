@@ -2,13 +2,13 @@
 
     app                      dispatches a request
     protocol                 bytes and URLs: routes, bodies, lists, watches, tables, OpenAPI
-    writes                   what create, update, patch, apply and delete decide
-    kinds                    which kinds there are, and the rules of each built-in one
+    writes                   create, update, patch, apply and delete, as decisions on a transaction
+    kinds                    the kinds that are served, and the rules of each built-in one
     fields, schema           server-side apply and field ownership; defaults, validation and CEL
     storage                  revisions in memory, the write-ahead log, group commit
-    values                   JSON, errors, names and selectors, as Kubernetes words them
-    heavy_work               writes, in a thread beside the event loop
+    values                   JSON, errors, names and selectors, worded as in Kubernetes
+    heavy_work               runs writes in a thread
     server, pki              TLS on a socket, one token
     memory_transport         httpx without a socket
-It runs no controllers; only garbage collection and the expiry of Events go on by themselves.
+It runs no controllers; it only collects garbage and expires Events.
 """

@@ -1,13 +1,14 @@
-"""The embedded API server: a handler that answers as kube-apiserver does, from a store in memory.
+"""A handler that answers as kube-apiserver does, from a store in memory.
 
 ```
-request ── path ──── catalog ─┬─ server_info   what the server says about itself
+request ── path ──── catalog ─┬─ server_info   health, version, discovery, OpenAPI
                               ├─ get, list     list_query, from the store
                               ├─ watch         watch_stream, from the store's log
                               └─ the rest      rest_handlers decide ─ the log makes it durable ─ the store shows it
 ```
 
-Every write is decided on the state that all writes before it have left, made durable, then shown (`storage/committer`).
+Each write is decided on the state that all earlier writes have left, then made durable, then shown
+(`storage/committer`).
 """
 
 import contextlib
@@ -50,14 +51,14 @@ from llmkube.base.http.message import Headers, Request, Response
 from llmkube.k8s.resource import Key
 
 SYSTEM_NAMESPACES: Final = ("default", "kube-system", "llmkube-system")
-"""Namespaces that are there from the start."""
+"""Namespaces that exist from the start."""
 
 MANAGER: Final = "llmkube-apiserver"
-"""Field manager of what the server itself creates."""
+"""Field manager of the objects that the server itself creates."""
 
 _OWN: Final = WriteOptions(manager=MANAGER, force=True)
 _RETRY_SECONDS: Final = 1.0
-_EXPIRY_SECONDS: Final = 60.0  # how late an Event may go, and how long too many may stay
+_EXPIRY_SECONDS: Final = 60.0  # an expired or surplus Event may stay this much longer
 _WATCH_SECONDS: Final = 1800.0  # a watch without timeoutSeconds ends after one to two times this, as in kube-apiserver
 
 
@@ -65,10 +66,10 @@ class ApiServer:
     """One API server over one store.
 
     Args:
-        store: What is there at the start.
-        durable: Where writes go before they are shown; None keeps everything in memory.
-        work: Where writes are read, decided and judged.
-        workloads: Serve the kinds that run things in a cluster (`apiserver.workloads`); nothing here acts on them.
+        store: The initial state.
+        durable: Makes writes durable before they are shown; None keeps everything in memory.
+        work: Runs the parsing, deciding and validating of writes.
+        workloads: Serve the workload kinds (`WORKLOAD_KINDS`) too; nothing here acts on them.
         utcnow: The wall clock, for timestamps.
         rng: Draws uids, generated names and the length of watches.
     """
@@ -100,7 +101,7 @@ class ApiServer:
 
     @property
     def store(self) -> Store:
-        """The state, for reading."""
+        """The current state, read-only."""
         return self._store
 
     async def handle(self, exchange: Exchange) -> None:
@@ -111,7 +112,7 @@ class ApiServer:
             await exchange.respond(refusal(exc))
 
     async def run_housekeeping(self) -> None:
-        """Finish deletions as they come up (dependents, contents of namespaces, instances of CRDs); let Events expire.
+        """Finish pending deletions (dependents, contents of namespaces, instances of CRDs) and expire Events.
 
         Never returns unless cancelled.
         """
@@ -127,7 +128,7 @@ class ApiServer:
                 continue
             try:
                 await self._committer.write(lambda tx: self._collector.step(tx, self._rest.timestamp()))
-            except RequestRefusedError:  # the disk is full: nothing was written, the places are still to be looked at
+            except RequestRefusedError:  # the disk is full: nothing was written, so the batch is still to be processed
                 self._collector.enqueue_all(self._store)
                 await trio.sleep(_RETRY_SECONDS)
 
@@ -135,15 +136,15 @@ class ApiServer:
         while True:
             seconds = await self._work(partial(seconds_to_next, self._store.list(EVENTS), self._utcnow()))
             if seconds == 0:
-                with contextlib.suppress(RequestRefusedError):  # the disk is full: they are still due next time
+                with contextlib.suppress(RequestRefusedError):  # the disk is full: they are still due at the next check
                     await self._committer.write(lambda tx: expire(tx, self._utcnow()))
                     continue
             with trio.move_on_after(seconds):
                 await self._signal.wait(EVENTS)
-            await trio.sleep(_EXPIRY_SECONDS)  # however fast they come, they are counted once in a while
+            await trio.sleep(_EXPIRY_SECONDS)  # at most one check in this time, however fast Events arrive
 
     async def ensure(self, manifests: Iterable[Mapping[str, Any]]) -> None:
-        """Create or update objects by server-side apply, in order, as the server's own.
+        """Create or update objects by server-side apply, in order, with the server's own field manager.
 
         Raises:
             RequestRefusedError: One of them is invalid, or of a kind that is not served.
@@ -163,7 +164,7 @@ class ApiServer:
         await self.ensure({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}} for name in missing)
 
     def end_watches(self) -> None:
-        """Let every watch end cleanly now and refuse new ones: the server is about to stop."""
+        """End all watches cleanly, and new ones after their initial events: the server is about to stop."""
         self._serving = False
         self._signal.notify_all()
 
@@ -186,7 +187,7 @@ class ApiServer:
             await exchange.respond(await self._change(request, kind, route))
 
     async def _server_info(self, request: Request) -> Response:
-        if request.raw_path.startswith("/openapi"):  # a document about all kinds, made anew each time
+        if request.raw_path.startswith("/openapi"):  # a document about all kinds, built on each request
             response: Response = await self._work(partial(server_info.respond, request, self._catalog))
             return response
         return server_info.respond(request, self._catalog)
@@ -228,10 +229,7 @@ class ApiServer:
     async def _change(self, request: Request, kind: KindInfo, route: Route) -> Response:
         view, target = self._view(request, kind), _target(kind, route)
         plan = partial(
-            self._rest.plan,
-            request,
-            target,
-            lambda: self._predicate(kind, route, ListQuery.parse(request.param)),
+            self._rest.plan, request, target, lambda: self._predicate(kind, route, ListQuery.parse(request.param))
         )
         with attach_warnings(_deprecation(kind)):
             planned = await self._work(plan)
@@ -240,7 +238,7 @@ class ApiServer:
         return answer_encoded(outcome.status, body, [*_deprecation(kind), *outcome.warnings])
 
     def _run_decision(self, planned: PlannedWrite, view: View, tx: Transaction) -> tuple[Outcome, bytes]:
-        """Return what was decided and the answer's body; do what follows from the changes while this is a thread."""
+        """Return the outcome and its JSON; encode changed objects and read CRDs here, still in the thread."""
         outcome = planned.decide(tx)
         for change in tx.changes:
             fields_of(change.after)
@@ -249,7 +247,7 @@ class ApiServer:
         return outcome, _encode_outcome(view, outcome)
 
     def _publish(self, changes: Sequence[Change]) -> None:
-        """Wake all watches for changes that are in the store now."""
+        """Update the catalog, and notify the garbage collector and watches, after changes to the store."""
         for change in changes:
             if change.ref.kind != CRDS:
                 continue
@@ -257,7 +255,7 @@ class ApiServer:
                 self._catalog.remove_crd(change.ref.key.name)
             else:
                 self._catalog.add_crd(change.after)
-            self._signal.notify(change.ref.key.name)  # those who watch its instances see whether it is still served
+            self._signal.notify(change.ref.key.name)  # watches of its instances check whether it is still served
         self._collector.observe(changes, self._store)
         if not self._collector.idle:
             self._garbage_found.set()
@@ -280,16 +278,16 @@ class ApiServer:
 
 
 def refusal(exc: RequestRefusedError) -> Response:
-    """Return the answer to a request that was refused."""
+    """Return the response to a request that was refused."""
     if exc.code == 404 and exc.details is None:
-        return Response.text(404, "404 page not found\n")  # as kube-apiserver answers where no handler is
+        return Response.text(404, "404 page not found\n")  # as kube-apiserver answers where it has no handler
     headers = Headers.of({"Retry-After": "1"}) if exc.code in {429, 504} else Headers()
     response = answer(exc.code, exc.to_status(), exc.warnings)
     return Response(response.status, Headers([*response.headers, *headers]), response.body)
 
 
 async def _respond_in_pieces(exchange: Exchange, headers: Headers, pieces: Iterator[bytes]) -> None:
-    """Answer with one piece at once, with several as they are made: others have their turns in between."""
+    """Send a single piece at once; stream several as they are made, so that other tasks run in between."""
     first, second = next(pieces), next(pieces, None)
     if second is None:
         await exchange.respond(Response(200, headers, first))

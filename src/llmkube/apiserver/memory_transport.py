@@ -1,4 +1,4 @@
-"""A handler mounted in memory: httpx talks to it without a socket or a thread, so virtual time stays true.
+"""An httpx transport over a handler in memory: no socket and no thread, so virtual time stays exact.
 
 The same handler answers kubectl over TLS and a simulation here. A request is a task of the transport; a client that
 goes away (its call cancelled, its stream closed) cancels the task, as a closed connection would.
@@ -25,7 +25,7 @@ async def open_transport(handler: Handler) -> AsyncIterator[httpx.AsyncBaseTrans
 
 
 class _Transport(httpx.AsyncBaseTransport):
-    """Runs each request as a task in the nursery of `open_transport`, which owns both."""
+    """Runs each request as a task in the nursery of `open_transport`."""
 
     def __init__(self, handler: Handler, nursery: trio.Nursery) -> None:
         self._handler = handler
@@ -39,7 +39,7 @@ class _Transport(httpx.AsyncBaseTransport):
         self._nursery.start_soon(exchange.run, self._handler)
         try:
             head = await exchange.wait_head()
-        except BaseException:  # a client that is cancelled takes its request along
+        except BaseException:  # a cancelled client cancels its request
             exchange.abandon()
             raise
         if head.body is not None:
@@ -51,11 +51,11 @@ class _Transport(httpx.AsyncBaseTransport):
 class _Head:
     status: int
     headers: Headers
-    body: bytes | None = None  # all of it; None when it comes in pieces
+    body: bytes | None = None  # the whole body; None for a stream
 
 
 class _MemoryExchange:
-    """The server's side of one request whose answer goes to a channel instead of a socket."""
+    """The server's side of one request, answered over a channel instead of a socket."""
 
     def __init__(self, request: Request) -> None:
         self._scope = trio.CancelScope()
@@ -71,12 +71,12 @@ class _MemoryExchange:
         return self._request
 
     async def run(self, handler: Handler) -> None:
-        """Run the handler to its end; a client that left is no error."""
+        """Run the handler to its end; a client that has disconnected is not an error."""
         try:
             with self._scope:
                 await handler(self)
         except ExternalError:
-            pass  # the connection breaks off, as over a socket; the reader sees it in next_chunk() or wait_head()
+            pass  # as when a connection is lost: next_chunk() or wait_head() reports it to the reader
         finally:
             self._head_ready.set()
             self._send.close()
@@ -112,12 +112,12 @@ class _MemoryExchange:
             raise httpx.ReadError("the server ended its answer early") from None
 
     def abandon(self) -> None:
-        """The reader is gone: wake the handler out of whatever it is doing."""
+        """Cancel the handler, because its reader is gone."""
         self._scope.cancel()
 
 
 class _Body(httpx.AsyncByteStream):
-    """Iterates as itself: an async generator that a reader leaves behind would be finalised by the collector."""
+    """Iterates as itself: the garbage collector would have to finalise an abandoned async generator."""
 
     def __init__(self, exchange: _MemoryExchange) -> None:
         self._exchange = exchange

@@ -1,7 +1,8 @@
-"""The embedded server proves who it is with a private CA: over plain http, kubectl would not send its token.
+"""A private CA and a server certificate for the embedded server.
 
-The CA and the server's key live in the state directory, 0600. The CA outlives every kubeconfig that trusts it (10
-years); the server's certificate is short and replaced well before it ends, without a restart.
+kubectl sends its token over TLS only. The CA and the server's key are in the state directory, 0600. The CA is valid for
+10 years, so that it outlives every kubeconfig that trusts it; the server's certificate is valid for a year, and is
+renewed well before it expires, without a restart.
 """
 
 import ipaddress
@@ -21,29 +22,29 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from llmkube.base.private_files import write_private
 
 CA_LIFETIME: Final = timedelta(days=3650)
-"""How long the private CA is valid."""
+"""Validity of the private CA."""
 
 SERVER_LIFETIME: Final = timedelta(days=365)
-"""How long a server certificate is valid; Apple's clients refuse more than 398 days."""
+"""Validity of a server certificate; Apple's clients refuse more than 398 days."""
 
 RENEW_BEFORE: Final = timedelta(days=90)
-"""A server certificate that ends sooner than this is replaced."""
+"""A server certificate that expires sooner than this is renewed."""
 
 RENEWAL_CHECK_SECONDS: Final = 12 * 3600.0
-"""How often a running server looks at its certificate."""
+"""Interval at which a running server checks its certificate."""
 
 _CLOCK_SKEW: Final = timedelta(hours=1)  # a client whose clock is a little behind must not see "not yet valid"
 
 
 @attrs.frozen
 class Pki:
-    """Where the CA and the server's certificate are; every file in it is 0600."""
+    """Paths of the CA and the server's certificate; each file is 0600."""
 
     folder: Path
 
     @property
     def ca_certificate(self) -> Path:
-        """The CA certificate: what clients trust."""
+        """The CA certificate, which clients trust."""
         return self.folder / "ca.crt"
 
     @property
@@ -58,9 +59,9 @@ class Pki:
 
 
 def ensure_pki(folder: Path, hosts: Sequence[str], now: datetime) -> Pki:
-    """Return the CA and a server certificate for `hosts` (names and addresses); creates or renews what is due.
+    """Return the CA and a server certificate for `hosts` (names and addresses); create or renew what is due.
 
-    Blocking file access and key generation (milliseconds, elliptic curve).
+    Blocks on file access and key generation (milliseconds, elliptic curve).
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     pki = Pki(folder)
@@ -73,7 +74,7 @@ def ensure_pki(folder: Path, hosts: Sequence[str], now: datetime) -> Pki:
 
 
 def server_context(pki: Pki) -> ssl.SSLContext:
-    """Return the TLS context to serve with; `load_cert_chain` on it swaps the certificate for new connections."""
+    """Return the TLS context to serve with; `load_cert_chain` on it replaces the certificate for new connections."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])  # Go clients would try HTTP/2 otherwise
@@ -82,7 +83,7 @@ def server_context(pki: Pki) -> ssl.SSLContext:
 
 
 async def run_renewal(pki: Pki, hosts: Sequence[str], context: ssl.SSLContext, utcnow: Callable[[], datetime]) -> None:
-    """Keep the certificate of a server that runs for months ahead of its end; never returns."""
+    """Renew the certificate of a long-running server before it expires; never returns."""
     while True:
         await trio.sleep(RENEWAL_CHECK_SECONDS)
         ensure_pki(pki.folder, hosts, utcnow())
@@ -100,7 +101,7 @@ def _load_authority(pki: Pki, now: datetime) -> _Authority | None:
         return None
     key = serialization.load_pem_private_key(pki.ca_key.read_bytes(), password=None)
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
-        return None  # a crash between the two files; nothing was signed with the half that is there
+        return None  # a crash between the two files: nothing has been signed with this key
     return certificate, key
 
 

@@ -3,7 +3,7 @@
 ```
 STATE_DIR/api.db        the objects (SQLite)
 STATE_DIR/ca/           private CA, server certificate, token
-STATE_DIR/kubeconfig    how to reach it; 0600
+STATE_DIR/kubeconfig    URL, CA certificate and token; 0600
 ```
 """
 
@@ -52,7 +52,7 @@ log = structlog.get_logger()
 
 DEFAULT_PORT: Final = 7443
 
-_DRAIN_SECONDS: Final = 2.0  # requests take milliseconds, and watches are told to end
+_DRAIN_SECONDS: Final = 2.0  # requests take milliseconds, and `end_watches` ends the watches
 
 
 def utcnow_real() -> datetime:
@@ -65,8 +65,8 @@ class ApiServerHandle:
     """A running server.
 
     Attributes:
-        url: Where it listens.
-        kubeconfig: A file that kubectl and our own client can use.
+        url: Its base URL.
+        kubeconfig: A file for kubectl and our own client.
         handler: The same server without TLS and token, for callers in this process.
         server: The server itself, for `ensure`.
     """
@@ -96,25 +96,25 @@ async def open_api_server(
     utcnow: Callable[[], datetime] = utcnow_real,
     rng: random.Random | None = None,
 ) -> AsyncIterator[ApiServerHandle]:
-    """Serve the API from `state_dir` until the block is left; what was acknowledged before is there.
+    """Serve the API from `state_dir` until the block is left, with all writes acknowledged by earlier runs.
 
     Args:
         state_dir: An existing private folder.
         host: Address to listen on, and the server's name in the kubeconfig.
         port: TCP port; 0 takes a free one.
         port_field: The flag that a PortTakenError names.
-        registry: What `/metrics` shows to those who have the token; None for no such path.
+        registry: Metrics for `/metrics`, which requires the token; None serves no such path.
         utcnow: The wall clock.
         rng: Draws uids and names; the operating system's by default.
 
     Raises:
         PortTakenError: Another program has the port.
-        JournalError: The database cannot be used; a damaged one is moved aside, with a message in the log.
+        StorageError: The database cannot be used. A damaged one is moved aside instead, and logged.
     """
     async with AsyncExitStack() as stack:
         listeners = await open_listeners(host, port, field=port_field)  # first: a taken port changes nothing on disk
         for listener in listeners:
-            stack.push_async_callback(trio.aclose_forcefully, listener)  # if it fails before run_server owns them
+            stack.push_async_callback(trio.aclose_forcefully, listener)  # until run_server owns them
         bound_port: int = listeners[0].socket.getsockname()[1]
         url = f"https://{netloc((host, bound_port))}"
         hosts = list(dict.fromkeys(["127.0.0.1", "localhost", "::1", host]))
@@ -143,7 +143,7 @@ async def open_api_server(
 async def open_memory_api_server(
     *, utcnow: Callable[[], datetime], rng: random.Random, store: Store | None = None
 ) -> AsyncIterator[MemoryApiServer]:
-    """Serve the API in memory until the block is left; give the same `store` again to survive a simulated restart."""
+    """Serve the API in memory until the block is left; pass the same `store` again to simulate a restart."""
     server = ApiServer(store or Store(), utcnow=utcnow, rng=rng)
     await server.ensure_namespaces()
     async with open_transport(server.handle) as transport, trio.open_nursery() as nursery:
@@ -153,13 +153,13 @@ async def open_memory_api_server(
 
 
 async def _start(stack: AsyncExitStack, path: Path, utcnow: Callable[[], datetime], rng: random.Random) -> ApiServer:
-    """Start on the database, or on a new one when that is damaged: serving starts in any case."""
+    """Start on the database; a damaged one is moved aside and replaced with an empty one."""
     try:
         write_ahead_log, store = await _open_database(stack, path)
     except StorageDamagedError as exc:
         moved_to = move_aside(path, utcnow())
-        log.error(  # noqa: TRY400  # a trace says nothing about a damaged file
-            "the database is damaged and was moved aside; starting with an empty one, apply your manifests again",
+        log.error(  # noqa: TRY400  # a traceback does not help with a damaged file
+            "database moved aside: the file is damaged; starting with an empty one, apply your manifests again",
             error=str(exc),
             moved_to=str(moved_to),
         )
@@ -170,7 +170,7 @@ async def _start(stack: AsyncExitStack, path: Path, utcnow: Callable[[], datetim
 
 
 async def _open_database(stack: AsyncExitStack, path: Path) -> tuple[WriteAheadLog, Store]:
-    """Return an open log, to be closed with the stack, and what it holds; when it fails, it is closed already."""
+    """Return an open log, to be closed with the stack, and its store; on failure the log is closed already."""
     with ExitStack() as opened:
         write_ahead_log = opened.enter_context(open_write_ahead_log(path))
         store = await trio.to_thread.run_sync(write_ahead_log.load)
@@ -179,28 +179,28 @@ async def _open_database(stack: AsyncExitStack, path: Path) -> tuple[WriteAheadL
 
 
 OPEN_PATHS: Final = frozenset({"/healthz", "/livez", "/readyz"})
-"""What needs no token: whether the server is there."""
+"""Health checks, which need no token."""
 
 CONTEXT_NAME: Final = "llmkube"
-"""The context, the cluster and the user in the kubeconfig all have this name."""
+"""Name of the context, the cluster and the user in the kubeconfig."""
 
 
 def token_authenticator(token: str) -> RequestFilter:
-    """Let in only requests with the token; others get a 401 Status, before their bodies are read."""
+    """Accept only requests with the token; refuse others with a 401 Status, before reading their bodies."""
     expected = token.encode("ascii")
 
-    def judge(head: RequestHead, peer: str) -> Response | None:
+    def authenticate(head: RequestHead, peer: str) -> Response | None:
         scheme, _, given = (head.headers.get("authorization") or "").partition(" ")
         known = scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode("latin-1", "replace"), expected)
         if known or head.path in OPEN_PATHS:
             return None
         return Response.json(401, unauthorized().to_status())
 
-    return judge
+    return authenticate
 
 
 def write_kubeconfig(path: Path, *, url: str, ca_certificate: Path, token: str) -> None:
-    """Write a kubeconfig, mode 0600, that works on its own: certificate and token are inside it."""
+    """Write a kubeconfig, mode 0600, with the certificate and the token embedded in it."""
     authority = base64.b64encode(ca_certificate.read_bytes()).decode("ascii")
     config = {
         "apiVersion": "v1",

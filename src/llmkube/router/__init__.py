@@ -1,12 +1,12 @@
-"""The OpenAI-compatible address in front of all engines of a machine: picks a backend by the request's `model`.
+"""OpenAI-compatible HTTP endpoint in front of the engines of a machine: selects a backend by the request's `model`.
 
-    front_door     where requests come in, and what passes the bytes of one to its engine as they come
-    backends       the directory: where each model answers, or why it does not, and what is said then
-    model_field    which model a body names, JSON or a form with files
-    model_list     what /v1/models says, and Ollama's lists
-    engine_proxy   the same data path for one engine that others reach: who is let in, and with which key
-    origin_policy  which web pages may use it
-    turns          lets requests wait for a slot of an engine; fair_queue: who is next
-The rooms beside these are what a route has that takes a list of fields, as those of ModelRouters do.
-It starts and stops nothing, and knows only the directory of models that it is given.
+    front_door     entry point for requests; passes bodies through to engines as they are
+    backends       directory of services: the engine of each model, or the reason why it is not ready
+    model_field    the `model` of a body, JSON or a multipart form
+    model_list     /v1/models, and Ollama's lists
+    engine_proxy   the same data path for one published engine: access by network and key
+    origin_policy  web pages that may use the endpoint
+    turns          requests wait for a slot of an engine; fair_queue: their order
+The packages serve routes that forward listed fields only, such as those of ModelRouters.
+The router starts and stops no engines; it knows only the model directory that it is given.
 """

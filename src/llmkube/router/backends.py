@@ -1,4 +1,4 @@
-"""The directory of services: where each model answers, or why it does not, and what a client is told then."""
+"""Directory of services: the engine of each model, or the reason why it is not ready and the error that clients get."""
 
 import enum
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from llmkube.k8s.wire.reasons import Meaning, Reason
 from llmkube.router.refusals import RefusedError, refused
 
 NOT_READY: Final = "model_not_ready"
-"""Error code of the gateway for a model that does not answer now; the error has the `reason` too."""
+"""Error code of the gateway for a model that is not ready; the error also has its `reason`."""
 
 NOT_FOUND: Final = "model_not_found"
 """Error code of the gateway for an unknown model."""
@@ -22,23 +22,23 @@ _MODE_OF_PATH: Final[Mapping[str, str]] = {
     "rerank": "rerank",
     "reranking": "rerank",
 }
-"""What an engine has to be started for, by the last part of a path."""
+"""Mode that an engine must be started in, by the last segment of a path."""
 
 _RESTARTS: Final = frozenset({Reason.ENGINE_EXITED, Reason.NOT_ANSWERING, Reason.RESTARTING})
-"""Reasons of a service whose engine has just ended by itself: the next one loads, or the reason changes."""
+"""Reasons of a service whose engine has just exited: the next one loads, or the reason changes."""
 
 
 def will_be_ready(reason: str) -> bool:
-    """Return whether a service that is not ready loads, or will soon, by the reason of its condition.
+    """Return whether a service that is not ready is loading or about to load, by the reason of its condition.
 
-    It does not where it is stopped, failed or refused, or waits for memory, for which there is no bound.
+    A service that is stopped, failed or refused is not, nor one that waits for memory: that wait has no bound.
     """
     found = Reason.of(reason)
     return found is None or found.meaning is Meaning.WAITING or found in _RESTARTS
 
 
 class State(enum.Enum):
-    """Whether a model is there, in the words of llama.cpp's server."""
+    """State of a model, as named by llama.cpp's server."""
 
     LOADED = "loaded"
     LOADING = "loading"
@@ -47,15 +47,13 @@ class State(enum.Enum):
 
 @attrs.frozen
 class Backend:
-    """An engine that answers.
+    """An engine that accepts requests.
 
     Attributes:
-        host: Address.
-        port: TCP port.
-        alias: The model id that the engine itself goes by.
-        credentials: Header lines that let the gateway in; the client's own credentials do not go to the engine then.
-        mode: What it was started for: `chat`, `embedding`, `rerank`; "" where that is not known.
-        service: Namespace and name of its service; "" where that is not known.
+        alias: Model id that the engine uses for itself.
+        credentials: Header lines that authenticate the gateway; they replace the client's credentials.
+        mode: `chat`, `embedding` or `rerank`; "" if unknown.
+        service: Namespace and name of its service; "" if unknown.
     """
 
     host: str
@@ -67,21 +65,21 @@ class Backend:
 
     @property
     def credential_headers(self) -> Headers:
-        """The credentials as headers."""
+        """Credentials as headers."""
         name, _, value = self.credentials.decode("ascii").strip().partition(": ")
         return Headers([(name, value)] if name else [])
 
 
 @attrs.frozen
 class UnavailableModel:
-    """A model that exists and does not answer now.
+    """A model that exists but is not ready.
 
     Attributes:
         reason: One CamelCase word.
-        message: A sentence for the client.
-        retry_after_seconds: When asking again may help; None when it does not help until a person does something.
-        state: What a list of models says of it.
-        failed: Whether it is no plan to wait.
+        message: Sentence for the client.
+        retry_after_seconds: Time after which a retry may succeed; None if it cannot until a person acts.
+        state: State in lists of models.
+        failed: Whether waiting is pointless.
     """
 
     reason: str
@@ -92,31 +90,31 @@ class UnavailableModel:
 
 
 class ModelDirectory(Protocol):
-    """What models there are and where; asked at every request, answers at once."""
+    """Models and their engines; queried at every request, so it must not block."""
 
     def model_ids(self) -> Sequence[str]:
-        """Return the ids of what is served, one for each, in order."""
+        """Return one id per model, in order."""
         ...
 
     def aliases(self) -> Sequence[str]:
-        """Return the further ids that lead to one of them, in order."""
+        """Return the additional ids of models, in order."""
         ...
 
     def lookup(self, model_id: str) -> Backend | UnavailableModel | None:
-        """Return where a model answers or why it does not; None when there is no such model."""
+        """Return the engine of a model or the reason why it is not ready; None if there is no such model."""
         ...
 
 
 def engine_of(directory: ModelDirectory, named: object, path: str) -> Backend:
-    """Return the engine of the model that a request names, or of the only one.
+    """Return the engine of the model that a request names, or of the only model.
 
     Args:
-        directory: The models.
-        named: The request's `model`; None of one that names none.
-        path: What is asked.
+        directory: Models and their engines.
+        named: `model` of the request; None if it has none.
+        path: Path of the request.
 
     Raises:
-        RefusedError: There is no such model, or it does not answer now, or not at this path.
+        RefusedError: The model does not exist, is not ready, or does not serve this path.
     """
     model_id = _only_model(directory) if named is None else named
     if not isinstance(model_id, str):
@@ -127,14 +125,14 @@ def engine_of(directory: ModelDirectory, named: object, path: str) -> Backend:
     if isinstance(found, UnavailableModel):
         raise _not_ready(model_id, found)
     wanted = _MODE_OF_PATH.get(path.rstrip("/").rpartition("/")[2])
-    if wanted is not None and found.mode == "chat":  # the engine would name a flag of its own, which users do not write
+    if wanted is not None and found.mode == "chat":  # the engine's own error names a flag that users cannot set
         message = f"model {model_id!r} is served for chat; for {path} its InferenceService needs spec.mode: {wanted}"
         raise refused(501, message, "mode_not_served")
     return found
 
 
 def no_such_model(model_id: str, model_ids: Sequence[str]) -> RefusedError:
-    """Return what is said of a model that is none of these."""
+    """Return the error for a model that does not exist."""
     return refused(404, f"no model {model_id!r}; {_models_hint(model_ids)}", NOT_FOUND)
 
 
@@ -146,12 +144,12 @@ def _only_model(directory: ModelDirectory) -> str:
 
 
 def _models_hint(model_ids: Sequence[str]) -> str:
-    return f"there is {', '.join(map(repr, model_ids))}" if model_ids else "no model is served yet"
+    return f"available: {', '.join(map(repr, model_ids))}" if model_ids else "no model is served yet"
 
 
 def _not_ready(model_id: str, state: UnavailableModel) -> RefusedError:
     message = f"model {model_id!r} is not ready ({state.reason}): {state.message}"
     seconds = state.retry_after_seconds
-    # OpenAI's and Anthropic's clients read the second header: to ask again now would only be refused again.
+    # OpenAI's and Anthropic's clients honor the second header: a retry would fail again.
     retry_headers = {"Retry-After": str(seconds)} if seconds is not None else {"X-Should-Retry": "false"}
     return refused(503, message, NOT_READY, retry_headers, reason=state.reason)

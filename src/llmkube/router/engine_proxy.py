@@ -1,8 +1,8 @@
-"""The way into one engine from elsewhere; the engine itself listens on the loopback address alone.
+"""Proxy that publishes one engine; the engine itself listens on the loopback address only.
 
-On a host, who comes from an admitted network needs no key, and all others show the engine's own. In a pod, everyone
-shows a key of the service's clients. This is the gateway's data path with one backend: it judges the head, shows the
-engine's key, if that asks for one, in the place of the client's, and passes the bytes.
+On a host, clients in an admitted network need no key, and all others present the engine's key. In a pod, every client
+presents one of the service's client keys. This is the gateway's data path with one backend: it checks the head,
+replaces the client's credentials with the engine's key, if it has one, and passes the bytes through.
 """
 
 import ipaddress
@@ -26,29 +26,29 @@ from llmkube.weights.address_policy import Network
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 OPEN_PATHS: Final = frozenset({"/health", "/v1/health", "/models", "/v1/models"})
-"""What every client may read: probes know no key, and clients list the models before they ask for one."""
+"""Paths that need no key: probes have none, and clients list the models before they prompt for one."""
 
 _SLOTS: Final = "slots"
-"""What shows one client another one's prompt: no network is enough for that.
+"""Paths with this word expose other clients' prompts: they need a key in every network.
 
-Wherever it stands in a path: an engine's server may drop `#…`, `;…` or what follows a NUL, and find it there after all.
+It is searched for anywhere in a path, because an engine's server may ignore `#…`, `;…` or what follows a NUL.
 """
 
 
 def proxy_judge(api_key: str, admits: Callable[[str], bool], client_keys: Collection[str] = ()) -> RequestFilter:
-    """Return what lets requests in by their heads and by the address from which they come.
+    """Return a filter that admits requests by key or by peer address.
 
     Args:
-        api_key: What a client from anywhere may show.
-        admits: Says whether the requests of an address need no key.
-        client_keys: What else a client from anywhere may show.
+        api_key: Key accepted from every address.
+        admits: Returns whether requests from an address need no key.
+        client_keys: Further keys accepted from every address.
     """
     digests = frozenset(map(digest_of_key, (api_key, *client_keys)))
 
     def judge(head: RequestHead, peer: str) -> Response | None:
         if (head.path in OPEN_PATHS and is_read_only(head)) or presents_key(head, digests):
             return None
-        # A browser in an admitted network shows pages from everywhere, and asks for them from its own address.
+        # A browser in an admitted network runs pages from anywhere; their requests come from the browser's address.
         foreign = is_foreign_origin(head.lines)
         if not foreign and _SLOTS not in head.path.casefold() and admits(peer):
             return None
@@ -56,7 +56,7 @@ def proxy_judge(api_key: str, admits: Callable[[str], bool], client_keys: Collec
         if client_keys:
             return key_refusal(problem)
         return key_refusal(
-            f"{problem}; requests of the cluster's nodes and pods, of its own host and of the networks of "
+            f"{problem}; requests from the cluster's nodes and pods, from its own host and from the networks of "
             "`llmkube agent --allow-from` need none"
         )
 
@@ -64,37 +64,34 @@ def proxy_judge(api_key: str, admits: Callable[[str], bool], client_keys: Collec
 
 
 def keys_judge(digests: Callable[[], Collection[bytes]], open_paths: Collection[str]) -> RequestFilter:
-    """Return what lets requests in that show a key of the service's clients, whatever they come from.
+    """Return a filter that admits requests with one of the service's client keys, from any address.
 
     Args:
-        digests: Returns the digests of the keys that count now.
-        open_paths: What every client may read: it tells how the engine does, and nothing of what it is asked.
+        digests: Returns the digests of the current keys.
+        open_paths: Paths that need no key: they expose the health of the engine, and nothing about its requests.
     """
 
     def judge(head: RequestHead, _peer: str) -> Response | None:
         if _SLOTS in head.path.casefold():
-            message = "this path shows what other clients ask, and is closed to every client"
+            message = "path disabled: it exposes the prompts of other clients"
             return refused(403, message, "slots_closed").response
         if (head.path in open_paths and is_read_only(head)) or presents_key(head, digests()):
             return None
-        return key_refusal(
-            "this engine asks for a key: send `Authorization: Bearer KEY` with one of the service's keys"
-        )
+        return key_refusal("this engine asks for a key: send `Authorization: Bearer KEY` with a key of the service")
 
     return judge
 
 
 def proxy_handler(backend: Origin, api_key: str, client: HttpClient, *, count_path: str = "") -> StreamHandler:
-    """Pass every request that was let in to the engine, and each byte of its answer back as it comes.
+    """Return a handler that passes admitted requests to the engine and streams its responses back.
 
-    That the engine does not answer is said once, until it does: probes ask every second while a model is loaded.
+    Failures are logged once until the engine responds again: probes arrive every second while a model loads.
 
     Args:
-        backend: Where the engine listens.
-        api_key: What the engine asks for; "" when it asks for nothing.
-        client: Reaches it.
-        count_path: GET it from a client that shows the engine's key: how many requests were passed on and are not
-            answered; "" answers it nowhere.
+        backend: Address of the engine.
+        api_key: Key that the engine requires; "" for none.
+        client: HTTP client for the engine.
+        count_path: Path that returns the number of requests in flight to a client with the engine's key; "" for none.
     """
     digests = frozenset({digest_of_key(api_key)})
     credentials = f"Authorization: Bearer {api_key}\r\n".encode("ascii") if api_key else b""
@@ -112,9 +109,9 @@ def proxy_handler(backend: Origin, api_key: str, client: HttpClient, *, count_pa
             is_reported = False
         except HttpError as error:
             if exchange.begun:
-                raise  # half an answer is out: the server closes the connection, so that it is not taken for a whole
+                raise  # the server closes the connection, so that no client takes half a response for a whole one
             if not is_reported:
-                _log.warning("the engine did not answer", error=str(error))
+                _log.warning("engine request failed", error=str(error))
             is_reported = True
             await exchange.respond(refused(502, "the engine did not answer", "engine_failed").response)
         finally:
@@ -124,7 +121,7 @@ def proxy_handler(backend: Origin, api_key: str, client: HttpClient, *, count_pa
 
 
 def is_in(peer: str, networks: Sequence[Network]) -> bool:
-    """Whether an address, as a socket names it, is in one of the networks."""
+    """Return whether an address, as written by a socket, is in one of the networks."""
     try:
         address = ipaddress.ip_address(peer.partition("%")[0])
     except ValueError:

@@ -1,10 +1,10 @@
-"""Start-time fair queueing: a free slot goes to the tenant that has had the fewest tokens. Pure, without a clock.
+"""Start-time fair queueing: a free slot goes to the tenant that has used the fewest tokens. Pure, without a clock.
 
-A tenant's next request starts where its last one ends, in tokens, and not earlier than one request before the start of
-what was admitted last: who was quiet is next, and saves up no more than the largest request that was computed of late.
-Without that one, a quiet tenant that asks again soon would wait for a turn of all others: while requests of one length
-wait, the starts of all are the same, and its own a few tokens later. What a request took replaces what it was taken to
-take; what a tenant only claims to need lets it save up nothing.
+Virtual time is in tokens. The next request of a tenant starts where its previous one ends, but no earlier than one
+request (`largest`) before the start of the last admitted request. So an idle tenant is next, and its credit is bounded
+by the largest recent request. Without that credit, an idle tenant that sends a second request soon would wait for one
+turn of every other tenant: while requests of equal length wait, all starts are equal, and its own is a few tokens
+later. When a request ends, its estimate is replaced by the tokens it used. Estimates alone earn no credit.
 """
 
 from collections.abc import Hashable
@@ -13,25 +13,25 @@ from typing import Final, Generic, TypeVar
 import attrs
 
 MAX_WAITING: Final = 256
-"""In front of one engine."""
+"""Waiting requests per engine."""
 
 MAX_REMEMBERED: Final = 1024
-"""Tenants without a request whose tokens still count; of more, those that had the fewest are forgotten."""
+"""Idle tenants whose usage is remembered; beyond that, those with the lowest usage are forgotten."""
 
 DECAY: Final = 0.97
-"""What of the largest request is left with each one that ends after it: a tenth after 76."""
+"""Factor by which `largest` decays per finished request: a tenth is left after 76."""
 
 Ticket = TypeVar("Ticket", bound=Hashable)
 
 
 @attrs.define(eq=False)
 class _Tenant(Generic[Ticket]):
-    """What one tenant has had, and what of it waits.
+    """Usage and waiting requests of one tenant.
 
     Attributes:
-        finish: Where its last admitted request ends, in tokens.
-        waiting: Its requests with what each is taken to take, oldest first.
-        running: How many are admitted.
+        finish: Virtual end of its last admitted request.
+        waiting: Waiting requests with their estimated tokens, oldest first.
+        running: Number of admitted requests.
     """
 
     finish: float = 0.0
@@ -41,14 +41,14 @@ class _Tenant(Generic[Ticket]):
 
 @attrs.define(eq=False)
 class FairQueue(Generic[Ticket]):
-    """The requests of one engine.
+    """Queue of one engine.
 
     Attributes:
-        slots: How many it serves at a time.
-        virtual_time: Start of what was admitted last, in tokens.
-        waiting: How many wait.
-        running: How many are admitted.
-        largest: What the largest request took, in tokens; older ones count less and less.
+        slots: Requests that the engine serves at a time.
+        virtual_time: Virtual start of the last admitted request.
+        waiting: Number of waiting requests.
+        running: Number of admitted requests.
+        largest: Tokens of the largest recent request; decays with each finished request.
     """
 
     slots: int
@@ -59,21 +59,24 @@ class FairQueue(Generic[Ticket]):
     _tenants: dict[str, _Tenant[Ticket]] = attrs.field(factory=dict)
 
     def waiting_of(self, tenant: str) -> int:
-        """Return how many requests of a tenant wait."""
+        """Return the number of waiting requests of a tenant."""
         return len(one.waiting) if (one := self._tenants.get(tenant)) is not None else 0
 
     @property
     def active(self) -> int:
-        """How many tenants have a request that waits or runs."""
+        """Number of tenants with a waiting or running request."""
         return sum(1 for each in self._tenants.values() if each.waiting or each.running)
 
     @property
     def remembered(self) -> int:
-        """How many tenants are known."""
+        """Number of tenants whose usage is remembered."""
         return len(self._tenants)
 
     def offer(self, tenant: str, ticket: Ticket, tokens: int) -> tuple[str, Ticket] | None:
-        """Let a request wait; return the one that leaves for it, and whose: the newest of the tenant with the most."""
+        """Enqueue a request; return the tenant and request dropped for it, if the queue is full.
+
+        The newest request of the tenant with the most waiting requests is dropped.
+        """
         one = self._tenants.setdefault(tenant, _Tenant())
         one.waiting[ticket] = tokens
         self.waiting += 1
@@ -85,7 +88,7 @@ class FairQueue(Generic[Ticket]):
         return name, dropped
 
     def admit(self) -> list[Ticket]:
-        """Return the requests whose turn it is now."""
+        """Admit requests to free slots and return them."""
         admitted: list[Ticket] = []
         while self.running < self.slots and self.waiting:
             ready = [each for each in self._tenants.values() if each.waiting]
@@ -102,14 +105,14 @@ class FairQueue(Generic[Ticket]):
         return admitted
 
     def remove(self, tenant: str, ticket: Ticket) -> None:
-        """Forget a request that waits; one that does not is nothing."""
+        """Remove a waiting request, if it is one."""
         one = self._tenants.get(tenant)
         if one is not None and one.waiting.pop(ticket, None) is not None:
             self.waiting -= 1
             self._prune()
 
     def ended(self, tenant: str, tokens: int, took: int) -> None:
-        """Free the slot of an admitted request, and charge what it took; of a tenant that has none it is nothing."""
+        """Free the slot of an admitted request and charge the tokens it took; do nothing if the tenant has none."""
         one = self._tenants.get(tenant)
         if one is None or not one.running:
             return
@@ -121,25 +124,28 @@ class FairQueue(Generic[Ticket]):
         self._prune()
 
     def take_slot(self) -> bool:
-        """Take a free slot without waiting, for no tenant; return whether there was one, which `return_slot` frees."""
+        """Take a free slot without queueing, charged to no tenant; return False if none is free.
+
+        `return_slot` frees it.
+        """
         if self.running >= self.slots:
             return False
         self.running += 1
         return True
 
     def return_slot(self) -> None:
-        """Free a slot that `take_slot` has taken."""
+        """Free a slot taken by `take_slot`."""
         self.running -= 1
         if self._tenants:
             self._prune()
 
     @property
     def _earliest(self) -> float:
-        """Where a request starts of a tenant that was quiet."""
+        """Virtual start of a request of an idle tenant."""
         return self.virtual_time - self.largest
 
     def _prune(self) -> None:
-        """Forget whom nothing is held against; an engine at rest forgets all."""
+        """Forget tenants whose usage no longer delays them, and every tenant while the engine is idle."""
         if not self.running and not self.waiting:
             self._tenants.clear()
             return

@@ -1,13 +1,13 @@
-"""Entry point for the requests of a route: answer what needs no engine, and pass the rest on.
+"""Entry point for the requests of a route: answers those that need no engine, and forwards the rest.
 
 ```
  head ─ judge ─▶ body ─▶ preflight, health, hint, lists
-                          ├─▶ any field     PassThrough: the body reaches the user's own engine as it came
-                          └─▶ listed fields proxy/handler: a body is written anew, for one backend after the other
+                          ├─▶ any field     PassThrough: the body reaches the user's own engine unchanged
+                          └─▶ listed fields proxy/handler: the body is rebuilt for each backend that is tried
 ```
-A ModelRouter takes listed fields. The default route, that of `llmkube up`, takes any field, and has what engines do not
-speak answered by listed fields. Which engine a request is for, its `model` says; whether that runs, loads or has failed
-is what the directory knows.
+A ModelRouter forwards listed fields. The default route, that of `llmkube up`, forwards any field, except at paths that
+engines do not implement: those requests are translated, which forwards listed fields. A request names its engine by
+`model`; the directory knows whether that engine runs, loads or has failed.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -43,37 +43,37 @@ from llmkube.router.responses.store import PREFIX as RESPONSES
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 _ENGINE_PATHS: Final = frozenset({"/infill", "/tokenize", "/detokenize", "/apply-template"})
-"""What editors ask llama.cpp's server for beside the paths under `/v1`."""
+"""Paths of llama.cpp's server outside `/v1` that editors use."""
 
 _WITHOUT_SLOT: Final = frozenset({"/tokenize", "/detokenize", "/apply-template", "/v1/messages/count_tokens"})
-"""What an engine answers beside its slots."""
+"""Paths that an engine serves without a slot."""
 
-_HINT: Final = """LLMKube gateway: an OpenAI-compatible API; clients take its address and /v1 as their base URL.
+_HINT: Final = """LLMKube gateway: an OpenAI-compatible API; set your client's base URL to this address and /v1.
 
-  GET  /v1/models              what is served here
-  GET  /health                 whether the gateway is there
-  POST /v1/chat/completions    and the other /v1 paths; the request's "model" chooses the engine
-  POST /infill, /tokenize, /detokenize, /apply-template    as llama.cpp's server has them
+  GET  /v1/models              list models
+  GET  /health                 check that the gateway is up
+  POST /v1/chat/completions    and the other /v1 paths; the request's "model" selects the engine
+  POST /infill, /tokenize, /detokenize, /apply-template    as in llama.cpp's server
 """
 _OLLAMA: Final = (*(path for path in DIALECTS if path.startswith("/api/")), *LIST_PATHS)
 _OLLAMA_HINT: Final = f"  Ollama's API: {', '.join(_OLLAMA)}\n"
 
 _HEALTH: Final = ("/health", "/healthz")
 _OPTIONAL: Final = frozenset({"/v1/messages", "/v1/responses"})
-"""What some engines speak, so that its bytes pass, and others do not."""
+"""APIs that only some engines implement: requests are passed through first, and translated if that fails."""
 
 _MISSING_STATUSES: Final = (404, 405)
-"""What an engine says of a path that it does not have."""
+"""Statuses of an engine for a path that it does not implement."""
 
 
 @attrs.define(eq=False)
 class Body:
-    """A body whose `model` was read.
+    """A request body and its `model`.
 
     Attributes:
-        content: As it came, and as it goes on once it was corrected.
-        model: Its `model`; None of one that names none.
-        with_model: Returns it with another `model`, and every other byte as it came.
+        content: Bytes as received, or after corrections.
+        model: Value of `model`; None if it is missing.
+        with_model: Returns the body with another `model` and every other byte unchanged.
     """
 
     content: bytes
@@ -87,11 +87,11 @@ async def _set_engine_name(body: Body, engine: Backend) -> None:
 
 
 CORRECTIONS: Final[Mapping[str, Callable[[Body, Backend], Awaitable[None]]]] = {"model": _set_engine_name}
-"""All that is changed of a body, by field: `model` becomes the name that the engine itself goes by."""
+"""All changes to a body, by field: `model` becomes the id that the engine uses for itself."""
 
 
 Begin = Callable[[str, bool], Callable[[], None]]
-"""Counts a request of a service, which takes a slot of its engine or none; its result is called once that has ended."""
+"""Counts a request of a service, which takes a slot of its engine or none; its result is called when that ends."""
 
 
 def _uncounted(_service: str, _takes_slot: bool) -> Callable[[], None]:
@@ -100,11 +100,9 @@ def _uncounted(_service: str, _takes_slot: bool) -> Callable[[], None]:
 
 @attrs.frozen(eq=False)
 class PassThrough:
-    """Passes requests on.
+    """Forwards requests to engines with their bodies unchanged, except for `CORRECTIONS`.
 
     Attributes:
-        directory: The models.
-        client: Reaches their engines.
         begin: Counts requests.
     """
 
@@ -113,12 +111,12 @@ class PassThrough:
     begin: Begin = _uncounted
 
     async def __call__(self, exchange: StreamExchange, *, excluding: Collection[int] = ()) -> bool:
-        """Pass a request on and its answer back; return False of an answer with one of these statuses, which stays.
+        """Forward a request and stream the response back; return False, without responding, at an excluded status.
 
-        The client's disconnect cancels this, which closes the engine's connection: that is what stops its generation.
+        When the client disconnects, this is cancelled and closes the engine's connection, which stops its generation.
 
         Raises:
-            RefusedError: No engine is asked, or it does not answer.
+            RefusedError: There is no engine for the request, or it does not respond.
         """
         head = exchange.head
         path = head.path.rstrip("/")
@@ -137,15 +135,15 @@ class PassThrough:
             return await forward(exchange, self.client, origin, body.content, credentials=keys, excluding=excluding)
         except HttpError as exc:
             if exchange.begun:
-                raise  # half an answer is out: the server closes the connection, so that no client takes it for a whole
-            _log.warning("engine did not answer", model=engine.alias, error=str(exc))
+                raise  # the server closes the connection, so that no client takes half a response for a whole one
+            _log.warning("engine request failed", model=engine.alias, error=str(exc))
             raise refused(502, f"the engine of {engine.alias!r} did not answer: {exc}", "engine_failed") from exc
         finally:
             end()
 
 
 async def _read(head: RequestHead, body: bytes) -> Body:
-    """Read which model a JSON body or a form names.
+    """Read the `model` of a JSON body or a form.
 
     Raises:
         RefusedError: The body is neither.
@@ -172,11 +170,11 @@ class FrontDoor:
     """The `StreamHandler` of one route.
 
     Attributes:
-        hint: What a person reads who opens the address.
-        models: What there is to ask for.
-        ready: Returns whether requests can be answered, and why not; None of a route that does not say.
-        any_field: Passes requests on; None of a route that takes listed fields alone.
-        listed_fields: Answers requests that are written anew; None of a route that only passes them on.
+        hint: Text for people who open the address.
+        models: Lists of the available models.
+        ready: Returns whether requests can be served, and the reason if not; None disables `/readyz`.
+        any_field: Forwards bodies unchanged; None if the route forwards listed fields only.
+        listed_fields: Serves requests whose bodies are rebuilt; None if the route only forwards them unchanged.
     """
 
     hint: str
@@ -196,7 +194,7 @@ class FrontDoor:
                     is_optional = listed is not None and path in _OPTIONAL
                     if await proxy(exchange, excluding=_MISSING_STATUSES if is_optional else ()):
                         return
-                assert listed is not None, "nothing else leaves a request without an answer"
+                assert listed is not None, "without it, the pass-through responds or raises"
                 await listed(exchange)
                 return
         except RefusedError as refusal:
@@ -204,13 +202,13 @@ class FrontDoor:
         await exchange.respond(answer)
 
     async def _answer(self, exchange: StreamExchange, path: str) -> Response | None:
-        """Answer what needs no engine; None for a request that does."""
+        """Return the response to a request that needs no engine; None for one that does."""
         head = exchange.head
         if is_preflight(head):
             return preflight_answer(head)
         if head.method in ("GET", "HEAD"):
             if path in _HEALTH:
-                return Response.json(200, {"status": "ok"})  # as llama.cpp's server, for those who probe either
+                return Response.json(200, {"status": "ok"})  # same as llama.cpp's server
             if path == "/readyz" and self.ready is not None:
                 is_ready, why = self.ready()
                 readiness = {"status": "ok" if is_ready else "not ready", "reason": why}
@@ -226,21 +224,21 @@ class FrontDoor:
 
 
 def _is_translated(head: RequestHead, path: str) -> bool:
-    """Whether no engine speaks it: Ollama's API, and responses that are kept, for those who read or delete one."""
+    """Return whether no engine implements a path: Ollama's API, and reading or deleting stored responses."""
     return path.startswith("/api/") or (path.startswith(RESPONSES) and head.method != "POST")
 
 
 def passing_door(proxy: PassThrough, utcnow: Callable[[], datetime], listed: StreamHandler | None = None) -> FrontDoor:
-    """Return what passes any field of requests to engines.
+    """Return the front door of a route that forwards any field.
 
     Args:
-        proxy: Passes them on.
-        utcnow: The wall clock, for the `created` field that OpenAI's model objects must have.
-        listed: Answers what engines do not speak; None leaves such requests to the engines.
+        proxy: Forwards requests to engines.
+        utcnow: Wall clock, for the mandatory `created` field of OpenAI's model objects.
+        listed: Serves requests that engines do not implement; None forwards them to the engines as well.
     """
     return FrontDoor(
         hint=_HINT if listed is None else _HINT + _OLLAMA_HINT,
-        # a model has no birthday here; the gateway's is as good and never changes
+        # the creation time of a model is unknown; the gateway's start time is constant
         models=ModelList(lambda _: models_in(proxy.directory), int(utcnow().timestamp()), proxy.client),
         any_field=proxy,
         listed_fields=listed,

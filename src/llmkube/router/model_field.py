@@ -1,10 +1,10 @@
-"""The `model` of a request's body: read and replaced where it stands, at a bounded price.
+"""Reads and replaces the `model` of a request body in place, at a bounded cost.
 
-A small body is parsed. A large one, of pictures for instance, is scanned in slices: no tree is built, and between two
-slices other tasks run. What is nested inside is passed over and left to the engine to judge.
+A small body is parsed. A large one, with images for instance, is scanned in slices without building a tree, and other
+tasks run between slices. Nested values are skipped; the engine validates them.
 
-Of a form with files (RFC 7578), as OpenAI's clients send audio, only the lines between the parts are looked for, in
-slices as well; what a file holds is passed over.
+In a multipart form (RFC 7578), which OpenAI's clients use for audio, only the boundaries are searched for, in slices as
+well; file contents are skipped.
 """
 
 import re
@@ -17,17 +17,17 @@ import orjson
 import trio
 
 PARSE_BYTES: Final = 256 * 1024
-"""Up to this size a body is parsed: at worst ten milliseconds, which no other task can use."""
+"""Bodies up to this size are parsed, which blocks all other tasks for at most ten milliseconds."""
 
 SLICE_BYTES: Final = 512 * 1024
 SLICE_TOKENS: Final = 2_000
-"""How much is scanned at a time: some milliseconds."""
+"""Tokens per slice: a few milliseconds of scanning."""
 
 MAX_TOKENS: Final = 250_000
-"""Strings, and beginnings and ends of objects and arrays, in a body: at most a second of scanning."""
+"""Strings and brackets in a body: at most a second of scanning."""
 
 MAX_SPACE_BYTES: Final = 64 * 1024
-"""Space in a row between two members."""
+"""Consecutive whitespace between two members."""
 
 _MAX_KEY_BYTES: Final = 32  # "model" with every letter written as \uXXXX, and its quotes
 _MAX_NAME_BYTES: Final = 4096
@@ -38,17 +38,17 @@ _SCALAR: Final = re.compile(rb"[-+.0-9A-Za-z]+")
 
 
 class BodyError(Exception):
-    """The body is no JSON object, or has more in it than is scanned; says so to the client."""
+    """A body is not a JSON object, or exceeds the scanning limits; the message is for the client."""
 
 
 @attrs.frozen
 class Span:
-    """Where a value of `model` stands among the body's bytes, and what it is.
+    """Position and value of one `model` member of a body.
 
     Attributes:
-        start: Its first byte.
-        end: The byte after its last.
-        value: The string, None for `null`, and 0 for whatever else stands there.
+        start: Offset of its first byte.
+        end: Offset after its last byte.
+        value: The string, None for `null`, 0 for any other type.
     """
 
     start: int
@@ -57,9 +57,9 @@ class Span:
 
 
 async def read_model(body: bytes) -> tuple[object, tuple[Span, ...] | None]:
-    """Return the value of `model`, None without one, and where it stands if that was looked for.
+    """Return the value of `model`, None if missing, and the spans of all such members if the body was scanned.
 
-    Of several the last one counts, as parsers have it.
+    The last of several wins, as in JSON parsers.
 
     Raises:
         BodyError: The body is not a JSON object, or has too many parts.
@@ -74,10 +74,10 @@ async def read_model(body: bytes) -> tuple[object, tuple[Span, ...] | None]:
 
 
 async def replace_model(body: bytes, value: str, spans: tuple[Span, ...] | None) -> bytes:
-    """Return the body with another value of `model`; every other byte stays as the client wrote it."""
+    """Return the body with another value of `model` and every other byte unchanged."""
     spans = await find_model(body) if spans is None else spans
     written = orjson.dumps(value)
-    if not spans:  # a request that names none, where there is only one
+    if not spans:  # a request without a model, where there is only one
         start = body.index(b"{") + 1
         rest = body[start:]
         comma = b"" if rest.lstrip(b" \t\n\r").startswith(b"}") else b","
@@ -90,10 +90,10 @@ async def replace_model(body: bytes, value: str, spans: tuple[Span, ...] | None)
 
 
 async def find_model(body: bytes) -> tuple[Span, ...]:
-    """Return every `model` of the object that the body is, without building it.
+    """Return the spans of every `model` member of the top-level object, without parsing the body.
 
     Raises:
-        BodyError: The body is not a JSON object as far as one can see without parsing it, or has too many parts.
+        BodyError: The body is visibly not a JSON object, or has too many parts.
     """
     scanner = _Scanner(body)
     for _ in scanner.scan():
@@ -109,7 +109,7 @@ def _parsed(body: bytes) -> Any:
 
 
 class _Scanner:
-    """Reads the members of an object; yields whenever a slice is done."""
+    """Scans the members of an object; yields after each slice."""
 
     def __init__(self, body: bytes) -> None:
         self.found: list[Span] = []
@@ -120,7 +120,7 @@ class _Scanner:
         self._slice_tokens = 0
 
     def scan(self) -> Iterator[None]:
-        """Find every `model`, yielding in between."""
+        """Find every `model` member; yield after each slice."""
         self._space()
         self._expect(b"{")
         self._space()
@@ -137,7 +137,7 @@ class _Scanner:
             self._expect(b"}")
         self._space()
         if self._at != len(self._body):
-            raise BodyError("the body must be one JSON object; something comes after it")
+            raise BodyError("the body must be one JSON object; data follows it")
 
     def _member(self) -> Iterator[None]:
         start = self._at
@@ -177,7 +177,7 @@ class _Scanner:
         while True:
             yield from self._pause()
             plain = _PLAIN.match(self._body, self._at, self._at + SLICE_BYTES)
-            assert plain is not None  # it matches nothing, too
+            assert plain is not None  # it also matches the empty string
             self._at = plain.end()
             mark = self._peek()
             if mark == b'"':
@@ -198,16 +198,16 @@ class _Scanner:
         while True:
             yield from self._pause()
             text = _TEXT.match(self._body, self._at, self._at + SLICE_BYTES)
-            assert text is not None  # it matches nothing, too
+            assert text is not None  # it also matches the empty string
             stuck, self._at = text.end() == self._at, text.end()
             if self._peek() == b'"':
                 self._at += 1
                 return
             if stuck:
-                raise BodyError("the body ends in a string")
+                raise BodyError("the body ends inside a string")
 
     def _pause(self) -> Iterator[None]:
-        """Count a part of the body, and yield if the slice is done."""
+        """Count a token, and yield if the slice is done."""
         self._tokens += 1
         self._slice_tokens += 1
         if self._tokens > MAX_TOKENS:
@@ -218,10 +218,10 @@ class _Scanner:
 
     def _space(self) -> None:
         space = _SPACE.match(self._body, self._at, self._at + MAX_SPACE_BYTES)
-        assert space is not None  # it matches nothing, too
+        assert space is not None  # it also matches the empty string
         self._at = space.end()
         if self._at - space.start() == MAX_SPACE_BYTES:
-            raise BodyError(f"the body has {MAX_SPACE_BYTES} bytes of space in a row")
+            raise BodyError(f"the body has {MAX_SPACE_BYTES} consecutive bytes of whitespace")
 
     def _peek(self) -> bytes:
         return self._body[self._at : self._at + 1]
@@ -241,12 +241,12 @@ _BOUNDARY: Final = re.compile(r"[0-9A-Za-z'()+_,./:=? -]{0,69}[0-9A-Za-z'()+_,./
 
 @attrs.frozen
 class FormModel:
-    """The field, and where it stands among the body's bytes.
+    """Position and value of the `model` field of a form.
 
     Attributes:
-        value: What the client wrote; None of a form that names no model.
-        start: The value's first byte; without one, where a part may be put in.
-        end: The byte after its last.
+        value: Value as sent; None if the form has no such field.
+        start: Offset of its first byte; without a value, the offset where a part can be inserted.
+        end: Offset after its last byte.
     """
 
     value: str | None
@@ -255,10 +255,10 @@ class FormModel:
 
 
 def boundary_of(content_type: str | None) -> bytes | None:
-    """Return what stands between the parts of a form; None of a body that is none.
+    """Return the boundary of a multipart form; None if the body is not one.
 
     Raises:
-        BodyError: It is a form that does not say.
+        BodyError: The form has no valid boundary.
     """
     message = Message()
     message["Content-Type"] = content_type or ""
@@ -271,10 +271,10 @@ def boundary_of(content_type: str | None) -> bytes | None:
 
 
 async def read_form_model(body: bytes, boundary: bytes) -> FormModel:
-    """Return the field `model` of a form; of several the last one counts, as for JSON.
+    """Return the field `model` of a form; the last of several wins, as in JSON.
 
     Raises:
-        BodyError: The body is no such form, or has too many parts.
+        BodyError: The body is not such a form, or has too many parts.
     """
     mark = b"--" + boundary
     if not body.startswith(mark):
@@ -297,7 +297,7 @@ async def read_form_model(body: bytes, boundary: bytes) -> FormModel:
 
 
 def replace_form_model(body: bytes, boundary: bytes, found: FormModel, value: str) -> bytes:
-    """Return the form with another `model`; every other byte stays as the client wrote it."""
+    """Return the form with another `model` and every other byte unchanged."""
     written = value.encode()
     if found.value is None:
         written = b'--%b\r\nContent-Disposition: form-data; name="model"\r\n\r\n%b\r\n' % (boundary, written)

@@ -1,7 +1,7 @@
-"""What a client is told that asks which models there are, in OpenAI's words and in Ollama's.
+"""Lists of models in OpenAI's and Ollama's formats.
 
-Context, sizes and kinds of input are the engine's own words, asked for once per engine: what a spec asks for and what
-an engine made of it may differ. A model whose engine does not answer is listed without them.
+Context length, sizes and input types are those that the engine reports, which may differ from its spec; each engine is
+queried once. A model whose engine does not respond is listed without them.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -21,7 +21,7 @@ from llmkube.router.dispatch.request_body import BodyError, parse_body
 from llmkube.router.refusals import refused
 
 LIST_TIMEOUT_SECONDS: Final = 2.0
-"""For all engines together: a list is for people and menus."""
+"""For all engines together: people and menus wait for a list."""
 
 _ENGINE_FIELDS: Final = ("meta", "architecture")
 _CAPABILITIES: Final[Mapping[str, str]] = {"chat": "completion", "embedding": "embedding", "rerank": "rerank"}
@@ -29,16 +29,16 @@ _CAPABILITIES: Final[Mapping[str, str]] = {"chat": "completion", "embedding": "e
 
 @attrs.frozen(kw_only=True)
 class ModelEntry:
-    """One model that a client can ask for.
+    """One model that clients can request.
 
     Attributes:
-        name: What it is called.
-        owner: Who has it, in OpenAI's words.
-        is_alias: Whether it is a further id of a model that is listed by its name.
+        name: Model id.
+        owner: Value of `owned_by` in OpenAI's format.
+        is_alias: Whether it is an additional id of a model that is also listed by its name.
         runs: Whether an engine of ours serves it now.
-        tags: What it can, in the words of `Backend.capabilities`.
-        members: What OpenAI's clients read of it beside that.
-        engine: Whose own words they read as well; None of a model whose engine is not asked.
+        tags: Capabilities, as in `Backend.capabilities`.
+        members: Further members in OpenAI's format.
+        engine: Engine that is queried for more members; None for none.
     """
 
     name: str
@@ -51,7 +51,7 @@ class ModelEntry:
 
 
 def models_in(directory: ModelDirectory) -> list[ModelEntry]:
-    """Return each model of a directory under each of its ids."""
+    """Return one entry for each id of each model in a directory."""
     ids = [(one, False) for one in directory.model_ids()] + [(one, True) for one in directory.aliases()]
     found = []
     for name, is_alias in ids:
@@ -73,9 +73,9 @@ class ModelList:
     """The lists of one route.
 
     Attributes:
-        listed: Returns what the client of a request can ask for.
-        created: Since when, in seconds since 1970; OpenAI's objects must say.
-        client: Reaches the engines whose words are listed.
+        listed: Returns the models that the client of a request may use.
+        created: Unix time for `created`, which is mandatory in OpenAI's objects.
+        client: HTTP client for queries to engines; None queries none.
     """
 
     listed: Callable[[StreamExchange], Sequence[ModelEntry]]
@@ -84,10 +84,10 @@ class ModelList:
     _fields: dict[Backend, Mapping[str, Any]] = attrs.field(factory=dict)
 
     async def openai(self, exchange: StreamExchange, path: str) -> Response:
-        """Answer `/v1/models`, and what is below it.
+        """Serve `/v1/models` and the paths below it.
 
         Raises:
-            RefusedError: There is no such model, or the method is another one.
+            RefusedError: There is no such model, or the method is not allowed.
         """
         method, wanted = exchange.head.method, path.removeprefix("/v1").removeprefix("/models").removeprefix("/")
         if method not in ("GET", "HEAD"):
@@ -102,7 +102,7 @@ class ModelList:
         return Response.json(200, one)
 
     async def objects(self, models: Sequence[ModelEntry]) -> Sequence[dict[str, Any]]:
-        """Return models as OpenAI's clients read them, with llama.cpp's further members."""
+        """Return models in OpenAI's format, with llama.cpp's additional members."""
         engines = {each.engine for each in models if each.engine is not None}
         self._fields = {engine: fields for engine, fields in self._fields.items() if engine in engines}
         if self.client is not None and engines - self._fields.keys():
@@ -120,7 +120,7 @@ class ModelList:
         return self._fields.get(engine, {}) if engine is not None else {}
 
     def ollama(self, exchange: StreamExchange, path: str) -> Response:
-        """Answer one of the `LISTS`."""
+        """Serve one of `LIST_PATHS`."""
         allowed = ("POST",) if path == "/api/show" else ("GET", "HEAD")
         if exchange.head.method not in allowed:
             fields = {"error": f"{exchange.head.method} is not allowed on {path}"}
@@ -147,13 +147,13 @@ class ModelList:
             answer = await client.request("GET", url, headers=engine.credential_headers, max_body_bytes=1 << 20)
             self._fields[engine] = _fields_in(orjson.loads(answer.body) if answer.status == 200 else None, engine.alias)
         except (HttpError, orjson.JSONDecodeError):
-            return  # it is asked again for the next list
+            return  # the next list queries it again
 
 
 def _fields_in(answer: object, alias: str) -> Mapping[str, Any]:
-    """Return what a list says of a model: an engine's of its one, whatever its id, a gateway's by its id."""
+    """Return the fields of a model in a list: by its id, or those of the only model, whatever its id."""
     listed = answer.get("data") if isinstance(answer, dict) else None
     models = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
-    ids = {alias, alias.rpartition("/")[2]}  # a gateway lists the short one where only one namespace has it
+    ids = {alias, alias.rpartition("/")[2]}  # a gateway lists the short id if it is unique among namespaces
     fields = next((each for each in models if each.get("id") in ids), models[0] if len(models) == 1 else {})
     return {name: fields[name] for name in _ENGINE_FIELDS if isinstance(fields.get(name), dict)}

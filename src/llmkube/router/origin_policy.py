@@ -1,12 +1,12 @@
-"""Which web pages may use the gateway: those of this machine and of the networks around it.
+"""Origin policy of the gateway: web pages of this machine and of the networks around it may use it.
 
-A browser lets any page post to 127.0.0.1, and llama-server's answer tells it that the page may read what comes back. A
-page can even move its own name to 127.0.0.1 (DNS rebinding): `Host` and `Origin` then agree. So `Origin` is judged,
-which browsers set and pages cannot. Programs send none: they may come by any name, through any proxy or tunnel.
-A page that may use the gateway may read its answers (CORS), and no other may: one rule, and not two that drift apart.
+A browser lets any page post to 127.0.0.1, and llama-server's CORS headers let the page read the response. A page can
+even point its own name at 127.0.0.1 (DNS rebinding): `Host` and `Origin` then agree. So the policy checks `Origin`,
+which browsers set and pages cannot. Programs send none: they may use any name, through any proxy or tunnel.
+The same rule decides which pages may use the gateway and which may read its responses (CORS).
 
-One thing is left to a page that has moved its name: a browser sends no `Origin` when a page gets something from its own
-address, so it can read what models there are. To generate, it has to post, and that always carries one.
+A rebinding page can still list the models: a browser sends no `Origin` with a same-origin GET. To generate text it has
+to POST, which always carries one.
 """
 
 import ipaddress
@@ -20,17 +20,17 @@ from llmkube.router.refusals import refused
 from llmkube.weights.address_policy import embedded_ipv4
 
 _LOCAL_DOMAINS: Final = (".localhost", ".local", ".internal", ".home.arpa", ".lan")
-"""Names that are not in the internet's DNS (RFC 6761, 6762 and 8375, ICANN on `.internal`; `.lan` by custom)."""
+"""Domains outside the public DNS (RFC 6761, 6762 and 8375, ICANN on `.internal`; `.lan` by custom)."""
 
 _SINGLE_LABEL: Final = re.compile(r"(?!xn--)[a-z0-9_-]{3,}")
-"""A name without a dot, as networks at home give one to a machine.
+"""A name without a dot, as home networks give one to a machine.
 
-In the internet's DNS a name without a dot is a top-level domain. Those of countries may have an address of their own,
-as `http://ai` had (RFC 7085); they have two letters, or begin with `xn--`. ICANN forbids it to all others (SAC 053).
+In the public DNS a name without a dot is a top-level domain. Those of countries may have an address, as `http://ai` had
+(RFC 7085); they have two letters, or begin with `xn--`. ICANN forbids addresses of all others (SAC 053).
 """
 
 _FORM_TYPES: Final = ("application/x-www-form-urlencoded", "multipart/form-data", "text/plain")
-"""What a form can send (HTML, 4.10.21.8)."""
+"""Content types that a form can send (HTML, 4.10.21.8)."""
 
 _NEAR_NETWORKS: Final = tuple(
     map(
@@ -45,25 +45,26 @@ _NEAR_NETWORKS: Final = tuple(
 
 
 _WEB_SCHEMES: Final = frozenset({"http", "https", "ws", "wss", "ftp"})
-"""Schemes whose pages come from a network. Every other one was registered on this machine by a program on it."""
+"""Schemes whose pages come from a network. Programs on this machine register all others."""
 
 _METHODS: Final = "GET, HEAD, POST"
 _DELETE_PREFIX: Final = "/v1/responses/"
-"""What a client may delete: responses that a router keeps for it."""
+"""Path prefix where DELETE is allowed: stored responses."""
 
 _PREFLIGHT_SECONDS: Final = 600
-"""How long a browser remembers what it was allowed."""
+"""Time for which a browser caches a preflight response."""
 
 _FIELD_NAMES: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+( *, *[!#$%&'*+\-.^_`|~0-9A-Za-z]+)*")  # RFC 9110, 5.6
 
 
 def is_foreign_origin(headers: Headers) -> bool:
-    """Whether a web page from elsewhere makes this request, or one that does not say where it is from.
+    """Return whether a request comes from a foreign web page, or from a page with an opaque origin.
 
-    A page that came over https by the very name that it asks is behind a proxy of the user's: no attacker moves a name
-    to a server that has no certificate for it, and what such a page fetches over http, a browser blocks. Forms it lets
-    go: a page that moves its name can send one here, with that Origin, under the referrer policy `unsafe-url`. Other
-    schemes are those of desktop programs and browser extensions.
+    An https page with the same name as `Host` is behind the user's own proxy: DNS rebinding fails there, because this
+    server has no certificate for the attacker's name, and a browser blocks what such a page fetches over http. But
+    browsers let a page submit a form over http: a rebinding page can send one with that Origin, under the referrer
+    policy `unsafe-url`, so content types of forms are excluded. Schemes other than those of the web belong to desktop
+    programs and browser extensions.
     """
     origin, host = headers.get("origin"), headers.get("host")
     if origin is None:
@@ -84,19 +85,19 @@ def _could_be_form(headers: Headers) -> bool:
 
 
 def refuse_foreign_pages(head: RequestHead, peer: str) -> Response | None:
-    """Let web pages from elsewhere use nothing here: the `Judge` of the gateway's server."""
+    """Refuse requests of foreign web pages: the `RequestFilter` of the gateway's server."""
     if not is_foreign_origin(head.lines):
         return None
-    hint = "pages of this machine and its networks may, and those of an https proxy that passes their Host on"
+    hint = "pages of this machine and its networks may, and pages behind an https proxy that forwards the Host header"
     message = f"the web page {head.lines.get('origin')} may not use this gateway; {hint}"
     return refused(403, message, "origin_refused").response
 
 
 def cors_lines(head: RequestHead) -> bytes:
-    """Return the lines by which a browser lets a page read an answer, for pages that may use the gateway: its `Stamp`.
+    """Return the CORS header lines for a page that may use the gateway, none for others: the gateway's `Stamp`.
 
-    The page is named, and no `*`: a browser that has kept an answer gives it to no other page. Cookies are not granted;
-    the gateway has none, so that no page acts with what a user has shown to another one.
+    The origin is named instead of `*`, so that a browser does not give a cached response to another page. Credentials
+    are not allowed: the gateway has no cookies, so no page can act with the login of another.
     """
     origin = head.lines.get("origin")
     if origin is None or not origin.isprintable() or is_foreign_origin(head.lines):
@@ -106,13 +107,16 @@ def cors_lines(head: RequestHead) -> bytes:
 
 
 def is_preflight(head: RequestHead) -> bool:
-    """Whether a browser asks, without a body and without the page's key, what the page may send (Fetch, 3.3.2)."""
+    """Return whether a request is a CORS preflight, which has no body and no key of the page (Fetch, 3.3.2)."""
     asks = head.method == "OPTIONS" and "origin" in head.lines and "access-control-request-method" in head.lines
     return asks and not head.length and not head.chunked
 
 
 def preflight_answer(head: RequestHead) -> Response:
-    """Allow the page, which `cors_lines` names, every header that it asks for: programs may send them all as well."""
+    """Return a preflight response that allows every requested header, as programs may send any.
+
+    `cors_lines` adds the origin.
+    """
     methods = f"{_METHODS}, DELETE" if head.path.startswith(_DELETE_PREFIX) else _METHODS
     lines = [("Access-Control-Allow-Methods", methods), ("Access-Control-Max-Age", str(_PREFLIGHT_SECONDS))]
     requested = head.lines.get("access-control-request-headers") or ""
@@ -124,7 +128,7 @@ def preflight_answer(head: RequestHead) -> Response:
 
 
 def is_local(host: str) -> bool:
-    """Whether a name or an address is of this machine or of the networks around it."""
+    """Return whether a name or an address belongs to this machine or to the networks around it."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

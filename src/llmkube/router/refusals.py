@@ -1,4 +1,4 @@
-"""What a client is told when it gets no engine's answer: OpenAI's shape of an error, which its clients understand."""
+"""Error responses of the router itself, in OpenAI's format, which clients understand."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -15,7 +15,7 @@ _KINDS: Final[Mapping[int, str]] = {
 
 
 class RefusedError(Exception):
-    """The request gets an answer of our own."""
+    """The router responds with an error of its own."""
 
     def __init__(self, response: Response, code: str, error: dict[str, str]) -> None:
         super().__init__(response.status)
@@ -25,16 +25,16 @@ class RefusedError(Exception):
 
 
 def error_object(status: int, message: str, code: str) -> dict[str, str]:
-    """Return what stands under `error`."""
+    """Return the value of `error`."""
     return {"message": message, "type": kind_of(status), "code": code}
 
 
 def kind_of(status: int) -> str:
-    """Return OpenAI's `type` of an error with this status."""
+    """Return OpenAI's error `type` for a status."""
     return _KINDS.get(status) or ("invalid_request_error" if status < 500 else "server_error")
 
 
 def refused(status: int, message: str, code: str, headers: Mapping[str, str] = NO_HEADERS, **more: str) -> RefusedError:
-    """Return a refusal, to be raised; `more` are further members of the error."""
+    """Return an exception to raise; `more` are additional members of the error."""
     error = error_object(status, message, code) | more
     return RefusedError(Response.json(status, {"error": error}, headers=Headers.of(headers)), code, error)

@@ -1,4 +1,4 @@
-"""A turn at an engine: a request waits until it is its turn, and gives its slot on when it ends, however it ends."""
+"""Turns at engines: a request waits for a slot, and frees it when it ends, however it ends."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -12,17 +12,17 @@ from llmkube.router.config.routing_config import Backend
 from llmkube.router.fair_queue import FairQueue
 
 DEFAULT_ANSWER_TOKENS: Final = 256.0
-"""The length of an answer of an engine that has not answered yet."""
+"""Assumed length of an answer until the engine has answered once."""
 
 DEFAULT_SECONDS: Final = 5.0
-"""How long a request takes of an engine that has not answered yet."""
+"""Assumed duration of a request until the engine has answered once."""
 
 MAX_RETRY_SECONDS: Final = 600
 BYTES_PER_TOKEN: Final = 4
 _EWMA_WEIGHT: Final = 0.2
 
 Engine = tuple[str, str]
-"""Its address, and the model that it is asked for: two backends may name one engine."""
+"""Address and model: two backends may name the same engine."""
 
 
 @attrs.define(eq=False)
@@ -30,14 +30,13 @@ class Turn:
     """One request in a queue.
 
     Attributes:
-        tenant: Whose.
-        tokens: What it is taken to take.
-        took: What it is charged.
-        called: Set when it is its turn, or when it has to leave.
-        admitted_at: When its turn came; None before.
-        is_dropped: Whether it has to leave, for the queue is full.
+        tokens: Estimated tokens.
+        took: Tokens to charge.
+        called: Set when it is admitted or dropped.
+        admitted_at: Time of admission; None before.
+        is_dropped: Whether it was dropped from a full queue.
         has_siblings: Whether more requests of its tenant waited when it was dropped.
-        answer_tokens: Length of its answer; None while that is not known.
+        answer_tokens: Length of its answer; None while unknown.
     """
 
     tenant: str
@@ -52,12 +51,11 @@ class Turn:
 
 @attrs.define(eq=False)
 class EngineQueue:
-    """The queue of one engine, and what its requests take: means in which the newest counts a fifth.
+    """Queue of one engine, with moving averages in which the newest value has a weight of a fifth.
 
     Attributes:
-        queue: Who waits.
-        answer_tokens: Of an answer.
-        seconds: From a turn to its end.
+        answer_tokens: Average length of an answer.
+        seconds: Average time from admission to the end of a request.
     """
 
     queue: FairQueue[Turn]
@@ -65,41 +63,41 @@ class EngineQueue:
     seconds: float = DEFAULT_SECONDS
 
     def tokens_of(self, body_bytes: int, max_tokens: int | None) -> int:
-        """Return what a request is taken to take.
+        """Estimate the tokens of a request.
 
         Args:
             body_bytes: Length of its body.
-            max_tokens: Tokens that its answer has at most; None if it does not say.
+            max_tokens: Limit on its answer; None for none.
         """
         answer = self.answer_tokens if max_tokens is None else min(max_tokens, self.answer_tokens)
         return max(1, body_bytes // BYTES_PER_TOKEN + round(answer))
 
     def answered(self, turn: Turn, took: int, answer_tokens: int) -> None:
-        """Charge an answer, and learn from it."""
+        """Charge an answer, and update the averages."""
         turn.took, turn.answer_tokens = took, answer_tokens
         self.answer_tokens += _EWMA_WEIGHT * (answer_tokens - self.answer_tokens)
         if turn.admitted_at is not None:
             self.seconds += _EWMA_WEIGHT * (trio.current_time() - turn.admitted_at - self.seconds)
 
     def retry_seconds(self) -> int:
-        """Return after how many seconds each tenant that is here has had a turn."""
+        """Return the estimated seconds until each current tenant has had a turn."""
         wait = math.ceil(self.seconds * self.queue.active / self.queue.slots)
         return min(max(1, wait), MAX_RETRY_SECONDS)
 
     def admit(self) -> None:
-        """Call those whose turn it is."""
+        """Admit requests to free slots and wake them."""
         for turn in self.queue.admit():
             turn.admitted_at = trio.current_time()
             turn.called.set()
 
     def return_slot(self) -> None:
-        """Free a slot that was taken without a turn."""
+        """Free a slot that was taken without queueing."""
         self.queue.return_slot()
         if self.queue.waiting:
             self.admit()
 
     def retry_info(self, turn: Turn) -> tuple[int, bool]:
-        """Return of a turn that did not come in how many seconds to ask again, and if its own tenant is the reason."""
+        """Return the retry delay for a turn that was not admitted, and whether its own tenant fills the queue."""
         return self.retry_seconds(), turn.has_siblings if turn.is_dropped else self.queue.waiting_of(turn.tenant) > 1
 
 
@@ -116,19 +114,19 @@ class Turns:
         return line
 
     def waiting(self, backend: Backend) -> int:
-        """Return how many requests wait for a backend."""
+        """Return the number of requests waiting for a backend."""
         line = self._lines.get(_engine(backend))
         return line.queue.waiting if line is not None else 0
 
     def keep_only(self, backends: frozenset[Engine]) -> None:
-        """Forget the engines that no backend names any more, and that nothing waits for or has."""
+        """Forget engines that no backend names any more and that have no requests."""
         for engine, line in list(self._lines.items()):
             if engine not in backends and not line.queue.waiting and not line.queue.running:
                 del self._lines[engine]
 
     @contextmanager
     def turn(self, backend: Backend, tenant: str, tokens: int) -> Iterator[Turn]:
-        """Stand in the queue of a backend until the scope ends; wait for `called` in it."""
+        """Hold a place in the queue of a backend; wait for `called` inside the context."""
         line = self.line(backend)
         turn = Turn(tenant, tokens, tokens)
         dropped = line.queue.offer(tenant, turn, tokens)
@@ -147,16 +145,16 @@ class Turns:
             line.admit()
 
     def try_take_slot(self, backend: Backend) -> EngineQueue | None:
-        """Take a slot of a backend if one is free, which `return_slot` frees: for a request that waits at its engine.
+        """Take a slot of a backend if one is free: for a request that queues at the engine itself.
 
-        Who waits here is called whenever one of these slots is freed, and so before later requests of that kind.
+        `return_slot` of the result frees it. That admits a request waiting here first, before later such requests.
         """
         line = self.line(backend)
         return line if line.queue.take_slot() else None
 
 
 def engines_of(backends: Iterable[Backend]) -> frozenset[Engine]:
-    """Return the engines with a queue."""
+    """Return the engines that have a queue."""
     return frozenset(_engine(each) for each in backends if each.slots)
 
 

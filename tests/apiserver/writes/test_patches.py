@@ -99,7 +99,7 @@ FAILING: list[tuple[Any, dict[str, Any], str]] = [
     ({"a": [1]}, {"op": "remove", "path": "/a/-2"}, "Unable to access invalid index: -2"),
     ({"a": 1}, {"op": "test", "path": "/a"}, "testing value /a failed"),
     ({"a": []}, {"op": "add", "path": "/a/1", "value": 1}, "Unable to access invalid index: 1"),
-    ({"a": [1]}, {"op": "remove", "path": "/a/-"}, "no index"),
+    ({"a": [1]}, {"op": "remove", "path": "/a/-"}, "is not an index"),
     ({"a": 1}, {"op": "test", "path": "/a", "value": True}, "testing value /a failed: test failed"),
     ({"a": {}}, {"op": "move", "from": "/a", "path": "/a/b"}, "move operation does not apply"),
     ({"a": 1}, {"op": "copy", "from": "/b/c", "path": "/c"}, "copy operation does not apply"),

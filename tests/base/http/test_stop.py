@@ -329,7 +329,7 @@ import trio
 from llmkube.base.http import server
 from llmkube.base.http.listen import open_listeners
 
-class Interrupted(server.Service):
+class Interrupted(server.ServerContext):
     @property
     def idle(self):
         raise KeyboardInterrupt
@@ -339,7 +339,7 @@ class Interrupted(server.Service):
         pass
 
 async def main():
-    server.Service = Interrupted
+    server.ServerContext = Interrupted
     await server.run_server(None, await open_listeners("127.0.0.1", 0))
 
 try:

@@ -146,7 +146,10 @@ async def test_after_a_change_ready_has_to_hold(autojump_clock, world):
         began = trio.current_time()
         nursery.start_soon(wait)
         await trio.sleep(SETTLE_SECONDS / 2)
-        lines = (("Accepted", "True", "Accepted", ""), ("Loaded", "False", "Stopping", "the endpoint is withdrawn"))
+        lines = (
+            ("Accepted", "True", "Accepted", ""),
+            ("Loaded", "False", "Stopping", "the endpoint is being withdrawn"),
+        )
         await world.report(InferenceService, *lines, phase="Ready")
         await trio.sleep(5)
         assert not ended

@@ -312,7 +312,7 @@ def test_another_users_stays(parent):
 
 def test_a_folder_that_was_taken_for_an_abandoned_one_is_made_again(parent, monkeypatch):
     """Between its making and its lock another front may look."""
-    real, calls = omlx_server._held, []
+    real, calls = omlx_server._lock_folder, []
 
     def held(path):
         calls.append(path)

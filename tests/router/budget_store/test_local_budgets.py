@@ -65,10 +65,10 @@ async def test_a_request_is_in_the_file_before_its_backend_hears_of_it(tmp_path)
 async def test_a_deliberate_bug_is_caught(tmp_path, monkeypatch):
     """The timeline above fails for a router that sends first."""
 
-    async def at_once(self, reservation):
+    async def at_once(self):
         await trio.lowlevel.checkpoint()
 
-    monkeypatch.setattr(local_budgets.LocalBudgets, "keep", at_once)
+    monkeypatch.setattr(local_budgets.LocalBudgets, "_next_write", at_once)
     reserved = await still_under_way(tmp_path)
     async with lab(tmp_path) as other:
         assert taken(other) < reserved

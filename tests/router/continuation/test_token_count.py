@@ -62,7 +62,7 @@ def test_a_later_engine_has_read_the_prompt_and_the_text(read, is_greedy, refuse
     count.next_engine(has_text=True)
     write(count, read, 1)
     if refused:
-        with pytest.raises(JoinError, match=f"read {read} tokens; prompt and text have 14"):
+        with pytest.raises(JoinError, match=f"engine read {read} tokens; prompt and text have 14"):
             count.check_prompt(is_greedy=is_greedy)
     else:
         count.check_prompt(is_greedy=is_greedy)

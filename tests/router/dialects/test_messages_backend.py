@@ -42,7 +42,7 @@ def test_what_a_field_becomes(chat, name, expected):
 @pytest.mark.parametrize(
     ("chat", "words"),
     [
-        (CHAT | {"n": 2}, "n is 2; messages have one answer"),
+        (CHAT | {"n": 2}, "n is 2; the Messages API supports one answer only"),
         (CHAT | {"logprobs": True}, "logprobs"),
         (CHAT | {"functions": [{}]}, "write tools"),
         (CHAT | {"modalities": ["audio"]}, "modalities has audio"),

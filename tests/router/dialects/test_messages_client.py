@@ -56,7 +56,10 @@ def test_what_a_field_becomes(body, name, expected):
         (ASKED | {"messages": []}, "messages is empty"),
         (ASKED | {"messages": "hi"}, "messages must be a list of objects"),
         (ASKED | {"messages": [{"role": "tool", "content": "x"}]}, r"messages\[0\].role is 'tool'; write user"),
-        (turn({"type": "image", "source": {"type": "url", "url": "http://x"}}), "nothing is fetched for a client"),
+        (
+            turn({"type": "image", "source": {"type": "url", "url": "http://x"}}),
+            "the router fetches nothing for clients",
+        ),
         (turn({"type": "video"}), r"messages\[0\].content\[0\].type is 'video'"),
         (ASKED | {"tools": [{"type": "web_search_20250305", "name": "w"}]}, r"tools\[0\].type is 'web_search"),
         (ASKED | {"tool_choice": {"type": "all"}}, "tool_choice.type is 'all'"),

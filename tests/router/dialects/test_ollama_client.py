@@ -73,8 +73,8 @@ def test_results_belong_to_the_calls_before_them():
     [
         (read_chat, ASKED | {"messages": []}, "messages is empty"),
         (read_chat, ASKED | {"messages": [{"role": "robot"}]}, "'robot'; write system"),
-        (read_chat, ASKED | {"messages": [{"role": "tool", "tool_name": "f"}]}, "which no message before it calls"),
-        (read_chat, ASKED | {"messages": [{"role": "user", "content": [1]}]}, "must be a text"),
+        (read_chat, ASKED | {"messages": [{"role": "tool", "tool_name": "f"}]}, "which no earlier message calls"),
+        (read_chat, ASKED | {"messages": [{"role": "user", "content": [1]}]}, "must be a string"),
         (read_chat, ASKED | {"format": "xml"}, "format is 'xml'"),
         (read_generate, {"model": "m"}, "prompt is missing"),
         (read_generate, PROMPT | {"raw": True}, "raw is set"),
@@ -82,8 +82,8 @@ def test_results_belong_to_the_calls_before_them():
         (read_generate, PROMPT | {"template": "x"}, "template is set"),
         (read_generate, PROMPT | {"context": [1]}, "context is set"),
         (read_generate, PROMPT | {"images": [7]}, "images must be a list"),
-        (read_embed, {"model": "m", "input": [1]}, "input must be a text"),
-        (read_embed, {"model": "m"}, "input must be a text"),
+        (read_embed, {"model": "m", "input": [1]}, "input must be a string"),
+        (read_embed, {"model": "m"}, "input must be a string"),
     ],
 )
 def test_what_only_ollama_does_is_refused_by_its_field(read, body, words):
@@ -171,7 +171,7 @@ def test_calls_that_are_held_have_a_bound():
         translator = OllamaTranslator(model="m")
         for call in calls[:-1]:
             translator.event({"choices": [{"delta": {"tool_calls": [call]}}]})
-        with pytest.raises(DialectError, match="or longer than"):
+        with pytest.raises(DialectError, match="more than 256 tool calls, or 4194304 characters"):
             translator.event({"choices": [{"delta": {"tool_calls": calls[-1:]}}]})
 
 

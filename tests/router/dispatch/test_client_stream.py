@@ -155,7 +155,10 @@ async def test_what_a_provider_cannot_be_asked_goes_to_one_that_can():
     async with rl.open_lab(rl.config_of(claude()), claude=rl.answer(said=SAID)) as lab:
         for _ in range(9):
             said = await lab.ask(rl.ASKED | {"n": 2})
-        assert (said.status, json.loads(said.body)["error"]["message"]) == (400, "n is 2; messages have one answer")
+        assert (said.status, json.loads(said.body)["error"]["message"]) == (
+            400,
+            "n is 2; the Messages API supports one answer only",
+        )
         assert (await lab.ask()).status == 200
 
 

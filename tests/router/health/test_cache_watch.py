@@ -5,11 +5,11 @@ import json
 import attrs
 import pytest
 import trio
-from router.health.test_signs import BUSY, IDLE
 
 from llmkube.router.health import cache_watch
 from llmkube.router.health.cache_watch import CacheWatch
 from llmkube.router.health.health_state import CacheUse
+from router.health.test_health_state import BUSY, IDLE
 from router.proxy.router_lab import WHOLE_STREAM, Player, answer, cloud, config_of, local, open_lab, saying, stream
 
 LLAMA = [b"Server: llama.cpp"]

@@ -45,7 +45,7 @@ async def test_backends_are_told_one_by_one(autojump_clock):
             await lab.ask()
         said = json.loads((await ask("/backends")).body)["backends"]
         assert said == [
-            {"name": "a", "healthy": False, "message": "it failed, and is left alone for now"},
+            {"name": "a", "healthy": False, "message": "circuit open after failures; retried automatically"},
             {"name": "b", "healthy": True, "message": ""},
             {"name": "gone", "healthy": False, "message": "there is no InferenceService gone"},
         ]

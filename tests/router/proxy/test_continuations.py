@@ -239,7 +239,7 @@ async def test_an_engine_that_does_not_come_back_ends_it(autojump_clock):
     assert (whole, rl.events_of(data)[-1]["error"]["code"]) == (False, "stream_broken_off")
     assert used == PROMPT_TOKENS + sum(tokens for _, tokens in PIECES[:4])
     assert lab.audit[0]["outcome"] == "stream_broken_off"
-    assert lab.audit[0]["notContinued"].startswith("no engine of its model went on")
+    assert lab.audit[0]["notContinued"].startswith("no engine of its model continued it")
     assert lab.metric("llmkube_router_continuations_total", outcome="no_engine") == 1
 
 
@@ -279,7 +279,7 @@ async def test_it_goes_on_three_times_at_most(autojump_clock):
     assert sum(len(each.asked) for each in players.values()) == 4
     assert (TEXT.startswith(text_in(data)), text_in(data) != "", whole) == (True, True, False)
     assert rl.events_of(data)[-1]["error"]["code"] == "stream_broken_off"
-    assert lab.audit[0]["notContinued"] == "the answer has gone on 3 times"
+    assert lab.audit[0]["notContinued"] == "the answer was already continued 3 times"
 
 
 async def test_an_engine_that_refuses_is_not_asked_again(autojump_clock):
@@ -306,7 +306,7 @@ async def test_another_answer_is_not_taken_for_the_rest(autojump_clock):
     assert (whole, rl.events_of(data)[-1]["error"]["code"]) == (False, "stream_not_joined")
     assert text_in(data) == "".join(text for text, _ in PIECES[:4])
     assert lab.audit[0]["outcome"] == "stream_not_joined"
-    assert lab.audit[0]["notContinued"].startswith("the engine has read 16 tokens")
+    assert lab.audit[0]["notContinued"].startswith("the engine read 16 tokens")
     assert lab.metric("llmkube_router_continuations_total", outcome="not_continuable") == 1
 
 
@@ -375,7 +375,7 @@ async def _play():
     players = {"a": dying("a", *[place_of("a", 2)] * 9), "other": engine_at("other")}
     lab, _, data, whole = await stream_of(rl.config_of(*backends), players)
     assert (players["other"].asked, whole) == ([], False)
-    assert lab.audit[0]["notContinued"] == "the answer has gone on 3 times"
+    assert lab.audit[0]["notContinued"] == "the answer was already continued 3 times"
     assert "error" in rl.events_of(data)[-1]
 
 

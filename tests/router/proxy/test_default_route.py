@@ -214,7 +214,7 @@ async def test_messages_are_there_where_the_engine_has_none():
         missing = await world.ask("/v1/messages", MESSAGE | {"model": "none"})
     assert missing.status == 404
     assert json.loads(missing.body)["type"] == "error"
-    assert "no model 'none'; there is 'chat'" in missing.body.decode()
+    assert "no model 'none'; available: 'chat'" in missing.body.decode()
 
 
 async def test_responses_are_kept_where_the_engine_has_none():

@@ -45,7 +45,13 @@ async def test_a_request_gets_the_answer_of_the_first_backend():
         ({"model": 7}, "/v1/chat/completions", 400, "invalid_model", "string"),
         (ASKED | {"stream": "yes"}, "/v1/chat/completions", 400, "invalid_value", "true or false"),
         (ASKED | {"temperature": "hot"}, "/v1/chat/completions", 400, "invalid_value", "temperature is 'hot'; write a"),
-        ({"model": "m", "prompt": {}}, "/v1/completions", 400, "invalid_value", "prompt is {}; write a text or a list"),
+        (
+            {"model": "m", "prompt": {}},
+            "/v1/completions",
+            400,
+            "invalid_value",
+            "prompt is {}; write a string or a list",
+        ),
         (ASKED, "/v1/images", 404, "not_found", "/v1/embeddings"),
         (ASKED, "/chat/completions", 404, "not_found", "/v1/chat/completions"),
         (

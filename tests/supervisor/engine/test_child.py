@@ -347,7 +347,7 @@ async def test_who_cannot_be_looked_at_is_waited_for(tmp_path, left):
             assert waited.cancelled_caught
             assert not processes.is_gone(record.pid)
             gone = attrs.evolve(record, pid=2**22 + 1)
-            with pytest.raises(AdoptError, match="has ended"):
+            with pytest.raises(AdoptError, match="has exited"):
                 async with adopted(tmp_path, gone):
                     pass
         async with adopted(tmp_path, record) as child:

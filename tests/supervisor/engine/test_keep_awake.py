@@ -199,7 +199,7 @@ async def test_one_that_dies_is_started_again_ever_more_slowly(autojump_clock, p
     """A program that always ends at once, or is not there, is tried 9 to 12 times in 1,000 s, and told once."""
     with capture_logs() as logs:
         assert 9 <= len(await played(program, always=True)) <= 12
-    assert [line["event"] for line in logs] == ["this Mac may fall asleep while an engine works"]
+    assert [line["event"] for line in logs] == ["power assertion lost; this Mac may sleep"]
 
 
 @pytest.mark.soak

@@ -9,7 +9,6 @@ from pathlib import Path
 import attrs
 import psutil
 import pytest
-from supervisor.nouns.entries import CHAT, ENGINE, entry
 
 from llmkube.supervisor.engine.orphans import (
     STUCK_FOLDER,
@@ -21,6 +20,7 @@ from llmkube.supervisor.engine.orphans import (
 )
 from llmkube.supervisor.host import processes
 from llmkube.supervisor.values.settings import AgentSettings
+from supervisor.values.entries import CHAT, ENGINE, entry
 
 
 @attrs.frozen

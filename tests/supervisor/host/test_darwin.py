@@ -70,9 +70,9 @@ def test_available_is_what_programs_do_not_use():
     ("kernels", "ours", "level", "why"),
     [
         (Level.NORMAL, Level.NORMAL, Level.NORMAL, ""),
-        (Level.WARNING, Level.NORMAL, Level.WARNING, "the kernel calls memory pressure warning"),
-        (Level.CRITICAL, Level.WARNING, Level.CRITICAL, "the kernel calls memory pressure critical"),
-        (Level.CRITICAL, Level.CRITICAL, Level.CRITICAL, "the kernel calls memory pressure critical"),
+        (Level.WARNING, Level.NORMAL, Level.WARNING, "the kernel reports memory pressure: warning"),
+        (Level.CRITICAL, Level.WARNING, Level.CRITICAL, "the kernel reports memory pressure: critical"),
+        (Level.CRITICAL, Level.CRITICAL, Level.CRITICAL, "the kernel reports memory pressure: critical"),
         (Level.NORMAL, Level.CRITICAL, Level.CRITICAL, "ours"),
         (Level.WARNING, Level.CRITICAL, Level.CRITICAL, "ours"),
         (Level.UNKNOWN, Level.CRITICAL, Level.UNKNOWN, "the kernel reports an unknown pressure level"),
@@ -179,7 +179,7 @@ def test_a_mac_that_shows_no_device_says_so():
     limit, source = DarwinMemory(FakeKernel()).device_limit(128 * GIB)
     assert limit < 107.5 * GIB
     assert source == GUESS
-    assert "66% of the memory, as Metal shows this process no device" in source
+    assert "66% of memory, as Metal shows this process no device" in source
 
 
 async def test_swap_and_compressor_have_rates(kernel, autojump_clock):

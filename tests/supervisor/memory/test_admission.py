@@ -44,7 +44,7 @@ def test_room_that_is_being_made_goes_to_nobody_else():
     assert not outcome.admitted
     assert not outcome.displaced
     assert refusals(outcome)["other"].block is Block.TURN
-    assert "starts when `a` has ended" in refusals(outcome)["chief"].message
+    assert "starts when `a` has exited" in refusals(outcome)["chief"].message
 
 
 def test_room_is_kept_until_the_memory_is_back():

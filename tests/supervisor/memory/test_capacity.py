@@ -13,7 +13,7 @@ def test_what_is_promised_and_not_resident_is_not_free_twice():
     """An engine that loads takes its whole promise from the budget, and from the host what it does not hold yet."""
     host = busy(holds("a", 20, resident=5, loaded_at=None))
     assert host.free_bytes == EMPTY.free_bytes - 20 * GIB
-    assert host.promised_bytes == 15 * GIB
+    assert host.unused_bytes == 15 * GIB
     assert host.headroom_bytes == EMPTY.headroom_bytes - 20 * GIB
 
 

@@ -139,7 +139,7 @@ def test_the_last_good_reading_is_held_for_three_samples(absurd):
     assert MAX_MISSED_SAMPLES == 3
     assert after(SHORT, *[absurd] * 3) == SHORT
     assert after(SHORT, *[absurd] * 4).level is Level.UNKNOWN
-    assert after(SHORT, *[absurd] * 40).why == "none of the last 40 samples could be believed"
+    assert after(SHORT, *[absurd] * 40).why == "none of the last 40 samples was plausible"
 
 
 @pytest.mark.parametrize("absurd", ABSURD)

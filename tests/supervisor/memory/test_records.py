@@ -20,7 +20,7 @@ A, B = Key("ns", "a"), Key("ns", "b")
 def test_a_reservation_is_found_as_it_is_now():
     """Every change is made to the newest state, also through an older one; a released one is no longer changed."""
     records = Records()
-    first = records.promise(A, Need(10), 0.0)
+    first = records.reserve(A, Need(10), 0.0)
     records.change(first, pid=7)
     records.change(first, measured=True)
     assert (records.newest(first).pid, records.newest(first).measured) == (7, True)
@@ -33,7 +33,7 @@ def test_a_reservation_is_found_as_it_is_now():
 def test_each_reservation_has_a_number_of_its_own():
     """Numbers are not used again, whatever service they are for."""
     records = Records()
-    numbers = {records.promise(key, Need(1), 0.0, role=role).number for key in (A, B) for role in Role}
+    numbers = {records.reserve(key, Need(1), 0.0, role=role).number for key in (A, B) for role in Role}
     assert len(numbers) == 6
 
 
@@ -43,14 +43,14 @@ def test_a_service_waits_until_it_is_promised_memory():
     records[A].request = Request(A, Need(10))
     assert [request.key for request in records.requests()] == [A]
     assert records.is_awaited
-    records.promise(A, Need(10), 0.0)
+    records.reserve(A, Need(10), 0.0)
     assert not records.is_awaited
 
 
 def test_what_moves_is_seen():
     """An engine moves while it loads or leaves, and is unmeasured from its load to the next measurement."""
     records = Records()
-    engine = records.promise(A, Need(10), 0.0, held=False)
+    engine = records.reserve(A, Need(10), 0.0, held=False)
     assert (records.is_moving, records.is_adopting) == (True, True)
     records.change(engine, held=True, pid=7, loaded_at=1.0)
     assert (records.is_moving, records.is_adopting, records.is_unmeasured) == (False, False, True)
@@ -67,8 +67,8 @@ def test_what_moves_is_seen():
 def test_how_much_more_than_the_budget_engines_hold(limit, device_limit, over):
     """The larger of both sums counts, and a fiftieth of the budget is not worth a restart."""
     records = Records()
-    records.promise(A, Need(600, 400), 0.0)
-    records.promise(B, Need(400, 200), 0.0)
+    records.reserve(A, Need(600, 400), 0.0)
+    records.reserve(B, Need(400, 200), 0.0)
     assert records.over_bytes(Budget(2000, limit, "", device_limit)) == over
 
 
@@ -167,16 +167,16 @@ def test_a_successor_that_is_left_alone_serves():
     """When the serving engine's reservation is taken out, its successor's takes its place."""
     record = ServiceRecord()
     for number, role in ((1, Role.SERVING), (2, Role.SUCCESSOR)):
-        record.promise(Reservation(number, CHAT, Need(1), role=role))
-    assert record.strike(1).number == 1
+        record.reserve(Reservation(number, CHAT, Need(1), role=role))
+    assert record.remove(1).number == 1
     assert record.engine(Role.SERVING).number == 2
-    assert record.strike(1) is None
+    assert record.remove(1) is None
 
 
 def test_an_edit_is_a_new_chance():
     """A new spec reaches every reservation, and other engines may end for the service again."""
     record = ServiceRecord(displaced_at=5.0)
-    record.promise(ENGINE)
+    record.reserve(ENGINE)
     assert record.follow(MemorySpec("high"))
     assert not record.follow(MemorySpec("high"))
     assert record.engine(Role.SERVING).spec == MemorySpec("high")

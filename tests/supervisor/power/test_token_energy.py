@@ -80,10 +80,10 @@ def measured(trace):
         elapsed = at - point.at if point is not None else 0.0
         point, interval = meter_module.integrate(point, each, at)
         mine = share(interval.joules, {KEY: elapsed}, host_cpu_seconds=elapsed, seconds=elapsed)
-        energy = energy.drew(
+        energy = energy.with_energy(
             mine.get(KEY, 0.0), measured_seconds=interval.measured_seconds, lost_seconds=interval.lost_seconds
         )
-        energy = energy if newest is None else energy.counted(newest)
+        energy = energy if newest is None else energy.with_count(newest)
     return energy.joules_per_token
 
 
@@ -162,16 +162,18 @@ def test_a_mutant_is_caught(name, monkeypatch):
 
 def test_another_process_begins_anew():
     """The figure is that of the engine that runs now."""
-    energy = TokenEnergy().counted(TokenCount(1, 0.0, 0.0)).drew(60.0, measured_seconds=30.0, lost_seconds=0.0)
-    energy = energy.counted(TokenCount(1, 30.0, 30.0))
+    energy = TokenEnergy().with_count(TokenCount(1, 0.0, 0.0))
+    energy = energy.with_energy(60.0, measured_seconds=30.0, lost_seconds=0.0)
+    energy = energy.with_count(TokenCount(1, 30.0, 30.0))
     assert energy.joules_per_token == 2.0
-    assert energy.counted(TokenCount(2, 5.0, 60.0)).joules_per_token is None
+    assert energy.with_count(TokenCount(2, 5.0, 60.0)).joules_per_token is None
 
 
 def test_a_count_that_was_heard_already_changes_nothing():
     """The meter looks at the newest count with every sample."""
-    energy = TokenEnergy().counted(TokenCount(1, 0.0, 0.0)).drew(60.0, measured_seconds=30.0, lost_seconds=0.0)
-    assert energy.counted(TokenCount(1, 0.0, 0.0)) == energy
+    energy = TokenEnergy().with_count(TokenCount(1, 0.0, 0.0))
+    energy = energy.with_energy(60.0, measured_seconds=30.0, lost_seconds=0.0)
+    assert energy.with_count(TokenCount(1, 0.0, 0.0)) == energy
 
 
 @pytest.mark.parametrize("tokens", [math.inf, math.nan])
@@ -179,5 +181,6 @@ def test_a_count_that_is_no_number_breaks_nothing(tokens):
     """The stretches before and after it are left out, and the next one counts again."""
     energy = TokenEnergy()
     for at, said in enumerate((0.0, 30.0, tokens, 60.0, 90.0)):
-        energy = energy.drew(60.0, measured_seconds=30.0, lost_seconds=0.0).counted(TokenCount(1, said, 30.0 * at))
+        energy = energy.with_energy(60.0, measured_seconds=30.0, lost_seconds=0.0)
+        energy = energy.with_count(TokenCount(1, said, 30.0 * at))
     assert energy.joules_per_token == 2.0

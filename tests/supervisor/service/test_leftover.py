@@ -57,7 +57,7 @@ def staged(tmp_path, script):
 @pytest.mark.e2e
 async def test_the_engines_own_program_runs_until_the_model_is_unloaded(tmp_path, monkeypatch):
     """In the service's log, with the agent's state directory, without a key; again after a failure alone."""
-    monkeypatch.setattr(attempt, "AGAIN", Backoff(0.05, 0.05))
+    monkeypatch.setattr(attempt, "RETRY", Backoff(0.05, 0.05))
     context, launch = staged(tmp_path, SECOND_TIME)
     with trio.fail_after(60):
         await attempt.unload_leftover(context, launch)

@@ -49,8 +49,8 @@ def look(child, *, mac=True, layers=999, runtime="llamacpp"):
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        ((FAILED,), "a command of the GPU has failed: ggml_metal_synchronize"),
-        ((LATCHED,), "a command of the GPU has failed"),
+        ((FAILED,), "a GPU command failed: ggml_metal_synchronize"),
+        ((LATCHED,), "a GPU command failed"),
         ((FAILED, MEMORY), "there was not enough memory for the GPU: error: Insufficient Memory"),
     ],
 )
@@ -72,7 +72,7 @@ async def test_an_engine_that_cannot_compute_is_not_ready():
     """One that says that it is ready, and answers 500 to a request for one token, does not get that far on Metal."""
     refused = Engine("it answers 500 to a request for one token")
     failure = await look(Child()).first_failure(refused)
-    assert "cannot be computed: it answers 500" in failure.message
+    assert "computing a token failed: it answers 500" in failure.message
     assert await look(Child()).first_failure(Engine("")) is None
     assert await look(Child(), mac=False).first_failure(refused) is None
     assert await look(Child(), layers=0).first_failure(refused) is None
@@ -88,7 +88,7 @@ async def test_a_gpu_that_fails_while_it_serves(autojump_clock):
             child.lines.append(LATCHED)
 
         nursery.start_soon(fail_later)
-        failure = await look(child).failed(child.read)
+        failure = await look(child).wait_failure(child.read)
     assert failure.reason is Reason.METAL_ERROR
 
 
@@ -99,7 +99,7 @@ async def test_mutant_a_log_that_is_looked_at_once(autojump_clock, monkeypatch):
     child = Child()
     child.lines.append(LATCHED)
     with trio.move_on_after(86400) as day:
-        await look(child).failed(child.read)
+        await look(child).wait_failure(child.read)
     assert day.cancelled_caught
 
 
@@ -127,5 +127,5 @@ async def test_the_words_of_llamacpp_mean_nothing_in_another_log(autojump_clock)
     child.lines = ["load_tensors:   CPU_Mapped model buffer size =  4685.30 MiB", LATCHED]
     assert await look(child, runtime="of-a-newer-agent").load_warning(limits.append) == ""
     with trio.move_on_after(86400) as day:
-        await look(child, runtime="of-a-newer-agent").failed(child.read)
+        await look(child, runtime="of-a-newer-agent").wait_failure(child.read)
     assert day.cancelled_caught

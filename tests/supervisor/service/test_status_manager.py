@@ -150,7 +150,7 @@ SERVING = FACTS.with_view(LOADED)
 
 
 @pytest.mark.parametrize(
-    ("reach", "api", "kinds", "suffix"),
+    ("host_address", "api", "kinds", "suffix"),
     [
         (HostAddress("192.0.2.1"), "slices", [EndpointSlice], ""),
         (HostAddress("2001:db8::1"), "slices", [EndpointSlice], ".ipv6"),

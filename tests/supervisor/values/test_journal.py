@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import attrs
 import pytest
 import trio
-from supervisor.nouns.entries import CHAT, ENGINE, PLAN, WEIGHTS, entry
 
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.local import open_local_ports
@@ -16,6 +15,7 @@ from llmkube.supervisor.values.desired import Launch
 from llmkube.supervisor.values.journal import FileJournal, JournalError, dump, load
 from llmkube.supervisor.values.settings import AgentSettings
 from llmkube.weights.estimate.demand import Component, Demand, Estimate, Location
+from supervisor.values.entries import CHAT, ENGINE, PLAN, WEIGHTS, entry
 
 
 def journal(tmp_path):

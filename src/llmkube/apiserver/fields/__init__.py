@@ -1,4 +1,4 @@
-"""Who owns which field: server-side apply, managedFields and strategic merge patches. Pure.
+"""Field ownership: server-side apply, managedFields and strategic merge patches. Pure.
 
     ownership         an apply or an update: merged object, conflicts, new managedFields
     merge, fieldset   merge and compare by schema; sets of paths (`f:`, `k:`, `v:`)

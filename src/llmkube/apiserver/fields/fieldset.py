@@ -1,4 +1,4 @@
-"""A field set is a tree of paths: who owns what in an object, written exactly as `fieldsV1` is.
+"""A field set is a tree of paths, in the form of `fieldsV1`: the fields of an object that one manager owns.
 
 A path element is the text that Kubernetes writes for it: `f:spec` (a field or a map's key), `k:{"port":80}` (an item of
 a keyed list), `v:"x"` (an item of a set), `i:0` (an index). Texts are canonical, so equal elements are equal strings.
@@ -22,21 +22,21 @@ _EMPTY: Final[Mapping[str, "FieldSet"]] = {}
 
 
 class FieldSetError(UserError):
-    """The text is no field set."""
+    """The text is not a field set."""
 
 
 def field(name: str) -> str:
-    """The element of an object's field."""
+    """Return the element of an object's field."""
     return f"f:{name}"
 
 
 def key(keys: Mapping[str, Any]) -> str:
-    """The element of a keyed list's item."""
+    """Return the element of a keyed list's item."""
     return f"k:{compact(keys)}"
 
 
 def value(item: Any) -> str:
-    """The element of a set's item."""
+    """Return the element of a set's item."""
     return f"v:{compact(item)}"
 
 
@@ -44,8 +44,8 @@ def value(item: Any) -> str:
 class FieldSet:
     """An immutable set of paths.
 
-    `members` are the elements that are in the set themselves; `children` hold what is in the set below an element. An
-    element may be both, one or the other; a child is never empty.
+    `members` are the elements that are in the set themselves; `children` have what is in the set below an element. An
+    element may be in either or in both; a child is never empty.
     """
 
     members: frozenset[str] = frozenset()
@@ -62,7 +62,7 @@ class FieldSet:
         return last in below.members
 
     def __iter__(self) -> Iterator[Path]:
-        """Every path: at each level the members first, then what is below."""
+        """Yield every path: at each level the members first, then the paths below."""
         for element in self._ordered():
             if element in self.members:
                 yield (element,)
@@ -71,18 +71,18 @@ class FieldSet:
                 yield (element, *path)
 
     def below(self, element: str) -> "FieldSet":
-        """What is in the set below an element."""
+        """Return the part of the set below an element."""
         return self.children.get(element, NOTHING)
 
     def union(self, other: "FieldSet") -> "FieldSet":
-        """Every path of either."""
+        """Return the paths of either set."""
         if not self or not other:
             return self or other
         names = self.children.keys() | other.children.keys()
         return _tree(self.members | other.members, {name: self.below(name).union(other.below(name)) for name in names})
 
     def intersection(self, other: "FieldSet") -> "FieldSet":
-        """Every path of both."""
+        """Return the paths of both sets."""
         if not self or not other:
             return NOTHING
         names = self.children.keys() & other.children.keys()
@@ -91,7 +91,7 @@ class FieldSet:
         )
 
     def difference(self, other: "FieldSet") -> "FieldSet":
-        """Every path of this that is not in the other."""
+        """Return the paths of this set that are not in the other."""
         if not self or not other:
             return self
         return _tree(
@@ -100,7 +100,7 @@ class FieldSet:
         )
 
     def without_below(self, other: "FieldSet") -> "FieldSet":
-        """Every path of this that is neither in the other nor below one of the other's paths."""
+        """Return the paths of this set that are neither in the other nor below one of the other's paths."""
         if not self or not other:
             return self
         return _tree(
@@ -114,12 +114,12 @@ class FieldSet:
 
     @cached_property
     def elements(self) -> frozenset[str]:
-        """Every element that is in the set itself or has something of the set below it."""
+        """All elements that are in the set or have paths below them."""
         return self.members | self.children.keys()
 
     @classmethod
     def of(cls, paths: Iterable[Path]) -> Self:
-        """Gather paths into a set."""
+        """Build a set from paths."""
         members = set()
         below: dict[str, list[Path]] = {}
         for first, *rest in paths:
@@ -131,10 +131,10 @@ class FieldSet:
 
     @classmethod
     def parse(cls, raw: Any) -> Self:
-        """Read the JSON form.
+        """Parse the JSON form.
 
         Raises:
-            FieldSetError: It is not one: an element without a known prefix, or a value that is no object.
+            FieldSetError: It is malformed: an element without a known prefix, or a value that is not an object.
         """
         if not is_object(raw):
             raise FieldSetError(f"expected an object in a field set, got {raw!r}")
@@ -153,18 +153,18 @@ class FieldSet:
 
     @cached_property
     def json(self) -> Mapping[str, Any]:
-        """The JSON form, in Kubernetes' order: fields, keyed items, values, indexes; not to be edited."""
+        """The JSON form, in Kubernetes' order: fields, keyed items, values, indexes; do not edit it."""
         return self._build_json()
 
     def _build_json(self) -> dict[str, Any]:
         written: dict[str, Any] = {}
         for element in self._ordered():
-            inner = self.below(element)._build_json()  # noqa: SLF001 (its own kind)
+            inner = self.below(element)._build_json()  # noqa: SLF001 (its own class)
             written[element] = {".": {}, **inner} if inner and element in self.members else inner
         return written
 
     def _ordered(self) -> list[str]:
-        texts = sorted(self.elements)  # as they are: pairs take five times as long. Fields, indexes, keys, values
+        texts = sorted(self.elements)  # as strings: pairs take five times as long. Fields, indexes, keys, values
         indexes = [text for text in texts if text[0] == "i"]
         return [*(text for text in texts if text[0] != "i"), *indexes] if indexes else texts
 

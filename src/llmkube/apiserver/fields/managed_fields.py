@@ -1,7 +1,7 @@
-"""`metadata.managedFields` is read into a table of managers and written back in Kubernetes' order.
+"""Reads `metadata.managedFields` into a table of managers, and writes it back in Kubernetes' order.
 
-Facts: `k8s.io/apimachinery/pkg/util/managedfields`: what identifies a manager, how entries are sorted, that at most ten
-managers of updates are remembered one by one.
+Facts: `k8s.io/apimachinery/pkg/util/managedfields`: the identity of a manager, the order of entries, and that at most
+ten managers of updates have entries of their own.
 """
 
 import functools
@@ -19,20 +19,20 @@ Operation = Literal["Apply", "Update"]
 
 MAX_UPDATERS: Final = 10
 ANCIENT: Final = "ancient-changes"
-"""The manager that inherits from the oldest updaters when there are too many."""
+"""The manager that takes over the fields of the oldest updaters when there are too many."""
 
 
 @attrs.frozen
 class Writer:
-    """Who wrote, how, and through which subresource; two entries with equal writers are one."""
+    """A manager, its operation and its subresource; entries with equal writers are merged."""
 
     name: str
     operation: Operation
-    api_version: str  # empty for an applier: one that moves to a new version stays the same manager
+    api_version: str  # empty for an applier, which stays the same manager in a new version
     subresource: str = ""
 
     def __str__(self) -> str:
-        """How conflicts name the writer: `"kubectl-edit" using v1`."""
+        """Return the writer as conflicts name it: `"kubectl-edit" using v1`."""
         text = f'"{self.name}"'
         if self.subresource:
             text += f' with subresource "{self.subresource}"'
@@ -41,7 +41,7 @@ class Writer:
 
 @attrs.frozen
 class Entry:
-    """What a writer owns and since when."""
+    """The fields that a writer owns, and the time of its last change."""
 
     fields: FieldSet
     api_version: str
@@ -52,17 +52,17 @@ Managers = dict[Writer, Entry]
 
 
 def applier(name: str, subresource: str = "") -> Writer:
-    """The writer of a server-side apply."""
+    """Return the writer of a server-side apply."""
     return Writer(name, "Apply", "", subresource)
 
 
 def updater(name: str, api_version: str, subresource: str = "") -> Writer:
-    """The writer of a create, an update or a patch."""
+    """Return the writer of a create, an update or a patch."""
     return Writer(name, "Update", api_version, subresource)
 
 
 def parse(raw: Any) -> Managers:
-    """Read `managedFields`; the same writer twice is merged.
+    """Parse `managedFields`; several entries of a writer are merged.
 
     Raises:
         FieldSetError: It is malformed.
@@ -89,7 +89,7 @@ def parse(raw: Any) -> Managers:
 
 
 def parse_or_none(raw: Any) -> Managers:
-    """Read `managedFields`; what is malformed counts as empty, since a client may have written anything there."""
+    """Parse `managedFields`; malformed ones are ignored, since a client may have written anything there."""
     try:
         return parse(raw)
     except FieldSetError:
@@ -97,7 +97,7 @@ def parse_or_none(raw: Any) -> Managers:
 
 
 def strip(obj: Mapping[str, Any]) -> JsonObject:
-    """Return an object without `managedFields`, which is never merged; it shares everything else."""
+    """Return an object without `managedFields`, which are never merged; it shares everything else."""
     metadata = obj.get("metadata")
     if not is_object(metadata):
         return dict(obj)
@@ -105,7 +105,7 @@ def strip(obj: Mapping[str, Any]) -> JsonObject:
 
 
 def to_json(managers: Mapping[Writer, Entry]) -> list[JsonObject]:
-    """Return the entries as they stand in the object; writers that own nothing are left out."""
+    """Return the entries for `managedFields`; writers that own nothing are omitted."""
     return [
         _entry_json(writer, entry)
         for writer, entry in sorted(managers.items(), key=lambda item: _sort_key(*item))
@@ -114,7 +114,7 @@ def to_json(managers: Mapping[Writer, Entry]) -> list[JsonObject]:
 
 
 def capped(managers: Managers) -> Managers:
-    """Return the managers with the oldest updaters of each version folded into one, so that ten or fewer remain."""
+    """Return the managers with the oldest updaters of each version merged into one, so that ten or fewer remain."""
     updaters = sorted(
         (writer for writer in managers if writer.operation == "Update"),
         key=lambda writer: (managers[writer].time, str(writer)),
@@ -141,12 +141,12 @@ def capped(managers: Managers) -> Managers:
 
 @functools.lru_cache(maxsize=512)
 def _fields(text: bytes) -> FieldSet:
-    """Read an entry's `fieldsV1`: most writes leave the entries of all other managers as they are."""
+    """Parse an entry's `fieldsV1`; cached, because most writes do not change the entries of other managers."""
     return FieldSet.parse(json_text.read(text))
 
 
 def all_owned(managers: Mapping[Writer, Entry]) -> FieldSet:
-    """Return what any manager owns."""
+    """Return the fields that any manager owns."""
     return functools.reduce(FieldSet.union, (entry.fields for entry in managers.values()), FieldSet())
 
 

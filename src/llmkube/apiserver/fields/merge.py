@@ -1,7 +1,7 @@
-"""Merging, comparing and trimming follow the schema: maps key by key, keyed lists item by item, atomic values as one.
+"""Merging, comparing and trimming by schema: maps key by key, keyed lists item by item, atomic values as a whole.
 
-Server-side apply (`fields.ownership`) is made of these functions. A value whose schema says nothing is taken for what
-it looks like: maps merge, lists are atomic.
+Server-side apply (`fields.ownership`) is built on these functions. A value that the schema does not declare is treated
+by its own type: maps merge, lists are atomic.
 
 Facts: `sigs.k8s.io/structured-merge-diff`, package `typed`.
 """
@@ -35,7 +35,7 @@ class _ItemError(Exception):
 
 
 class MergeError(UserError):
-    """The object does not fit its schema, so it cannot be merged by it; the text names the path."""
+    """The object does not fit its schema and cannot be merged by it; the message names the path."""
 
     def __init__(self, path: Path, message: str) -> None:
         super().__init__(message, field=fieldset.dotted(path))
@@ -43,7 +43,7 @@ class MergeError(UserError):
 
 @attrs.frozen
 class Comparison:
-    """How a new object differs from an old one, as paths."""
+    """The difference between an old and a new object, as paths."""
 
     added: FieldSet
     modified: FieldSet
@@ -53,17 +53,17 @@ class Comparison:
         return bool(self.added or self.modified or self.removed)
 
     def without_below(self, ignored: FieldSet) -> "Comparison":
-        """The comparison without what lies at or below the given paths."""
+        """Return the comparison without what is at or below the given paths."""
         return Comparison(*(part.without_below(ignored) for part in (self.added, self.modified, self.removed)))
 
     @property
     def written(self) -> FieldSet:
-        """What the writer set to a new value."""
+        """The paths that the writer set to a new value."""
         return self.added.union(self.modified)
 
 
 def paths_of(value: Any, schema: Schema, path: Path = ()) -> FieldSet:
-    """Return the paths that a manager owns who applies `value`.
+    """Return the paths that a manager owns when it applies `value`.
 
     Raises:
         MergeError: A keyed list's item lacks its key, or a value has the wrong shape.
@@ -109,7 +109,7 @@ def compare(old: Any, new: Any, schema: Schema) -> Comparison:
 
 def _compare(old: Any, new: Any, schema: Schema, path: Path, found: dict[str, list[Path]]) -> None:
     if old is new:
-        return  # `merge` shares what it leaves alone
+        return  # `merge` shares what it does not change
     leaf = _is_leaf_pair(schema, old, new)
     if old is ABSENT:
         found["added"].append(path)
@@ -131,7 +131,7 @@ def _pairs(old: Any, new: Any, schema: Schema, path: Path) -> Iterator[tuple[str
 
 
 def _by_element(value: Any, schema: Schema, path: Path) -> dict[str, Any]:
-    """Return a container's parts by element: of several of the same, the first."""
+    """Return a container's parts by element; of equal elements, the first."""
     found: dict[str, Any] = {}
     for element, item in _parts(value, schema, path):
         found.setdefault(element, item)
@@ -139,7 +139,7 @@ def _by_element(value: Any, schema: Schema, path: Path) -> dict[str, Any]:
 
 
 def misfits(value: Any, schema: Schema, path: Path = ()) -> Iterator[MergeError]:
-    """Yield what keeps a configuration from being applied: undeclared fields, wrong types, items without a key."""
+    """Yield the reasons why a configuration cannot be applied: undeclared fields, wrong types, items without a key."""
     if value is None or schema.int_or_string or not schema.type:
         return
     wanted, has_shape, describe = _SHAPES[schema.type]
@@ -161,7 +161,7 @@ def _misfit_fields(value: Mapping[str, Any], schema: Schema, path: Path) -> Iter
 
 
 def _misfit_items(value: Sequence[Any], schema: Schema, path: Path) -> Iterator[MergeError]:
-    assert schema.items is not None, "the caller has looked"
+    assert schema.items is not None, "checked by the caller"
     seen: set[str] = set()
     for index, item in enumerate(value):
         element = f"i:{index}"
@@ -196,10 +196,10 @@ _SHAPES: Final[Mapping[str, tuple[str, Callable[[Any], bool], Callable[[Any], st
 
 
 def merge(live: Any, applied: Any, schema: Schema, path: Path = ()) -> Any:
-    """Return `live` with `applied`, which has no `misfits`, laid over it; what it does not replace stays.
+    """Return `live` with `applied`, which has no `misfits`, merged into it; what is not replaced stays.
 
-    The result shares what it takes over whole with either, and is `live` itself where nothing is new: treat it as
-    frozen.
+    The result shares the parts that it takes over unchanged, and is `live` itself where nothing is new: treat it as
+    immutable.
 
     Raises:
         MergeError: As for `paths_of`.
@@ -221,7 +221,7 @@ def merge(live: Any, applied: Any, schema: Schema, path: Path = ()) -> Any:
 
 
 def _merge_lists(live: Sequence[Any], applied: Sequence[Any], schema: Schema, path: Path) -> list[Any]:
-    """Merge items of the same key; applied items keep their order, live ones their place between shared neighbours."""
+    """Merge items of the same key; applied ones keep their order, live ones their place between shared neighbours."""
     left = elements_of(live, schema, path)
     right = elements_of(applied, schema, path)
     first_live = dict(zip(reversed(left), reversed(live), strict=True))
@@ -241,7 +241,7 @@ def _merge_lists(live: Sequence[Any], applied: Sequence[Any], schema: Schema, pa
             merged.append(item)
         elif shared and element == shared[0]:
             while take() != element:
-                pass  # what is new and stands before it
+                pass  # new items before it
             shared.popleft()
     while rest:
         take()
@@ -249,7 +249,7 @@ def _merge_lists(live: Sequence[Any], applied: Sequence[Any], schema: Schema, pa
 
 
 def remove(value: Any, unwanted: FieldSet, schema: Schema) -> Any:
-    """Return `value` without the items and fields at the given paths; of a container that loses all, null is left."""
+    """Return `value` without the items and fields at the given paths; a container that loses all becomes null."""
     if not unwanted or is_leaf(schema, value):
         return value
     kept = [
@@ -263,14 +263,14 @@ def remove(value: Any, unwanted: FieldSet, schema: Schema) -> Any:
 
 
 def with_named(paths: FieldSet, schema: Schema) -> FieldSet:
-    """Return the set with every declared field above a path as a member, so that emptied structures go away too."""
+    """Return the set with every declared field above a path as a member, so that emptied structures are removed too."""
     children = {element: with_named(below, _inner(schema, element)) for element, below in paths.children.items()}
     declared = {element for element in children if element[0] == "f" and element[2:] in schema.properties}
     return FieldSet(paths.members | declared, children)
 
 
 def is_leaf(schema: Schema, value: Any) -> bool:
-    """Whether the value is owned as one: a scalar, or a container that the schema or its silence makes atomic."""
+    """Whether the value is owned as a whole: a scalar, or a container that is atomic by its schema or undeclared."""
     if is_object(value):
         return schema.map_atomic or schema.type not in {"", "object"}
     if is_list(value):
@@ -285,7 +285,7 @@ def is_leaf(schema: Schema, value: Any) -> bool:
 
 
 def _is_leaf_pair(schema: Schema, old: Any, new: Any) -> bool:
-    """Whether two values are compared as one; two empty ones are, which keeps null, `{}` and `[]` apart."""
+    """Whether two values are compared as a whole; two empty ones are, so that null, `{}` and `[]` are different."""
     before, after = (type(side) not in _NON_CONTAINERS for side in (old, new))
     if not (before and old) and not (after and new):
         return True
@@ -293,7 +293,7 @@ def _is_leaf_pair(schema: Schema, old: Any, new: Any) -> bool:
         return is_object(old) != is_object(new) or is_leaf(schema, old) or is_leaf(schema, new)
     one, other = (old, new) if before else (new, old)
     if other is not None and other is not ABSENT:
-        return True  # the type changed under a schema that says nothing
+        return True  # the type changed, and the schema does not declare it
     return is_leaf(schema, one)
 
 
@@ -301,7 +301,7 @@ _NON_CONTAINERS: Final = SCALARS | {type(ABSENT)}
 
 
 def elements_of(items: Sequence[Any], schema: Schema, path: Path) -> list[str]:
-    """Return what identifies the items of a keyed list or a set.
+    """Return the path elements of the items of a keyed list or a set.
 
     Raises:
         MergeError: As for `paths_of`.

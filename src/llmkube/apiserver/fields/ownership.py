@@ -1,8 +1,8 @@
-"""Who owns which field is decided here, for server-side apply and for every other write.
+"""Field ownership, for server-side apply and for every other write.
 
-An apply lays a configuration over the live object: what the manager owned and no longer names goes away unless
-another manager owns it, and a value that another manager owns is a conflict unless the apply is forced. Any other write
-takes what it changes from its owners.
+An apply merges a configuration into the live object: a field that the manager owned and no longer names is removed
+unless another manager owns it, and changing a value that another manager owns is a conflict unless the apply is forced.
+Other writes take over the fields that they change.
 
 Facts: KEP-555; `sigs.k8s.io/structured-merge-diff/merge`; `k8s.io/apimachinery/pkg/util/managedfields`.
 """
@@ -41,7 +41,7 @@ _IDENTITY: Final = FieldSet.of(
         ),
     ]
 )
-"""What no manager owns: the object's identity and what the server keeps."""
+"""Fields that no manager owns: the object's identity and metadata that the server maintains."""
 
 _BEFORE_FIRST_APPLY: Final = "before-first-apply"
 
@@ -50,14 +50,14 @@ _NOTHING: Final[Mapping[str, Any]] = {}
 
 @attrs.frozen
 class Endpoint:
-    """What ownership depends on where an object is written."""
+    """The properties of an endpoint that ownership depends on."""
 
     schema: Schema  # of the whole object
     subresource: str = ""  # such as `status`; part of the manager's identity
     zero: Mapping[str, Any] = _NOTHING
-    """What an object of the kind is before anything is set (`defaults.zero`); built-in kinds have `spec: {}`."""
+    """An object of the kind before anything is set (`defaults.zero`); built-in kinds have `spec: {}`."""
     reset: FieldSet = fieldset.NOTHING
-    """Paths that this endpoint does not write (`strategy.reset_fields`); no manager comes to own what is there."""
+    """Paths that this endpoint does not write (`strategy.reset_fields`); no manager gets to own them through it."""
 
 
 @attrs.frozen
@@ -74,7 +74,7 @@ class Conflict:
 
 
 class ApplyConflictError(UserError):
-    """Other managers own fields that the apply would change; the text is kube-apiserver's."""
+    """Other managers own fields that the apply would change; the message is kube-apiserver's."""
 
     def __init__(self, conflicts: tuple[Conflict, ...]) -> None:
         self.conflicts = conflicts
@@ -102,17 +102,17 @@ def server_side_apply(
     now: str,
     force: bool = False,
 ) -> JsonObject:
-    """Return the live object with the configuration applied; defaults are the caller's to fill in after it.
+    """Return the live object with the configuration applied; the caller fills in defaults afterwards.
 
-    It has its `managedFields`, and shares what did not change, so treat it as frozen.
+    It has its `managedFields`, and shares what did not change, so treat it as immutable.
 
     Args:
         live: The stored object, or None to create.
         applied: The configuration as the client sent it, not defaulted and not pruned.
-        manager: Who applies; the caller has refused an empty one.
-        endpoint: What is written.
+        manager: Name of the manager that applies; the caller has refused an empty one.
+        endpoint: The endpoint that is written.
         now: RFC 3339, for the manager's entry when something changes.
-        force: Take fields that others own, instead of raising a conflict.
+        force: Take over fields that others own, instead of raising a conflict.
 
     Raises:
         ApplyRefusedError: Another apiVersion, or `managedFields` in the configuration.
@@ -124,7 +124,7 @@ def server_side_apply(
     version = _check_version(live, applied)
     base = managed_fields.strip(live if live is not None else endpoint.zero)
     schema = endpoint.schema
-    managers = _managers_before_apply(live, base, version, endpoint)
+    managers = _managers_of_apply(live, base, version, endpoint)
     writer = managed_fields.applier(manager, endpoint.subresource)
 
     last = managers.get(writer)
@@ -135,7 +135,7 @@ def server_side_apply(
     managers[writer] = Entry(named, version, last.time if last else "")
     merged = merge(base, applied, schema)
     if last is not None and owned == last.fields:
-        owned = last.fields  # the very same, whose JSON is known
+        owned = last.fields  # the same instance, whose JSON is cached
     elif last is not None:
         merged = _prune(merged, managers, last.fields, schema)
 
@@ -150,13 +150,12 @@ def server_side_apply(
 def record_write(
     live: Mapping[str, Any] | None, new: Mapping[str, Any], manager: str, endpoint: Endpoint, *, now: str
 ) -> JsonObject:
-    """Return the object as it is to be stored after a create, update or patch, with ownership brought up to date.
+    """Return the object to be stored after a create, update or patch, with ownership updated.
 
     Call it with the object as the client wants it, defaulted and pruned, before the server's own changes.
-    `managedFields` in `new` is believed when it parses (clients migrate their entries that way), and `[{}]` in it
-    forgets all managers. The other arguments are those of `server_side_apply`. An object that does not fit its schema
-    (an item of a keyed list lacks its key) is recorded without an owner: refusing it is validation's part, which knows
-    more.
+    `managedFields` in `new` are used if they are valid (clients migrate their entries that way), and `[{}]` in it drops
+    all managers. The other arguments are those of `server_side_apply`. An object that does not fit its schema (an item
+    of a keyed list lacks its key) is recorded without an owner; validation refuses it later, with a more exact message.
     """
     base = managed_fields.strip(live if live is not None else endpoint.zero)
     wanted = managed_fields.strip(new)
@@ -179,7 +178,7 @@ def record_write(
 
 
 def equal_except_times(left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
-    """Whether two objects differ in the times of their `managedFields` at most, so that a write is none."""
+    """Whether two objects differ at most in the times of their `managedFields`, so that a write changes nothing."""
     return _equal_except("metadata", left, right) and _equal_metadata(left.get("metadata"), right.get("metadata"))
 
 
@@ -195,7 +194,7 @@ def _equal_metadata(left: Any, right: Any) -> bool:
 
 
 def _equal_except(ignored: str, left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
-    """Whether two objects are equal in every field but one, which may also be missing."""
+    """Whether two objects are equal in every field except one, which may also be missing."""
     return left.keys() - {ignored} == right.keys() - {ignored} and all(
         same(value, right[name]) for name, value in left.items() if name != ignored
     )
@@ -211,9 +210,7 @@ def _check_version(live: Mapping[str, Any] | None, applied: Mapping[str, Any]) -
     return version
 
 
-def _managers_before_apply(
-    live: Mapping[str, Any] | None, base: JsonObject, version: str, endpoint: Endpoint
-) -> Managers:
+def _managers_of_apply(live: Mapping[str, Any] | None, base: JsonObject, version: str, endpoint: Endpoint) -> Managers:
     if live is None:
         return {}
     managers = managed_fields.parse_or_none((live.get("metadata") or {}).get("managedFields"))
@@ -238,7 +235,7 @@ def _managers_of_update(live: Mapping[str, Any] | None, new: Mapping[str, Any], 
 
 
 def _prune(merged: JsonObject, managers: Managers, last: FieldSet, schema: Schema) -> JsonObject:
-    """Remove what the manager owned last time and no manager owns now."""
+    """Remove what the manager owned before and no manager owns now."""
     if not last.difference(managed_fields.all_owned(managers)):
         return merged
     last = with_named(last, schema)
@@ -254,7 +251,7 @@ def _prune(merged: JsonObject, managers: Managers, last: FieldSet, schema: Schem
 
 
 def _resolve_conflicts(managers: Managers, writer: Writer | None, change: Comparison, *, force: bool) -> Managers:
-    """Take what changed away from every other manager, or raise a conflict."""
+    """Take what changed from all other managers, or raise a conflict."""
     written = change.written
     lost = {other: entry.fields.intersection(written) for other, entry in managers.items() if other != writer}
     if not force:

@@ -1,4 +1,4 @@
-"""A strategic merge patch merges the lists that the schema names by their keys; built-in kinds only.
+"""A strategic merge patch merges lists by the keys that the schema declares; for built-in kinds only.
 
 Facts: `k8s.io/apimachinery/pkg/util/strategicpatch` and Kubernetes' "strategic-merge-patch" document: the directives
 `$patch` (replace, delete, merge), `$retainKeys`, `$setElementOrder/<list>` and `$deleteFromPrimitiveList/<list>`.
@@ -19,7 +19,7 @@ _DELETE: Final = "$deleteFromPrimitiveList/"
 
 
 class StrategicPatchError(UserError):
-    """The patch is no strategic merge patch for this kind: to kube-apiserver, an internal error (HTTP 500)."""
+    """The patch is not a strategic merge patch for this kind: in kube-apiserver, an internal error (HTTP 500)."""
 
 
 def strategic_merge_patch(target: Mapping[str, Any], patch: Mapping[str, Any], schema: Schema) -> JsonObject:
@@ -50,7 +50,7 @@ def _merge_maps(target: JsonObject, patch: Mapping[str, Any], schema: Schema) ->
 
 
 def _arrange(target: JsonObject, before: Mapping[str, Sequence[Any]], patch: Mapping[str, Any], schema: Schema) -> None:
-    """Obey the directives about whole lists, after their items are merged."""
+    """Apply the directives for whole lists, after their items are merged."""
     for name, unwanted in _lists(patch, _DELETE).items():
         if is_list(target.get(name)):
             dropped = set(map(compact, unwanted))
@@ -67,14 +67,14 @@ def _patch_field(target: JsonObject, name: str, value: Any, inner: Schema) -> No
     elif is_object(value):
         _patch_map(target, name, value, inner)
     elif is_list(value) and "merge" in inner.patch_strategies:
-        # where there is no list yet nothing is merged, not even two items of one key
+        # into no list, or an empty one, nothing is merged, not even two items with the same key
         target[name] = _merge_lists(target[name], value, inner) if target.get(name) else _without_directives(value)
     else:
         target[name] = copy(value)
 
 
 def _without_directives(value: Any) -> Any:
-    """Return a part of a patch as it is taken over whole: without directives and nulls."""
+    """Return a part of a patch that is taken over as a whole, without directives and nulls."""
     if is_object(value):
         kept = {name: item for name, item in value.items() if name[:1] != "$" and item is not None}
         return {name: _without_directives(item) for name, item in kept.items()}
@@ -94,7 +94,7 @@ def _patch_map(target: JsonObject, name: str, value: Mapping[str, Any], inner: S
 
 
 def _retain(target: JsonObject, patch: Mapping[str, Any]) -> JsonObject:
-    """Keep the listed keys only; every key that the patch sets must be among them."""
+    """Drop all keys except the listed ones; every key that the patch sets must be among them."""
     if not is_list(patch[_RETAIN]):
         raise StrategicPatchError(f"{_RETAIN} must be a list")
     kept = {name for name in patch[_RETAIN] if isinstance(name, str)}
@@ -122,7 +122,7 @@ def _merge_lists(target: Sequence[Any], patch: Sequence[Any], schema: Schema) ->
             raise StrategicPatchError("an item of a list that merges by key must be an object")
     if any(item.get(_PATCH) == "replace" for item in patch):
         return [copy(item) for item in patch if _PATCH not in item]
-    merged: dict[str, list[Any]] = {}  # by key: what is there twice is merged as the first, and goes as one
+    merged: dict[str, list[Any]] = {}  # by key: of duplicates, the first is merged; all are deleted together
     for item in target:
         merged.setdefault(compact(item.get(schema.patch_merge_key)), []).append(item)
     for item in patch:
@@ -132,7 +132,7 @@ def _merge_lists(target: Sequence[Any], patch: Sequence[Any], schema: Schema) ->
         elif wanted in merged:
             merged[wanted][0] = _merge_maps(merged[wanted][0], item, schema.items or ANYTHING)
         else:
-            merged[wanted] = [copy(item)]  # as it is: kube-apiserver takes a directive in it for an unknown field
+            merged[wanted] = [copy(item)]  # unchanged: to kube-apiserver, a directive in it is an unknown field
     return _ordered([item for items in merged.values() for item in items], patch, target, schema.patch_merge_key)
 
 
@@ -143,9 +143,9 @@ def _key_of(item: Mapping[str, Any], key: str) -> Any:
 
 
 def _ordered(items: Sequence[Any], requested: Sequence[Any], before: Sequence[Any], key: str) -> list[Any]:
-    """Bring a merged list into order: the items of the patch as asked, the others as they were.
+    """Sort a merged list: the items of the patch in the requested order, the others as they were.
 
-    Between an item of each kind decides where both stood before; one that is new goes first.
+    Between one of each, their previous order decides; if either is new, the item of the patch goes first.
     """
 
     def key_of(item: Any) -> str:

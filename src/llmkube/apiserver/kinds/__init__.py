@@ -1,6 +1,6 @@
-"""Which kinds the server has: built-in ones and those of CustomResourceDefinitions. Pure.
+"""The kinds that the server has: built-in ones and those of CustomResourceDefinitions. Pure.
 
-catalog, kind_info      kinds by group, version and plural; CRDs come and go
-builtin_rules, *_rules  what kube-apiserver defaults and validates beyond a schema
+catalog, kind_info      kinds by group, version and plural; CRDs add and remove some
+builtin_rules, *_rules  kube-apiserver's defaults and validation beyond a schema
 scale                   the scale subresource
 """

@@ -1,7 +1,7 @@
-"""What a schema cannot say about the built-in kinds: their own defaults, rules and memory.
+"""Rules of the built-in kinds that a schema cannot express: defaults, immutable fields and validation.
 
-Each kind has up to three functions in `BEHAVIOURS`: `fill` completes what a client sent, `prepare` makes the object
-ready to be stored (create and update), `check` judges it.
+`BEHAVIOURS` has the functions of each kind: `fill` completes what a client sent, `prepare` makes the object ready to be
+stored (create and update), `check` validates it.
 
 Facts: `k8s.io/kubernetes/pkg/apis/*/validation` and `pkg/registry`.
 """
@@ -33,7 +33,7 @@ Prepare = Callable[[JsonObject, Old], None]
 Check = Callable[[Mapping[str, Any], Old], Iterator[FieldError]]
 
 MAX_DATA_BYTES: Final = 1024 * 1024
-"""All values of a Secret or ConfigMap together."""
+"""Limit for all values of a Secret or ConfigMap together."""
 
 _KEY: Final = re.compile(r"[-._a-zA-Z0-9]+")
 _REQUIRED_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -50,7 +50,7 @@ def _nothing(*_: Any) -> Any:
 
 @attrs.frozen
 class Behaviour:
-    """What is special about one kind; None where there is nothing to do."""
+    """The special rules of one kind; None where there are none."""
 
     fill: Fill | None = None
     prepare: Prepare | None = None
@@ -131,7 +131,7 @@ def _check_keys(data: Mapping[str, Any], path: str) -> Iterator[FieldError]:
 
 
 def _check_immutable(obj: Mapping[str, Any], old: Mapping[str, Any], names: tuple[str, ...]) -> Iterator[FieldError]:
-    """Refuse changes to an object that declared itself immutable."""
+    """Refuse changes to an object that is marked as immutable."""
     if not old.get("immutable"):
         return
     why = "field is immutable when `immutable` is set"
@@ -179,6 +179,6 @@ BEHAVIOURS: Final[Mapping[str, Behaviour]] = {
         fill=crd_rules.fill, prepare=crd_rules.prepare, check=crd_rules.check
     ),
 }
-"""By the resource's full name; a kind that is not listed is special in nothing."""
+"""By the resource's full name; other kinds have no special rules."""
 
 DEFAULT_BEHAVIOUR: Final = Behaviour()

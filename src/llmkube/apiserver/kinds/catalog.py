@@ -1,4 +1,4 @@
-"""The catalog says what is served right now: the built-in kinds, and those of every CustomResourceDefinition."""
+"""The catalog lists the kinds that are served now: the built-in ones, and those of every CustomResourceDefinition."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
@@ -15,12 +15,12 @@ SERVICES: Final = "services"
 
 
 def ref_of(kind: KindInfo, namespace: str, name: str) -> Ref:
-    """Return the place of an object; a cluster-scoped one has no namespace."""
+    """Return the reference to an object; a cluster-scoped one has no namespace."""
     return Ref(kind.resource.full_name, Key(namespace if kind.resource.namespaced else "", name))
 
 
 def in_version(kind: KindInfo, stored: Object) -> Object:
-    """Return a stored object as this version of its kind shows it (conversion strategy None: only the name changes)."""
+    """Return a stored object in this version of its kind (conversion strategy None: only apiVersion changes)."""
     version = kind.resource.api_version
     return stored if stored.get("apiVersion") == version else {**stored, "apiVersion": version}
 
@@ -42,15 +42,15 @@ class Catalog:
             self._serve(name, kinds)
 
     def find(self, group: str, version: str, plural: str) -> KindInfo | None:
-        """Return the kind at that URL."""
+        """Return the kind at that URL, or None."""
         return self._by_path.get((group, version, plural))
 
     def versions(self, storage: str) -> tuple[KindInfo, ...]:
-        """Return the served versions of a kind; nothing when it is not served."""
+        """Return the served versions of a kind; empty when it is not served."""
         return self._by_storage.get(storage, ())
 
     def find_kind(self, api_version: str, kind_name: str) -> KindInfo | None:
-        """Return the kind that an object's apiVersion and kind name; the version need not be the stored one."""
+        """Return the kind of an object with that apiVersion and kind; any version of the group matches."""
         group = api_version.rpartition("/")[0]
         return next((kind for kind in self if (kind.resource.kind, kind.resource.group) == (kind_name, group)), None)
 
@@ -59,11 +59,11 @@ class Catalog:
             yield from self.versions(storage)
 
     def storages(self) -> Iterable[str]:
-        """Return the storage names of everything that is served."""
+        """Return the storage names of all kinds that are served."""
         return tuple(self._by_storage)
 
     def read(self, crd: Mapping[str, Any]) -> tuple[KindInfo, ...]:
-        """Return the kinds of a CRD; those of a large one take long to read, and are remembered for `add_crd`."""
+        """Return the kinds of a CRD; reading a large one takes long, so the result is cached for `add_crd`."""
         last, kinds = self._last_read
         if last is not crd:
             kinds = kinds_from_crd(crd)
@@ -71,14 +71,14 @@ class Catalog:
         return kinds
 
     def add_crd(self, crd: Mapping[str, Any]) -> None:
-        """Serve what a CRD describes, instead of what it described before."""
+        """Serve the kinds of a CRD, in place of those that it had before."""
         kinds = self.read(crd)
         name = str(crd["metadata"]["name"])
         self.remove_crd(name)
         self._serve(name, kinds)
 
     def remove_crd(self, name: str) -> None:
-        """Serve a CRD's kinds no longer."""
+        """Stop serving a CRD's kinds."""
         for kind in self._by_storage.pop(name, ()):
             resource = kind.resource
             self._by_path.pop((resource.group, resource.version, resource.plural), None)

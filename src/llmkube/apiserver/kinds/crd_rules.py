@@ -1,7 +1,7 @@
-"""A CustomResourceDefinition is judged before it is believed: names, versions and the rules of structural schemas.
+"""Validation of CustomResourceDefinitions: names, versions and the rules of structural schemas.
 
 Facts: kubernetes.io, "Extend the Kubernetes API with CustomResourceDefinitions" (structural schemas, the forbidden
-keywords, defaulting, validation rules); wording as `k8s.io/apiextensions-apiserver` has it.
+keywords, defaulting, validation rules); wording as in `k8s.io/apiextensions-apiserver`.
 """
 
 import re
@@ -63,14 +63,14 @@ def fill(obj: JsonObject) -> None:
 
 
 def prepare(obj: JsonObject, old: Old) -> None:
-    """Start a new CRD with the stored versions that it has."""
+    """Set the stored versions in the status of a new CRD."""
     if old is None:
         stored = [version["name"] for version in _versions(obj) if version.get("storage") and version.get("name")]
         obj["status"] = {"storedVersions": stored}
 
 
 def accepted_status(crd: Mapping[str, Any], now: str) -> JsonObject:
-    """Return the status of a CRD whose names are free: what kubectl waits for with `--for condition=established`."""
+    """Return the status of a CRD whose names are free; kubectl waits for it with `--for condition=established`."""
     spec, status = crd["spec"], crd.get("status") or {}
     storage = next(version["name"] for version in _versions(crd) if version.get("storage"))
     stored = list(status.get("storedVersions") or ())
@@ -92,7 +92,7 @@ def accepted_status(crd: Mapping[str, Any], now: str) -> JsonObject:
 
 
 def check(obj: Mapping[str, Any], old: Old) -> Iterator[FieldError]:
-    """Judge a CRD as a whole."""
+    """Validate a CRD as a whole."""
     spec = obj.get("spec") or {}
     names = spec.get("names") or {}
     yield from _check_names(obj, spec, names)
@@ -124,24 +124,16 @@ def check(obj: Mapping[str, Any], old: Old) -> Iterator[FieldError]:
 
 
 def check_schema(raw: Mapping[str, Any], path: str) -> list[FieldError]:
-    """Judge a version's schema: structural, with defaults that fit and rules that compile."""
+    """Validate a version's schema: structural, with valid defaults and rules that compile."""
     if raw.get("type") != "object":
         if not raw.get("type"):
             return [required(at(path, "type"), "must not be empty at the root")]
         return [invalid(at(path, "type"), raw["type"], "must be object at the root")]
     errors = list(_check_node(raw, path))
-    restricted = set(((raw.get("properties") or {}).get("metadata") or {}).get("properties") or ()) - {
-        "name",
-        "generateName",
-    }
-    if restricted:
-        where = at(path, "properties[metadata]")
-        errors.append(
-            forbidden(
-                where,
-                "must not specify anything other than name and generateName, but metadata is implicitly specified",
-            )
-        )
+    restricted = set(((raw.get("properties") or {}).get("metadata") or {}).get("properties") or ())
+    if restricted - {"name", "generateName"}:
+        why = "must not specify anything other than name and generateName, but metadata is implicitly specified"
+        errors.append(forbidden(at(path, "properties[metadata]"), why))
     return errors
 
 
@@ -238,7 +230,7 @@ def _check_change(spec: Mapping[str, Any], before: Mapping[str, Any]) -> Iterato
 
 
 def _check_node(raw: Mapping[str, Any], path: str) -> Iterator[FieldError]:
-    """Judge one node of the tree that gives values their shape, and all below it."""
+    """Validate one node of the structural tree, and all below it."""
     kind = raw.get("type") or ""
     loose = raw.get("x-kubernetes-int-or-string") or raw.get("x-kubernetes-preserve-unknown-fields")
     if not kind and not loose:
@@ -267,9 +259,8 @@ def _check_keywords(raw: Mapping[str, Any], path: str) -> Iterator[FieldError]:
         if raw.get(word):
             yield forbidden(at(path, word), f"{word} is not supported")
     if raw.get("uniqueItems"):
-        yield forbidden(
-            at(path, "uniqueItems"), "uniqueItems cannot be set to true since the runtime complexity becomes quadratic"
-        )
+        why = "uniqueItems cannot be set to true since the runtime complexity becomes quadratic"
+        yield forbidden(at(path, "uniqueItems"), why)
     if raw.get("additionalProperties") is False:
         yield forbidden(at(path, "additionalProperties"), "additionalProperties cannot be set to false")
     if raw.get("properties") and raw.get("additionalProperties") is not None:
@@ -309,7 +300,7 @@ def _check_list(raw: Mapping[str, Any], kind: str, path: str) -> Iterator[FieldE
 
 
 def _check_keyed(item: Mapping[str, Any], keys: Sequence[str], path: str) -> Iterator[FieldError]:
-    """Judge a keyed list: its items are objects that always have every key."""
+    """Validate a keyed list: its items are objects that always have every key."""
     where = at(path, "x-kubernetes-list-map-keys")
     if not keys:
         yield required(where, "must not be empty if x-kubernetes-list-type is map")
@@ -338,7 +329,7 @@ def _check_branches(raw: Mapping[str, Any], path: str) -> Iterator[FieldError]:
 
 
 def _check_branch(raw: Mapping[str, Any], path: str) -> Iterator[FieldError]:
-    """A branch may add bounds, never shape."""
+    """Validate a branch of allOf, anyOf, oneOf or not: it may add bounds, but no structure."""
     for word in _FORBIDDEN_IN_BRANCHES:
         if raw.get(word):
             yield forbidden(at(path, word), "must be empty to be structural")

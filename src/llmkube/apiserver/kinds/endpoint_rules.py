@@ -1,7 +1,7 @@
-"""Endpoints and EndpointSlices refuse addresses that mean something else on every machine.
+"""Validation of Endpoints and EndpointSlices; addresses that mean something else on each machine are refused.
 
 Facts: `k8s.io/kubernetes/pkg/apis/core/validation` and `pkg/apis/discovery/validation`. Multicast addresses beyond the
-link-local ones pass, as they do there.
+link-local ones are accepted, as in Kubernetes.
 """
 
 import ipaddress
@@ -37,7 +37,7 @@ Old = Mapping[str, Any] | None
 
 
 def check_slice(obj: Mapping[str, Any], old: Old) -> Iterator[FieldError]:
-    """Judge an EndpointSlice."""
+    """Validate an EndpointSlice."""
     kind = obj.get("addressType") or ""
     if not kind:
         yield required("addressType")
@@ -51,7 +51,7 @@ def check_slice(obj: Mapping[str, Any], old: Old) -> Iterator[FieldError]:
         yield immutable("addressType", kind)
     before = set(map(compact, (old or {}).get("endpoints") or ()))
     for index, endpoint in enumerate(endpoints):
-        if compact(endpoint) not in before:  # what was there may stay
+        if compact(endpoint) not in before:  # an unchanged endpoint may stay
             yield from _check_endpoint(endpoint, kind, at_index("endpoints", index))
     yield from _check_slice_ports(obj.get("ports") or (), "ports")
 
@@ -95,7 +95,7 @@ def _check_address(address: str, kind: str, listed: str, path: str) -> Iterator[
 
 
 def _address_problem(address: str) -> str:
-    """Say what makes an address one that programs read differently."""
+    """Return why an address is invalid, or is read differently by different programs; empty when it is fine."""
     if _LEADING_ZERO.search(address) and _parse(_LEADING_ZERO.sub("", address)) is not None and ":" not in address:
         return "must not have leading 0s"
     parsed = _parse(address)
@@ -115,7 +115,7 @@ def _parse(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None
 
 
 def check_reachable(address: str, path: str) -> Iterator[FieldError]:
-    """Refuse an address that programs read differently, or that no other machine could reach this endpoint by."""
+    """Refuse an address that is invalid or ambiguous, or by which other machines cannot reach this endpoint."""
     if problem := _address_problem(address):
         yield invalid(path, address, problem)
     else:
@@ -123,7 +123,7 @@ def check_reachable(address: str, path: str) -> Iterator[FieldError]:
 
 
 def check_not_special(address: str, path: str) -> Iterator[FieldError]:
-    """Refuse an address that no other machine could reach this endpoint by."""
+    """Refuse an address by which other machines cannot reach this endpoint."""
     parsed = _parse(address)
     if parsed is None:
         yield invalid(path, address, _NO_ADDRESS)
@@ -155,7 +155,7 @@ def _check_slice_ports(ports: Sequence[Mapping[str, Any]], path: str) -> Iterato
 
 
 def check_protocol(port: Mapping[str, Any], path: str) -> Iterator[FieldError]:
-    """Judge a port's protocol."""
+    """Validate a port's protocol."""
     protocol = port.get("protocol") or ""
     if not protocol:
         yield required(at(path, "protocol"))
@@ -164,14 +164,14 @@ def check_protocol(port: Mapping[str, Any], path: str) -> Iterator[FieldError]:
 
 
 def check_app_protocol(port: Mapping[str, Any], path: str) -> Iterator[FieldError]:
-    """Judge a port's hint at the protocol inside."""
+    """Validate a port's application protocol, which is a hint."""
     hint = port.get("appProtocol")
     if hint is not None and (problem := name_rules.qualified(hint)):
         yield invalid(at(path, "appProtocol"), hint, problem)
 
 
 def check_port_number(number: Any, path: str) -> Iterator[FieldError]:
-    """Judge a port's number."""
+    """Validate a port's number."""
     if not isinstance(number, int) or not 1 <= number <= 65535:
         yield invalid(path, number, "must be between 1 and 65535, inclusive")
 
@@ -189,7 +189,7 @@ def _check_ip(address: Mapping[str, Any], path: str) -> Iterator[FieldError]:
 
 
 def check_endpoints(obj: Mapping[str, Any], _old: Old) -> Iterator[FieldError]:
-    """Judge a classic Endpoints object."""
+    """Validate an Endpoints object."""
     for index, subset in enumerate(obj.get("subsets") or ()):
         path = at_index("subsets", index)
         if not subset.get("addresses") and not subset.get("notReadyAddresses"):
@@ -211,18 +211,18 @@ def check_endpoints(obj: Mapping[str, Any], _old: Old) -> Iterator[FieldError]:
 
 
 def fill_slice(obj: dict[str, Any]) -> None:
-    """Drop what only the beta version of slices had."""
+    """Drop the field that only the beta version of slices had."""
     for endpoint in obj.get("endpoints") or ():
         endpoint.pop("deprecatedTopology", None)
 
 
 def slice_warnings(obj: Mapping[str, Any]) -> list[str]:
-    """Return the warning about the kind of address that no proxy looks at."""
+    """Return the warning about FQDN addresses, which no proxy uses."""
     return ["spec.addressType: FQDN endpoints are deprecated"] if obj.get("addressType") == "FQDN" else []
 
 
 def address_warnings(obj: Mapping[str, Any]) -> list[str]:
-    """Return the warnings about addresses of a classic Endpoints object that have a shorter spelling."""
+    """Return the warnings about IPv6 addresses of an Endpoints object that are not in canonical form."""
     messages = []
     for index, subset in enumerate(obj.get("subsets") or ()):
         for group in ("addresses", "notReadyAddresses"):
@@ -233,7 +233,7 @@ def address_warnings(obj: Mapping[str, Any]) -> list[str]:
 
 
 def spelling_warnings(address: str, path: str) -> list[str]:
-    """Return the warning about an IPv6 address that has a shorter spelling."""
+    """Return the warning about an IPv6 address that is not in canonical form."""
     parsed = _parse(address)
     if not isinstance(parsed, ipaddress.IPv6Address) or parsed.ipv4_mapped is not None or str(parsed) == address:
         return []

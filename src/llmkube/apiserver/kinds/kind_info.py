@@ -1,9 +1,9 @@
-"""Every kind that the server knows is one `KindInfo`: built-in kinds come from a table, custom ones from a CRD.
+"""Each kind that the server knows is a `KindInfo`: built-in kinds come from a table, custom ones from a CRD.
 
-The kinds that run things in a cluster are stored as they come: for a controller that is tried without a cluster.
-`llmkube up` does not serve them: there is no scheduler and no kubelet behind this server, and a Deployment without
-pods would be worse than none. What Kubernetes checks and fills in below `spec` is not repeated here; the controller
-is tried on a real kube-apiserver as well.
+The workload kinds are stored as they are sent, so that a controller can be tested without a cluster. `llmkube up` does
+not serve them: this server has no scheduler and no kubelet, and a Deployment without pods would be worse than none.
+Kubernetes' own validation and defaults below `spec` are not repeated here; the controller is tested on a real
+kube-apiserver as well.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +21,7 @@ from llmkube.k8s.workloads import WORKLOADS
 
 @attrs.frozen(eq=False)
 class KindInfo:
-    """All that the server must know to serve one version of a kind."""
+    """Everything that the server needs to serve one version of a kind."""
 
     resource: Resource
     schema: Schema  # of the whole object, metadata included
@@ -32,16 +32,16 @@ class KindInfo:
     served: bool = True
     storage: bool = True
     scale: Mapping[str, str] | None = None  # a CRD's: JSON paths of the replica counts, such as `.spec.replicas`
-    printer_columns: Sequence[Mapping[str, Any]] = ()  # a CRD's, beside the name
+    printer_columns: Sequence[Mapping[str, Any]] = ()  # a CRD's, in addition to the name
     selectable_fields: tuple[str, ...] = ()  # beyond metadata.name and metadata.namespace, for fieldSelector
-    name_rule: Callable[[str], str] = name_rules.subdomain  # an empty answer means that the name is fine
+    name_rule: Callable[[str], str] = name_rules.subdomain  # returns an empty text for a valid name
     deprecation_warning: str = ""
     unconditional_update: bool = False  # an update without resourceVersion is allowed
-    has_generation: bool = True  # metadata.generation is kept
+    has_generation: bool = True  # metadata.generation is maintained
 
     @property
     def status_subresource(self) -> bool:
-        """Whether `status` is written at an endpoint of its own."""
+        """Whether the kind has the `status` subresource."""
         return "status" in self.resource.subresources
 
 
@@ -101,11 +101,11 @@ BUILTIN_KINDS: Final[tuple[KindInfo, ...]] = (
         has_generation=True,
     ),
 )
-"""The kinds that are there before any CRD is."""
+"""The kinds that exist before any CRD does."""
 
 
 def kinds_from_crd(crd: Mapping[str, Any]) -> tuple[KindInfo, ...]:
-    """Return the served versions of a CRD that `crd_rules.check` found fine; the storage version has `storage` set."""
+    """Return the served versions of a CRD that has passed `crd_rules.check`; the storage version has `storage` set."""
     spec = crd["spec"]
     return tuple(_from_version(spec, version) for version in spec["versions"] if version.get("served"))
 
@@ -144,7 +144,7 @@ def _from_version(spec: Mapping[str, Any], version: Mapping[str, Any]) -> KindIn
 
 
 def _deprecation_message(spec: Mapping[str, Any], resource: Resource) -> str:
-    """Say what to use instead: the best served version that ranks above the deprecated one."""
+    """Return a warning that names the best served version that ranks above the deprecated one, if any."""
     message = f"{resource.api_version} {resource.kind} is deprecated"
     served = [each["name"] for each in spec["versions"] if each.get("served") and not each.get("deprecated")]
     better = [name for name in served if version_rank(name) < version_rank(resource.version)]
@@ -152,7 +152,7 @@ def _deprecation_message(spec: Mapping[str, Any], resource: Resource) -> str:
 
 
 def version_rank(version: str) -> tuple[int, int, int, str]:
-    """Sort key for API versions: v2 before v1 before v1beta2 before v1beta1 before v1alpha1 before anything else."""
+    """Return a sort key for API versions: v2 before v1 before v1beta2 before v1beta1 before v1alpha1 before others."""
     stability, major, minor = _parse_version(version)
     return (stability, -major, -minor, version)
 
@@ -166,13 +166,11 @@ def _parse_version(version: str) -> tuple[int, int, int]:
 
 
 def _with_metadata(raw: Mapping[str, Any]) -> JsonObject:
-    """Complete a CRD's schema with what every object has; a CRD may restrict metadata.name only."""
+    """Add the fields that every object has to a CRD's schema; a CRD may restrict metadata.name only."""
     properties = dict(raw.get("properties") or {})
     restricted = (properties.get("metadata") or {}).get("properties") or {}
     meta = dict(OBJECT_META)
-    meta["properties"] = {
-        name: {**schema, **restricted.get(name, {})} for name, schema in OBJECT_META["properties"].items()
-    }
+    meta["properties"] = {name: {**own, **restricted.get(name, {})} for name, own in OBJECT_META["properties"].items()}
     rules = (properties.get("metadata") or {}).get("x-kubernetes-validations")
     if rules:
         meta["x-kubernetes-validations"] = rules
@@ -183,7 +181,7 @@ def _with_metadata(raw: Mapping[str, Any]) -> JsonObject:
 
 WORKLOAD_KINDS: Final[tuple[KindInfo, ...]] = tuple(
     _builtin(
-        attrs.evolve(resource, subresources=tuple({"status"} & {*resource.subresources})),  # nothing here scales
+        attrs.evolve(resource, subresources=tuple({"status"} & {*resource.subresources})),  # without scale
         f"io.k8s.api.{resource.group or 'core'}.{resource.version}",
         shape="" if resource == builtins.PriorityClass.RESOURCE else "Workload",
         has_generation=True,
@@ -191,4 +189,4 @@ WORKLOAD_KINDS: Final[tuple[KindInfo, ...]] = tuple(
     )
     for resource in (*WORKLOADS, builtins.PriorityClass.RESOURCE)
 )
-"""Pods, claims, Deployments, Jobs, autoscalers, disruption budgets and PriorityClasses."""
+"""Pods, volume claims, Deployments, Jobs, autoscalers, disruption budgets and PriorityClasses."""

@@ -1,4 +1,4 @@
-"""The scale subresource shows any kind's replica counts as one `autoscaling/v1` Scale, and writes them back."""
+"""The scale subresource shows the replica counts of any kind as an `autoscaling/v1` Scale, and writes them back."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,7 @@ from llmkube.apiserver.values.json_values import copy, is_integer
 JsonObject = dict[str, Any]
 
 SCALE = Schema.parse(type_schema("io.k8s.api.autoscaling.v1.Scale"))
-"""What a Scale is made of."""
+"""Schema of a Scale."""
 
 _SHOWN_METADATA = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
 
@@ -22,7 +22,7 @@ def scale_of(stored: Object, paths: Mapping[str, str]) -> JsonObject:
     """Return the Scale of an object; a missing count in its status is 0.
 
     Raises:
-        RequestRefusedError: 500, its spec does not say how many it wants.
+        RequestRefusedError: 500, its spec has no replica count.
     """
     metadata = {name: stored["metadata"][name] for name in _SHOWN_METADATA if name in stored["metadata"]}
     status: JsonObject = {"replicas": _get(stored, paths["statusReplicasPath"]) or 0}
@@ -42,17 +42,17 @@ def scale_of(stored: Object, paths: Mapping[str, str]) -> JsonObject:
 
 
 def is_scale(shown: Mapping[str, Any]) -> bool:
-    """Whether what is to be shown is a Scale, and no object of the kind that it is of."""
+    """Whether the object to be shown is a Scale, not an object of the kind that it belongs to."""
     return shown.get("apiVersion") == "autoscaling/v1" and shown.get("kind") == "Scale"
 
 
 def scale_with_replicas(scale: JsonObject) -> JsonObject:
-    """Return a Scale that says its replicas even when they are 0, so that a patch finds the field."""
+    """Return a Scale that has its replicas even when they are 0, so that a patch finds the field."""
     return {**scale, "spec": {"replicas": 0, **scale["spec"]}}
 
 
 def scaled(stored: Object, wanted: Mapping[str, Any], paths: Mapping[str, str]) -> tuple[JsonObject, list[FieldError]]:
-    """Return the object with the replicas that a Scale asks for, and what is wrong with that Scale."""
+    """Return the object with the replicas of a Scale, and the errors in that Scale."""
     spec = wanted.get("spec") or {}
     replicas = spec.get("replicas", 0) if isinstance(spec, Mapping) else None
     if replicas is None:
@@ -68,7 +68,7 @@ def scaled(stored: Object, wanted: Mapping[str, Any], paths: Mapping[str, str]) 
 
 
 def _get(document: Any, path: str) -> Any:
-    """Follow a plain dotted path (a CRD allows no other here)."""
+    """Follow a plain dotted path, the only form that a CRD allows here."""
     for step in path.strip(".").split("."):
         document = document.get(step) if isinstance(document, Mapping) else None
     return document

@@ -1,12 +1,12 @@
-"""A Service gets its addresses once and keeps them.
+"""Defaults and validation of Services, and their cluster addresses.
 
 Facts: `k8s.io/kubernetes/pkg/apis/core/v1/defaults.go`, `pkg/apis/core/validation`, `pkg/registry/core/service`.
 
-A Service gets a ClusterIP so that it reads as it would in a cluster; nothing routes to that address here: clients
-on this machine reach an engine through the gateway. The address is stable for as long as the Service exists,
+A Service gets a ClusterIP so that it looks as it would in a cluster; nothing routes to that address here: clients on
+this machine reach an engine through the gateway. The address does not change as long as the Service exists; it is
 unique, and from Kubernetes' usual range.
 
-The address families are settled before anything else is judged: this cluster has IPv4 alone. Facts:
+The address families are determined before anything else is validated: this cluster has IPv4 only. Facts:
 `k8s.io/kubernetes/pkg/registry/core/service/storage/alloc.go`, initIPFamilyFields; a Service without an address and
 without a selector may name families that the cluster does not have, because another program writes its endpoints.
 """
@@ -46,7 +46,7 @@ Old = Mapping[str, Any] | None
 
 
 def fill(obj: JsonObject) -> None:
-    """Complete a Service with the defaults that depend on other fields."""
+    """Set the defaults of a Service that depend on other fields."""
     spec = obj.setdefault("spec", {})
     kind = spec.get("type")
     for port in spec.get("ports") or ():
@@ -63,7 +63,7 @@ def fill(obj: JsonObject) -> None:
 
 
 def _is_externally_accessible(spec: Mapping[str, Any]) -> bool:
-    """Whether traffic may come from outside of the cluster, so that there is a policy for it."""
+    """Whether traffic may come from outside the cluster, so that an external traffic policy applies."""
     kind = spec.get("type")
     return kind in _NODE_PORT_TYPES or (kind == "ClusterIP" and bool(spec.get("externalIPs")))
 
@@ -99,7 +99,7 @@ def _keep_node_ports(spec: JsonObject, before: Mapping[str, Any]) -> None:
 
 
 def _drop_cluster_fields(spec: JsonObject, before: Mapping[str, Any]) -> None:
-    """Take away what a service with an address had and an external name has not, unless the client changed it."""
+    """Remove the fields that an ExternalName service does not have, unless the client changed them."""
     for name in ("clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy", "internalTrafficPolicy"):
         _drop_if_unchanged(name, spec, before)
 
@@ -110,7 +110,7 @@ def _drop_if_unchanged(name: str, spec: JsonObject, before: Mapping[str, Any]) -
 
 
 def check(obj: Mapping[str, Any], old: Old) -> Iterator[FieldError]:
-    """Judge a Service."""
+    """Validate a Service."""
     spec = obj.get("spec") or {}
     kind = spec.get("type") or ""
     if kind not in _TYPES:
@@ -208,14 +208,14 @@ def _check_addresses_unchanged(spec: Mapping[str, Any], before: Mapping[str, Any
 
 
 def check_status(obj: Mapping[str, Any]) -> Iterator[FieldError]:
-    """Judge a Service's status."""
+    """Validate a Service's status."""
     kind = (obj.get("spec") or {}).get("type")
     if kind != "LoadBalancer" and ((obj.get("status") or {}).get("loadBalancer") or {}).get("ingress"):
         yield forbidden("status.loadBalancer.ingress", "may only be used when `spec.type` is 'LoadBalancer'")
 
 
 def warnings(obj: Mapping[str, Any]) -> list[str]:
-    """Return what a Service says in vain, or in a way that is going out of use."""
+    """Return the warnings about fields that have no effect or are deprecated."""
     spec = obj.get("spec") or {}
     external_ips, messages = spec.get("externalIPs") or (), []
     headless, is_external_name = spec.get("clusterIP") == "None", spec.get("type") == "ExternalName"
@@ -240,7 +240,7 @@ _RESERVED: Final = 16  # the first addresses are those of well-known services (1
 
 
 def allocate_cluster_ip(name: str, taken: Collection[str]) -> str:
-    """Return a free address; where possible the same one for the same name, so that a Service made anew keeps it."""
+    """Return a free address; where possible the same for the same name, so that a recreated Service keeps it."""
     size = SERVICE_NETWORK.num_addresses - _RESERVED - 1  # without the broadcast address
     start = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
     for offset in range(size):
@@ -257,7 +257,7 @@ _DUAL_STACK: Final = frozenset({"PreferDualStack", "RequireDualStack"})
 
 
 def init_families(spec: JsonObject, before: Mapping[str, Any] | None) -> list[FieldError]:
-    """Complete the families and their policy, in place; return why the cluster cannot give what is asked for.
+    """Set the families and their policy, in place; return errors for what the cluster cannot provide.
 
     Args:
         spec: The Service's, with the addresses that it has so far.
@@ -284,7 +284,7 @@ def init_families(spec: JsonObject, before: Mapping[str, Any] | None) -> list[Fi
 
 
 def _trim(spec: JsonObject, before: Mapping[str, Any]) -> None:
-    """Give less to who asks for less than there was."""
+    """Drop the second family and address when the policy changes from dual stack to a single stack."""
     if before.get("ipFamilyPolicy") in _DUAL_STACK and spec.get("ipFamilyPolicy") == "SingleStack":
         for name in ("clusterIPs", "ipFamilies"):
             if len(spec.get(name) or ()) > 1:
@@ -307,7 +307,7 @@ def _check_families(families: list[str], policy: str | None, *, released: bool) 
 
 
 def _infer_families(spec: Mapping[str, Any], families: list[str]) -> Iterator[FieldError]:
-    """Add the families that are not named from the addresses that are."""
+    """Add the families of the addresses that have none yet; yield errors for those not configured."""
     listed = spec.get("clusterIPs") or ([spec["clusterIP"]] if spec.get("clusterIP") else [])
     for index, address in enumerate(listed):
         if index < len(families) or address == "None":

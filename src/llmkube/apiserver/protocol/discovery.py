@@ -1,7 +1,7 @@
-"""Discovery tells clients what is served: the old form in many small answers, the aggregated one in two.
+"""Discovery lists what is served: in many small documents (the old form), or in two (the aggregated form).
 
-Facts: `APIGroupDiscoveryList` of apidiscovery.k8s.io/v2 (kubectl 1.30 and later; v2beta1 since 1.27),
-`APIResourceList` of v1 for everything older.
+Facts: `APIGroupDiscoveryList` of apidiscovery.k8s.io/v2 (kubectl 1.30 and later; v2beta1 since 1.27), `APIResourceList`
+of v1 for everything older.
 """
 
 import base64
@@ -26,7 +26,7 @@ VERSION: Final[Mapping[str, str]] = {
     "compiler": "",
     "platform": "",
 }
-"""What `/version` says: the Kubernetes release whose behaviour this server keeps to."""
+"""Answer to `/version`: the Kubernetes release whose behaviour this server follows."""
 
 VERBS: Final = ("create", "delete", "deletecollection", "get", "list", "patch", "update", "watch")
 _CUSTOM_VERBS: Final = ("delete", "deletecollection", "get", "list", "patch", "create", "update", "watch")
@@ -38,7 +38,7 @@ REVIEWS: Final[Mapping[str, str]] = {
     "selfsubjectaccessreviews": "SelfSubjectAccessReview",
     "selfsubjectrulesreviews": "SelfSubjectRulesReview",
 }
-"""Kinds, by plural, that are only ever posted and never stored: answers to questions about access."""
+"""Kinds by plural that are posted and answered, but never stored: questions about access."""
 
 REVIEW_VERSION: Final = ("authorization.k8s.io", "v1")
 
@@ -53,20 +53,16 @@ def aggregated(catalog: Catalog, *, core: bool, api_version: str) -> JsonObject:
                 for version, resources in versions.items()
             ]
             items.append({"metadata": {"name": group} if group else {}, "versions": listed})
-    return {
-        "kind": "APIGroupDiscoveryList",
-        "apiVersion": f"apidiscovery.k8s.io/{api_version}",
-        "metadata": {},
-        "items": items,
-    }
+    group_version = f"apidiscovery.k8s.io/{api_version}"
+    return {"kind": "APIGroupDiscoveryList", "apiVersion": group_version, "metadata": {}, "items": items}
 
 
 def _aggregate(resources: Iterable[JsonObject], group: str, version: str) -> list[JsonObject]:
-    """Return what an APIResourceList says of resources and their subresources in the aggregated form."""
+    """Convert the entries of an APIResourceList to the aggregated form."""
     found: dict[str, JsonObject] = {}
     for entry in resources:
         plural, _, subresource = entry["name"].partition("/")
-        gv = {"group": group, "version": version if group else ""}  # the core group's kinds do not say theirs
+        gv = {"group": group, "version": version if group else ""}  # the core group's kinds omit theirs
         response_kind = {name: entry.get(name, gv.get(name)) for name in ("group", "version", "kind")}
         common = {"responseKind": response_kind, "verbs": entry["verbs"]}
         if subresource:
@@ -83,7 +79,7 @@ def _aggregate(resources: Iterable[JsonObject], group: str, version: str) -> lis
 
 
 def preferred_aggregation(accept: str) -> str:
-    """Return the version of the aggregated form that the client prefers, or nothing for the old form."""
+    """Return the version of the aggregated form that the client prefers; empty for the old form."""
     for choice in parse_accept(accept):
         if not choice.accepts("application/json"):
             continue
@@ -111,13 +107,13 @@ def group_list(catalog: Catalog) -> JsonObject:
 
 
 def group(catalog: Catalog, name: str) -> JsonObject | None:
-    """Return the answer to `/apis/GROUP`."""
+    """Return the answer to `/apis/GROUP`, or None."""
     versions = _groups(catalog).get(name)
     return {"kind": "APIGroup", "apiVersion": "v1", **_group(name, versions)} if name and versions else None
 
 
 def resource_list(catalog: Catalog, name: str, version: str) -> JsonObject | None:
-    """Return the answer to `/api/VERSION` or `/apis/GROUP/VERSION`."""
+    """Return the answer to `/api/VERSION` or `/apis/GROUP/VERSION`, or None."""
     resources = _groups(catalog).get(name, {}).get(version)
     if resources is None:
         return None
@@ -130,7 +126,7 @@ def resource_list(catalog: Catalog, name: str, version: str) -> JsonObject | Non
 
 
 def _groups(catalog: Catalog) -> dict[str, dict[str, list[JsonObject]]]:
-    """Group name to version to what is served of it, as an APIResourceList says it; best version first."""
+    """Return the APIResourceList entries by group name and version, the best version first."""
     groups: dict[str, dict[str, list[JsonObject]]] = {"": {}}
     for kind in sorted(catalog, key=lambda kind: kind.resource.plural):
         resource = kind.resource
@@ -166,7 +162,7 @@ def _resources(kind: KindInfo) -> Sequence[JsonObject]:
     if kind.storage:
         main["storageVersionHash"] = _storage_version_hash(kind)
     entries = [main]
-    finalize = (_FINALIZE,) if resource.full_name == NAMESPACES else ()  # which has a way of its own
+    finalize = (_FINALIZE,) if resource.full_name == NAMESPACES else ()  # namespaces alone have it
     for name in (*finalize, *resource.subresources):
         entry = {"name": f"{resource.plural}/{name}", "singularName": "", "namespaced": resource.namespaced}
         shape = _SCALE if name == "scale" else {"kind": resource.kind}
@@ -175,14 +171,14 @@ def _resources(kind: KindInfo) -> Sequence[JsonObject]:
 
 
 def _storage_version_hash(kind: KindInfo) -> str:
-    """Name the form in which objects are stored, as kube-apiserver does: clients see by it that it has changed."""
+    """Return the hash of the storage version, as kube-apiserver does; clients detect by it that it has changed."""
     resource = kind.resource
     text = f"{resource.group}/{resource.version}/{resource.kind}"
     return base64.b64encode(hashlib.sha256(text.encode()).digest()[:8]).decode()
 
 
 def verbs(kind: KindInfo) -> tuple[str, ...]:
-    """Return what may be done with a kind, in the order in which kube-apiserver says it."""
+    """Return the verbs of a kind, in kube-apiserver's order."""
     if kind.resource.full_name == NAMESPACES:
         return tuple(verb for verb in VERBS if verb != "deletecollection")
     return VERBS if kind.builtin else _CUSTOM_VERBS

@@ -1,9 +1,9 @@
-"""Reads come from memory: get, list in pages, and the resourceVersion rules that caches rely on.
+"""Reads from memory: get, list in pages, and the resourceVersion rules that caches rely on.
 
-A page's continue token names the revision of the first page, so all pages together show one moment, however much is
-written in between. Facts: Kubernetes API concepts, "Resource versions" and "Retrieving large results sets in chunks".
+A continue token names the revision of the first page, so all pages together show one consistent state, regardless of
+later writes. Facts: Kubernetes API concepts, "Resource versions" and "Retrieving large results sets in chunks".
 
-A page is chosen in slices: however many objects there are, others have their turns in between.
+A page is selected in slices, so that other tasks run in between, however many objects there are.
 """
 
 import base64
@@ -40,18 +40,18 @@ EXPIRED_PAGE: Final = (
     "deleted between the time the first chunk was returned and now may show up in the list."
 )
 
-_LATEST: Final = -1  # the revision inside a token that gave up on one moment
+_LATEST: Final = -1  # revision in a token that continues an inconsistent list
 
 
 @attrs.frozen
 class ListQuery:
-    """The parameters of a list or a watch, checked."""
+    """The validated parameters of a list or a watch."""
 
     label_selector: str = ""
     field_selector: str = ""
     limit: int = 0
     token: str = ""
-    revision: int | None = None  # None: unset; 0: any will do
+    revision: int | None = None  # None: unset; 0: any
     match: str = ""
     watch: bool = False
     bookmarks: bool = False
@@ -60,11 +60,11 @@ class ListQuery:
 
     @classmethod
     def parse(cls, param: Callable[[str], str], *, is_get: bool = False) -> "ListQuery":
-        """Read the query parameters; `is_get` when they are those of a get, which cannot be a watch.
+        """Parse the query parameters; `is_get` for those of a get, which cannot be a watch.
 
         Raises:
-            RequestRefusedError: 400 for what is not a number, 422 for a combination that makes no sense, and 500 for a
-                strange resourceVersion in a get or a watch, as kube-apiserver has it.
+            RequestRefusedError: 400 for a malformed number, 422 for a contradictory combination, and 500 for a
+                malformed resourceVersion in a get or a watch, as in kube-apiserver.
         """
         watch = not is_get and (parse_flag(param("watch")) or False)
         query = cls(
@@ -110,7 +110,7 @@ class ListQuery:
 
 @attrs.frozen
 class Page:
-    """Part of a list: `token` asks for the next part and is empty on the last one."""
+    """Part of a list; `token` requests the next part and is empty on the last one."""
 
     items: list[Object]
     revision: int
@@ -128,7 +128,7 @@ class Page:
 
 
 def check_revision(store: Store, revision: int | None) -> None:
-    """Refuse a read at a revision that this server has not come to.
+    """Refuse a read at a revision that this server has not reached.
 
     Raises:
         RequestRefusedError: 504 with the cause that makes client-go retry.
@@ -138,7 +138,7 @@ def check_revision(store: Store, revision: int | None) -> None:
 
 
 def _candidates(store: Store, kind: str, namespace: str, query: ListQuery) -> tuple[Sequence[tuple[Key, Object]], int]:
-    """Return what the page is chosen from, by namespace and name from where it begins, and as of which revision."""
+    """Return the objects to select the page from, sorted, from where the page begins, and their revision."""
     if not query.token:
         check_revision(store, query.revision)
         exact = query.match == "Exact" or (query.limit > 0 and not query.match)  # the older rule for paged lists
@@ -193,14 +193,14 @@ def _revision(text: str, *, listing: bool) -> int | None:
 
 
 SLICE: Final = 500
-"""Objects that are looked at before other tasks have their turn: about a millisecond."""
+"""Objects that are checked before other tasks run: about a millisecond."""
 
 
 async def read_page(store: Store, kind: str, namespace: str, query: ListQuery, selector: Predicate) -> Page:
-    """Return the page that the query asks for, of objects that are chosen, by namespace and name.
+    """Return the page that the query asks for: the objects that match, by namespace and name.
 
     Raises:
-        RequestRefusedError: 410 when the moment asked for is forgotten, 504 when it has not come yet.
+        RequestRefusedError: 410 when the requested revision is no longer in the log, 504 when it is not reached yet.
     """
     items, revision = _candidates(store, kind, namespace, query)
     matching: list[tuple[Key, Object]] = []

@@ -1,6 +1,6 @@
-"""Clients say by Accept how they want the answer: as JSON, as a Table (`kubectl get`), or as metadata only.
+"""Clients select the form of the answer by Accept: JSON, a Table (`kubectl get`), or metadata only.
 
-Protobuf is not spoken except for the OpenAPI v2 document, so a client that prefers it gets its second choice.
+Protobuf is not available except for the OpenAPI v2 document, so a client that prefers it gets its second choice.
 """
 
 import re
@@ -18,7 +18,7 @@ Shape = Literal["", "Table", "PartialObjectMetadata", "PartialObjectMetadataList
 JSON: Final = "application/json"
 JSON_OR_YAML: Final = (JSON, "application/yaml")
 OBJECT_TYPES: Final = (*JSON_OR_YAML, protobuf_bodies.MEDIA_TYPE)
-"""How a client may write an object."""
+"""Media types of an object in a request."""
 JSON_PATCH: Final = "application/json-patch+json"
 MERGE_PATCH: Final = "application/merge-patch+json"
 STRATEGIC_PATCH: Final = "application/strategic-merge-patch+json"
@@ -26,7 +26,7 @@ APPLY_PATCH: Final = "application/apply-patch+yaml"
 
 
 def patch_types(kind: KindInfo) -> tuple[str, ...]:
-    """Return the patches that a kind takes; kubectl chooses by what the OpenAPI document says of it."""
+    """Return the patch types that a kind accepts; kubectl chooses from those in the OpenAPI document."""
     if kind.builtin:
         return (JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH, APPLY_PATCH)
     return (JSON_PATCH, MERGE_PATCH, APPLY_PATCH)
@@ -62,16 +62,16 @@ def parse_accept(header: str) -> list[MediaType]:
         except ValueError:
             quality = 1.0
         choices.append(MediaType(media.lower(), tuple(pair for pair in parameters if pair[0] != "q"), quality))
-    choices.sort(key=lambda choice: -choice.quality)  # stable: the order written breaks ties
+    choices.sort(key=lambda choice: -choice.quality)  # stable: ties keep their order
     return choices or [MediaType("*/*")]
 
 
 @lru_cache(maxsize=64)  # each client has one or two
 def negotiate(header: str) -> Shape:
-    """Return the shape of the answer that the client likes best among those the server has.
+    """Return the shape that the client prefers among those that the server has.
 
     Raises:
-        RequestRefusedError: 406, the client takes nothing that the server can write.
+        RequestRefusedError: 406, the client accepts nothing that the server can write.
     """
     for choice in parse_accept(header):
         if not choice.accepts(JSON):
@@ -91,7 +91,7 @@ def content_type(header: str, accepted: tuple[str, ...]) -> str:
     """Return the body's media type; a missing header means the first one accepted.
 
     Raises:
-        RequestRefusedError: 415, not one of those accepted.
+        RequestRefusedError: 415, it is not one of those accepted.
     """
     match = _CONTENT_TYPE.match(header.strip())
     if match is None:

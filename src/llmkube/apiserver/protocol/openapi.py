@@ -1,4 +1,4 @@
-"""The OpenAPI documents are what `kubectl explain`, `apply`, `diff` and client-side validation read.
+"""The OpenAPI documents, which `kubectl explain`, `apply`, `diff` and client-side validation read.
 
 Version 3 is one document for each group and version; version 2 is one for everything. kubectl looks for three things:
 the schemas, by `x-kubernetes-group-version-kind`; the paths of a kind; and the parameter `fieldValidation` of its
@@ -32,22 +32,22 @@ _ALSO_REQUIRED: Final[Mapping[str, Sequence[str]]] = {
     f"{_DISCOVERY}.Endpoint": ("addresses",),
     f"{_META}.Condition": ("lastTransitionTime", "message", "reason"),
 }
-"""What only code checks: the published documents say that these fields are needed."""
+"""Fields that only code requires; the published documents list them as required."""
 
 
 def add_definitions(found: JsonObject, definition: str, raw: Mapping[str, Any], prefix: str) -> JsonObject:
-    """Put the named parts of a kind's schema into `found`, and return the kind's own, which refers to them.
+    """Add the named parts of a kind's schema to `found`, and return the kind's own schema, which refers to them.
 
     Args:
-        found: Definitions by name; one that is there already stays.
+        found: Definitions by name; existing ones stay.
         definition: The kind's own name.
         raw: The kind's schema.
-        prefix: What a reference begins with, such as `#/components/schemas/`.
+        prefix: Prefix of a reference, such as `#/components/schemas/`.
     """
     names = type_names(definition)
 
     def walk(schema: Any, path: str) -> Any:
-        """Return the schema at a path with its parts referred to."""
+        """Return the schema at a path, with references to its named parts."""
         if not isinstance(schema, Mapping):
             return schema
         walked = dict(schema)
@@ -70,7 +70,7 @@ def add_definitions(found: JsonObject, definition: str, raw: Mapping[str, Any], 
         reference = {"$ref": f"{prefix}{name}"}
         described = {"description": schema["description"]} if schema.get("description") else {}
         if prefix.endswith("/schemas/") and described:
-            return {**described, "allOf": [reference]}  # in version 3, nothing may stand beside a reference
+            return {**described, "allOf": [reference]}  # in version 3, a reference has no other keys
         return {**described, **reference}
 
     return _with_required(walk(raw, ""), definition)
@@ -90,7 +90,7 @@ _UNPUBLISHED_V2: Final = frozenset(
 
 
 def root(catalog: Catalog) -> JsonObject:
-    """Return the answer to `/openapi/v3`: where each group version's document is."""
+    """Return the answer to `/openapi/v3`: the URLs of the documents, one for each group version."""
     paths = {}
     for name in sorted({_document_path(kind) for kind in catalog}):
         document = orjson.dumps(version_3(catalog, name), option=orjson.OPT_SORT_KEYS)
@@ -110,7 +110,7 @@ def version_3(catalog: Catalog, path: str) -> JsonObject | None:
 
 
 def version_2(catalog: Catalog) -> JsonObject:
-    """Return the one Swagger 2.0 document; what that version cannot say is left out, as kube-apiserver does."""
+    """Return the one Swagger 2.0 document, without what that version cannot express, as in kube-apiserver."""
     definitions = {name: _swagger_schema(schema) for name, schema in _definitions(catalog, "#/definitions/").items()}
     paths = {url: item for kind in catalog for url, item in _paths(kind, version=2)}
     return {"swagger": "2.0", "info": _INFO, "paths": paths, "definitions": definitions}
@@ -181,7 +181,7 @@ def _parameter(name: str, place: str, version: int) -> JsonObject:
 
 
 def _swagger_schema(raw: Any) -> Any:
-    """Return a schema as Swagger 2.0 can say it; a field that may be null or of two types says nothing of its type."""
+    """Return a schema in Swagger 2.0, without a type if the field may be null or preserves unknown fields."""
     if isinstance(raw, list):
         return [_swagger_schema(item) for item in raw]
     if not isinstance(raw, Mapping):

@@ -1,8 +1,8 @@
-"""The OpenAPI v2 document in protobuf: no kubectl reads it in any other form, and 1.20 applies nothing without it.
+"""The OpenAPI v2 document in protobuf: kubectl reads it in no other form, and 1.20 cannot apply without it.
 
 Facts: field numbers of `openapi.v2` in gnostic's OpenAPIv2.proto. Only what `openapi.version_2` writes is encoded.
 
-The wire format: fields of a message as numbers and bytes, both ways.
+The wire format: fields of a message as numbers and bytes, encoded and decoded.
 Facts: https://protobuf.dev/programming-guides/encoding (base-128 varints, a tag is a field number and a wire type).
 """
 
@@ -13,7 +13,7 @@ from typing import Any, Final
 from llmkube.apiserver.values.json_text import write
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_MAX_VARINT = 2**64 - 1  # what ten bytes hold beyond it is dropped
+_MAX_VARINT = 2**64 - 1  # the extra bits of a ten-byte varint are dropped
 
 
 def fields(data: bytes) -> Iterator[tuple[int, Any]]:
@@ -58,7 +58,7 @@ def integer(number: int, value: int) -> bytes:
 
 
 def flag(number: int, *, value: bool) -> bytes:
-    """Return a field that is a boolean; False is the default of proto3, and is left out."""
+    """Return a field that is a boolean; False is the default of proto3, and is omitted."""
     return integer(number, int(value)) if value else b""
 
 
@@ -94,10 +94,10 @@ def _read_varint(data: bytes, offset: int) -> tuple[int, int]:
 
 
 ACCEPTED: Final = "application/com.github.proto-openapi.spec.v2@v1.0+protobuf"
-"""What clients ask for."""
+"""Media type that clients request."""
 
 MEDIA_TYPE: Final = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf"
-"""What the answer is called: Go's parser of media types takes no `@`, so kube-apiserver writes a dot as well."""
+"""Media type of the answer: Go's parser accepts no `@` in it, so kube-apiserver writes a dot as well."""
 
 _METHODS: Final = {"get": 2, "put": 3, "post": 4, "delete": 5, "patch": 8}
 _TEXTS: Final = {"$ref": 1, "format": 2, "title": 3, "description": 4, "pattern": 13}
@@ -118,10 +118,8 @@ def encode_document(document: Mapping[str, Any]) -> bytes:
     """Return a Swagger 2.0 document as `openapi.v2.Document`."""
     info = text(1, document["info"]["title"]) + text(2, document["info"]["version"])
     paths = b"".join(message(2, _named(url, _path_item(item))) for url, item in document["paths"].items())
-    definitions = b"".join(
-        message(1, _named(name, _schema(schema))) for name, schema in document["definitions"].items()
-    )
-    return b"".join([text(1, document["swagger"]), message(2, info), message(8, paths), message(9, definitions)])
+    schemas = b"".join(message(1, _named(name, _schema(schema))) for name, schema in document["definitions"].items())
+    return b"".join([text(1, document["swagger"]), message(2, info), message(8, paths), message(9, schemas)])
 
 
 def _path_item(item: Mapping[str, Any]) -> bytes:

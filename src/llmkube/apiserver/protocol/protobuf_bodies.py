@@ -1,10 +1,11 @@
-"""Go's clients send protobuf: `kubectl create namespace NAME` since 1.32, controller-runtime for every built-in kind.
+"""Decodes protobuf bodies, which Go's clients send.
 
-What kubectl creates is read, and what programs on a host write: endpoints, Leases, Events.
+`kubectl create namespace NAME` does since 1.32, controller-runtime does for every built-in kind. The kinds that kubectl
+creates are decoded, and those that programs on a host write: endpoints, Leases, Events.
 
 Bodies only: clients that send protobuf accept JSON as an answer. A kind whose fields have no numbers in
-`schema.builtin_types` is answered with 415. A field that has none is dropped, as unknown fields of JSON are. What type
-a field has is in the schema; where that says nothing, it is a text.
+`schema.builtin_types` is refused with 415. A field without a number is dropped, as unknown fields of JSON are. The
+schema has the type of a field; where it has none, the field is a text.
 
 Facts: `k8s.io/apimachinery/pkg/runtime/generated.proto` (the envelope).
 """
@@ -35,7 +36,7 @@ def decode(body: bytes) -> JsonObject:
     """Return the object in a protobuf envelope.
 
     Raises:
-        RequestRefusedError: 400 for bytes that are no such envelope, 415 for a kind that is not read this way.
+        RequestRefusedError: 400 for bytes that are not such an envelope, 415 for a kind that is not decoded.
     """
     if not body.startswith(_MAGIC):
         raise bad_request("provided data does not appear to be a protobuf message, expected prefix 'k8s\\x00'")
@@ -86,7 +87,7 @@ def _value(raw: Any, name: str, inner: Numbers, schema: Schema) -> Any:
 
 
 def _text(raw: bytes) -> str:
-    return bytes.decode(raw)  # a number where a text should be is a TypeError
+    return bytes.decode(raw)  # raises TypeError if it is a number
 
 
 def _integer(raw: int) -> int:
@@ -104,7 +105,7 @@ def _time(raw: bytes, *, micro: bool) -> str | None:
 
 
 _ZERO_IS_UNSET: Final = frozenset({"count", "healthCheckNodePort", "nodePort", "publishNotReadyAddresses"})
-"""Fields that are no pointers: Go writes 0 where nothing was set."""
+"""Fields that are not pointers: Go writes 0 where nothing was set."""
 _MICRO_TIMES: Final = frozenset({"acquireTime", "eventTime", "lastObservedTime", "renewTime"})
 
 

@@ -1,4 +1,4 @@
-"""Bodies are JSON or YAML objects; what is wrong with one is said before anything looks inside."""
+"""Request bodies: JSON, YAML or protobuf, parsed and checked before anything uses them."""
 
 import json
 from collections import Counter
@@ -24,11 +24,11 @@ MAX_BODY_BYTES: Final = 3 * 1024 * 1024
 """The largest body accepted, as in kube-apiserver (etcd's limit of 1.5 MiB applies to what is stored)."""
 
 MAX_YAML_BYTES: Final = 256 * 1024
-"""The largest body in YAML, which is read a thousand times slower than JSON; kubectl sends JSON."""
+"""The largest body in YAML, which takes a thousand times longer to parse than JSON; kubectl sends JSON."""
 
 
 class DecodeError(Exception):
-    """A value does not read as what its place asks for; who knows the kind makes an answer of it."""
+    """A value does not have the type that its field requires; the caller, who knows the kind, responds to it."""
 
 
 def check_size(body: bytes) -> None:
@@ -42,7 +42,7 @@ def check_size(body: bytes) -> None:
 
 
 def parse(body: bytes, media: str) -> tuple[Any, list[str]]:
-    """Return the parsed body and what a strict decoder would complain about: fields that are there twice.
+    """Return the parsed body and the complaints of a strict decoder: duplicate fields.
 
     Raises:
         RequestRefusedError: 400, not JSON (or YAML), or nested too deeply; 413, too large or too many values.
@@ -61,7 +61,7 @@ def parse(body: bytes, media: str) -> tuple[Any, list[str]]:
 
 
 def check_bounds(content: Any) -> None:
-    """Refuse what a patch has made of an object when a body like it would be refused.
+    """Refuse an object that a patch has made if it would be refused as a body.
 
     Raises:
         RequestRefusedError: 400, nested too deeply; 413, too large or too many values.
@@ -72,7 +72,7 @@ def check_bounds(content: Any) -> None:
         json_text.measure(text)
     except TooManyValuesError as exc:
         raise too_large(str(exc)) from exc
-    except (TooDeepError, TypeError) as exc:  # TypeError: deeper than the writer goes
+    except (TooDeepError, TypeError) as exc:  # TypeError: too deep for the writer
         raise bad_request(f"exceeded max depth: limit is {MAX_DEPTH} levels") from exc
 
 
@@ -90,7 +90,7 @@ def parse_object(body: bytes, media: str) -> tuple[dict[str, Any], list[str]]:
 
 
 def check_envelope(content: Any) -> None:
-    """Refuse what is no object or does not say in text what it is.
+    """Refuse a body that is not an object, or whose apiVersion or kind is not a string.
 
     Raises:
         RequestRefusedError: 400.
@@ -103,7 +103,7 @@ def check_envelope(content: Any) -> None:
 
 
 def check_shape(content: Mapping[str, Any]) -> None:
-    """Refuse metadata that no kind allows, so that everything behind this line can rely on its shape.
+    """Refuse metadata that is invalid for every kind, so that later code can rely on its types.
 
     Raises:
         DecodeError: A value of the wrong type.
@@ -119,10 +119,10 @@ def check_shape(content: Mapping[str, Any]) -> None:
 def check_types(value: Any, schema: Schema, path: str) -> None:
     """Refuse a value whose JSON types are not those of a built-in kind's schema; unknown fields and nulls pass.
 
-    kube-apiserver decodes built-in kinds into structures before it looks at them; this is the same door.
+    kube-apiserver decodes built-in kinds into structures before it validates them; this has the same effect.
 
     Raises:
-        DecodeError: It names the field.
+        DecodeError: The message names the field.
     """
     if value is None:
         return
@@ -150,7 +150,7 @@ def _check_format(value: Any, format_name: str, path: str) -> None:
 
 
 def cannot_unmarshal(path: str, wanted: str) -> DecodeError:
-    """Say that a field has the wrong JSON type."""
+    """Return the error for a field with the wrong JSON type."""
     return DecodeError(f"json: cannot unmarshal value into Go struct field .{path} of type {wanted}")
 
 
@@ -166,18 +166,18 @@ def _json(body: bytes) -> tuple[Any, list[str]]:
 
 @attrs.frozen
 class _Pairs:
-    """An object as it was written."""
+    """An object with all fields that were sent, duplicates included."""
 
     pairs: list[tuple[str, Any]]
 
 
 def _pairs(body: bytes) -> Any:
-    """Read a text that is JSON once more, with all the fields of its objects; nearly no body needs it."""
+    """Parse JSON again, with all the fields of its objects; hardly any body needs it."""
     return json.loads(json_text.repair(body), object_pairs_hook=_Pairs, parse_int=str, parse_float=str)
 
 
 def _duplicates(value: Any, path: str) -> Iterator[str]:
-    """Yield a complaint for each name that an object has twice, and go on in what its last field of that name holds."""
+    """Yield a complaint for each duplicate field; of the values of a duplicate field, look into the last."""
     if isinstance(value, _Pairs):
         counts = Counter(name for name, _ in value.pairs)
         for name, count in counts.items():
@@ -191,7 +191,7 @@ def _duplicates(value: Any, path: str) -> Iterator[str]:
 
 
 def _yaml(body: bytes) -> tuple[Any, list[str]]:
-    try:  # kubectl calls an apply patch YAML and sends JSON, which is quick to read
+    try:  # kubectl labels an apply patch as YAML but sends JSON, which is quick to parse
         return _json(body)
     except JsonBoundError:
         raise
@@ -199,13 +199,13 @@ def _yaml(body: bytes) -> tuple[Any, list[str]]:
         pass
     if len(body) > MAX_YAML_BYTES:
         raise too_large(f"limit is {MAX_YAML_BYTES} for YAML, which takes long to read; send JSON")
-    content = yaml.load(body, Loader=_Loader)  # noqa: S506  # _Loader is a SafeLoader that reads less
-    # Through JSON, so that whatever YAML allows beyond it (numbers as keys, sets) is refused or spelled as JSON
+    content = yaml.load(body, Loader=_Loader)  # noqa: S506  # _Loader is a stricter SafeLoader
+    # Convert to JSON, so that what only YAML has (numbers as keys, sets) is refused or converted
     return json_text.read(json.dumps(content, allow_nan=False)), []
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads YAML as Kubernetes does: a date is a text. Aliases are refused: a few lines of them fill a memory."""
+    """Reads YAML as Kubernetes does: a date is a text. Aliases are refused: a few lines of them exhaust memory."""
 
     depth = 0
     values = 0
@@ -231,5 +231,5 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def parse_flag(text: str) -> bool | None:
-    """Read a boolean query parameter; None when it is not given. Anything but a plain no is a yes."""
+    """Parse a boolean query parameter; None when it is not given. All values except 0 and false are true."""
     return None if not text else text.lower() not in {"0", "false"}

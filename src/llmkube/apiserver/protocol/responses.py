@@ -1,6 +1,6 @@
-"""An object is one thing and its answer another: JSON, a Table or metadata only, with the warnings in headers.
+"""Responses: an object as JSON, as a Table or as metadata only, with the warnings in headers.
 
-Where an object is shown as it is stored, its bytes are sent as they are stored, in lists and watches too.
+Where an object is shown as it is stored, the stored bytes are sent, in lists and watches too.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,22 +22,22 @@ from llmkube.base.http.message import Headers, Response
 
 JSON_HEADERS = Headers.of({"Content-Type": "application/json", "Cache-Control": "no-cache, private"})
 _WARNING_LIMIT_BYTES = 4096  # kube-apiserver's limit for all warnings of an answer
-_PIECE_ITEMS: Final = 128  # of a list: a row of a Table takes 20 µs
+_PIECE_ITEMS: Final = 128  # items of a list in one piece: a row of a Table takes 20 µs
 _PIECE_BYTES: Final = 64 * 1024
 
 
 def answer(status: int, content: Any, warnings: Sequence[str] = ()) -> Response:
-    """Return the answer with that content."""
+    """Return a response with the content as JSON."""
     return answer_encoded(status, write(content), warnings)
 
 
 def answer_encoded(status: int, body: bytes, warnings: Sequence[str] = ()) -> Response:
-    """Return the answer with content that is JSON already."""
+    """Return a response with content that is JSON already."""
     return Response(status, with_warnings(JSON_HEADERS, warnings) if warnings else JSON_HEADERS, body + b"\n")
 
 
 def with_warnings(headers: Headers, warnings: Sequence[str]) -> Headers:
-    """Return the headers with a `Warning: 299 - "…"` line for each warning, as kubectl prints them."""
+    """Return the headers with a `Warning: 299 - "…"` line for each warning; kubectl prints them."""
     lines = list(headers)
     size = 0
     for warning in dict.fromkeys(warnings):
@@ -51,11 +51,11 @@ def with_warnings(headers: Headers, warnings: Sequence[str]) -> Headers:
 
 @attrs.frozen
 class View:
-    """How one client wants to see one kind."""
+    """The form in which one client sees one kind."""
 
     kind: KindInfo
     shape: Shape
-    include: str  # what rows of a Table carry of their objects
+    include: str  # the part of an object in its row of a Table: None, Metadata or Object
     now: Callable[[], datetime]
 
     def encoded(self, stored: Object) -> bytes:
@@ -73,7 +73,7 @@ class View:
         return encoded(stored, self.kind.resource.api_version)
 
     def pieces(self, page: Page) -> Iterator[bytes]:
-        """Yield a list as JSON, piece by piece, each made in a few milliseconds."""
+        """Yield a list as JSON in pieces, each made in a few milliseconds."""
         name, head, items = self._list(page)
         piece = write(head)[:-1] + b',"%b":' % name
         if not page.items and self.shape.startswith("Partial") and self.kind.builtin:
@@ -90,7 +90,7 @@ class View:
         yield piece + b"]}\n"
 
     def _list(self, page: Page) -> tuple[bytes, dict[str, Any], Iterator[bytes]]:
-        """Return the name of the list's items, the list without them, and the JSON of each."""
+        """Return the name of the field for the list's items, the list without them, and the JSON of each item."""
         metadata, resource = page.metadata(), self.kind.resource
         if self.shape == "Table":
             columns, now = columns_of(self.kind), self.now()
@@ -99,7 +99,7 @@ class View:
         if self.shape:
             head = {"kind": "PartialObjectMetadataList", "apiVersion": "meta.k8s.io/v1", "metadata": metadata}
             return b"items", head, (write(partial_metadata(item)) for item in page.items)
-        if self.kind.builtin:  # the list says what its items are; kube-apiserver leaves it out of each
+        if self.kind.builtin:  # kube-apiserver omits the type from each item
             prefix = b"{"
         else:
             metadata.setdefault("continue", "")
@@ -109,7 +109,7 @@ class View:
 
 
 def _batch(items: Iterator[bytes]) -> list[bytes]:
-    """Take so many of the items that they make a piece."""
+    """Return the next items, as many as make a piece."""
     batch, size = [], 0
     for item in islice(items, _PIECE_ITEMS):
         batch.append(item)
@@ -121,7 +121,7 @@ def _batch(items: Iterator[bytes]) -> list[bytes]:
 
 @attrs.define(eq=False)
 class EventLines:
-    """Renders watch events as lines; a Table defines its columns in the first one only."""
+    """Renders watch events as lines; of a Table, only the first line defines the columns."""
 
     view: View
     _header_sent: bool = False
@@ -139,7 +139,7 @@ class EventLines:
         return write(table(view.kind, in_version(view.kind, item), view.now(), include=view.include, header=header))
 
     def bookmark(self, revision: int) -> Object:
-        """Return an object that says nothing but how far the watch has come."""
+        """Return an object with nothing but the revision that the watch has reached."""
         resource = self.view.kind.resource
         metadata = {"resourceVersion": str(revision)}
         return {"kind": resource.kind, "apiVersion": resource.api_version, "metadata": metadata}

@@ -1,4 +1,4 @@
-"""A path names a resource, or asks about the server itself: is it well, what does it serve, who may do what."""
+"""Routes, and answers about the server itself: health, version, discovery, OpenAPI and access reviews."""
 
 import urllib.parse
 from functools import lru_cache
@@ -18,7 +18,7 @@ from llmkube.base.http.message import Request, Response
 
 @attrs.frozen
 class Route:
-    """What `/api/v1/…` or `/apis/GROUP/VERSION/…` points at; an empty name means the collection."""
+    """The target of `/api/v1/…` or `/apis/GROUP/VERSION/…`; an empty name means the collection."""
 
     group: str
     version: str
@@ -31,7 +31,7 @@ class Route:
 _SUBRESOURCES = frozenset({"status", "finalize"})  # /namespaces/NAME/status is the namespace's own
 
 
-@lru_cache(maxsize=1024)  # clients ask for the same few again and again
+@lru_cache(maxsize=1024)  # clients repeat the same few paths
 def parse_path(raw_path: str) -> Route | None:
     """Return the route of a raw (still percent-encoded) path; None when it names no resource."""
     parts = [urllib.parse.unquote(part) for part in raw_path.strip("/").split("/")]
@@ -54,10 +54,10 @@ _HEALTH_PATHS: Final = frozenset({"/healthz", "/livez", "/readyz"})
 
 
 def respond(request: Request, catalog: Catalog) -> Response:
-    """Answer at a path that is no resource's.
+    """Answer a request for a path that is not a resource.
 
     Raises:
-        RequestRefusedError: 404, there is nothing; 405, it is to be read only; 406.
+        RequestRefusedError: 404, nothing is served there; 405, the path is read-only; 406.
     """
     path = request.raw_path.rstrip("/") or "/"
     if path in _HEALTH_PATHS:
@@ -124,7 +124,7 @@ def review(request: Request, route: Route) -> Response:
     """Answer `kubectl auth can-i`: the holder of the token may do everything.
 
     Raises:
-        RequestRefusedError: 404, the path is that of no review; 405.
+        RequestRefusedError: 404, the path is not that of a review; 405.
     """
     review_kind = discovery.REVIEWS.get(route.plural)
     if review_kind is None or (route.group, route.version) != discovery.REVIEW_VERSION or route.name:

@@ -1,7 +1,7 @@
-"""`kubectl get` shows tables that the server draws: columns from the CRD, or the well-known ones of built-in kinds.
+"""Tables for `kubectl get`: columns from the CRD, or the well-known ones of built-in kinds.
 
-Facts: Kubernetes API concepts, "Receiving resources as Tables"; meta.k8s.io/v1 Table; columns as a
-kube-apiserver 1.36 sends them.
+Facts: Kubernetes API concepts, "Receiving resources as Tables"; meta.k8s.io/v1 Table; columns as a kube-apiserver 1.36
+sends them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,12 +20,12 @@ JsonObject = dict[str, Any]
 Cell = Callable[[Object, datetime], Any]
 
 _NONE: Final = "<none>"
-_MAX_INTEGER: Final = 2**63  # a cell beyond it stays empty
+_MAX_INTEGER: Final = 2**63  # the cell of a larger integer stays empty
 
 
 @attrs.frozen
 class Column:
-    """A column and how its cells are made."""
+    """A column, and the function that makes its cells."""
 
     name: str
     cell: Cell
@@ -35,7 +35,7 @@ class Column:
     priority: int = 0
 
     def definition(self) -> JsonObject:
-        """Return the column as it stands in `columnDefinitions`."""
+        """Return the entry of the column in `columnDefinitions`."""
         return {
             "name": self.name,
             "type": self.type,
@@ -50,11 +50,11 @@ def columns_of(kind: KindInfo) -> tuple[Column, ...]:
     if kind.printer_columns:
         return (_NAME, *map(_from_printer_column, kind.printer_columns))
     own = _BUILTIN.get(kind.resource.full_name, (_AGE,))
-    return own if kind.resource.full_name == "events" else (_NAME, *own)  # an event's name says nothing
+    return own if kind.resource.full_name == "events" else (_NAME, *own)  # an Event's name is meaningless
 
 
 def table(kind: KindInfo, item: Object, now: datetime, *, include: str, header: bool) -> JsonObject:
-    """Return a Table of one object; `header` defines the columns, which a watch does once."""
+    """Return a Table of one object; `header` includes the column definitions, which a watch sends once."""
     columns = _SCALE if is_scale(item) else columns_of(kind)
     metadata = {"resourceVersion": item["metadata"].get("resourceVersion", "")}
     head = table_head(columns if header else None, metadata)
@@ -72,19 +72,12 @@ def table_head(columns: Sequence[Column] | None, metadata: Mapping[str, Any]) ->
 
 
 def table_row(columns: Sequence[Column], item: Object, now: datetime, include: str) -> JsonObject:
-    """Return an object's row.
-
-    Args:
-        columns: What to show of it.
-        item: The object.
-        now: For ages.
-        include: What the row carries of its object: `None`, `Metadata` (the default) or `Object`.
-    """
+    """Return an object's row; `include` selects what it has of the object: `None`, `Metadata` or `Object`."""
     return {"cells": [column.cell(item, now) for column in columns], "object": _row_object(item, include)}
 
 
 def partial_metadata(item: Object) -> JsonObject:
-    """Return an object's metadata alone."""
+    """Return an object's metadata only."""
     return {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": item["metadata"]}
 
 
@@ -106,7 +99,7 @@ def _from_printer_column(column: Mapping[str, Any]) -> Column:
 
 
 def _typed_cell(kind: str, value: Any, now: datetime) -> Any:
-    """Return the value as the column's type shows it; None (an empty cell) when it has another type."""
+    """Return the cell of a column of that type; None (an empty cell) when the value has another type."""
     match kind:
         case "date":
             return age(value, now) if isinstance(value, str) and value else None
@@ -137,12 +130,12 @@ def _path(path: str, missing: str = "") -> Cell:
     return cell
 
 
-def _count(field: str) -> Cell:
-    return lambda item, _now: len(item.get(field) or ())
+def _count(*fields: str) -> Cell:
+    return lambda item, _now: sum(len(item.get(field) or ()) for field in fields)
 
 
 def _age_of(*paths: str) -> Cell:
-    """The age of the first timestamp that is there."""
+    """Return cells with the age of the first timestamp that exists."""
 
     def cell(item: Object, now: datetime) -> str:
         found = [value for path in paths for value in jsonpath.find(path, item) if value]
@@ -229,18 +222,15 @@ _SCALE: Final = (
     Column("Available", lambda item, _now: (item.get("status") or {}).get("replicas", 0), "integer"),
     attrs.evolve(_AGE, type="date"),
 )
-"""Of the subresource `scale`, whatever kind it is of."""
+"""Columns of the subresource `scale`, for any kind."""
 _FIRST_SEEN: Final = _age_of(".firstTimestamp", ".eventTime", ".metadata.creationTimestamp")
 _LAST_SEEN: Final = _age_of(".series.lastObservedTime", ".lastTimestamp", ".firstTimestamp", ".eventTime")
 
 _BUILTIN: Final[Mapping[str, tuple[Column, ...]]] = {
     "namespaces": (Column("Status", _path(".status.phase")), _AGE),
-    "configmaps": (
-        Column("Data", lambda item, _now: len(item.get("data") or ()) + len(item.get("binaryData") or ())),
-        _AGE,
-    ),
+    "configmaps": (Column("Data", _count("data", "binaryData")), _AGE),
     "secrets": (Column("Type", _path(".type")), Column("Data", _count("data")), _AGE),
-    "serviceaccounts": (_AGE,),  # until 1.31 there was a column of secrets
+    "serviceaccounts": (_AGE,),  # until 1.31 there was a column for secrets
     "services": (
         Column("Type", _path(".spec.type")),
         Column("Cluster-IP", _path(".spec.clusterIP", _NONE)),
@@ -276,7 +266,7 @@ _BUILTIN: Final[Mapping[str, tuple[Column, ...]]] = {
 
 
 def age(timestamp: Any, now: datetime) -> str:
-    """Return how long ago an RFC 3339 timestamp was; `<unknown>` when it is none."""
+    """Return the time since an RFC 3339 timestamp; `<unknown>` when there is none."""
     if not isinstance(timestamp, str) or not timestamp:
         return "<unknown>"
     try:

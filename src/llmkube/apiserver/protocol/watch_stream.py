@@ -1,6 +1,6 @@
-"""A watch reads the store's log by resourceVersion: it has no queue; one that lags too far gets 410.
+"""A watch reads the store's log by resourceVersion: it has no queue; one that lags too far behind gets 410.
 
-Selectors are watched too: an object that begins to match is ADDED, one that no longer does is DELETED.
+Selectors apply to changes: an object that begins to match is ADDED, one that no longer matches is DELETED.
 Facts: Kubernetes API concepts, "Efficient detection of changes", "Watch bookmarks" and "Streaming lists".
 """
 
@@ -18,7 +18,7 @@ from llmkube.apiserver.values.selectors import Predicate
 from llmkube.base.http.exchange import SendChunk
 
 BOOKMARK_SECONDS: Final = 60.0
-"""How often a quiet watch that allows bookmarks gets one."""
+"""Interval of bookmarks for an idle watch that allows them."""
 
 INITIAL_EVENTS_END: Final = "k8s.io/initial-events-end"
 """Annotation of the bookmark that ends the initial state of a streaming list."""
@@ -28,19 +28,19 @@ Render = Callable[[str, Object], bytes]
 
 
 class ChangeSignal:
-    """Wakes the watchers of one kind without knowing them."""
+    """Wakes the watches of one kind."""
 
     def __init__(self) -> None:
         self._events: dict[str, trio.Event] = {}
 
     def notify(self, kind: str) -> None:
-        """Wake everyone who waits for that kind."""
+        """Wake all watches of that kind."""
         event = self._events.pop(kind, None)
         if event is not None:
             event.set()
 
     def notify_all(self) -> None:
-        """Wake everyone."""
+        """Wake all watches."""
         for kind in list(self._events):
             self.notify(kind)
 
@@ -51,7 +51,7 @@ class ChangeSignal:
 
 @attrs.frozen(eq=False)
 class WatchStream:
-    """One client's view of one kind: which objects, from which revision, for how long."""
+    """One client's watch of one kind."""
 
     store: Store
     signal: ChangeSignal
@@ -64,7 +64,7 @@ class WatchStream:
     bookmark: Callable[[int], Object]  # an object with that resourceVersion and nothing else
 
     def start(self) -> tuple[list[Object], int]:
-        """Return the objects of which the chosen are shown first, and the revision to go on from.
+        """Return the initial objects, before the selector applies, and the revision to continue from.
 
         Raises:
             RequestRefusedError: 410, the log does not reach back that far (or the revision is from another database).
@@ -73,13 +73,13 @@ class WatchStream:
         if not query.revision or query.initial_events:
             return [item for _, item in self.store.list(self.kind, self.namespace)], self.store.revision
         if query.revision > self.store.revision:
-            # kube-apiserver would wait; but here it means a database that was replaced, and a list heals it at once
+            # kube-apiserver would wait; here the database was replaced, and a new list helps at once
             raise expired(f"too large resource version: {query.revision}, current: {self.store.revision}")
         self._changes(query.revision)
         return [], query.revision
 
     async def run(self, send: SendChunk, timeout_seconds: float) -> None:
-        """Send events until the time is over, the kind is served no longer, or the client falls behind the log."""
+        """Send events until the timeout, or until the kind is no longer served or the client is behind the log."""
         end = trio.current_time() + timeout_seconds
         try:
             items, revision = self.start()
@@ -103,7 +103,7 @@ class WatchStream:
                 for event_type, item in self._events(change):
                     await send(self.render(event_type, item))
             if self._changes(revision):
-                continue  # written while the events were on their way
+                continue  # written while the events were being sent
             if not self.is_served():
                 return
             with trio.move_on_at(min(end, next_bookmark)):
@@ -130,7 +130,7 @@ class WatchStream:
         if now:
             yield ("MODIFIED" if was else "ADDED"), change.after
         elif was and change.before is not None:
-            # what left the selection is shown as it was, under the revision of its leaving
+            # an object that left the selection is sent as it was, with the revision of this change
             last = change.after if change.removed else change.before
             yield "DELETED", {**last, "metadata": {**last["metadata"], "resourceVersion": str(change.revision)}}
 

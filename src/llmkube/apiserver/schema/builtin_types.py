@@ -1,11 +1,11 @@
-"""The built-in types as data: what kubectl may send, how lists merge, what is filled in, how Go numbers the fields.
+"""The built-in types as data: fields, types of lists and merging, defaults, and Go's field numbers.
 
 `builtin_types.json` has them by their Kubernetes names, in the form of the published OpenAPI document (a `$ref` is a
 name), with the number that a field has in protobuf as `x-field-number`. Every field that a client may set has one.
 
 Facts: the OpenAPI document of Kubernetes 1.32 (types, list types, map keys, patch strategies, defaults); the
 `generated.proto` of meta/v1, core/v1, discovery/v1, coordination/v1 and authorization/v1 (field numbers, which never
-change). The field descriptions are our own words and are kept to what `kubectl explain` needs.
+change). The descriptions of fields are our own, and limited to what `kubectl explain` needs.
 """
 
 import json
@@ -18,34 +18,32 @@ JsonObject = dict[str, Any]
 OBJECT_META_TYPE: Final = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"
 
 Numbers = Mapping[int, tuple[str, Any]]
-"""By its number, the name of a message's field and the `Numbers` of what is in it."""
+"""By field number, the name of the field and the `Numbers` of its type."""
 
 _NUMBER: Final = "x-field-number"
-_TYPES: Final[Mapping[str, JsonObject]] = json.loads(
-    resources.files(__package__).joinpath("builtin_types.json").read_bytes()
-)
+_TYPES: Final[JsonObject] = json.loads(resources.files(__package__).joinpath("builtin_types.json").read_bytes())
 
 
 def type_schema(name: str) -> JsonObject:
-    """Return the schema of a type, with the types that it refers to written out."""
-    schema: JsonObject = _written_out(_TYPES[name])
+    """Return the schema of a type, with the types that it refers to expanded."""
+    schema: JsonObject = _expanded(_TYPES[name])
     return schema
 
 
-def _written_out(raw: Any) -> Any:
+def _expanded(raw: Any) -> Any:
     if isinstance(raw, list):
-        return [_written_out(item) for item in raw]
+        return [_expanded(item) for item in raw]
     if not isinstance(raw, dict):
         return raw
-    own = {name: _written_out(value) for name, value in raw.items() if name not in {"$ref", _NUMBER}}
-    return _written_out(_TYPES[raw["$ref"]]) | own if "$ref" in raw else own
+    own = {name: _expanded(value) for name, value in raw.items() if name not in {"$ref", _NUMBER}}
+    return _expanded(_TYPES[raw["$ref"]]) | own if "$ref" in raw else own
 
 
 OBJECT_META: Final = type_schema(OBJECT_META_TYPE)
 
 
 def type_names(name: str) -> dict[str, str]:
-    """Return the names of a type's parts by their paths, such as `spec.ports[]`; of any other object's, of metadata."""
+    """Return the type names of a type's parts by path, such as `spec.ports[]`; for other kinds, those of metadata."""
     return dict(_names(_TYPES.get(name) or {"properties": {"metadata": {"$ref": OBJECT_META_TYPE}}}, ""))
 
 
@@ -60,7 +58,7 @@ def _names(raw: Mapping[str, Any], path: str) -> Iterator[tuple[str, str]]:
 
 
 def field_numbers(name: str) -> Numbers:
-    """Return the numbers of a type's fields in protobuf; empty when it is not read from there."""
+    """Return the numbers of a type's fields in protobuf; empty when it is not read from protobuf."""
     return _numbers({"$ref": name})
 
 

@@ -1,6 +1,6 @@
-"""The door to CEL: what is behind it (`celrules`) takes a third of a second to import, and waits until it is used.
+"""CEL on demand: `cel_rules` takes a third of a second to import, so it is imported when it is first used.
 
-`llmkube up` starts by showing its definitions to the server; where they are stored already, no rule is looked at.
+`llmkube up` starts by applying its definitions; if they are stored already, no rule is evaluated.
 """
 
 import sys
@@ -12,11 +12,11 @@ from llmkube.apiserver.schema.structural import Schema
 from llmkube.apiserver.values.field_errors import FieldError
 
 _RECURSION_LIMIT: Final = 2500
-"""What celpy sets."""
+"""The recursion limit that celpy sets."""
 
 
 def check(value: Any, old: Any, schema: Schema, path: str = "") -> list[FieldError]:
-    """Return what the schema's rules have against a value; rules about a change are skipped where there was none."""
+    """Return the violations of the schema's rules; transition rules are skipped where there is no old value."""
     if not schema.has_rules:
         return []
     with _rules() as cel_rules:
@@ -28,7 +28,7 @@ def compiled(text: str) -> Any:
     """Return the compiled expression, compiled at most once.
 
     Raises:
-        RuleError: It does not parse.
+        RuleError: The text does not parse.
     """
     with _rules() as cel_rules:
         return cel_rules.compiled(text)
@@ -36,7 +36,7 @@ def compiled(text: str) -> Any:
 
 @contextmanager
 def _rules() -> Iterator[Any]:
-    """Let the stack grow as celpy wants it: on import it raises the limit for the whole process, and for good."""
+    """Raise the recursion limit while celpy runs: on import, it would raise it for good, in the whole process."""
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(max(before, _RECURSION_LIMIT))
     try:

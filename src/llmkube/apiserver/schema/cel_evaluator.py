@@ -1,13 +1,13 @@
-"""celpy's evaluator, with a price on everything that it does: a rule ends when its budget is spent.
+"""celpy's evaluator with a cost budget: a rule is aborted when the budget is spent.
 
-A unit is paid for each node of an expression that is visited, and what goes over a list or a text pays for its size
-(`cost`): `self.items.all(i, i in self.items)` visits few nodes and compares every item with every other one.
+Each visited node of an expression costs a unit, and an operation on a list or a text also pays for its size (`cost`):
+`self.items.all(i, i in self.items)` visits few nodes and compares every item with every other one.
 
-What of celpy costs without a bound is done here instead: it clones all names for each item of a macro, and spells whole
-objects, and errors within errors, in the messages of errors that a rule may pass over.
+Where the cost of celpy's own code is not limited, it is replaced here: celpy copies all names for each item of a macro,
+and prints whole objects, and errors within errors, in the messages of errors that a rule may ignore.
 
-A budget counts units of 2 to 3 µs. kube-apiserver has such a budget too, of estimates that a compiled evaluator is fast
-enough for; the prices here follow its: comparing costs the smaller side, a text costs by its length, a pattern by both.
+A unit takes 2 to 3 µs. kube-apiserver has such a budget too, with units that suit a compiled evaluator; the prices here
+follow its: comparing costs the smaller side, a text costs by its length, a pattern by both.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,40 +22,40 @@ from llmkube.apiserver.schema import patterns
 from llmkube.apiserver.schema.structural import RuleError
 
 MAX_UNITS = 150_000
-"""What all rules may spend on one object: about a third of a second."""
+"""Budget of all rules for one object: about a third of a second."""
 
 _OUT_OF_BUDGET: Final = "validation failed due to running out of cost budget, no further validation rules will be run"
 
 _CHARACTERS_PER_UNIT: Final = 256
-_PIECES_PER_UNIT: Final = 3  # a text is cut into so many in the time of one visit
-_MATCHING_PER_UNIT: Final = 300  # characters times instructions of a pattern; a tenth of it in RE2's usual case
+_PIECES_PER_UNIT: Final = 3  # pieces that a text is split into in the time of one visit
+_MATCHING_PER_UNIT: Final = 300  # characters times instructions of a pattern; RE2 usually needs a tenth of the time
 
 
 class OutOfBudgetError(RuleError):
-    """The rules cost too much."""
+    """The rules exceed their budget."""
 
 
 @attrs.define(eq=False)
 class Budget:
-    """What the rules of one object may spend, and what is computed once for all of them.
+    """The remaining budget of the rules of one object, and values computed once for all rules.
 
     Attributes:
-        left: Units.
+        left: Remaining units.
         typed: The CEL values of lists and objects, by the ids of their JSON, which the caller keeps, and their schema.
     """
 
     left: int = attrs.field(factory=lambda: MAX_UNITS)
     typed: dict[tuple[int, int], Any] = attrs.field(factory=dict, init=False)
-    _sizes: dict[int, tuple[Any, int]] = attrs.field(factory=dict, init=False)  # by id, which the value here keeps
+    _sizes: dict[int, tuple[Any, int]] = attrs.field(factory=dict, init=False)  # by id; the value keeps the id valid
 
     def spend(self, units: int) -> None:
-        """Take units; raises OutOfBudgetError when there are none left."""
+        """Spend units; raises OutOfBudgetError when there are none left."""
         self.left -= units
         if self.left < 0:
             raise OutOfBudgetError(_OUT_OF_BUDGET)
 
     def size(self, value: Any) -> int:
-        """Return how much there is to look at in a value: the items at all levels, and its texts by their length."""
+        """Return the size of a value: the number of items at all levels, plus its texts by their length."""
         if isinstance(value, str | bytes):
             return len(value) // _CHARACTERS_PER_UNIT
         if not isinstance(value, list | dict):
@@ -68,7 +68,7 @@ class Budget:
 
 
 _FREE: Final = frozenset({"!_", "-_", "_?_:_", "_||_", "_&&_", "_[_]", "size", "type"})
-"""They look at the outside of a value alone."""
+"""Functions that do not look inside a value."""
 
 
 _COMPARING: Final = frozenset({"_==_", "_!=_"})
@@ -77,9 +77,9 @@ _MATCHING: Final = frozenset({"find", "findAll", "matches"})
 
 
 def cost(name: str, budget: Budget, arguments: Sequence[Any]) -> int:
-    """Return what the call of a function costs, in units: the size of what it is given, and what it does with a text.
+    """Return the cost of a function call in units: the size of its arguments, plus its work on a text.
 
-    Of two values that are compared, the smaller one counts.
+    A comparison costs the smaller of the two sizes.
     """
     if name in _FREE:
         return 0
@@ -93,9 +93,9 @@ def cost(name: str, budget: Budget, arguments: Sequence[Any]) -> int:
     return units
 
 
-_ITEM_UNITS: Final = 3  # to begin with the next item of a macro
+_ITEM_UNITS: Final = 3  # to start the next item of a macro
 
-Tree = Any  # of lark, whose types do not say which of the children are trees
+Tree = Any  # lark's; its types do not tell which children are trees
 
 _OPERATORS: Final = {
     "relation_lt": "_<_",
@@ -119,13 +119,13 @@ def evaluate(tree: Tree, activation: Activation, names: Mapping[str, Any], budge
     """Return the value of a `pruned` expression.
 
     Raises:
-        CELEvalError: It has none for these values.
+        CELEvalError: It cannot be evaluated for these values.
         OutOfBudgetError: It costs more than is left.
     """
-    return _Priced(tree, activation, budget, names).evaluate()
+    return _PricedEvaluator(tree, activation, budget, names).evaluate()
 
 
-class _Priced(Evaluator):
+class _PricedEvaluator(Evaluator):
     """Evaluates an expression within a budget."""
 
     def __init__(self, ast: Tree, activation: Activation, budget: Budget, names: Mapping[str, Any]) -> None:
@@ -133,28 +133,28 @@ class _Priced(Evaluator):
         self._budget = budget
         self._outer = self._names = names
 
-    def sub_evaluator(self, ast: Tree) -> "_Priced":
-        """Evaluate what is inside of a macro within the same budget."""
-        return _Priced(ast, self.activation, self._budget, self._names)
+    def sub_evaluator(self, ast: Tree) -> "_PricedEvaluator":
+        """Return an evaluator for the inside of a macro, within the same budget."""
+        return _PricedEvaluator(ast, self.activation, self._budget, self._names)
 
-    def set_activation(self, values: Mapping[str, Any]) -> "_Priced":
-        """Name the item of a macro."""
+    def set_activation(self, values: Mapping[str, Any]) -> "_PricedEvaluator":
+        """Bind the item of a macro to its name."""
         self._budget.spend(_ITEM_UNITS)
         self._names = {**self._outer, **values}
         return self
 
     def visit(self, tree: Tree) -> Any:
-        """Pay for a node."""
+        """Pay for a node, and visit it."""
         self._budget.spend(1)
         return super().visit(tree)
 
     def visit_children(self, tree: Tree) -> Any:
-        """Pay for several."""
+        """Pay for the children, and visit them."""
         self._budget.spend(len(tree.children))
         return super().visit_children(tree)
 
     def primary(self, tree: Tree) -> Any:
-        """Look a name up here; celpy would spell everything that it knows when there is none."""
+        """Look a name up; celpy would print all names that it knows when the name is missing."""
         child = tree.children[0]
         if child.data != "ident":
             return super().primary(tree)
@@ -167,7 +167,7 @@ class _Priced(Evaluator):
             return _undeclared(name)
 
     def member_dot(self, tree: Tree) -> Any:
-        """Select a field; celpy would spell the whole of what has none."""
+        """Select a field; celpy would print the whole object when the field is missing."""
         member, name = self.visit(tree.children[0]), tree.children[1].value
         if isinstance(member, CELEvalError):
             return member
@@ -179,27 +179,27 @@ class _Priced(Evaluator):
             return CELEvalError(f"no such member in mapping: {name!r}", KeyError)
 
     def relation(self, tree: Tree) -> Any:
-        """Compare; celpy spends most of the time of an operator on hints of types."""
+        """Apply a binary operator; celpy spends most of the time of one on type hints."""
         operator, right = tree.children
         return self._operate(_OPERATORS[operator.data], operator.children[0], right)
 
     addition = multiplication = relation
 
     def conditionalor(self, tree: Tree) -> Any:
-        """Look for a side that holds."""
+        """Evaluate `||`: true if one side is true, even if the other is an error."""
         return _first_decisive(map(self.visit, tree.children), decisive=True)
 
     def conditionaland(self, tree: Tree) -> Any:
-        """Look for a side that does not hold."""
+        """Evaluate `&&`: false if one side is false, even if the other is an error."""
         return _first_decisive(map(self.visit, tree.children), decisive=False)
 
     def member_dot_arg(self, tree: Tree) -> Any:
-        """Call a method or a macro; celpy's `all` and `exists` spell errors within errors, twice as long each time."""
+        """Call a method or a macro; errors in celpy's `all` and `exists` contain each other, and double in length."""
         member, name = tree.children[:2]
         if name.value not in {"all", "exists", "min"}:
             return super().member_dot_arg(tree)
         items = self.visit(member)
-        if name.value == "min":  # to celpy a macro
+        if name.value == "min":  # a macro in celpy
             return self.method_eval(items, name)
         if isinstance(items, CELEvalError):
             return items
@@ -208,7 +208,7 @@ class _Priced(Evaluator):
         return _first_decisive(map(self.build_ss_macro_eval(tree), items), decisive=name.value == "exists")
 
     def unary(self, tree: Tree) -> Any:
-        """Negate."""
+        """Apply a unary operator."""
         operator, operand = tree.children
         return self._operate(_OPERATORS[operator.data], operand)
 
@@ -235,7 +235,7 @@ class _Priced(Evaluator):
         return self._charge(method_ident.value, arguments) or super().method_eval(object, method_ident, exprlist)
 
     def _charge(self, name: str, arguments: Sequence[Any]) -> CELEvalError | None:
-        """Pay for a call; returns an error when there is no such function."""
+        """Pay for a call; return an error when there is no such function."""
         if name not in self.activation.functions:
             return _undeclared(name)
         self._budget.spend(cost(name, self._budget, arguments))
@@ -252,30 +252,28 @@ def _no_overload(name: str, *arguments: Any) -> CELEvalError:
 
 
 def _first_decisive(verdicts: Iterable[Any], *, decisive: bool) -> Any:
-    """Return what decides, or else the first error: one beside what decides does not count."""
+    """Return the first decisive value, or else the first error: a decisive value outweighs errors."""
     error = None
     for verdict in verdicts:
         if isinstance(verdict, ct.BoolType):
             if bool(verdict) is decisive:
                 return verdict
         elif error is None:
-            error = (
-                verdict if isinstance(verdict, CELEvalError) else _no_overload("&&" if not decisive else "||", verdict)
-            )
+            error = verdict if isinstance(verdict, CELEvalError) else _no_overload("||" if decisive else "&&", verdict)
     return ct.BoolType(not decisive) if error is None else error
 
 
 _LEVELS: Final = frozenset(
     {"expr", "conditionalor", "conditionaland", "relation", "addition", "multiplication", "unary", "member"}
 )
-"""Levels of precedence: a node with one child is that child."""
+"""Precedence levels of the grammar: a node with one child is equivalent to that child."""
 
 
 def pruned(tree: Tree) -> Tree:
-    """Return the tree of an expression without nodes that only pass a value on: nine of ten, and of the time."""
+    """Return the tree of an expression without nodes that only pass a value on: 90% of the nodes, and of the time."""
     while tree.data in _LEVELS and len(tree.children) == 1:
         tree = tree.children[0]
-    if tree.data in {"member_object", "fieldinits"}:  # messages, which no object of Kubernetes is: they ask for levels
+    if tree.data in {"member_object", "fieldinits"}:  # messages, which Kubernetes objects are not; they need the levels
         return tree
     children = [pruned(child) if isinstance(child, lark.Tree) else child for child in tree.children]
     return lark.Tree(tree.data, children, tree.meta)

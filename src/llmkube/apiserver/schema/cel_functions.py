@@ -1,4 +1,4 @@
-"""The functions that Kubernetes adds to CEL's own, for rules that use them: strings, lists and URLs.
+"""Functions that Kubernetes adds to CEL: for strings, lists, regular expressions and URLs.
 
 Facts: kubernetes.io, "Common Expression Language in Kubernetes", the tables of its string, list, regex and URL
 libraries.
@@ -24,26 +24,26 @@ def _boolean(function: Callable[..., bool]) -> Callable[..., Any]:
 
 
 MAX_TEXT: Final = 10_000_000
-"""The longest text that a function makes; `"".replace` could multiply two texts of a megabyte."""
+"""Longest text, in characters, that a function returns; `"".replace` could multiply two texts of a megabyte."""
 
 
 MAX_TIME_CHARACTERS: Final = 64
-"""Characters of a duration or a timestamp; celpy reads a longer one in a time that grows with its square."""
+"""Longest duration or timestamp, in characters; celpy parses one in quadratic time."""
 
 
 def duration(given: Any) -> Any:
-    """Return a duration; ValueError if it is none."""
+    """Parse a duration; raises ValueError if it is malformed."""
     return ct.DurationType(_check_time_length(given))
 
 
 def timestamp(given: Any) -> Any:
-    """Return a point in time; ValueError if it is none."""
+    """Parse a timestamp; raises ValueError if it is malformed."""
     return ct.TimestampType(_check_time_length(given))
 
 
 def _check_time_length(given: Any) -> Any:
     if isinstance(given, str) and len(given) > MAX_TIME_CHARACTERS:
-        raise ValueError(f"no duration and no timestamp has {len(given)} characters")
+        raise ValueError(f"duration or timestamp too long: {len(given)} characters; {MAX_TIME_CHARACTERS} are allowed")
     return given
 
 
@@ -60,10 +60,8 @@ def _find(text: str, pattern: str) -> str:
 
 
 def _find_all(text: str, pattern: str, limit: int = -1) -> Any:
-    matches = patterns.compile_for(pattern, text).finditer(text)
-    return ct.ListType(
-        [ct.StringType(each.group()) for each in itertools.islice(matches, None if limit < 0 else limit)]
-    )
+    matches = itertools.islice(patterns.compile_for(pattern, text).finditer(text), None if limit < 0 else limit)
+    return ct.ListType([ct.StringType(match.group()) for match in matches])
 
 
 def _replace(text: str, old: str, new: str, limit: int = -1) -> str:
@@ -74,12 +72,12 @@ def _replace(text: str, old: str, new: str, limit: int = -1) -> str:
 
 def _check_length(characters: int) -> None:
     if characters > MAX_TEXT:
-        raise ValueError(f"the text would have {characters} characters; {MAX_TEXT} are allowed")
+        raise ValueError(f"result too long: {characters} characters; {MAX_TEXT} are allowed")
 
 
 def _multiply(left: Any, right: Any) -> Any:
     if isinstance(left, str | list) or isinstance(right, str | list):
-        raise TypeError("found no matching overload for '_*_'")  # to Python, 3 times a text is a text
+        raise TypeError("found no matching overload for '_*_'")  # Python would repeat the text
     return operator.mul(left, right)
 
 

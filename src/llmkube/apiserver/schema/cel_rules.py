@@ -1,7 +1,7 @@
-"""CEL rules are compiled once and judged with `self` and `oldSelf`; a rule that fails to run is a rule that fails.
+"""CEL rules are compiled once and evaluated with `self` and `oldSelf`; a rule that cannot be evaluated has failed.
 
-The schema gives each value its CEL type: JSON's 1 in a `number` field is a double, so `self <= 1.5` compares like with
-like, as it does on a kube-apiserver. Facts: `k8s.io/apiextensions-apiserver/pkg/apiserver/schema/cel`.
+The schema gives each value its CEL type: JSON's 1 in a `number` field is a double, so `self <= 1.5` compares two
+doubles, as on a kube-apiserver. Facts: `k8s.io/apiextensions-apiserver/pkg/apiserver/schema/cel`.
 """
 
 import re
@@ -32,10 +32,10 @@ _REASONS: Final = {
 
 
 MAX_CHARACTERS: Final = 10_000
-"""Of one expression: celpy takes half a second to read so many. kube-apiserver takes ten times as many."""
+"""Limit of one expression: celpy parses as many in half a second. kube-apiserver allows ten times as many."""
 
 
-_VALUES_PER_UNIT: Final = 2  # of JSON, given their CEL type
+_VALUES_PER_UNIT: Final = 2  # JSON values that are converted to CEL for one unit
 
 
 @attrs.frozen(eq=False)
@@ -66,7 +66,7 @@ def compiled(text: str) -> Expression:
     """Return the expression, compiled at most once.
 
     Raises:
-        RuleError: It does not parse.
+        RuleError: The text does not parse.
     """
     if len(text) > MAX_CHARACTERS:
         raise RuleError(f"compilation failed: it has {len(text)} characters; {MAX_CHARACTERS} are allowed")
@@ -83,18 +83,18 @@ _ENVIRONMENT: Final = celpy.Environment()
 
 
 def check(value: Any, old: Any, schema: Schema, path: str = "") -> list[FieldError]:
-    """Return what the schema's rules have against a value; rules about a change are skipped where there was none."""
+    """Return the violations of the schema's rules; transition rules are skipped where there is no old value."""
     errors: list[FieldError] = []
     try:
         for error in _check(value, old, schema, path, Budget()):
-            errors.append(error)  # noqa: PERF402  # what was found before the budget is spent is told
+            errors.append(error)  # noqa: PERF402  # errors found before the budget is spent are reported
     except OutOfBudgetError as exc:
         errors.append(FieldError(path, ErrorType.INVALID, str(exc), schema.type))
     return errors
 
 
 def to_cel(value: Any, schema: Schema | None, budget: Budget) -> Any:
-    """Return the CEL value of a JSON one, typed by its schema; what rules at several levels see is made once."""
+    """Return the CEL value of a JSON value, typed by its schema; lists and objects are converted once."""
     kind = schema.type if schema else ""
     if value is None or isinstance(value, bool):
         return None if value is None else ct.BoolType(value)
@@ -151,7 +151,7 @@ def _check(value: Any, old: Any, schema: Schema, path: str, budget: Budget) -> I
 
 
 def _check_here(value: Any, old: Any, schema: Schema, path: str, budget: Budget) -> Iterator[FieldError]:
-    """Judge the rules of one value, not of what is in it."""
+    """Evaluate the rules of a value, but not those of its parts."""
     rules = [rule for rule in schema.rules if not _is_skipped(rule, value, old)]
     if not rules:
         return
@@ -165,9 +165,8 @@ def _check_here(value: Any, old: Any, schema: Schema, path: str, budget: Budget)
         except RuleError as exc:  # it cannot be run on this value
             bad = schema.type if schema.type in {"object", "array"} else value
             message = _MISSING.sub(r"no such key: \1", str(exc))
-            yield FieldError(
-                path, ErrorType.INVALID, f"{message} evaluating rule: {rule.get('message') or rule['rule']}", bad
-            )
+            why = f"{message} evaluating rule: {rule.get('message') or rule['rule']}"
+            yield FieldError(path, ErrorType.INVALID, why, bad)
             continue
         if error is not None:
             shown = ABSENT if schema.type in {"object", "array"} else value
@@ -177,25 +176,25 @@ def _check_here(value: Any, old: Any, schema: Schema, path: str, budget: Budget)
 
 
 def _is_skipped(rule: Rule, new: Any, old: Any) -> bool:
-    """Whether a rule has nothing to say: it is about a change where there is none, or has let the value through."""
+    """Whether a rule does not apply: a transition rule without an old value, another one without a change."""
     try:
         expression = compiled(rule.get("rule", ""))
     except RuleError:
-        return False  # which is to be told
+        return False  # so that the error is reported
     if expression.uses_old_self:
         return old is None
     return old is not None and same(new, old)  # what was stored under an older rule may stay
 
 
 def _apply_rule(rule: Rule, typed: Any, typed_old: Any, budget: Budget) -> FieldError | None:
-    """Judge one rule on CEL values; the caller says where and what it was.
+    """Evaluate one rule on CEL values; the caller adds path and value to the error.
 
     Raises:
         RuleError: The rule cannot be run on this value.
     """
     result = compiled(rule.get("rule", "")).evaluate(typed, typed_old, budget)
     if not isinstance(result, ct.BoolType):
-        raise RuleError("the result is no boolean")
+        raise RuleError("the result is not a boolean")
     kind = _REASONS.get(rule.get("reason", ""), ErrorType.INVALID)
     return None if result else FieldError("", kind, _message(rule, typed, typed_old, budget))
 
@@ -205,7 +204,7 @@ def _message(rule: Rule, typed: Any, typed_old: Any, budget: Budget) -> str:
         try:
             message = str(compiled(expression).evaluate(typed, typed_old, budget)).strip()
         except RuleError:
-            message = ""  # a message that fails must not hide the verdict
+            message = ""  # a failed message must not hide the result
         if message and "\n" not in message:
             return message
     return rule.get("message", "").strip() or f"failed rule: {rule.get('rule', '').strip()}"

@@ -1,4 +1,4 @@
-"""What is left out is filled in, what is unknown is dropped: an object takes its stored shape before it is judged."""
+"""Defaulting and pruning: an object is brought into its stored form before it is validated."""
 
 import operator
 from collections import deque
@@ -16,13 +16,14 @@ from llmkube.apiserver.values.json_text import MAX_VALUES
 from llmkube.apiserver.values.json_values import ABSENT, SCALARS, copy, is_list, is_object
 
 MAX_COMPLAINTS: Final = 100
-"""Unknown or duplicate fields of an object that are named, as many as kube-apiserver's decoder names."""
+"""Unknown or duplicate fields of an object that are named; as many as kube-apiserver's decoder names."""
 
 
 def apply_defaults(obj: Mapping[str, Any], schema: Schema) -> JsonObject:
-    """Return a copy with defaults filled in; a default below a missing parent waits for the parent.
+    """Return a copy with defaults filled in; a default below a missing parent does not apply.
 
-    A null where the schema allows none counts as left out if there is a default; other nulls stay and are judged later.
+    A null where the schema does not allow one is treated as missing if there is a default; other nulls stay and are
+    validated later.
     """
     filled: JsonObject = copy(obj)
     fill(filled, schema)
@@ -30,10 +31,10 @@ def apply_defaults(obj: Mapping[str, Any], schema: Schema) -> JsonObject:
 
 
 def drop_unset(value: Any, schema: Schema, *, builtin: bool) -> None:
-    """Take out, in place, what is left out on the way to disk: fields that are null where the schema allows no null.
+    """Remove, in place, what is not stored: fields that are null where the schema does not allow null.
 
-    Of a built-in kind, its Go structure also writes a null in a map of texts as the empty text, and leaves empty lists
-    and maps out. A structure (`{}` where fields are declared) stays: there it says something.
+    The Go structure of a built-in kind also writes a null in a map of texts as the empty text, and omits empty lists
+    and maps. An empty structure (`{}` where fields are declared) stays, because it has a meaning.
     """
     if isinstance(value, list) and schema.items is not None:
         for item in value:
@@ -52,7 +53,7 @@ def drop_unset(value: Any, schema: Schema, *, builtin: bool) -> None:
 
 
 def fill(value: Any, schema: Schema) -> None:
-    """Fill defaults in, in place.
+    """Fill in defaults, in place.
 
     Raises:
         RequestRefusedError: 413, they are more values than a body may have.
@@ -62,14 +63,14 @@ def fill(value: Any, schema: Schema) -> None:
 
 @attrs.define(eq=False)
 class _DefaultFiller:
-    """Counts what is filled in: a large default for each item of a long list would fill any memory."""
+    """Fills in defaults and counts them: a large default for each item of a long list would exhaust memory."""
 
     values: int = 0
 
     def default(self, schema: Schema) -> Any:
         self.values += schema.default_size
         if self.values > MAX_VALUES:
-            raise too_large(f"limit is {MAX_VALUES} values, and the defaults that it asks for have more")
+            raise too_large(f"limit is {MAX_VALUES} values, and the defaults have more")
         return copy(schema.raw["default"])
 
     def fill(self, value: Any, schema: Schema) -> None:
@@ -90,9 +91,9 @@ class _DefaultFiller:
 
 
 def nullified(value: Any, schema: Schema) -> Any:
-    """Return the value with the empty lists as null that a built-in kind's Go structure writes so.
+    """Return the value with null for the empty lists that the Go structure of a built-in kind writes as null.
 
-    It shares what does not change; of a value in which nothing does, it is that value itself.
+    The result shares what does not change; it is the value itself if nothing does.
     """
     if not _may_be_null(schema):
         return value
@@ -107,7 +108,7 @@ def nullified(value: Any, schema: Schema) -> Any:
 
 @lru_cache(maxsize=4096)
 def _may_be_null(schema: Schema) -> bool:
-    """Whether anything below is null when it is empty, as in few kinds."""
+    """Whether an empty list anywhere below is written as null, as in few kinds."""
     return any(field.raw["default"] is None or _may_be_null(field) for field in schema.defaulted.values()) or any(
         _may_be_null(inner) for inner in (*schema.properties.values(), schema.additional, schema.items) if inner
     )
@@ -118,10 +119,10 @@ def _nullified_field(item: Any, schema: Schema) -> Any:
 
 
 def is_complete(value: Any, schema: Schema) -> bool:
-    """Whether a value is surely in its stored shape: nothing unknown, null or empty in it, no default left out.
+    """Whether a value is certainly in its stored form: nothing unknown, null or empty in it, no default missing.
 
-    Where it is, pruning and filling in would change nothing. Some values are said not to be although they are: a null
-    that is allowed, an empty list that stays.
+    If so, pruning and filling in would change nothing. The result is False for some complete values: those with a null
+    that is allowed, or an empty list that stays.
     """
     if type(value) is dict:
         return value.keys() >= schema.defaulted.keys() and all(
@@ -135,7 +136,7 @@ def is_complete(value: Any, schema: Schema) -> bool:
 
 def _is_complete_field(item: Any, schema: Schema) -> bool:
     if type(item) is str:
-        return True  # as most values are
+        return True  # most values are texts
     if not item and (item is None or schema.type == "array" or schema.additional is not None):
         return False
     return is_complete(item, schema)
@@ -144,8 +145,8 @@ def _is_complete_field(item: Any, schema: Schema) -> bool:
 def zero(schema: Schema) -> JsonObject:
     """Return a built-in kind's object before anything is set, such as `{"spec": {}}`.
 
-    Kubernetes' own types have structures that are always there; field ownership on create is measured against them.
-    They are the defaults that say nothing: empty and null ones.
+    Kubernetes' own types have structures that always exist; field ownership on create is computed relative to them.
+    These structures are the empty and the null defaults.
     """
     empty: JsonObject = {}
     for name, inner in schema.properties.items():
@@ -156,14 +157,14 @@ def zero(schema: Schema) -> JsonObject:
 
 
 def prune(obj: Mapping[str, Any], schema: Schema) -> tuple[JsonObject, tuple[str, ...]]:
-    """Return a copy without the fields that the schema does not know, and their paths (`spec.items[0].colour`).
+    """Return a copy without the fields that the schema does not declare, and their paths (`spec.items[0].colour`).
 
-    Of very many, the first `MAX_COMPLAINTS` are named.
+    All are removed, but at most `MAX_COMPLAINTS` are named.
     """
     pruned: JsonObject = copy(obj)
     dropped = _drop_unknown(pruned, schema, "")
     named = tuple(islice(dropped, MAX_COMPLAINTS))
-    deque(dropped, maxlen=0)  # they go, too
+    deque(dropped, maxlen=0)  # removes the rest
     return pruned, named
 
 
@@ -185,7 +186,7 @@ def _drop_unknown(value: Any, schema: Schema, path: str) -> Iterator[str]:
 def unknown_fields(paths: tuple[str, ...]) -> list[str]:
     """Return the complaints of strict field validation: `unknown field "spec.colour"`.
 
-    With `fieldValidation=Strict` the server answers 400 `strict decoding error: ` and these, joined by `, `; with
+    With `fieldValidation=Strict` the server answers 400 with `strict decoding error: ` and these, joined by `, `; with
     `Warn` each is a warning of its own.
     """
     return [f'unknown field "{path}"' for path in paths]

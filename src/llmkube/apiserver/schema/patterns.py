@@ -1,9 +1,9 @@
-"""Patterns are matched by RE2, as kube-apiserver's are: in time that grows with the text, never exponentially.
+"""Patterns are matched by RE2, as in kube-apiserver: in time that grows with the text, never exponentially.
 
-It grows with the pattern's program too: `(a|b)*a(a|b){900}` takes 25 µs for each character. So the product of the two
-is bounded. While it matches, RE2 lets other threads run.
+The time also grows with the pattern's program: `(a|b)*a(a|b){900}` takes 25 µs for each character. Therefore the
+product of the two is limited. RE2 lets other threads run while it matches.
 
-The string formats here are the ones that are enforced; others are notes for readers, as in kube-apiserver.
+The string formats here are the ones that are enforced; others are informational, as in kube-apiserver.
 """
 
 import base64
@@ -21,7 +21,7 @@ import re2
 from llmkube.base.errors import UserError
 
 MAX_WORK: Final = 1_000_000_000
-"""The most characters of a text times instructions of a pattern's program in one match: 10 s at the very worst."""
+"""Limit for one match: characters of the text times instructions of the pattern's program; 10 s at worst."""
 
 _GO_MESSAGES: Final = {
     "missing )": "missing closing )",
@@ -34,20 +34,20 @@ _GO_MESSAGES: Final = {
 
 
 class PatternError(UserError):
-    """The pattern is none, or too large, or too much work for this text."""
+    """The pattern is malformed, or too large, or too much work for this text."""
 
 
 def found(pattern: str, text: str) -> bool:
     """Whether the pattern matches somewhere in the text.
 
     Raises:
-        PatternError: The pattern is none, or the match would be more than `MAX_WORK`.
+        PatternError: The pattern is malformed, or the match would exceed `MAX_WORK`.
     """
     return compile_for(pattern, text).search(text) is not None
 
 
 def compile_for(pattern: str, text: str) -> Any:
-    """Return RE2's compiled pattern, to be used on that text.
+    """Return RE2's compiled pattern, for use on that text.
 
     Raises:
         PatternError: As for `found`.
@@ -63,7 +63,7 @@ def compiled(pattern: str) -> Any:
     """Return RE2's compiled pattern, compiled once.
 
     Raises:
-        PatternError: It is none; in the words of Go's parser, which kube-apiserver uses.
+        PatternError: It is malformed; the message is that of Go's parser, which kube-apiserver uses.
     """
     options = re2.Options()
     options.log_errors = False
@@ -76,7 +76,7 @@ def compiled(pattern: str) -> Any:
 
 
 def size(pattern: str) -> int:
-    """Return how many instructions the pattern's program has; 0 when it is no pattern."""
+    """Return the number of instructions in the pattern's program; 0 when the pattern is malformed."""
     try:
         return int(compiled(pattern).programsize)
     except PatternError:
@@ -129,4 +129,4 @@ FORMATS: Final[Mapping[str, Callable[[str], bool]]] = {
     "uri": lambda text: _URI.fullmatch(text) is not None,
     "uuid": _parses(uuid.UUID),
 }
-"""By name: whether a text has the format."""
+"""By name: a function that returns whether a text has the format."""

@@ -1,7 +1,7 @@
-"""A schema is read once into a tree of values that defaulting, pruning, validation and merging all walk.
+"""A schema is parsed once into a tree that defaulting, pruning, validation and merging all walk.
 
-The JSON form is OpenAPI v3 as CustomResourceDefinitions carry it, with Kubernetes' `x-kubernetes-*` extensions;
-built-in kinds use the same form (`builtin_types`), so there is one code path for both.
+Its JSON form is OpenAPI v3 as in CustomResourceDefinitions, with Kubernetes' `x-kubernetes-*` extensions; built-in
+kinds use the same form (`builtin_types`), so there is one code path for both.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ _NOTHING: Final[Mapping[str, "Schema"]] = {}
 
 
 class RuleError(UserError):
-    """The text is no CEL expression that this server can run."""
+    """The text is not a CEL expression that this server can run."""
 
 
 Rule = Mapping[str, Any]
@@ -29,9 +29,10 @@ Rule = Mapping[str, Any]
 
 @attrs.frozen(eq=False)
 class Schema:
-    """What one value may be, how two of them merge, and what it is when it is left out.
+    """The values that are allowed, how two of them merge, and the default.
 
-    `raw` is the JSON that it was read from: discovery publishes it and validation reads the plain bounds from it.
+    `raw` is the JSON that the schema was parsed from: discovery publishes it, and validation reads the plain bounds
+    from it.
     """
 
     raw: Mapping[str, Any]
@@ -47,25 +48,25 @@ class Schema:
     list_map_keys: tuple[str, ...] = ()
     map_atomic: bool = False
     rules: tuple[Rule, ...] = ()
-    has_rules: bool = False  # here or anywhere below, so that subtrees without rules cost nothing
+    has_rules: bool = False  # here or anywhere below; subtrees without rules are skipped
     all_of: tuple["Schema", ...] = ()
     any_of: tuple["Schema", ...] = ()
     one_of: tuple["Schema", ...] = ()
     not_: "Schema | None" = None
     patch_merge_key: str = ""
     patch_strategies: frozenset[str] = frozenset()  # of "merge", "replace", "retainKeys"
-    default_size: int = 0  # how many values the default has
-    defaulted: Mapping[str, "Schema"] = _NOTHING  # those of the properties that are filled in when they are left out
+    default_size: int = 0  # number of values in the default
+    defaulted: Mapping[str, "Schema"] = _NOTHING  # the properties that have a default
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> Self:
-        """Read a schema's JSON form; what is malformed in it is `crd_rules.check`'s to refuse, before this."""
+        """Parse a schema's JSON form; `crd_rules.check` has refused malformed ones before."""
         additional = raw.get("additionalProperties")
         items = raw.get("items")
         strategies = str(raw.get("x-kubernetes-patch-strategy", ""))
         properties = raw.get("properties") or {}
         embedded = bool(raw.get("x-kubernetes-embedded-resource", False))
-        if embedded:  # an object inside an object has a name tag of its own, declared or not
+        if embedded:  # it has apiVersion, kind and metadata, declared or not
             text = {"type": "string"}
             properties = {"apiVersion": text, "kind": text, "metadata": OBJECT_META, **properties}
         fields = {name: cls.parse(sub) for name, sub in properties.items()}
@@ -99,11 +100,11 @@ class Schema:
 
     @property
     def has_default(self) -> bool:
-        """Whether the value is filled in when it is left out."""
+        """Whether the value is filled in when it is missing."""
         return "default" in self.raw
 
     def counterparts(self, items: Sequence[Any], old: Any) -> list[Any]:
-        """What the items of a list were before: found by key in a keyed list, unknown (None) in every other."""
+        """Return the old value of each item of a list: matched by key in a keyed list, else unknown (None)."""
         if self.list_type != "map" or not is_list(old):
             return [None] * len(items)
         known = {self._key(item): item for item in reversed(old) if is_object(item)}
@@ -113,15 +114,15 @@ class Schema:
         return compact([item.get(name) for name in self.list_map_keys])
 
     def child(self, name: str) -> "Schema | None":
-        """The schema of an object's field or a map's value; None where the schema says nothing about it."""
+        """Return the schema of an object's field or a map's value; None when the schema does not declare it."""
         return self.properties.get(name, self.additional)
 
 
 def _size(value: Any) -> int:
-    """Return how many values there are in a value, itself included."""
+    """Return the number of values in a value, including itself."""
     below = value.values() if is_object(value) else value if is_list(value) else ()
     return 1 + sum(map(_size, below))
 
 
 ANYTHING: Final = Schema(raw={"x-kubernetes-preserve-unknown-fields": True}, preserve_unknown=True)
-"""Says nothing: every value is allowed, lists are atomic, maps merge key by key."""
+"""A schema without constraints: every value is allowed, lists are atomic, maps merge key by key."""

@@ -1,7 +1,7 @@
-"""An object is judged against its schema in the words of kube-apiserver, rule by rule, all errors at once.
+"""Validation of an object against its schema, in kube-apiserver's words: every keyword, all errors at once.
 
-Facts: `k8s.io/apiextensions-apiserver/pkg/apiserver/validation` and the OpenAPI validator below it: which keyword says
-what, and that the offending value of a type error is the name of the type that was found.
+Facts: `k8s.io/apiextensions-apiserver/pkg/apiserver/validation` and the OpenAPI validator below it: the message of each
+keyword, and that the offending value of a type error is the name of the type that was found.
 """
 
 from collections import Counter
@@ -39,7 +39,7 @@ from llmkube.apiserver.values.json_values import (
 
 _BITS: Final = {"int32": 32, "int64": 64}
 _GO_FORMATS: Final = {int: "int64", float: "float64"}
-_EXACT_BELOW: Final = 2**53  # a larger float is no integer, to Go
+_EXACT_BELOW: Final = 2**53  # a larger float is not an integer in Go
 _OR_EQUAL: Final = "or equal to "
 _BLOCKING: Final = frozenset(
     {ErrorType.NOT_SUPPORTED, ErrorType.REQUIRED, ErrorType.TOO_LONG, ErrorType.TOO_MANY, ErrorType.TYPE_INVALID}
@@ -51,21 +51,24 @@ _NOT_CHECKED: Final = (
 
 
 def validate(obj: Any, old: Any, schema: Schema, path: str = "") -> list[FieldError]:
-    """Return what is wrong with an object; `old` is the stored one on an update, else None.
+    """Return the errors of an object; `old` is the stored one on an update, else None.
 
-    Bounds come first, then uniqueness in sets and keyed lists, then the CEL rules, which do not run on an object that
-    is out of shape. What was wrong before and has not changed is let through (ratcheting), as Kubernetes does.
+    Bounds come first, then uniqueness in sets and keyed lists, then the CEL rules, which do not run on a malformed
+    object. A value that was invalid before and has not changed is accepted (ratcheting), as in Kubernetes.
     """
     return with_rules(bounds(obj, old, schema, path), obj, old, schema, path)
 
 
 def bounds(obj: Any, old: Any, schema: Schema, path: str = "", *, duplicates: bool = True) -> list[FieldError]:
-    """Return what is wrong with an object, its rules aside; about repeated items a built-in kind has its own idea."""
+    """Return the errors of an object except those of its rules.
+
+    `duplicates` is off for a built-in kind, which has its own rules for repeated items.
+    """
     return [*_validate(obj, old, schema, path), *(_duplicate_errors(obj, old, schema, path) if duplicates else ())]
 
 
 def with_rules(errors: list[FieldError], obj: Any, old: Any, schema: Schema, path: str = "") -> list[FieldError]:
-    """Return the errors and what the schema's rules say, or that they were not asked because of the errors."""
+    """Return the errors and those of the schema's rules, or a notice that errors kept the rules from running."""
     if not schema.has_rules:
         return errors
     if any(error.type in _BLOCKING for error in errors):
@@ -74,7 +77,7 @@ def with_rules(errors: list[FieldError], obj: Any, old: Any, schema: Schema, pat
 
 
 def well_typed(value: Any, schema: Schema) -> bool:
-    """Whether every value has the JSON type that its schema asks for, bounds and rules aside."""
+    """Whether every value has the JSON type that its schema requires, regardless of bounds and rules."""
     if not _has_type(value, schema):
         return False
     if is_object(value):
@@ -102,7 +105,7 @@ def _validate(value: Any, old: Any, schema: Schema, path: str) -> Iterator[Field
 
 
 def _type_errors(value: Any, schema: Schema, path: str) -> Iterator[FieldError]:
-    """Say that a value has the wrong type, and what the checks that look at a value of any type say after that."""
+    """Yield the type error, and the errors of the checks that apply to a value of any type."""
     found, wanted, raw = json_type(value), "integer,string" if schema.int_or_string else schema.type, schema.raw
     if "format" in raw and not isinstance(value, str | list | None):
         found, wanted = _GO_FORMATS.get(type(value), ""), raw["format"]
@@ -159,7 +162,7 @@ def _bounds(value: Any, raw: Mapping[str, Any], path: str) -> Iterator[FieldErro
 def _number_bounds(value: float, raw: Mapping[str, Any], path: str) -> Iterator[FieldError]:
     lowest, highest, step = raw.get("minimum"), raw.get("maximum"), raw.get("multipleOf")
     above, below = raw.get("exclusiveMinimum"), raw.get("exclusiveMaximum")
-    if isinstance(value, int):  # then Go compares integers, and cuts the bounds for it: 0 is not below 0.1
+    if isinstance(value, int):  # Go compares integers, with truncated bounds: 0 is not below 0.1
         lowest, highest = (None if bound is None else int(bound) for bound in (lowest, highest))
     bits = _BITS.get(raw.get("format", ""), 64)
     if raw.get("type") == "integer" and not (is_integer(value) and -(2 ** (bits - 1)) <= value < 2 ** (bits - 1)):
@@ -202,7 +205,7 @@ def _size_bounds(size: int, minimum: int | None, maximum: int | None, unit: str,
 
 
 def _branches(value: Any, schema: Schema, path: str) -> Iterator[FieldError]:
-    """Judge allOf, anyOf, oneOf and not; like the original, their errors carry no path of their own."""
+    """Check allOf, anyOf, oneOf and not; as in the original, their errors have no path of their own."""
     for branch in schema.all_of:
         failed = list(_validate(value, None, branch, path))
         if failed:
@@ -226,7 +229,7 @@ def _branches(value: Any, schema: Schema, path: str) -> Iterator[FieldError]:
 
 
 def _closest_branch(failures: Sequence[Sequence[FieldError]]) -> Iterator[FieldError]:
-    """The errors of the branch that came closest, so that the user has something to fix."""
+    """Yield the errors of the branch that fits best, so that the user has something to fix."""
     yield from min(failures, key=lambda errors: sum(bool(error.path) for error in errors))
 
 
@@ -257,7 +260,7 @@ def _find_duplicates(value: Any, schema: Schema, path: str) -> Iterator[FieldErr
 def _duplicate_items(items: Sequence[Any], schema: Schema, path: str) -> Iterator[FieldError]:
     """Report the second of equal items, not the third.
 
-    Of a list by keys, the first item that can have none is all that is reported (kube-apiserver 1.36).
+    For a keyed list, the first item that cannot have keys is all that is reported (kube-apiserver 1.36).
     """
     by_keys, seen = schema.list_type == "map", Counter[str]()
     for index, item in enumerate(items) if by_keys else ():

@@ -3,5 +3,5 @@
     revisions        the store: objects, a log of changes per kind, transactions, an object as JSON
     write_ahead_log  makes changes durable before they are shown
     committer        decides writes one after another, syncs them in groups
-What a write may do is decided in `writes`; here it is only kept.
+`writes` decides what a write may do; this package only stores the result.
 """

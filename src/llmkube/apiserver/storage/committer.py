@@ -1,12 +1,13 @@
-"""Writes are decided one after the other, made durable together, and shown when they are.
+"""Writes are decided one after another, made durable together, and then shown.
 
 ```
 decide on the head ── join the open batch ── [ one sync to disk for all who wait ] ── show, wake watchers ── answer
 ```
 
-There are two states: the head, which decisions are made on, and the store that readers see, which is behind it by what
-is on its way to the disk. While one batch is being synced, the next one gathers: a slow disk makes batches larger, not
-writers slower. A failed sync fails its batch and the one decided on top of it, and the head goes back to what is shown.
+There are two states: the head, on which writes are decided, and the store, which readers see. The store is behind the
+head by the changes that are on their way to the disk. While one batch is being synced, the next one collects writes: a
+slow disk makes batches larger, not writers slower. A failed sync fails its batch and the one decided on top of it, and
+resets the head to the store.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +24,7 @@ from llmkube.apiserver.values.api_errors import internal
 
 T = TypeVar("T")
 
-_SYNC_TIMEOUT_SECONDS: Final = 3600.0  # how long the shield holds: a sync is waited for to its end, whatever it takes
+_SYNC_TIMEOUT_SECONDS: Final = 3600.0  # limit of the shield, far beyond any sync: a sync is waited for to its end
 
 
 @attrs.define(eq=False)
@@ -35,21 +36,17 @@ class _Batch:
 
 
 class Committer:
-    """Brings decisions into the store.
+    """Decides writes and brings them into the store.
 
     Args:
-        store: What readers see.
-        durable: Where writes go before they are shown; None shows them at once.
+        store: The state that readers see.
+        durable: Makes changes durable before they are shown; None shows them at once.
         publish: Called with changes right after they are in the store.
-        work: Where decisions are made; other writes wait for one, reads do not.
+        work: Runs decisions; other writes wait for one, reads do not.
     """
 
     def __init__(
-        self,
-        store: Store,
-        durable: Durable | None,
-        publish: Callable[[Sequence[Change]], None],
-        work: Work = inline,
+        self, store: Store, durable: Durable | None, publish: Callable[[Sequence[Change]], None], work: Work = inline
     ) -> None:
         self._store = store
         self._durable = durable
@@ -61,16 +58,16 @@ class Committer:
         self._syncing = trio.Lock()
 
     async def write(self, decide: Callable[[Transaction], T], *, dry_run: bool = False) -> T:
-        """Decide on the state as it is, make the decision durable, show it.
+        """Decide on the current state, make the decision durable, and show it.
 
-        Once it is decided, the write is waited for even when cancelled: its outcome is always known.
+        Once it is decided, the write is completed even when cancelled: its outcome is always known.
 
         Args:
             decide: The decision.
             dry_run: Change nothing.
 
         Raises:
-            RequestRefusedError: The decision's own; 500, it could not be made durable and nothing was written.
+            RequestRefusedError: Raised by the decision; or 500, it could not be made durable and nothing was written.
         """
         async with self._deciding:
             decision, changes = await self._decide(decide, dry_run=dry_run)
@@ -81,7 +78,7 @@ class Committer:
             batch = self._open_batch
             batch.changes.extend(changes)
         with trio.fail_after(_SYNC_TIMEOUT_SECONDS, shield=True):
-            async with self._syncing:  # also without changes: the decision may rest on some that are on their way
+            async with self._syncing:  # also without changes: the decision may depend on some that are not synced yet
                 if self._open_batch is batch and batch.changes:  # otherwise another task has synced it
                     await self._sync(self._durable)
         if batch.error is not None:
@@ -93,7 +90,7 @@ class Committer:
             head = self._head
             tx = Transaction(head, dry_run=dry_run)
             decision = await self._work(partial(decide, tx))
-            if self._head is head:  # otherwise a sync has failed meanwhile, of writes that this one rests on
+            if self._head is head:  # otherwise a sync of writes that this one depends on has failed meanwhile
                 return decision, () if dry_run else tx.changes
 
     async def _sync(self, durable: Durable) -> None:

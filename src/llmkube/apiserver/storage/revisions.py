@@ -1,9 +1,9 @@
-"""The store is the state of the world plus the recent past: pure, synchronous, one counter for all kinds.
+"""The store has the current objects and their recent changes: pure, synchronous, one counter for all kinds.
 
-Objects in the store are never edited in place: a writer hands over a new one and readers may keep the old one. The
-recent past is a bounded log per kind; a watch reads it by resourceVersion, so a watcher costs no queue of its own.
+Objects in the store are never edited in place: a writer passes a new one and readers may keep the old one. The recent
+changes are a bounded log per kind; a watch reads it by resourceVersion, so a watcher needs no queue of its own.
 
-An object is written as JSON once: the database, the answers, the lists and every watch send the same bytes.
+An object is written as JSON once: the database, the responses, the lists and every watch send the same bytes.
 """
 
 import json
@@ -21,7 +21,7 @@ _TYPE: Final = frozenset({"apiVersion", "kind"})
 
 
 class StoredObject(dict[str, Any]):
-    """An object in the store, never edited, that knows its JSON from the first time that it was asked for."""
+    """An object in the store, never edited, that caches its JSON when it is first needed."""
 
     __slots__ = ("_fields",)
 
@@ -29,7 +29,7 @@ class StoredObject(dict[str, Any]):
 
     @property
     def fields(self) -> bytes:
-        """The JSON without what says the type: `"metadata":{…},"spec":{…}}`."""
+        """The JSON without apiVersion and kind: `"metadata":{…},"spec":{…}}`."""
         try:
             return self._fields
         except AttributeError:
@@ -38,18 +38,18 @@ class StoredObject(dict[str, Any]):
 
 
 def fields_of(obj: Mapping[str, Any]) -> bytes:
-    """Return an object's JSON without what says its type, from the first field that follows to the closing brace."""
+    """Return an object's JSON without apiVersion and kind, from the first field after them to the closing brace."""
     return obj.fields if isinstance(obj, StoredObject) else _fields(obj)
 
 
 def encoded(obj: Mapping[str, Any], api_version: str = "") -> bytes:
-    """Return an object's JSON, as a version of its kind; by default as the one that it says."""
+    """Return an object's JSON, in a version of its kind; by default in its own."""
     return type_prefix(api_version or obj["apiVersion"], obj["kind"]) + fields_of(obj)
 
 
-@lru_cache(maxsize=1024)  # as many as there are kinds
+@lru_cache(maxsize=1024)  # one for each version of a kind
 def type_prefix(api_version: str, kind: str) -> bytes:
-    """Return what stands before an object's `fields`: `{"apiVersion":"v1","kind":"Service",`."""
+    """Return the JSON that precedes an object's `fields`: `{"apiVersion":"v1","kind":"Service",`."""
     return json_text.write({"apiVersion": api_version, "kind": kind})[:-1] + b","
 
 
@@ -57,20 +57,20 @@ def _fields(obj: Mapping[str, Any]) -> bytes:
     bare = {name: value for name, value in obj.items() if name not in _TYPE}
     try:
         return json_text.write(bare)[1:]
-    except TypeError:  # a database that an earlier version has written may hold what is refused now
+    except TypeError:  # a database written by an earlier version may have values that are refused now
         return json.dumps(bare, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")[1:]
 
 
 Object = Mapping[str, Any]
-"""A Kubernetes object as JSON; treat it as frozen."""
+"""A Kubernetes object as JSON; treat it as immutable."""
 
 LOG_WINDOW: Final = 4096
-"""Changes that each kind's log keeps before a watcher that lags behind must list again."""
+"""Changes in each kind's log; a watcher that lags further behind must list again."""
 
 
 @attrs.frozen
 class Ref:
-    """The place of one object; `kind` is its storage name, the same in all versions: `models.inference.llmkube.dev`."""
+    """A reference to an object; `kind` is its storage name, equal in all versions: `models.inference.llmkube.dev`."""
 
     kind: str
     key: Key
@@ -78,7 +78,7 @@ class Ref:
 
 @attrs.frozen(eq=False)
 class Change:
-    """One write: `before` is None for a creation; `after` is the object as this write left it, also when it is gone."""
+    """One write: `before` is None for a creation; `after` is the object that this write left, also if it is removed."""
 
     revision: int
     ref: Ref
@@ -95,7 +95,7 @@ class Change:
 
 
 class CompactedError(Exception):
-    """The log no longer reaches back to the revision that was asked for."""
+    """The log no longer reaches back to the requested revision."""
 
     def __init__(self, requested: int, oldest: int) -> None:
         super().__init__(f"too old resource version: {requested} ({oldest})")
@@ -105,7 +105,7 @@ class CompactedError(Exception):
 
 @attrs.define(eq=False)
 class _KindHistory:
-    """All objects of one kind, and its log: `floor` is the newest revision that the log has forgotten."""
+    """All objects of one kind, and its log: `floor` is the newest revision that is no longer in the log."""
 
     floor: int
     objects: dict[Key, Object] = attrs.Factory(dict)
@@ -122,7 +122,7 @@ class _KindHistory:
         self.objects.pop(key, None)
 
     def ordered(self) -> list[Key]:
-        """Return the keys by namespace and name, sorted again only when there are others."""
+        """Return the keys by namespace and name, sorted again only after keys were added or removed."""
         if self._order is None:
             self._order = sorted(self.objects, key=_by_name)
         return self._order
@@ -132,9 +132,9 @@ class Store:
     """Objects by kind and key, a revision that only grows, and a log of changes for each kind.
 
     Args:
-        revision: Where to go on counting: the revision of the last write before a restart.
-        objects: What was there at that revision.
-        window: How many changes each kind's log keeps.
+        revision: The revision of the last write before a restart; new ones continue from it.
+        objects: The objects at that revision.
+        window: Number of changes in each kind's log.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class Store:
         return None if history is None else history.objects.get(ref.key)
 
     def list(self, kind: str, namespace: str = "") -> list[tuple[Key, Object]]:
-        """Return the objects of a kind by key; the empty namespace means all of them."""
+        """Return the objects of a kind by key; the empty namespace selects all namespaces."""
         history = self._histories.get(kind)
         if history is None:
             return []
@@ -169,7 +169,7 @@ class Store:
         return [(key, objects[key]) for key in history.ordered() if not namespace or key.namespace == namespace]
 
     def list_at(self, kind: str, namespace: str, revision: int) -> Sequence[tuple[Key, Object]]:
-        """Return what `list` returned at that revision.
+        """Return the result of `list` at that revision.
 
         Raises:
             CompactedError: The log no longer reaches back that far.
@@ -186,7 +186,7 @@ class Store:
         return [(key, objects[key]) for key in sorted(objects, key=_by_name)]
 
     def changes_after(self, kind: str, revision: int) -> Sequence[Change]:
-        """Return the kind's changes that are newer than a revision, oldest first; costs as much as it returns.
+        """Return the kind's changes that are newer than a revision, oldest first; the cost grows with the result.
 
         Raises:
             CompactedError: The log no longer reaches back that far.
@@ -219,28 +219,28 @@ class Store:
             self._revision = change.revision
 
     def compact(self) -> None:
-        """Forget the past: every watch that is behind, and every continue token, gets 410 and lists again."""
+        """Discard the log: every watch that is behind, and every continue token, gets 410 and lists again."""
         for history in self._histories.values():
             history.log.clear()
             history.floor = self._revision
         self._start = self._revision
 
     def replica(self) -> "Store":
-        """Return another store with the same objects and revision, and without a past."""
+        """Return another store with the same objects and revision, and an empty log."""
         histories = self._histories.items()
         objects = ((Ref(kind, key), stored) for kind, history in histories for key, stored in history.objects.items())
         return Store(self._revision, objects, window=0)
 
     def by_uid(self, uid: str) -> Ref | None:
-        """Return where the live object with that uid is, or None."""
+        """Return the reference to the live object with that uid, or None."""
         return self._by_uid.get(uid)
 
     def dependents(self, uid: str) -> Sequence[Ref]:
-        """Return the objects whose ownerReferences name that uid, in a stable order."""
+        """Return references to the objects whose ownerReferences name that uid, in a stable order."""
         return sorted(self._dependents.get(uid, ()), key=lambda ref: (ref.kind, ref.key))
 
     def refs(self) -> Iterator[Ref]:
-        """Yield the place of every object."""
+        """Yield a reference to every object."""
         for kind, history in self._histories.items():
             for key in history.objects:
                 yield Ref(kind, key)
@@ -271,10 +271,11 @@ def _owner_uids(stored: Object) -> Iterator[str]:
 
 
 class Transaction:
-    """A write in the making: reads see the store plus what this transaction has staged; nothing else sees it.
+    """A write in progress: its reads see the store plus what it has staged; nothing else sees that.
 
-    The writer holds the server's write lock from here to `Store.apply`, so the revisions it draws are the next ones.
-    A dry run draws none: what it would create has no resourceVersion, what it would change keeps the one it has.
+    The writer holds the server's write lock from here to `Store.apply`, so the revisions that it takes are the next
+    ones. A dry run takes none: an object that it would create has no resourceVersion, one that it would change keeps
+    its own.
     """
 
     def __init__(self, store: Store, *, dry_run: bool = False) -> None:
@@ -290,12 +291,12 @@ class Transaction:
 
     @property
     def revision(self) -> int:
-        """The revision that the state has with what is staged."""
+        """The revision of the state with the staged changes."""
         return self._store.revision + len(self._changes)
 
     @property
     def changes(self) -> Sequence[Change]:
-        """What was staged, in order."""
+        """The staged changes, in order."""
         return self._changes
 
     def get(self, ref: Ref) -> Object | None:
@@ -324,5 +325,5 @@ class Transaction:
 
 
 def _by_name(key: Key) -> tuple[str, str]:
-    """The order of lists; plain tuples compare several times faster than keys do."""
+    """Return the sort key of lists; plain tuples compare several times faster than keys do."""
     return key.namespace, key.name

@@ -1,8 +1,8 @@
-"""The write-ahead log makes writes durable: what was acknowledged is there after a crash, and revisions never repeat.
+"""The write-ahead log makes writes durable: acknowledged writes survive a crash, and revisions never repeat.
 
 SQLite in WAL mode with `synchronous=FULL` syncs the log before a commit returns, so the order is: commit here, then
-show it in memory, then answer. A crash in between leaves a write without an answer, which is allowed; the
-reverse is not.
+show the write in memory, then answer. A crash in between leaves a write without an answer, which is allowed; an answer
+without a write is not.
 """
 
 import itertools
@@ -43,13 +43,13 @@ class StorageError(ExternalError):
 
 
 class StorageDamagedError(StorageError):
-    """The file is no database any more, or what is in it makes no sense: no later attempt will read it."""
+    """The file is no longer a database, or its content is invalid: trying again does not help."""
 
 
 Durable = Callable[[Sequence[Change]], Awaitable[None]]
-"""Where writes go before they are shown; a simulation has none.
+"""Makes writes durable before they are shown; a simulation does without.
 
-It returns when the changes would survive a power cut, and raises StorageError with nothing written otherwise.
+It returns when the changes would survive a power failure, and otherwise raises StorageError with nothing written.
 """
 
 
@@ -62,7 +62,7 @@ class WriteAheadLog:
         self._limiter = trio.CapacityLimiter(1)
 
     def load(self) -> Store:
-        """Return a store with everything that was ever acknowledged and not deleted since.
+        """Return a store with every object that was acknowledged and not deleted since.
 
         Raises:
             StorageDamagedError: The file is damaged.
@@ -74,14 +74,11 @@ class WriteAheadLog:
                 raise StorageDamagedError(f"the API server's database is damaged: {found}")
             (revision,) = self._connection.execute("SELECT revision FROM meta").fetchone()
             rows = self._connection.execute("SELECT kind, namespace, name, json FROM objects")
-            objects = [
-                (Ref(kind, Key(namespace, name)), StoredObject(json.loads(text)))
-                for kind, namespace, name, text in rows
-            ]
+            objects = [(Ref(kind, Key(*key)), StoredObject(json.loads(text))) for kind, *key, text in rows]
         return Store(revision, objects)
 
     async def commit(self, changes: Sequence[Change]) -> None:
-        """Call `write` in a thread, and wait for it even if cancelled, so that the outcome is always known.
+        """Run `write` in a thread, and wait for it even if cancelled, so that the outcome is always known.
 
         Raises:
             StorageError: Nothing was written.
@@ -108,11 +105,11 @@ class WriteAheadLog:
 
 @contextmanager
 def open_write_ahead_log(path: Path, *, timeout_seconds: float = LOCK_TIMEOUT_SECONDS) -> Iterator[WriteAheadLog]:
-    """Open or create the database at `path`, readable by its owner alone.
+    """Open or create the database at `path`, which only its owner can read.
 
     Args:
         path: The file.
-        timeout_seconds: How long to wait for another server to let go of it, as a restart may overlap.
+        timeout_seconds: Time to wait for another server to release the file, because a restart may overlap.
 
     Raises:
         StorageDamagedError: The file is damaged.
@@ -120,7 +117,7 @@ def open_write_ahead_log(path: Path, *, timeout_seconds: float = LOCK_TIMEOUT_SE
     """
     path.touch(mode=0o600, exist_ok=True)
     with _translate_errors("open", path):
-        # Trio uses whichever worker thread is idle; the log's limiter makes it one at a time
+        # Trio uses any idle worker thread; the log's limiter allows one at a time
         connection = sqlite3.connect(path, timeout_seconds, isolation_level=None, check_same_thread=False)
     try:
         with _translate_errors("open", path):
@@ -134,26 +131,27 @@ def _prepare(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # two servers on one file would repeat resourceVersions
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
-    # macOS leaves what was synced in the drive's own memory, in no certain order: a power cut may lose the last
-    # commits, but must not tear the database. At each commit (`fullfsync`) that would cost ten milliseconds.
+    # A sync on macOS reaches only the drive's cache, which is written in any order: a power failure may lose the last
+    # commits, but must not corrupt the database. A full sync of each commit (`fullfsync`) would cost ten milliseconds.
     connection.execute("PRAGMA checkpoint_fullfsync = ON")
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > SCHEMA_VERSION:
-        raise StorageError(f"the database has format {version}; this program reads up to {SCHEMA_VERSION}")
+        why = f"this llmkube reads up to {SCHEMA_VERSION}; use a newer one"
+        raise StorageError(f"database format {version} not supported: {why}")
     connection.executescript(_TABLES)
     connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
 def move_aside(path: Path, now: datetime) -> Path:
-    """Rename a damaged database and its side files, so that a new one can be made; returns where to.
+    """Rename a damaged database and its side files, so that a new one can be created; return the new path.
 
     Raises:
-        StorageError: The folder does not let us.
+        StorageError: The folder does not allow it.
     """
     stamp = now.astimezone(UTC).strftime("%Y%m%dT%H%M%SZ")
     destination = next(each for n in itertools.count() if not (each := _aside(path, stamp, n)).exists())
     try:
-        for suffix in ("-wal", "-shm", ""):  # the file itself last: until then a crash leaves it to be found again
+        for suffix in ("-wal", "-shm", ""):  # the file itself last: after a crash before that, it is found again
             side = path.with_name(path.name + suffix)
             if side.exists():
                 side.rename(destination.with_name(destination.name + suffix))
@@ -171,9 +169,9 @@ def _translate_errors(verb: str, path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as exc:
-        code = getattr(exc, "sqlite_errorcode", 0) & 0xFF  # the rest says where, not what
+        code = getattr(exc, "sqlite_errorcode", 0) & 0xFF  # the primary code; the rest is detail
         kind = StorageDamagedError if code in _DAMAGED else StorageError
         why = full_disk(path.parent) if code == sqlite3.SQLITE_FULL else str(exc)
         raise kind(f"cannot {verb} the API server's database: {why}") from exc
     except (ValueError, TypeError) as exc:
-        raise StorageDamagedError(f"the API server's database holds what it cannot decode: {exc}") from exc
+        raise StorageDamagedError(f"the API server's database has invalid content: {exc}") from exc

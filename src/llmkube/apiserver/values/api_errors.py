@@ -1,4 +1,4 @@
-"""A request that is refused is a Status object in kube-apiserver's own words: clients parse them.
+"""A refused request is answered with a Status in kube-apiserver's own words, because clients parse them.
 
 Facts: Kubernetes API conventions, "Response Status Kind"; wording as kube-apiserver 1.32 writes it.
 """
@@ -14,19 +14,19 @@ from llmkube.k8s.resource import Resource
 
 JsonObject = dict[str, Any]
 
-_MAX_ERRORS: Final = 500  # that are told; kube-apiserver tells all
+_MAX_ERRORS: Final = 500  # errors that are reported; kube-apiserver reports all
 _ERRORS_BYTES: Final = 1024 * 1024
 
 
 def status_cause(reason: str, message: str, field: str = "") -> JsonObject:
-    """Return one reason inside a Status, as it stands in `details.causes`: a field and what is wrong with it."""
+    """Return a cause for `details.causes` of a Status: a field and its problem."""
     cause = {"reason": reason, "message": message}
     return {**cause, "field": field} if field else cause
 
 
 @attrs.frozen
 class Subject:
-    """What a Status talks about: `resource` is a plural for missing things and a kind for invalid ones."""
+    """The subject of a Status: `resource` is a plural for missing objects and a kind for invalid ones."""
 
     resource: str
     group: str = ""
@@ -39,20 +39,20 @@ class Subject:
         return f"{self.resource}.{self.group}" if self.group else self.resource
 
     def to_json(self) -> JsonObject:
-        """Return the subject as it stands in `details`."""
+        """Return the subject as in `details`."""
         fields = {"name": self.name, "group": self.group, "kind": self.resource, "uid": self.uid}
         return {name: value for name, value in fields.items() if value}
 
 
 class RequestRefusedError(Exception):
-    """The request was refused, and the Status says why; it is the answer, never a crash.
+    """The request is refused. The Status is the answer, never a crash.
 
     Args:
         code: The HTTP status.
-        reason: The machine-readable word (`NotFound`); empty where kube-apiserver gives none.
-        message: The sentence that kubectl prints.
-        details: The `details` object, or nothing.
-        token: A continue token to go on with after a list expired.
+        reason: The machine-readable reason (`NotFound`); empty where kube-apiserver gives none.
+        message: The text that kubectl prints.
+        details: The `details` object, or None.
+        token: A continue token for the rest of a list that has expired.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class RequestRefusedError(Exception):
         self.token = token
         self.reason = reason
         self.message = message
-        self.warnings: tuple[str, ...] = ()  # what the client gets beside the refusal
+        self.warnings: tuple[str, ...] = ()  # sent with the refusal
         self.details = None if details is None else dict(details)
 
     def to_status(self) -> JsonObject:
@@ -81,7 +81,7 @@ class RequestRefusedError(Exception):
 
 @contextmanager
 def attach_warnings(warnings: Sequence[str]) -> Iterator[None]:
-    """Let a refusal out of the body carry the warnings too."""
+    """Add the warnings to a refusal that is raised in the body."""
     try:
         yield
     except RequestRefusedError as exc:
@@ -110,7 +110,7 @@ def no_such_path() -> RequestRefusedError:
 
 
 def already_exists(subject: Subject, *, deleting: bool = False) -> RequestRefusedError:
-    """Refuse to create: the name is taken, perhaps by an object that is going away."""
+    """Refuse to create: the name is taken, perhaps by an object that is being deleted."""
     message = f'{"object is being deleted: " if deleting else ""}{subject.qualified} "{subject.name}" already exists'
     return RequestRefusedError(409, "AlreadyExists", message, subject.to_json())
 
@@ -122,18 +122,18 @@ def conflict(subject: Subject, why: str) -> RequestRefusedError:
 
 
 STALE = "the object has been modified; please apply your changes to the latest version and try again"
-"""Why a write with an old resourceVersion conflicts."""
+"""Cause of a conflict over an old resourceVersion."""
 
 
 def apply_conflict(message: str, causes: Sequence[JsonObject]) -> RequestRefusedError:
-    """Refuse an apply that would take fields from other managers."""
+    """Refuse an apply that would take over fields of other managers."""
     return RequestRefusedError(409, "Conflict", message, {"causes": list(causes)})
 
 
 def invalid(subject: Subject, errors: Sequence[FieldError]) -> RequestRefusedError:
-    """Refuse an object whose content is wrong; `subject.resource` is its kind, not its plural."""
+    """Refuse an object with invalid content; `subject.resource` is its kind, not its plural."""
     reported = _limited(errors)
-    summary = list(dict.fromkeys(map(str, reported)))  # the sentence says once what the causes may say twice
+    summary = list(dict.fromkeys(map(str, reported)))  # the message has each error once, the causes may repeat it
     if len(reported) < len(errors):
         summary.append(f"and {len(errors) - len(reported)} more errors")
     listed = summary[0] if len(summary) == 1 else "[" + ", ".join(summary) + "]"
@@ -143,7 +143,7 @@ def invalid(subject: Subject, errors: Sequence[FieldError]) -> RequestRefusedErr
 
 
 def _limited(errors: Sequence[FieldError]) -> Sequence[FieldError]:
-    """Return as many of the errors as an answer has room for: each may show a value of a megabyte."""
+    """Return as many of the errors as fit into a response: each may show a value of a megabyte."""
     remaining = _ERRORS_BYTES
     for number, error in enumerate(errors[:_MAX_ERRORS]):
         remaining -= len(str(error))
@@ -153,22 +153,22 @@ def _limited(errors: Sequence[FieldError]) -> Sequence[FieldError]:
 
 
 def bad_request(message: str) -> RequestRefusedError:
-    """Refuse a request that makes no sense."""
+    """Refuse a malformed request."""
     return RequestRefusedError(400, "BadRequest", message)
 
 
 def plain_internal(message: str) -> RequestRefusedError:
-    """Refuse with a 500 without a reason, as kube-apiserver does where it did not expect the error."""
+    """Refuse with a 500 without a reason, as kube-apiserver does for errors that it does not expect."""
     return RequestRefusedError(500, "", message)
 
 
 def unprocessable(message: str) -> RequestRefusedError:
-    """Refuse a patch that is well formed and does not fit the object."""
+    """Refuse a patch that is valid but does not fit the object."""
     return RequestRefusedError(422, "Invalid", message)
 
 
 def rejected(why: str = "") -> RequestRefusedError:
-    """Refuse a JSON patch that does not apply to this object; kube-apiserver keeps to itself why, but for a bound."""
+    """Refuse a JSON patch that does not apply to this object; kube-apiserver gives a cause only for a limit."""
     summary = "the server rejected our request due to an error in our request"
     return RequestRefusedError(422, "Invalid", f"{summary}: {why}" if why else summary, {})
 
@@ -187,7 +187,7 @@ def unauthorized() -> RequestRefusedError:
 
 
 def method_not_allowed(subject: Subject | None = None, verb: str = "") -> RequestRefusedError:
-    """Refuse a verb that the resource does not have; of a custom one, kube-apiserver says which."""
+    """Refuse a verb that the resource does not have; for a custom one, kube-apiserver names the verb."""
     if subject is None:
         message = "the server does not allow this method on the requested resource"
         return RequestRefusedError(405, "MethodNotAllowed", message, {})
@@ -202,7 +202,7 @@ def not_acceptable(offered: Sequence[str]) -> RequestRefusedError:
 
 
 def undecodable(resource: Resource, why: str) -> RequestRefusedError:
-    """Refuse a body that does not read as the kind it is said to be."""
+    """Refuse a body that cannot be decoded as its kind."""
     kind, version = resource.kind, resource.version
     return bad_request(f'{kind} in version "{version}" cannot be handled as a {kind}: {why}')
 
@@ -219,7 +219,7 @@ def too_large(why: str) -> RequestRefusedError:
 
 
 def expired(message: str) -> RequestRefusedError:
-    """Refuse a resourceVersion that the event log no longer reaches: the client must list again."""
+    """Refuse a resourceVersion that is no longer in the event log: the client must list again."""
     return RequestRefusedError(410, "Expired", message)
 
 
@@ -231,6 +231,6 @@ def too_large_revision(requested: int, current: int) -> RequestRefusedError:
 
 
 def internal(message: str) -> RequestRefusedError:
-    """Report that the server itself could not do it (a full disk, say); nothing was written."""
+    """Report a failure of the server itself (such as a full disk); nothing was written."""
     details = {"causes": [{"message": message}]}
     return RequestRefusedError(500, "InternalError", f"Internal error occurred: {message}", details)

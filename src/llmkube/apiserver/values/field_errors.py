@@ -1,4 +1,4 @@
-"""A field error is a value that reads exactly as kube-apiserver prints it, because clients and people parse it.
+"""Field errors, formatted exactly as kube-apiserver prints them, because clients and people parse them.
 
 Facts: `k8s.io/apimachinery/pkg/util/validation/field` (wording of 1.32): the kinds of error, which of them show the
 offending value, and how a value is written.
@@ -15,7 +15,7 @@ from llmkube.apiserver.values.json_values import ABSENT
 
 
 class ErrorType(enum.StrEnum):
-    """The machine-readable reason of a field error, as it stands in a Status cause."""
+    """The machine-readable reason of a field error, as in the causes of a Status."""
 
     REQUIRED = "FieldValueRequired"
     INVALID = "FieldValueInvalid"
@@ -45,19 +45,19 @@ _WITHOUT_VALUE: Final = frozenset({ErrorType.REQUIRED, ErrorType.FORBIDDEN, Erro
 
 @attrs.frozen
 class Verbatim:
-    """A bad value that is shown as it is, where kube-apiserver shows something that is no JSON."""
+    """A bad value that is printed as it is, where kube-apiserver prints something that is not JSON."""
 
     text: str
 
 
 @attrs.frozen
 class FieldError:
-    """One thing that is wrong with one field."""
+    """One error in one field."""
 
     path: str  # "spec.ports[0].port"; empty for the object as a whole
     type: ErrorType
     detail: str = ""
-    bad_value: Any = ABSENT  # of an error that shows none; None would print as `null`
+    bad_value: Any = ABSENT  # ABSENT prints no value; None would print as `null`
 
     @property
     def reason(self) -> str:
@@ -77,7 +77,7 @@ class FieldError:
 
 
 def render(value: Any) -> str:
-    """Return a value as field errors write it: strings quoted, null as `"null"`, the rest as JSON."""
+    """Return a value as in field errors: strings quoted, null as `"null"`, the rest as JSON."""
     if isinstance(value, Verbatim):
         return value.text
     if isinstance(value, float) and value.is_integer() and abs(value) < _EXPONENT_FROM:
@@ -86,61 +86,61 @@ def render(value: Any) -> str:
 
 
 def at(path: str, name: str) -> str:
-    """The path of a field inside `path`."""
+    """Return the path of a field inside `path`."""
     return f"{path}.{name}" if path else name
 
 
 def at_index(path: str, index: int) -> str:
-    """The path of a list's item."""
+    """Return the path of a list's item."""
     return f"{path}[{index}]"
 
 
 def at_key(path: str, key: str) -> str:
-    """The path of a map's value: `metadata.labels[app]`."""
+    """Return the path of a map's value: `metadata.labels[app]`."""
     return f"{path}[{key}]"
 
 
 def required(path: str, detail: str = "") -> FieldError:
-    """The field must be given."""
+    """Return the error: the field must be set."""
     return FieldError(path, ErrorType.REQUIRED, detail)
 
 
 def invalid(path: str, value: Any, detail: str) -> FieldError:
-    """The value is malformed or out of bounds."""
+    """Return the error: the value is malformed or out of bounds."""
     return FieldError(path, ErrorType.INVALID, detail, value)
 
 
 def type_invalid(path: str, value: Any, detail: str) -> FieldError:
-    """The value has the wrong JSON type; `value` is the name of the type that it has."""
+    """Return the error: the value has the wrong JSON type; `value` is the name of the type that it has."""
     return FieldError(path, ErrorType.TYPE_INVALID, detail, value)
 
 
 def not_supported(path: str, value: Any, supported: Iterable[Any]) -> FieldError:
-    """The value is none of those that the field takes."""
-    listed = ", ".join(render(each if isinstance(each, str) else render(each)) for each in supported)  # 3 stands as "3"
+    """Return the error: the value is not one of the supported values."""
+    listed = ", ".join(render(each if isinstance(each, str) else render(each)) for each in supported)  # 3 becomes "3"
     return FieldError(path, ErrorType.NOT_SUPPORTED, f"supported values: {listed}" if listed else "", value)
 
 
 def forbidden(path: str, detail: str) -> FieldError:
-    """The value would be fine elsewhere, but not here or not now."""
+    """Return the error: the value would be valid elsewhere, but not here or not now."""
     return FieldError(path, ErrorType.FORBIDDEN, detail)
 
 
 def duplicate(path: str, value: Any) -> FieldError:
-    """The value must be unique among its siblings and is not."""
+    """Return the error: the value must be unique among its siblings and is not."""
     return FieldError(path, ErrorType.DUPLICATE, "", value)
 
 
 def too_long(path: str, limit_bytes: int) -> FieldError:
-    """The text is longer than the field takes."""
+    """Return the error: the text is too long."""
     return FieldError(path, ErrorType.TOO_LONG, f"may not be more than {limit_bytes} bytes")
 
 
 def too_many(path: str, actual: int, limit: int) -> FieldError:
-    """The list or map has more items than the field takes."""
+    """Return the error: the list or map has too many items."""
     return FieldError(path, ErrorType.TOO_MANY, f"must have at most {limit} items", actual)
 
 
 def immutable(path: str, value: Any) -> FieldError:
-    """The field cannot change once it is set."""
+    """Return the error: the field cannot change once it is set."""
     return invalid(path, value, "field is immutable")

@@ -1,8 +1,8 @@
-"""JSON text is measured before it is read: a text of a few megabytes can ask for a tree that stops the program.
+"""JSON text is measured before it is parsed: a text of a few megabytes can become a tree that stalls the program.
 
 orjson reads and writes it: four times as fast as `json` with small objects, twenty times when it writes large ones.
-Like `json`, it keeps the interpreter to itself until it is done, so the bounds below are what limits how long that
-takes: 100,000 values take 20 ms. Measuring is done by scans of bytes in C, 2 ms per megabyte.
+Like `json`, it holds the interpreter until it is done, so the limits below bound that time: 100,000 values take 20 ms.
+Measuring is done by scans of bytes in C, 2 ms per megabyte.
 """
 
 import itertools
@@ -16,20 +16,20 @@ MAX_VALUES: Final = 100_000
 """Values (objects, lists, texts, numbers) in one text; the largest definitions of kinds in use have 60,000."""
 
 MAX_DEPTH: Final = 200
-"""Lists and objects inside each other; kube-apiserver takes 10,000, the deepest definitions in use have 70."""
+"""Levels of nested lists and objects; kube-apiserver allows 10,000, the deepest definitions in use have 70."""
 
-_QUOTES_PER_VALUE: Final = 4  # its own two, and those of its name
+_QUOTES_PER_VALUE: Final = 4  # two of its own, and two of its name
 _BRACKETS: Final = b"[]{}"
 _NON_BRACKETS: Final = bytes(set(range(256)) - set(_BRACKETS))
 _STEP: Final = {code: 1 if code in b"[{" else -1 for code in _BRACKETS}
 _ESCAPE: Final = re.compile(
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
 )
-"""An escape in a text; the group is one that stands for half a character."""
+"""An escape in a text; the group matches one for half a character (an unpaired surrogate)."""
 
 
 class JsonBoundError(ValueError):
-    """The text is beyond a bound, which the message names."""
+    """The text exceeds a limit, which the message names."""
 
 
 class TooDeepError(JsonBoundError):
@@ -42,14 +42,14 @@ class TooManyValuesError(JsonBoundError):
 
 @attrs.frozen
 class Outline:
-    """What a JSON text holds, counted and not read; of a text that is no JSON it says nothing."""
+    """The size of a JSON text, counted without parsing; meaningless for a text that is not JSON."""
 
     values: int
     fields: int
 
 
 def measure(text: bytes) -> Outline:
-    """Return how many values and fields a text has.
+    """Return the number of values and fields in a text.
 
     Raises:
         TooDeepError: It is nested beyond `MAX_DEPTH`.
@@ -58,7 +58,7 @@ def measure(text: bytes) -> Outline:
     plain = text.replace(rb"\\", b"").replace(rb"\"", b"") if b"\\" in text else text
     if plain.count(b'"') > _QUOTES_PER_VALUE * MAX_VALUES:
         raise TooManyValuesError(f"limit is {MAX_VALUES} values, and there are more")
-    structure = b'"'.join(plain.split(b'"')[::2])  # a text leaves a quote behind: its list is not empty
+    structure = b'"'.join(plain.split(b'"')[::2])  # each string leaves a quote, so that its list is not empty
     openers = structure.count(b"[") + structure.count(b"{")
     values = 1 + structure.count(b",") + openers - structure.count(b"[]") - structure.count(b"{}")
     if values > MAX_VALUES:
@@ -73,10 +73,10 @@ def _depth(structure: bytes) -> int:
 
 
 def read(text: bytes | str) -> Any:
-    """Return the value that a text within the bounds spells, as Go reads it: what is no character becomes U+FFFD.
+    """Parse a text within the limits, as Go does: what is not a character becomes U+FFFD.
 
     Raises:
-        ValueError: It is no JSON, or it is beyond a bound (`JsonBoundError`).
+        ValueError: It is not JSON, or it exceeds a limit (`JsonBoundError`).
     """
     raw = text.encode(errors="replace") if isinstance(text, str) else text
     measure(raw)
@@ -90,7 +90,7 @@ def read(text: bytes | str) -> Any:
 
 
 def repair(text: bytes) -> bytes:
-    """Return a text in which bytes that are no UTF-8, and escapes of half a character, are U+FFFD."""
+    """Return a text with U+FFFD for bytes that are not UTF-8, and for escapes of half a character."""
     return _ESCAPE.sub(_replaced, text.decode(errors="replace").encode())
 
 

@@ -1,6 +1,6 @@
-"""JSON values compare by kind and content: true is not 1, 1 is 1.0, and an object has no order.
+"""JSON values are compared by type and content: true is not 1, 1 equals 1.0, and an object has no order.
 
-Some refusals quote a value as Go prints it; there are three ways that a kube-apiserver uses.
+Some refusals quote a value as Go prints it, in one of the three formats that a kube-apiserver uses.
 Facts: package `fmt` of Go: the verbs `%v`, `%#v` and `%T` on decoded JSON.
 """
 
@@ -20,11 +20,11 @@ class _Absent:
 
 
 ABSENT: Final = _Absent()
-"""No value at all, where None is JSON's null."""
+"""No value at all, whereas None is JSON's null."""
 
-_INTEGERS_BELOW: Final = 2**63  # a larger number is none, to JSON's readers here
+_INTEGERS_BELOW: Final = 2**63  # a larger number is not an integer to the JSON readers here
 SCALARS: Final = frozenset({str, int, float, bool, type(None)})
-"""The types of JSON's values that hold no others."""
+"""Types of JSON values that contain no others."""
 
 _NON_OBJECTS: Final = SCALARS | {list, tuple, _Absent}
 
@@ -47,7 +47,7 @@ def same(left: Any, right: Any) -> bool:
 
 def is_object(value: Any) -> TypeGuard[Mapping[str, Any]]:
     """Whether the value is a JSON object."""
-    kind = type(value)  # asking an abstract class costs ten times as much as these two
+    kind = type(value)  # `isinstance` with an abstract class costs ten times as much as these two
     return kind is dict or (kind not in _NON_OBJECTS and isinstance(value, Mapping))
 
 
@@ -67,14 +67,14 @@ def is_integer(value: Any) -> bool:
 
 
 def compact(value: Any) -> str:
-    """Return the one spelling of a value: no spaces, keys sorted; equal values spell the same."""
+    """Return the canonical JSON of a value: no spaces, keys sorted; equal values have equal texts."""
     if isinstance(value, float) and value.is_integer() and abs(value) < _INTEGERS_BELOW:
         value = int(value)
     return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
 
 
 def json_type(value: Any) -> str:
-    """Return the JSON name of a value's type, as validation messages say it."""
+    """Return the JSON name of a value's type, as in validation messages."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -89,7 +89,7 @@ def json_type(value: Any) -> str:
 
 
 def has_type(value: Any, wanted: str) -> bool:
-    """Whether a value has a JSON schema's type; every value has the empty one, and 1.0 is an integer too."""
+    """Whether a value has the type of a JSON schema; every value has the empty one, and 1.0 is an integer too."""
     if wanted in {"integer", "number"}:
         return is_integer(value) if wanted == "integer" else is_number(value)
     return not wanted or json_type(value) == wanted
@@ -104,12 +104,12 @@ def copy(value: Any) -> Any:
     return value
 
 
-_LARGE: Final = 1e21  # from here on, and below the next, Go prints a float with an exponent
+_LARGE: Final = 1e21  # from here on, and below _SMALL, Go prints a float with an exponent
 _SMALL: Final = 1e-4
 
 
 def go_plain(value: Any) -> str:
-    """Return what `%v` prints: `map[a:1 b:[x y]]`."""
+    """Return the output of `%v`: `map[a:1 b:[x y]]`."""
     if is_object(value):
         return f"map[{' '.join(f'{name}:{go_plain(item)}' for name, item in sorted(value.items()))}]"
     if is_list(value):
@@ -118,7 +118,7 @@ def go_plain(value: Any) -> str:
 
 
 def go_literal(value: Any) -> str:
-    """Return what `%#v` prints: `map[string]interface {}{"a":1}`."""
+    """Return the output of `%#v`: `map[string]interface {}{"a":1}`."""
     if is_object(value):
         items = ", ".join(f"{_quoted(name)}:{go_literal(value[name])}" for name in sorted(value))
         return f"{go_type_name(value)}{{{items}}}"
@@ -128,7 +128,7 @@ def go_literal(value: Any) -> str:
 
 
 def go_type_name(value: Any) -> str:
-    """Return what `%T` prints: `map[string]interface {}`."""
+    """Return the output of `%T`: `map[string]interface {}`."""
     kinds: Sequence[tuple[type, str]] = (
         (bool, "bool"),
         (str, "string"),

@@ -1,4 +1,4 @@
-"""The JSONPath of printer columns and `kubectl`: enough of it for every path that a CRD may ship.
+"""The JSONPath of printer columns and `kubectl`: the subset that covers every path that a CRD may contain.
 
 Steps: `.name` (dots escaped by a backslash), `['name']`, `[n]`, `[*]`, `.*`, `..name`, and filters
 `[?(@.type=="Ready")]` with `== != < <= > >=` against a string, number or boolean. Facts: Kubernetes "JSONPath Support".
@@ -24,10 +24,10 @@ _TOKEN: Final = re.compile(
 
 
 def find(path: str, document: Any) -> list[Any]:
-    """Return every value that the path reaches, in document order; nothing when a step leads nowhere.
+    """Return every value that the path reaches, in document order; empty when a step matches nothing.
 
     Raises:
-        ValueError: The path is not one.
+        ValueError: The path is malformed.
     """
     values = [document]
     for step in _compile(path):
@@ -35,7 +35,7 @@ def find(path: str, document: Any) -> list[Any]:
     return values
 
 
-@lru_cache(maxsize=1024)  # the columns of the kinds that are served, over and over
+@lru_cache(maxsize=1024)  # the same columns are evaluated for each object
 def _compile(path: str) -> tuple[Step, ...]:
     text = path.strip().removeprefix("{").removesuffix("}").removeprefix("$")
     steps: list[Step] = []

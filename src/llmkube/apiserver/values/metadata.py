@@ -1,4 +1,4 @@
-"""The name tag of an object is judged the same way for every kind.
+"""Validation of metadata, the same for every kind.
 
 Facts: `k8s.io/apimachinery/pkg/api/validation` (ObjectMeta on create and on update).
 """
@@ -20,16 +20,16 @@ from llmkube.apiserver.values.json_values import same
 from llmkube.k8s.wire import name_rules
 
 MAX_ANNOTATION_BYTES: Final = 256 * 1024
-"""All keys and values of an object's annotations together."""
+"""Limit for all keys and values of an object's annotations together."""
 
 _CANNOT_OWN: Final = frozenset({("v1", "Event"), ("events.k8s.io/v1", "Event")})
-"""Kinds that own nothing: they are gone before the garbage collector could act."""
+"""Kinds that cannot own objects: they are gone before the garbage collector could act."""
 
 _IMMUTABLE: Final = ("name", "namespace", "uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds")
 
 
 def check(obj: Mapping[str, Any], old: Mapping[str, Any] | None, name_rule: Callable[[str], str]) -> list[FieldError]:
-    """Return what is wrong with the metadata of an object of the right types; `old` is stored, on an update."""
+    """Return the errors in the metadata of an object whose types are valid; `old` is the stored one, on an update."""
     metadata = obj.get("metadata") or {}
     before = {} if old is None else old.get("metadata") or {}
     errors = list(_check_name(metadata, name_rule))
@@ -40,7 +40,7 @@ def check(obj: Mapping[str, Any], old: Mapping[str, Any] | None, name_rule: Call
     errors += _check_owners(metadata)
     errors += _check_finalizers(metadata)
     if old is not None:
-        errors += 2 * list(_check_change(metadata, before))  # kube-apiserver looks at it twice
+        errors += 2 * list(_check_change(metadata, before))  # kube-apiserver checks it twice
     return errors
 
 
@@ -60,7 +60,7 @@ def _check_name(metadata: Mapping[str, Any], name_rule: Callable[[str], str]) ->
 
 
 def check_labels(labels: Any, path: str) -> Iterator[FieldError]:
-    """Judge a map of labels."""
+    """Validate a map of labels."""
     for name, value in (labels or {}).items():
         for problem in name_rules.label_key(name):
             yield invalid(path, name, problem)
@@ -102,23 +102,18 @@ def _check_owners(metadata: Mapping[str, Any]) -> Iterator[FieldError]:
         if owner.get("controller"):
             controllers.append(f"{owner.get('kind', '')}/{owner.get('name', '')}")
     if len(controllers) > 1:
-        yield invalid(
-            path,
-            metadata["ownerReferences"],
-            "Only one reference can have Controller set to true. Found"
-            f' "true" in references for {controllers[0]} and {controllers[1]}',
-        )
+        found = f'Found "true" in references for {controllers[0]} and {controllers[1]}'
+        why = f"Only one reference can have Controller set to true. {found}"
+        yield invalid(path, metadata["ownerReferences"], why)
 
 
 def _check_finalizers(metadata: Mapping[str, Any]) -> Iterator[FieldError]:
-    finalizers = metadata.get("finalizers") or ()
+    path, finalizers = "metadata.finalizers", metadata.get("finalizers") or ()
     for finalizer in finalizers:
         for problem in name_rules.qualified_all(finalizer):
-            yield invalid("metadata.finalizers", finalizer, problem)
+            yield invalid(path, finalizer, problem)
     if {"orphan", "foregroundDeletion"} <= set(finalizers):
-        yield invalid(
-            "metadata.finalizers", list(finalizers), "finalizer orphan and foregroundDeletion cannot be both set"
-        )
+        yield invalid(path, list(finalizers), "finalizer orphan and foregroundDeletion cannot be both set")
 
 
 def _check_change(new: Mapping[str, Any], old: Mapping[str, Any]) -> Iterator[FieldError]:
@@ -142,7 +137,7 @@ def _check_change(new: Mapping[str, Any], old: Mapping[str, Any]) -> Iterator[Fi
 
 
 def stored_form(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return metadata as it comes back from Kubernetes' own structure: empty fields left out, null labels empty."""
+    """Return metadata as Kubernetes' own structure writes it: empty fields omitted, null labels empty."""
     kept = {name: value for name, value in metadata.items() if value not in _EMPTY and name != "selfLink"}
     for name in ("labels", "annotations"):
         if None in kept.get(name, {}).values():
@@ -151,7 +146,7 @@ def stored_form(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def finalizer_warnings(metadata: Mapping[str, Any]) -> list[str]:
-    """Return the warnings about finalizers that do not say whose they are."""
+    """Return the warnings about finalizers without a domain."""
     known = {"orphan", "foregroundDeletion"}
     return [
         f'metadata.finalizers: "{finalizer}": prefer a domain-qualified finalizer name to avoid accidental conflicts'

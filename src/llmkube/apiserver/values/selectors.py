@@ -1,4 +1,4 @@
-"""Selectors choose objects by labels or by a few fields; a watch turns a change of mind into ADDED or DELETED."""
+"""Selectors choose objects by labels or by a few fields."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ def everything(_: Mapping[str, Any]) -> bool:
 
 
 def both(one: Predicate, other: Predicate) -> Predicate:
-    """Choose what each of the two chooses."""
+    """Choose the objects that both predicates choose."""
     if one is everything or other is everything:
         return other if one is everything else one
     return lambda candidate: one(candidate) and other(candidate)
@@ -27,7 +27,7 @@ def label_selector(text: str) -> Predicate:
     """Return the predicate that the text describes.
 
     Raises:
-        RequestRefusedError: 400, the text is no selector.
+        RequestRefusedError: 400, the text is not a selector.
     """
     try:
         requirements = parse_requirements(text)
@@ -48,17 +48,15 @@ def _not_supported(name: str) -> str:
 
 
 def unknown_field_message(name: str) -> str:
-    """Say that a field cannot be selected by, as built-in kinds do that have no fields of their own to select by."""
+    """Return the message for an unknown field of a built-in kind without selectable fields of its own."""
     return f'"{name}" is not a known field selector: only "metadata.name", "metadata.namespace"'
 
 
-def field_selector(
-    text: str, selectable: Mapping[str, str], unknown: Callable[[str], str] = _not_supported
-) -> Predicate:
-    """Return the predicate that the text describes; `selectable` maps a field's label to its dotted path.
+def field_selector(text: str, paths: Mapping[str, str], unknown: Callable[[str], str] = _not_supported) -> Predicate:
+    """Return the predicate that the text describes; `paths` maps a field's label to its dotted path.
 
     Raises:
-        RequestRefusedError: 400, not a selector, or the kind cannot be selected by that field.
+        RequestRefusedError: 400, not a selector, or objects of the kind cannot be selected by that field.
     """
     tests = []
     for term in filter(None, text.split(",")):
@@ -69,10 +67,10 @@ def field_selector(
         if "=" in value:
             raise bad_request("invalid field selector: unescaped character in value: 61")
         if not name and not value:
-            continue  # says nothing about nothing
-        if name not in selectable:
+            continue  # an empty term has no effect
+        if name not in paths:
             raise bad_request(unknown(name))
-        tests.append((selectable[name].split("."), value, operator != "!="))
+        tests.append((paths[name].split("."), value, operator != "!="))
     if not tests:
         return everything
 

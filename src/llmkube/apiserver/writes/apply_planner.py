@@ -1,9 +1,9 @@
-"""Apply lays a client's configuration over the live object, and remembers who has set what.
+"""Apply merges a client's configuration into the live object, and records who has set which field.
 
-kubectl that changes from client-side to server-side apply takes over what it has applied before. Client-side apply
-keeps the whole manifest in an annotation. As long as a live object has it, a server-side apply of the field manager
-`kubectl` does not conflict over a field that still is as that manifest said, whichever manager is recorded for it, and
-the annotation follows what is applied: the user may go back.
+When kubectl changes from client-side to server-side apply, it takes over the fields that it has applied before.
+Client-side apply stores the whole manifest in an annotation. As long as a live object has it, a server-side apply by
+the field manager `kubectl` does not conflict over a field that still has the value of that manifest, whichever manager
+is recorded for it, and the annotation is updated with what is applied, so that the user may change back.
 
 Facts: `k8s.io/apimachinery/pkg/util/managedfields/internal`: lastappliedmanager.go, lastappliedupdater.go.
 """
@@ -53,7 +53,7 @@ KUBECTL: Final = "kubectl"
 """The field manager of kubectl; any other name opts out."""
 
 _ESCAPED: Final = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
-"""How Go writes what a browser might take for markup."""
+"""Go's escapes for characters that a browser might take for markup."""
 
 
 def _apply_as_kubectl(
@@ -64,7 +64,7 @@ def _apply_as_kubectl(
     *,
     force: bool,
 ) -> JsonObject:
-    """Do what `server_side_apply` does and raise what it raises; kubectl's own past is no obstacle to kubectl."""
+    """Call `server_side_apply`, and ignore conflicts over fields that kubectl itself has applied before."""
     try:
         written = attempt(force=force)
     except ApplyConflictError as exc:
@@ -77,7 +77,7 @@ def _apply_as_kubectl(
 
 
 def _unchanged_since_applied(live: Mapping[str, Any], schema: Schema) -> FieldSet:
-    """The fields that are as the last client-side apply has set them."""
+    """Return the fields that have the same value as in the last client-side apply."""
     last = _last_applied(live)
     if last is None or any(misfits(last, schema)):
         return fieldset.NOTHING
@@ -101,7 +101,7 @@ def _annotation(obj: Mapping[str, Any]) -> str:
 
 
 def _update_annotation(written: JsonObject, applied: Mapping[str, Any]) -> JsonObject:
-    """Return the write with the annotation, where there is one, saying what was applied; dropped if it has no room."""
+    """Return the object with its annotation, if any, set to what was applied; dropped if it is too large."""
     if not _annotation(written):
         return written
     metadata = written["metadata"]
@@ -135,10 +135,11 @@ class ApplyPlanner:
         options: WriteOptions,
         duplicates: list[str] | None = None,
     ) -> Outcome:
-        """Lay a configuration over the live object, or create it.
+        """Merge a configuration into the live object, or create it.
 
         Raises:
-            RequestRefusedError: 409 when others own what would change, 400 and 422 for a bad configuration.
+            RequestRefusedError: 409 when other managers own what would change, 400 and 422 for an invalid
+                configuration.
         """
         if not isinstance(manifest.get("metadata"), Mapping | None):
             raise _typed_patch_error(target, {}, ".metadata: expected map")
@@ -190,7 +191,7 @@ class ApplyPlanner:
 
 
 def _client_metadata(merged: JsonObject, old: Object | None) -> JsonObject:
-    """Return what the client can have got wrong: neither what is written down about it, nor what was there before."""
+    """Return the metadata that the client has set: without `managedFields` and unchanged fields."""
     metadata, before = merged.get("metadata"), {} if old is None else old["metadata"]
     if not isinstance(metadata, dict):
         return merged
@@ -200,7 +201,7 @@ def _client_metadata(merged: JsonObject, old: Object | None) -> JsonObject:
 
 
 def _typed_patch_error(target: Target, metadata: Mapping[str, Any], why: str) -> RequestRefusedError:
-    """Refuse a configuration that does not fit the schema, as kube-apiserver does: as an error of its own."""
+    """Return the refusal of a configuration that does not fit the schema: a 500, as in kube-apiserver."""
     resource = target.kind.resource
     place = f"{metadata.get('namespace') or ''}/{metadata.get('name') or ''}"
     what = f"({place}; {resource.group}/{resource.version}, Kind={resource.kind})"

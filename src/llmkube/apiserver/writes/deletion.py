@@ -1,4 +1,4 @@
-"""A deletion is a request first: finalizers and dependents may delay it."""
+"""A deletion is only requested at first: finalizers and dependents may delay it."""
 
 from collections.abc import Mapping
 from typing import Any, Final, Literal
@@ -11,13 +11,13 @@ Propagation = Literal["", "Background", "Foreground", "Orphan"]
 FOREGROUND: Final = "foregroundDeletion"
 ORPHAN: Final = "orphan"
 INSTANCES: Final = "customresourcecleanup.apiextensions.k8s.io"
-"""The finalizer that a CRD gets when it is deleted: its instances go first."""
+"""Finalizer of a CRD that is being deleted: its instances are deleted first."""
 
 
 def delete(tx: Transaction, ref: Ref, stored: Object, now: str, propagation: Propagation = "") -> tuple[Object, bool]:
-    """Stage the deletion of an object; returns its last state, and whether it is gone already.
+    """Stage the deletion of an object; return its last state, and whether it is removed already.
 
-    An object with finalizers stays, marked with a deletionTimestamp, until the last one is taken away (`stage`).
+    An object with finalizers stays, marked with a deletionTimestamp, until the last one is removed (`stage`).
     """
     metadata = dict(stored["metadata"])
     finalizers = _with_propagation(metadata.get("finalizers") or [], propagation)
@@ -29,7 +29,7 @@ def delete(tx: Transaction, ref: Ref, stored: Object, now: str, propagation: Pro
         return tx.remove(ref, stored), True
     if "deletionTimestamp" in metadata:
         if finalizers == list(stored["metadata"].get("finalizers") or []):
-            return stored, False  # asked again: nothing new
+            return stored, False  # a repeated request changes nothing
         return tx.put(ref, changed), False
     metadata["deletionTimestamp"] = now
     if ref.kind != NAMESPACES:
@@ -44,22 +44,25 @@ def delete(tx: Transaction, ref: Ref, stored: Object, now: str, propagation: Pro
 
 
 def stage(tx: Transaction, ref: Ref, changed: Object) -> tuple[Object, bool]:
-    """Stage an update; an object that only waited for its finalizers goes with it. Returns it and whether it went."""
+    """Stage an update; an object under deletion without finalizers is removed.
+
+    Returns the object, and whether it was removed.
+    """
     if "deletionTimestamp" in changed["metadata"] and not has_finalizers(ref, changed):
         tx.remove(ref, changed)
-        return changed, True  # as it was written: only the watch's event has the version of its end
+        return changed, True  # as written: only the watch event has the revision of the removal
     return tx.put(ref, changed), False
 
 
 def has_finalizers(ref: Ref, candidate: Mapping[str, Any]) -> bool:
-    """Whether a finalizer still keeps the object."""
+    """Whether a finalizer still holds the object."""
     if candidate["metadata"].get("finalizers"):
         return True
     return ref.kind == NAMESPACES and bool((candidate.get("spec") or {}).get("finalizers"))
 
 
 def without_finalizer(stored: Object, finalizer: str) -> Object:
-    """Return the object as it is once one of its finalizers has done its work."""
+    """Return the object without one of its finalizers."""
     metadata = dict(stored["metadata"])
     _set_or_drop(metadata, "finalizers", [name for name in metadata.get("finalizers") or [] if name != finalizer])
     return {**stored, "metadata": metadata}

@@ -1,13 +1,13 @@
-"""What a deletion leaves behind is collected: dependents of gone owners, contents of namespaces, instances of CRDs.
+"""Garbage collection: dependents of deleted owners, contents of namespaces, instances of CRDs, and old Events.
 
-The collector gets every change and keeps a set of places to look at again; it decides from the state it finds
-there, never from the change, so a restart that begins with everything (`enqueue_all`) loses nothing.
-Facts: Kubernetes "Garbage Collection": an object goes when all of its owners are gone; `blockOwnerDeletion` holds a
-foreground deletion; `orphan` lets the dependents live.
+The collector is notified of every change and keeps a set of objects to check; it decides from their current state,
+never from the change, so a restart that begins with all objects (`enqueue_all`) loses nothing.
+Facts: Kubernetes "Garbage Collection": an object is deleted when all of its owners are gone; `blockOwnerDeletion`
+blocks a foreground deletion; `orphan` keeps the dependents.
 
-Events expire: an hour after the last write to one it is gone, and of very many only the newest stay. kube-apiserver
-gives each Event a lease of etcd's, renewed by every write (`--event-ttl`, 1 h). Here the time of the last write is read
-off what the server itself has stamped on the object, so a restart loses nothing.
+Events expire: one is removed an hour after the last write to it, and of very many only the newest stay. kube-apiserver
+gives each Event a lease in etcd, renewed by every write (`--event-ttl`, 1 h). Here the time of the last write is
+derived from the server's own timestamps in the object, so a restart loses nothing.
 """
 
 import math
@@ -28,11 +28,11 @@ MANAGER: Final = "garbage-collector"
 """Field manager of the changes made here."""
 
 BATCH: Final = 64
-"""Places looked at in one transaction: a large cascade must not keep other writers waiting."""
+"""Objects checked in one transaction: a large cascade must not keep other writers waiting."""
 
 
 class GarbageCollector:
-    """Finishes deletions, a batch at a time. Pure: `step` stages writes into the transaction it is given."""
+    """Finishes deletions, a batch at a time. Pure: `step` stages writes into the transaction that it is given."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
@@ -40,18 +40,18 @@ class GarbageCollector:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is left to look at."""
+        """Whether no object is left to check."""
         return not self._dirty
 
     def enqueue_all(self, store: Store) -> None:
-        """Begin from any state: what was under way before a restart is not stored."""
+        """Enqueue every object that may need work: pending work is not stored, so a restart begins here."""
         for ref in store.refs():
             metadata = _metadata(store.get(ref))
             if metadata.get("ownerReferences") or "deletionTimestamp" in metadata:
                 self._dirty[ref] = None
 
     def observe(self, changes: Iterable[Change], store: Store) -> None:
-        """Remember what committed changes make worth looking at."""
+        """Enqueue the objects that committed changes may affect."""
         for change in changes:
             metadata = change.after["metadata"]
             if not change.removed:
@@ -62,7 +62,7 @@ class GarbageCollector:
             self._enqueue(_waiting_refs(change, store))
 
     def step(self, tx: Transaction, now: str) -> None:
-        """Stage what the next batch of places asks for; if the write fails, `enqueue_all` begins again."""
+        """Stage the changes for the next batch of objects; if the write fails, `enqueue_all` begins again."""
         for ref in list(self._dirty)[:BATCH]:
             del self._dirty[ref]
             stored = tx.get(ref)
@@ -90,7 +90,7 @@ class GarbageCollector:
             self._remove_instances(tx, ref, stored, now)
 
     def _process_owned(self, tx: Transaction, ref: Ref, stored: Object, now: str) -> None:
-        """Keep an object with a living owner (and cut its ties to the others); delete one with none."""
+        """Keep an object with a living owner, without its references to the others; delete one with none."""
         owners = stored["metadata"]["ownerReferences"]
         states = [self._owner_state(tx, ref.key.namespace, owner) for owner in owners]
         solid = [owner for owner, state in zip(owners, states, strict=True) if state == "solid"]
@@ -100,14 +100,14 @@ class GarbageCollector:
             trimmed = {**stored, "metadata": {**stored["metadata"], "ownerReferences": solid}}
             self._rewrite(tx, ref, stored, trimmed, now)
         elif "waiting" in states and tx.store.dependents(stored["metadata"]["uid"]):
-            delete(tx, ref, stored, now, "Foreground")  # the owner waits for this one, and this one for its own
+            delete(tx, ref, stored, now, "Foreground")  # the owner waits for this, and this for its dependents
         else:
             delete(tx, ref, stored, now)
 
     def _owner_state(self, tx: Transaction, namespace: str, owner: Mapping[str, Any]) -> str:
         kind = self._catalog.find_kind(owner["apiVersion"], owner["kind"])
         if kind is None:
-            return "solid"  # of a kind that is not served: whether the owner exists is not known
+            return "solid"  # its kind is not served: the owner may exist
         place = Ref(kind.resource.full_name, Key(namespace if kind.resource.namespaced else "", owner["name"]))
         live = tx.get(place)
         if live is None or live["metadata"]["uid"] != owner["uid"]:
@@ -117,7 +117,7 @@ class GarbageCollector:
         return "waiting" if deleting else "solid"
 
     def _rewrite(self, tx: Transaction, ref: Ref, old: Object, new: Object, now: str) -> None:
-        """Stage a change of metadata, with what it means for who owns which field."""
+        """Stage a change of metadata, with its effect on field ownership."""
         kind = self._catalog.versions(ref.kind)[0]
         tx.put(ref, record_write(old, new, MANAGER, Endpoint(kind.schema), now=now))
 
@@ -153,11 +153,11 @@ class GarbageCollector:
 
     def _empty_namespace(self, tx: Transaction, ref: Ref, stored: Object, now: str) -> None:
         namespace = ref.key.name
-        left = False
+        remaining = False
         for storage in self._catalog.storages():
             if storage not in {NAMESPACES, CRDS}:
-                left |= self._delete_all(tx, storage, namespace, now)
-        if left:
+                remaining |= self._delete_all(tx, storage, namespace, now)
+        if remaining:
             return
         spec = {**stored.get("spec", {}), "finalizers": []}
         stage(tx, ref, {**stored, "spec": spec})
@@ -167,19 +167,19 @@ class GarbageCollector:
             stage(tx, ref, without_finalizer(stored, INSTANCES))
 
     def _delete_all(self, tx: Transaction, storage: str, namespace: str, now: str) -> bool:
-        """Delete what is there; whether anything stays, held by a finalizer."""
-        left = False
+        """Delete all objects of a kind; return whether finalizers hold any of them."""
+        remaining = False
         for key, _ in tx.store.list(storage, namespace):
             place = Ref(storage, key)
             current = tx.get(place)
             if current is not None:
                 _, gone = delete(tx, place, current, now)
-                left |= not gone
-        return left
+                remaining |= not gone
+        return remaining
 
 
 def _waiting_refs(gone: Change, store: Store) -> list[Ref]:
-    """The objects that may have waited for this one: its foreground-deleted owners, its namespace, its CRD."""
+    """Return the objects that may have waited for this one: its foreground-deleted owners, its namespace, its CRD."""
     owners = gone.after["metadata"].get("ownerReferences") or ()
     places = [store.by_uid(owner["uid"]) for owner in owners]
     places.append(Ref(NAMESPACES, Key("", gone.ref.key.namespace)))
@@ -201,31 +201,31 @@ EVENTS: Final = "events"
 LIFETIME: Final = timedelta(hours=1)
 
 MAX_EVENTS: Final = 4096
-"""Beyond so many, the oldest go before their time: a program that complains all day must not fill the disk."""
+"""Beyond this number, the oldest Events expire early: a program that reports all day must not fill the disk."""
 
 EXPIRY_BATCH: Final = 256
 """Removals in one transaction: other writers wait for it."""
 
-_parse_time: Final = lru_cache(maxsize=2 * MAX_EVENTS)(parse_timestamp)  # of all Events once a minute, in whole seconds
+_parse_time: Final = lru_cache(maxsize=2 * MAX_EVENTS)(parse_timestamp)  # called for all Events once a minute
 _NEVER: Final = datetime.min.replace(tzinfo=UTC)
 
 
 def overdue(events: Iterable[tuple[Key, Object]], now: datetime, *, limit: int = MAX_EVENTS) -> list[Key]:
-    """Return which of the Events have had their time, the oldest first."""
+    """Return the keys of the Events that are due for removal, the oldest first."""
     by_age = sorted(((last_written(event), key) for key, event in events), key=itemgetter(0))
     surplus = max(len(by_age) - limit, 0)
     return [key for number, (when, key) in enumerate(by_age) if number < surplus or now - when >= LIFETIME]
 
 
 def last_written(event: Object) -> datetime:
-    """Return when the server last accepted a write to the object, to the second."""
+    """Return the time of the last accepted write to the object, to the second."""
     metadata = event["metadata"]
     stamps = [metadata.get("creationTimestamp"), *(entry.get("time") for entry in metadata.get("managedFields") or ())]
     return max(filter(None, map(_parse_time, filter(None, stamps))), default=_NEVER)
 
 
 def expire(tx: Transaction, now: datetime) -> None:
-    """Stage the removal of a batch of Events that have had their time."""
+    """Stage the removal of a batch of overdue Events."""
     for key in overdue(tx.store.list(EVENTS), now)[:EXPIRY_BATCH]:
         ref = Ref(EVENTS, key)
         event = tx.get(ref)
@@ -234,7 +234,7 @@ def expire(tx: Transaction, now: datetime) -> None:
 
 
 def seconds_to_next(events: Iterable[tuple[Key, Object]], now: datetime, *, limit: int = MAX_EVENTS) -> float:
-    """Return when to look again: 0 when something is due, infinity when there is nothing."""
+    """Return the time until the next check: 0 when an Event is due, infinity when there are none."""
     written = [last_written(event) for _, event in events]
     if len(written) > limit:
         return 0.0

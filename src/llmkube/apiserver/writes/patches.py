@@ -1,7 +1,8 @@
-"""Three kinds of patch are functions from an object to a new object; the fourth, apply, is `fields.ownership`.
+"""Merge patch and JSON patch are functions from an object to a new object.
 
+The other patches are in `fields`: `strategic_merge`, and apply in `ownership`.
 Facts: RFC 7386 (merge patch), RFC 6902 and 6901 (JSON patch and pointers), and the library by which kube-apiserver
-reads them: github.com/evanphx/json-patch, version 4, which is laxer than they are.
+applies them: github.com/evanphx/json-patch, version 4, which is more lenient than they are.
 """
 
 import re
@@ -15,16 +16,17 @@ from llmkube.apiserver.values.json_values import copy, is_list, is_object, same
 from llmkube.base.errors import UserError
 
 MAX_OPERATIONS: Final = 10_000
-"""The most operations that kube-apiserver takes in one JSON patch."""
+"""The most operations that kube-apiserver accepts in one JSON patch."""
 
 MAX_COPIED_BYTES: Final = 3 * 1024 * 1024
-"""What the `copy` operations of one JSON patch may copy together, as JSON; kube-apiserver's bound.
+"""Limit for what the `copy` operations of one JSON patch copy together, as JSON; kube-apiserver's limit.
 
-They may copy as many values as a body may have, which kube-apiserver does not count."""
+They may copy as many values as a body may have; kube-apiserver does not limit those.
+"""
 
 _MAX_INDEX_DIGITS: Final = 18
 
-_END: Final = "-"  # the place behind an array's last item
+_END: Final = "-"  # the place after an array's last item
 _INDEX: Final = re.compile(r"[+-]?[0-9]+")
 
 
@@ -37,7 +39,7 @@ class PatchTooLargeError(UserError):
 
 
 class PatchFailedError(UserError):
-    """The patch is well formed and does not apply to this object: an HTTP 422."""
+    """The patch is valid but does not apply to this object: an HTTP 422."""
 
 
 class CopiedTooMuchError(PatchFailedError):
@@ -61,24 +63,23 @@ def merge_patch(target: Any, patch: Any) -> Any:
 
 
 def json_patch(target: Any, operations: Any) -> Any:
-    """Return the target after a JSON patch (RFC 6902, as laxly as kube-apiserver); all operations apply, or none.
+    """Return the target after a JSON patch (RFC 6902, as lenient as kube-apiserver); all operations apply, or none.
 
-    A value that is left out is null; `replace` and `copy` put up with a field that is not there; an index may be
-    negative, to count from the end; only `replace` and `test` know the whole document.
+    A missing value is null; `replace` and `copy` accept a field that does not exist; an index may be negative, and
+    counts from the end; only `replace` and `test` accept the whole document.
 
     Raises:
-        PatchDocumentError: The document is no list of operations.
+        PatchDocumentError: The document is not a list of operations.
         PatchTooLargeError: There are too many of them.
         PatchFailedError: An operation does not apply, a test fails, or too much is copied.
     """
     if not is_list(operations):
-        raise PatchDocumentError("error decoding patch: a JSON patch is a list of operations")
+        raise PatchDocumentError("error decoding patch: a JSON patch must be a list of operations")
     for operation in operations:
         _check_operation(operation)
     if len(operations) > MAX_OPERATIONS:
-        raise PatchTooLargeError(
-            f"The allowed maximum operations in a JSON patch is {MAX_OPERATIONS}, got {len(operations)}"
-        )
+        why = f"The allowed maximum operations in a JSON patch is {MAX_OPERATIONS}, got {len(operations)}"
+        raise PatchTooLargeError(why)
     document, budget = copy(target), _CopyBudget()
     for operation in operations:
         document = _apply(document, operation or {}, budget)
@@ -87,7 +88,7 @@ def json_patch(target: Any, operations: Any) -> Any:
 
 @attrs.define(eq=False)
 class _CopyBudget:
-    """Counts what a patch copies: a few doublings of a list fill any memory."""
+    """Counts what a patch copies: a few doublings of a list would exhaust memory."""
 
     size: int = 0
     values: int = 0
@@ -96,7 +97,7 @@ class _CopyBudget:
         try:
             text = json_text.write(value)
             self.values += json_text.measure(text).values
-        except (json_text.JsonBoundError, TypeError) as exc:  # TypeError: deeper than the writer goes
+        except (json_text.JsonBoundError, TypeError) as exc:  # TypeError: too deep for the writer
             raise CopiedTooMuchError(f"Unable to complete the copy: {exc}") from exc
         self.size += len(text)
         if self.size > MAX_COPIED_BYTES:
@@ -110,10 +111,10 @@ class _CopyBudget:
 
 def _check_operation(operation: Any) -> None:
     if not is_object(operation) and operation is not None:
-        raise PatchDocumentError("error decoding patch: an operation is an object")
+        raise PatchDocumentError("error decoding patch: an operation must be an object")
     for name in ("op", "path", "from"):
         if not isinstance((operation or {}).get(name), str | None):
-            raise PatchDocumentError(f"error decoding patch: {name} is a text")
+            raise PatchDocumentError(f"error decoding patch: {name} must be a string")
 
 
 def _apply(document: Any, operation: Mapping[str, Any], budget: _CopyBudget) -> Any:
@@ -157,7 +158,7 @@ def _move_or_copy(document: Any, source: str | None, path: str, operation: str, 
 
 
 def _find(document: Any, path: str, operation: str) -> tuple[Any, str]:
-    """Return the container that the pointer's last part is in, and that part."""
+    """Return the container of the pointer's last part, and that part."""
     _, *parts = (part.replace("~1", "/").replace("~0", "~") for part in path.split("/"))
     if not parts:
         raise _missing(operation, path)
@@ -169,7 +170,7 @@ def _find(document: Any, path: str, operation: str) -> tuple[Any, str]:
 
 
 def _child(container: Any, part: str, operation: str, path: str) -> Any:
-    """Return what is there; null where an object has no such field."""
+    """Return the value of that part; null where an object has no such field."""
     if is_object(container):
         return container.get(part)
     return container[_index(container, part, operation, path)]
@@ -180,9 +181,9 @@ def _missing(operation: str, path: str) -> PatchFailedError:
 
 
 def _index(container: Sequence[Any], part: str, operation: str, path: str, *, extra: int = 0) -> int:
-    """Read the index of an item that is there, or of one of `extra` places behind the last."""
+    """Parse the index of an existing item, or of one of `extra` places after the last."""
     if not _INDEX.fullmatch(part) or len(part) > _MAX_INDEX_DIGITS:
-        raise PatchFailedError(f"{operation} operation does not apply: {part!r} is no index in {path}")
+        raise PatchFailedError(f"{operation} operation does not apply: {part!r} is not an index in {path}")
     index, size = int(part), len(container) + extra
     if not -size <= index < size:
         raise PatchFailedError(

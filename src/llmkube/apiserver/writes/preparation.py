@@ -1,7 +1,7 @@
-"""What stands between a client's object and the stored one: decoded, owned, prepared, stamped, judged.
+"""Turns a client's object into the stored one: decoded, owned, prepared, stamped, validated.
 
-The stations are `strategy`'s; here they are put in line for the three ways to write (create, change, apply), with what
-only the server knows: uids, times, addresses.
+The steps are in `strategy`; here they are combined for the three kinds of write (create, change, apply), with the
+values that only the server knows: uids, times, addresses.
 """
 
 import random
@@ -29,11 +29,11 @@ JsonObject = dict[str, Any]
 _SERVER_FIELDS: Final = frozenset(
     {"uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "generation", "selfLink"}
 )
-"""Metadata that a client cannot set on a new object; what it sends for it is ignored."""
+"""Metadata that a client cannot set on a new object; its values are ignored."""
 
 
 class ObjectPreparation:
-    """Takes an object from its client's form to its stored form. Draws uids; otherwise a function of its arguments."""
+    """Turns a client's object into its stored form. Draws uids; is otherwise a function of its arguments."""
 
     def __init__(self, rng: random.Random, timestamp: Callable[[], str]) -> None:
         self._rng = rng
@@ -45,7 +45,7 @@ class ObjectPreparation:
         """Return the object pruned and defaulted, with the warnings for what was dropped.
 
         Raises:
-            DecodeError: Something was dropped and the client asked for strictness, or has the wrong type.
+            DecodeError: Something was dropped and validation is strict, or a field has the wrong type.
         """
         resource = target.kind.resource
         typed = {"apiVersion": resource.api_version, "kind": resource.kind, **wanted}
@@ -106,7 +106,7 @@ class ObjectPreparation:
         generation = strategy.next_generation(target.kind, stamped, old)
         _set_generation(stamped["metadata"], generation)
         if equal_except_times(old, stamped):
-            return None  # it was judged when it was stored
+            return None  # it was validated when it was stored
         _check(target, stamped, old)
         if target.ref.kind == CRDS and not target.subresource and "deletionTimestamp" not in stamped["metadata"]:
             stamped["status"] = crd_rules.accepted_status(stamped, self._timestamp())
@@ -115,10 +115,10 @@ class ObjectPreparation:
 
 
 def validation_warnings(complaints: Sequence[str], options: WriteOptions) -> list[str]:
-    """Return what to warn of.
+    """Return the complaints that are warnings.
 
     Raises:
-        DecodeError: There is something, and the client asked for strictness.
+        DecodeError: There are complaints, and validation is strict.
     """
     if not complaints or options.validation == "Ignore":
         return []
@@ -128,7 +128,7 @@ def validation_warnings(complaints: Sequence[str], options: WriteOptions) -> lis
 
 
 def _check_kind(target: Target, owned: Object) -> None:
-    """Refuse a custom object that says it is of another kind, or (a patch has done that) of another version."""
+    """Refuse a custom object that states another kind, or (after a patch) another version."""
     resource = target.kind.resource
     kind, version = str(owned.get("kind")), str(owned.get("apiVersion"))
     errors = [field_invalid("kind", kind, f"must be {resource.kind}")] if kind != resource.kind else []
@@ -157,7 +157,7 @@ def _set_generation(meta: JsonObject, generation: int | None) -> None:
 
 
 def _allocate_addresses(tx: Transaction, target: Target, service: JsonObject) -> None:
-    """Give a Service the addresses that it would get in a cluster (see clusterip.py)."""
+    """Give a Service the addresses that it would get in a cluster (see `service_rules`)."""
     spec = service.setdefault("spec", {})
     if spec.get("type") == "ExternalName":
         return

@@ -1,4 +1,4 @@
-"""What a client sent for a kind: it reads, it says what it is, and that is what the URL says."""
+"""Checks of an object that a client sent: it is readable, and has the type, name and namespace of the URL."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -32,7 +32,7 @@ JsonObject = dict[str, Any]
 
 
 def parse_object(target: Target, body: bytes, media: str) -> tuple[JsonObject, list[str]]:
-    """Read an object; a custom one must say what it is."""
+    """Parse an object; a custom one must state its apiVersion and kind."""
     if target.kind.builtin:
         return request_bodies.parse_object(body, media)
     prefix = f"the object provided is unrecognized (must be of type {target.kind.resource.kind})"
@@ -58,7 +58,7 @@ def _summary(body: bytes, longest: int = 30) -> str:
 
 
 def parse_manifest(body: bytes, media: str) -> tuple[JsonObject, list[str]]:
-    """Read a configuration to be applied."""
+    """Parse a configuration to be applied."""
     try:
         content, duplicates = request_bodies.parse(body, media)
     except RequestRefusedError as exc:
@@ -70,7 +70,7 @@ def parse_manifest(body: bytes, media: str) -> tuple[JsonObject, list[str]]:
 
 @contextmanager
 def decoding(target: Target, patched: Any = ABSENT) -> Iterator[None]:
-    """Answer 400 to what does not read as the kind, or 422 when a patch made it so."""
+    """Turn a DecodeError into a 400, or into a 422 when a patch caused it."""
     try:
         yield
     except request_bodies.DecodeError as exc:
@@ -80,13 +80,13 @@ def decoding(target: Target, patched: Any = ABSENT) -> Iterator[None]:
 
 
 def with_metadata(body: Mapping[str, Any]) -> JsonObject:
-    """Return the body with metadata of its own, to be edited; nulls in it are left out: every Go client sends some."""
+    """Return the body with metadata that can be edited, without its nulls: every Go client sends some."""
     metadata = body.get("metadata") or {}
     return {**body, "metadata": {name: value for name, value in metadata.items() if value is not None}}
 
 
 def check_applied_type(target: Target, manifest: Mapping[str, Any]) -> None:
-    """Refuse a configuration that is not of the kind at the URL, or does not say what it is."""
+    """Refuse a configuration that is not of the kind at the URL, or does not state its type."""
     resource = target.kind.resource
     version, kind = (text if isinstance(text := manifest.get(name), str) else "" for name in ("apiVersion", "kind"))
     if (version, kind) != (resource.api_version, resource.kind):
@@ -94,20 +94,19 @@ def check_applied_type(target: Target, manifest: Mapping[str, Any]) -> None:
 
 
 def check_patched(target: Target, patched: Any) -> None:
-    """Refuse what a patch has made of an object if it no longer says what it is; of which kind is judged later.
+    """Refuse a patched object that no longer states its type; a custom object's type is compared later.
 
     Raises:
         DecodeError: It is not an object of the kind.
-        RequestRefusedError: 500, a custom object lacks its apiVersion, which kube-apiserver did not expect.
+        RequestRefusedError: 500, a custom object has no apiVersion, which kube-apiserver does not expect.
     """
     if not isinstance(patched, Mapping):
         raise request_bodies.DecodeError("couldn't get version/kind; json parse error: the body is not an object")
     resource = target.kind.resource
     version, kind = patched.get("apiVersion"), patched.get("kind")
     if not isinstance(version, str | None) or not isinstance(kind, str | None):
-        raise request_bodies.DecodeError(
-            "couldn't get version/kind; json parse error: apiVersion or kind is not a string"
-        )
+        why = "couldn't get version/kind; json parse error: apiVersion or kind is not a string"
+        raise request_bodies.DecodeError(why)
     if target.subresource == "scale":
         return
     if not target.kind.builtin:
@@ -120,20 +119,19 @@ def check_patched(target: Target, patched: Any) -> None:
 
 
 def check_type(target: Target, body: Mapping[str, Any]) -> None:
-    """Refuse a body that says it is something else; one that says nothing is taken for what the URL says."""
+    """Refuse a body that states another type; one that states none is taken for the type of the URL."""
     resource = target.kind.resource
     version, kind = body.get("apiVersion"), body.get("kind")
     if version and version != resource.api_version:
-        raise bad_request(
-            f"the API version in the data ({version}) does not match the expected API version ({resource.api_version})"
-        )
+        expected = f"the expected API version ({resource.api_version})"
+        raise bad_request(f"the API version in the data ({version}) does not match {expected}")
     if kind and kind != resource.kind and target.kind.builtin:
         why = f"converting ({version}.{kind}) to ({resource.kind}): unknown conversion"
         raise bad_request(f'{kind} in version "{resource.version}" cannot be handled as a {resource.kind}: {why}')
 
 
 def check_namespace(catalog: Catalog, tx: Transaction, target: Target) -> None:
-    """Refuse to create where there is no namespace, or one that is going away."""
+    """Refuse to create in a namespace that does not exist or is being deleted."""
     name = target.ref.key.namespace
     if not name:
         return
@@ -148,7 +146,7 @@ def check_namespace(catalog: Catalog, tx: Transaction, target: Target) -> None:
 
 
 def check_name(target: Target, wanted: Mapping[str, Any]) -> None:
-    """Refuse an object without its name, or with another one, before anything is made of it."""
+    """Refuse an object without a name, or with another name than the URL."""
     metadata = wanted.get("metadata")
     name = metadata.get("name") if isinstance(metadata, Mapping) else None
     if not name:
@@ -159,7 +157,7 @@ def check_name(target: Target, wanted: Mapping[str, Any]) -> None:
 
 
 def place(target: Target, wanted: JsonObject) -> None:
-    """Put the object where the URL says; refuse one that says it is somewhere else."""
+    """Set the name and the namespace of the URL; refuse an object that states others."""
     metadata, key = wanted["metadata"], target.ref.key
     name = metadata.get("name")
     if name and name != key.name:
@@ -167,18 +165,18 @@ def place(target: Target, wanted: JsonObject) -> None:
     namespace = metadata.get("namespace")
     if namespace and namespace != key.namespace:
         raise wrong_namespace()
-    metadata["name"] = key.name  # what the body leaves out, the URL says
+    metadata["name"] = key.name  # the body may leave it out
     if key.namespace:
         metadata["namespace"] = key.namespace
 
 
 def wrong_namespace() -> RequestRefusedError:
-    """Refuse an object that says it is in another namespace."""
+    """Return the refusal of an object that states another namespace."""
     return bad_request("the namespace of the provided object does not match the namespace sent on the request")
 
 
 def check_uid(target: Target, stored: Object, metadata: Mapping[str, Any]) -> None:
-    """Refuse an update that was made for another object of that name; a patch may name a uid only to be refused it."""
+    """Refuse an update that was made for another object of that name."""
     uid, live = metadata.get("uid"), stored["metadata"]["uid"]
     if uid and uid != live:
         why = f"Precondition failed: UID in precondition: {uid}, UID in object meta: {live}"
@@ -186,14 +184,14 @@ def check_uid(target: Target, stored: Object, metadata: Mapping[str, Any]) -> No
 
 
 def check_conditional(target: Target, metadata: Mapping[str, Any]) -> None:
-    """Refuse an update without a version where others' changes would be lost."""
+    """Refuse an update without a resourceVersion, which could overwrite others' changes."""
     if not metadata.get("resourceVersion") and not target.kind.unconditional_update and target.subresource != "scale":
         missing = field_invalid("metadata.resourceVersion", Verbatim("0"), "must be specified for an update")
         raise invalid(target.subject, [missing])
 
 
 def check_version(target: Target, stored: Object, metadata: Mapping[str, Any]) -> None:
-    """Refuse a write that was made for an older state of the object."""
+    """Refuse a write that was made for an older version of the object."""
     version = str(metadata.get("resourceVersion") or "")
     if version in {"", "0", stored["metadata"]["resourceVersion"]}:
         return
@@ -203,7 +201,7 @@ def check_version(target: Target, stored: Object, metadata: Mapping[str, Any]) -
 
 
 def check_delete_preconditions(target: Target, stored: Object, options: DeleteOptions) -> None:
-    """Refuse to delete another object than the client has in mind, or a newer state of it."""
+    """Refuse to delete an object with another uid or resourceVersion than the preconditions."""
     live = stored["metadata"]
     if options.uid and options.uid != live["uid"]:
         message = f"the UID in the precondition ({options.uid}) does not match the UID in record ({live['uid']})."

@@ -1,4 +1,4 @@
-"""Where a request aims, and what a decision about it says."""
+"""The target of a request, and the outcome of a decision about it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,13 +23,13 @@ class Target:
 
     @property
     def subject(self) -> Subject:
-        """How Statuses name the object: by the plural of its kind."""
+        """The object as Statuses name it: by the plural of its kind."""
         resource = self.kind.resource
         return Subject(resource.plural, resource.group, self.ref.key.name)
 
     @property
     def kind_subject(self) -> Subject:
-        """How Statuses about its content name the object: by its kind."""
+        """The object as Statuses about its content name it: by its kind."""
         resource = self.kind.resource
         return Subject(resource.kind, resource.group, self.ref.key.name)
 
@@ -42,14 +42,17 @@ class Target:
         return attrs.evolve(self, ref=Ref(self.ref.kind, Key(self.ref.key.namespace, name)))
 
     def scale_of(self, stored: Object) -> dict[str, Any]:
-        """Return the object's Scale; its kind has one."""
+        """Return the object's Scale; its kind must have one."""
         assert self.kind.scale is not None, "the route has no scale otherwise"
         return scale_of(stored, self.kind.scale)
 
 
 @attrs.frozen
 class Outcome:
-    """What to answer: an object of the target's kind (shown as the client likes it), or something else as it is."""
+    """The content of a response.
+
+    An object of the target's kind is shown in the form that the client prefers, other content as it is.
+    """
 
     object: Any
     status: int = 200
@@ -62,14 +65,17 @@ Decision = Callable[[Transaction], Outcome]
 
 @attrs.frozen
 class PlannedWrite:
-    """A decision to be made under the server's lock, and whether its outcome is only to be shown."""
+    """A decision to be made under the server's lock, and whether it is a dry run."""
 
     decide: Decision
     dry_run: bool
 
 
 def outcome_of(target: Target, stored: Object, *, status: int = 200, warnings: list[str] | None = None) -> Outcome:
-    """Answer with the object, or its Scale; a write (what has warnings, if only none) tells what is unwise in it."""
+    """Return the outcome with the object, or its Scale.
+
+    A write passes its `warnings`, even if there are none, and the kind's own are added.
+    """
     messages = () if warnings is None else tuple(warnings)
     if warnings is not None and target.subresource != "status":
         messages = (*messages, *strategy.warnings(target.kind, stored))

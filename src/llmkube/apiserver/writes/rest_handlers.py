@@ -1,7 +1,7 @@
-"""What each verb does to an object, as a decision on a transaction: pure, so that the server can hold its lock over it.
+"""The verbs, as pure decisions on a transaction, so that the server can hold its lock over them.
 
 The order of a write is kube-apiserver's: decode, patch, prune, default, reset what this endpoint does not write, record
-who owns what, stamp the server's own fields, judge, store.
+field ownership, set the server's own fields, validate, store.
 """
 
 import random
@@ -36,7 +36,7 @@ _PERMANENT: Final = frozenset({"default", "kube-system", "kube-public"})
 
 
 class RestHandlers:
-    """The verbs over one catalog. Holds no state of its own; `plan` turns a request into a decision."""
+    """The verbs over one catalog. Stateless; `plan` turns a request into a decision."""
 
     def __init__(self, catalog: Catalog, utcnow: Callable[[], datetime], rng: random.Random) -> None:
         self._utcnow = utcnow
@@ -45,7 +45,7 @@ class RestHandlers:
         self.apply_planner = ApplyPlanner(catalog, admission, self.timestamp)
 
     def timestamp(self) -> str:
-        """Return the time as objects carry it: RFC 3339 in whole seconds, UTC."""
+        """Return the time in the form that objects use: RFC 3339 in whole seconds, UTC."""
         return timestamp(self._utcnow())
 
     def read(self, store: Store, target: Target) -> Outcome:
@@ -60,10 +60,10 @@ class RestHandlers:
         return outcome_of(target, stored)
 
     def plan(self, request: Request, target: Target, selector: Callable[[], Predicate]) -> PlannedWrite:
-        """Return what a request that changes something will do; its body is read here, outside of the lock.
+        """Return the decision for a request that changes something; its body is parsed here, outside the lock.
 
         Raises:
-            RequestRefusedError: The request is wrong whatever the state is.
+            RequestRefusedError: The request is invalid regardless of the state.
         """
         with decoding(target):
             return self._plan(request, target, selector)
@@ -112,7 +112,7 @@ class RestHandlers:
                 raise forbidden(target.subject, "this namespace may not be deleted")
             last, gone = delete(tx, target.ref, stored, self.timestamp(), options.propagation)
             if gone and target.ref.kind == SERVICES:
-                return Outcome(last)  # the one kind here whose deletion answers with the object
+                return Outcome(last)  # the one kind here whose deletion returns the object
             if gone:
                 return Outcome(success(target.subject_with_uid(stored)), is_object=False)
             return Outcome(last)
@@ -127,7 +127,7 @@ class RestHandlers:
             for key, stored in tx.store.list(target.ref.kind, target.ref.key.namespace):
                 if selector(stored):
                     delete(tx, Ref(target.ref.kind, key), stored, self.timestamp(), options.propagation)
-                    deleted.append(in_version(target.kind, stored))  # as they were chosen
+                    deleted.append(in_version(target.kind, stored))  # as they were selected
             resource = target.kind.resource
             content = {"kind": target.kind.list_kind, "apiVersion": resource.api_version}
             metadata = {"resourceVersion": str(tx.revision), **({} if target.kind.builtin else {"continue": ""})}

@@ -1,4 +1,4 @@
-"""A write goes through the same stations whatever the kind: complete, own, prepare, judge.
+"""The steps of a write, the same for every kind: complete, own, prepare, validate.
 
 The order, as in kube-apiserver, for an object `sent` that is to replace `old` (None on create):
 
@@ -8,7 +8,7 @@ obj = ownership.record_write(old, obj, manager, strategy.endpoint(kind, subresou
 obj = strategy.prepare(kind, obj, old, subresource)                           # drop what this endpoint cannot write
 errors = strategy.check(kind, obj, old, subresource)                          # 422 when there are any
 obj["metadata"]["generation"] = strategy.next_generation(kind, obj, old)
-if old is not None and ownership.equal_except_times(old, obj): answer with old    # nothing happened
+if old is not None and ownership.equal_except_times(old, obj): answer with old    # nothing changed
 ```
 
 For an apply, `ownership.server_side_apply` comes first and `complete` after it: a default has no owner.
@@ -31,6 +31,8 @@ from llmkube.apiserver.values import metadata
 from llmkube.apiserver.values.field_errors import ErrorType, FieldError, forbidden, invalid
 from llmkube.apiserver.values.json_values import copy, go_plain, go_type_name, is_integer, is_object, same
 
+Old = Mapping[str, Any] | None
+
 _SERVER_FIELDS: Final = ("uid", "deletionTimestamp", "deletionGracePeriodSeconds", "generation")
 _STATUS: Final = FieldSet(frozenset({"f:status"}))
 _SPEC: Final = FieldSet(frozenset({"f:spec"}))
@@ -40,13 +42,13 @@ _MAX_REPLICAS: Final = 2**31 - 1
 
 
 def endpoint(kind: KindInfo, subresource: str = "") -> Endpoint:
-    """Return what ownership depends on at an endpoint; only built-in kinds have any structure before it is set."""
+    """Return the properties of an endpoint for ownership; only built-in kinds have structure before it is set."""
     zero = defaults.zero(kind.schema) if kind.builtin else {}
     return Endpoint(kind.schema, subresource, zero, reset_fields(kind, subresource))
 
 
 def reset_fields(kind: KindInfo, subresource: str = "") -> FieldSet:
-    """Return what a write through an endpoint leaves alone: a write gives it no owner."""
+    """Return the fields that an endpoint does not write, so that a write gives them no owner."""
     if subresource == "status":
         return _SPEC if kind.builtin else _SPEC_AND_METADATA
     if not subresource and kind.status_subresource:
@@ -55,12 +57,12 @@ def reset_fields(kind: KindInfo, subresource: str = "") -> FieldSet:
 
 
 def complete(kind: KindInfo, obj: Mapping[str, Any], *, applied: bool = False) -> tuple[JsonObject, tuple[str, ...]]:
-    """Return the object in its stored shape, and the paths of the unknown fields that were dropped.
+    """Return the object in its stored form, and the paths of the unknown fields that were dropped.
 
-    A null that was sent counts as left out; one that an apply has left in a custom object stays, to be refused.
+    A null that was sent is treated as missing; one that an apply left in a custom object stays, and is refused later.
     """
     fill = _behaviour(kind).fill
-    if fill is None and defaults.is_complete(obj, kind.schema):  # what an apply has renewed
+    if fill is None and defaults.is_complete(obj, kind.schema):  # such as a repeated apply
         return {**obj, **_stored_metadata(obj)}, ()
     completed, unknown = defaults.prune(obj, kind.schema)
     completed |= _stored_metadata(completed)
@@ -78,10 +80,9 @@ def _stored_metadata(obj: Mapping[str, Any]) -> JsonObject:
 
 
 def complete_applied(kind: KindInfo, obj: Mapping[str, Any], subresource: str) -> JsonObject:
-    """Return an object that an apply has made in its stored shape.
+    """Return the result of an apply in its stored form.
 
-    What was written down about its managers is in that shape already, and of what an apply to a custom object's status
-    has made, `prepare` takes the status only.
+    Its `managedFields` have that form already; of an apply to a custom object's status, `prepare` uses the status only.
     """
     metadata = obj["metadata"]
     if subresource == "status" and not kind.builtin:
@@ -99,16 +100,17 @@ def _without_status(obj: Mapping[str, Any]) -> JsonObject:
 
 
 def warnings(kind: KindInfo, obj: Mapping[str, Any]) -> list[str]:
-    """Return what kube-apiserver warns of although it takes it; the object has passed `check`."""
+    """Return kube-apiserver's warnings about an object that it accepts; the object has passed `check`."""
     return [*metadata.finalizer_warnings(obj.get("metadata") or {}), *_behaviour(kind).warnings(obj)]
 
 
-def prepare(kind: KindInfo, obj: Mapping[str, Any], old: Mapping[str, Any] | None, subresource: str = "") -> JsonObject:
-    """Return the object with what the endpoint cannot write put back, and with what the kind adds.
+def prepare(kind: KindInfo, obj: Mapping[str, Any], old: Old, subresource: str = "") -> JsonObject:
+    """Return the object without the changes that the endpoint cannot write, and with what the kind adds.
 
-    On an update, server-kept metadata that the client left out comes from the stored object; what it changed stays, for
-    `check` to refuse. A write to the object leaves `status` alone where it is a subresource; a write to `status` leaves
-    everything else alone but `managedFields`, and of a built-in kind the rest of the metadata.
+    On an update, metadata that the server maintains and the client left out comes from the stored object; what the
+    client changed in it stays, for `check` to refuse. A write to the object does not change `status` where it is a
+    subresource; a write to `status` changes nothing else but `managedFields`, and in a built-in kind the rest of the
+    metadata.
     """
     prepared = _editable(defaults.nullified(obj, kind.schema) if kind.builtin else obj, deep=_edits_in_place(kind))
     if old is None:
@@ -130,18 +132,18 @@ def prepare(kind: KindInfo, obj: Mapping[str, Any], old: Mapping[str, Any] | Non
 
 
 def _edits_in_place(kind: KindInfo) -> bool:
-    """Whether objects of the kind are edited in place, more than their metadata, on the way to the store."""
+    """Whether objects of the kind are edited in place, beyond their metadata, before they are stored."""
     return _behaviour(kind).prepare is not None
 
 
-def _prepare_kind(kind: KindInfo, obj: JsonObject, old: Mapping[str, Any] | None) -> None:
+def _prepare_kind(kind: KindInfo, obj: JsonObject, old: Old) -> None:
     hook = _behaviour(kind).prepare
-    if hook is not None and validation.well_typed(obj, kind.schema):  # what has the wrong shape is `check`'s to refuse
+    if hook is not None and validation.well_typed(obj, kind.schema):  # `check` refuses malformed objects
         hook(obj, old)
 
 
 def _editable(obj: Mapping[str, Any], *, deep: bool) -> JsonObject:
-    """Return a copy whose metadata can be edited in place, and with `deep` everything below its other fields too."""
+    """Return a copy whose metadata can be edited in place, and with `deep` everything else too."""
     copied = {name: copy(value) if deep and name != "metadata" else value for name, value in obj.items()}
     if is_object(obj.get("metadata")):
         copied["metadata"] = dict(obj["metadata"])
@@ -149,23 +151,23 @@ def _editable(obj: Mapping[str, Any], *, deep: bool) -> JsonObject:
 
 
 def _restore_metadata(kind: KindInfo, meta: JsonObject, before: Mapping[str, Any]) -> None:
-    """Put back, in place, what the server keeps and the client left out."""
+    """Restore, in place, metadata that the server maintains and the client left out."""
     for name in _SERVER_FIELDS:
         if not meta.get(name) and name in before:
             meta[name] = before[name]
     if "creationTimestamp" in before:
-        meta["creationTimestamp"] = before["creationTimestamp"]  # the one field that a client may get wrong unharmed
+        meta["creationTimestamp"] = before["creationTimestamp"]  # a client's value is ignored, not refused
     if not meta.get("resourceVersion") and kind.unconditional_update:
         meta["resourceVersion"] = before.get("resourceVersion", "")
 
 
 def _status_writes_metadata(kind: KindInfo) -> bool:
-    """Whether a write to `status` changes labels and the like too: it does for the kinds that are older than CRDs."""
+    """Whether a write to `status` also changes labels and the like, as in built-in kinds except CRDs."""
     return kind.builtin and kind.resource.full_name != CRDS
 
 
 def _reset_status(kind: KindInfo, obj: JsonObject) -> None:
-    """Give a new object the status that it begins with: none, or the empty structure of a built-in kind."""
+    """Give a new object its initial status: none, or the empty structure of a built-in kind."""
     if kind.status_subresource:
         obj.pop("status", None)
         status = kind.schema.child("status") if kind.builtin else None
@@ -173,10 +175,8 @@ def _reset_status(kind: KindInfo, obj: JsonObject) -> None:
             obj["status"] = defaults.zero(status)
 
 
-def check(
-    kind: KindInfo, obj: Mapping[str, Any], old: Mapping[str, Any] | None, subresource: str = ""
-) -> list[FieldError]:
-    """Return everything that is wrong with a prepared object; empty means that it can be stored."""
+def check(kind: KindInfo, obj: Mapping[str, Any], old: Old, subresource: str = "") -> list[FieldError]:
+    """Return all errors in a prepared object; empty means that it can be stored."""
     schema_errors = _schema_errors(kind, obj, old, subresource)
     if any(_is_metadata_error(error) and error.type is ErrorType.TYPE_INVALID for error in schema_errors):
         return schema_errors
@@ -198,16 +198,14 @@ def check(
 
 
 def _is_metadata_error(error: FieldError) -> bool:
-    """Whether metadata's own check has said it, in its own way; a CRD may still restrict names."""
+    """Whether the metadata's own check reports the error already; a CRD may still restrict names."""
     return error.path.startswith("metadata") and error.path not in {"metadata.name", "metadata.generateName"}
 
 
-def _schema_errors(
-    kind: KindInfo, obj: Mapping[str, Any], old: Mapping[str, Any] | None, subresource: str
-) -> list[FieldError]:
-    """Judge what the endpoint writes; of status, a custom kind's messages (not their paths) begin at the status.
+def _schema_errors(kind: KindInfo, obj: Mapping[str, Any], old: Old, subresource: str) -> list[FieldError]:
+    """Validate what the endpoint writes; in a custom kind's status, messages (not paths) begin at the status.
 
-    What is written down about managers is the server's own, and so is nothing to judge.
+    `managedFields` are the server's own, and are not validated.
     """
     if subresource != "status" or kind.builtin or "status" not in obj:
         return validation.bounds(managed_fields.strip(obj), old, kind.schema, duplicates=not kind.builtin)
@@ -217,7 +215,7 @@ def _schema_errors(
 
 
 def _check_replicas(obj: Mapping[str, Any], path: str) -> Iterator[FieldError]:
-    """Judge the count that the scale subresource shows: kube-apiserver does, whatever the schema says of it."""
+    """Validate the count that the scale subresource shows, as kube-apiserver does, whatever the schema is."""
     value: Any = obj
     for step in path.strip(".").split("."):
         if not is_object(value):
@@ -226,7 +224,7 @@ def _check_replicas(obj: Mapping[str, Any], path: str) -> Iterator[FieldError]:
         value = value.get(step)
         if value is None:
             return
-    if not is_integer(value) or isinstance(value, float):  # 1.0 is an integer to a schema, not to this
+    if not is_integer(value) or isinstance(value, float):  # 1.0 is an integer in a schema, but not here
         yield invalid(path, 0, f"{path} accessor error: {_go_text(value)}, expected int64")
     elif value < 0:
         yield invalid(path, value, "should be a non-negative integer")
@@ -238,10 +236,10 @@ def _go_text(value: Any) -> str:
     return f"{go_plain(value)} is of the type {go_type_name(value)}"
 
 
-def next_generation(kind: KindInfo, obj: Mapping[str, Any], old: Mapping[str, Any] | None) -> int | None:
-    """Return the object's generation after the write: it counts changes of the desired state, and a slice's labels.
+def next_generation(kind: KindInfo, obj: Mapping[str, Any], old: Old) -> int | None:
+    """Return the object's generation after the write: it grows with changes of the desired state, or a slice's labels.
 
-    None means that the kind has none, as the built-in kinds without a controller of their own do not.
+    None means that the kind has none, like the built-in kinds without a controller of their own.
     """
     if not kind.has_generation:
         return None
@@ -257,7 +255,7 @@ def next_generation(kind: KindInfo, obj: Mapping[str, Any], old: Mapping[str, An
 
 
 def _behaviour(kind: KindInfo) -> builtin_rules.Behaviour:
-    """What is special about the kind, for objects of the right shape."""
+    """Return the special rules of the kind, for well-typed objects."""
     return builtin_rules.BEHAVIOURS.get(kind.resource.full_name, builtin_rules.DEFAULT_BEHAVIOUR)
 
 

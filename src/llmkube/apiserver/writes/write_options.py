@@ -1,4 +1,4 @@
-"""What a write asks for beside its body: dry run, who writes, how strictly to read, how to delete."""
+"""The options of a write besides its body: dry run, field manager, field validation, deletion."""
 
 from collections.abc import Mapping
 from typing import Any, Final, Literal, cast
@@ -30,7 +30,7 @@ class WriteOptions:
 
     @classmethod
     def parse(cls, request: Request, *, applying: bool) -> "WriteOptions":
-        """Read them; a client that does not name its field manager is known by its User-Agent.
+        """Parse them; a client that does not name its field manager is identified by its User-Agent.
 
         Raises:
             RequestRefusedError: 422 for an unknown value, or an apply without a field manager.
@@ -63,7 +63,7 @@ class WriteOptions:
 
 @attrs.frozen
 class DeleteOptions:
-    """How to delete: what happens to dependents, and what must still be true."""
+    """The options of a deletion: propagation to dependents, and preconditions."""
 
     propagation: Propagation = ""
     uid: str = ""
@@ -72,10 +72,10 @@ class DeleteOptions:
 
     @classmethod
     def parse(cls, request: Request) -> "DeleteOptions":
-        """Read the body (a `DeleteOptions` object, or nothing) and the query; the body wins.
+        """Parse the body (a `DeleteOptions` object, or nothing) and the query; the body takes precedence.
 
         Raises:
-            RequestRefusedError: 400 or 422, a value that makes no sense.
+            RequestRefusedError: 400 or 422, an invalid value.
         """
         body: dict[str, Any] = {}
         if request.body.strip():

@@ -1,4 +1,4 @@
-"""Create, update and patch are decisions on the object at the URL; patches but apply are updates in disguise."""
+"""Create, update and patch as decisions on the object at the URL; all patches except apply become updates."""
 
 import random
 from collections.abc import Mapping
@@ -55,17 +55,17 @@ from llmkube.k8s.resource import Key
 
 JsonObject = dict[str, Any]
 
-_SUFFIX_LETTERS: Final = "bcdfghjklmnpqrstvwxz2456789"  # no vowels: no words; the alphabet of kube-apiserver
+_SUFFIX_LETTERS: Final = "bcdfghjklmnpqrstvwxz2456789"  # no vowels, so no words; kube-apiserver's alphabet
 _SUFFIX_LENGTH: Final = 5
 _LONGEST_PREFIX: Final = 63 - _SUFFIX_LENGTH
 _NAME_ATTEMPTS: Final = 8
 
 _CREATED_BY_UPDATE: Final = frozenset({"services", "endpoints", "events", "leases.coordination.k8s.io"})
-"""Kinds that a PUT creates when they are not there, as kube-apiserver allows."""
+"""Kinds that a PUT creates when they do not exist, as in kube-apiserver."""
 
 
 class WritePlanner:
-    """Creates, updates and patches over one catalog. Draws made-up names; holds no other state."""
+    """Plans creates, updates and patches over one catalog. Draws generated names; has no other state."""
 
     def __init__(self, catalog: Catalog, admission: ObjectPreparation, rng: random.Random) -> None:
         self._catalog = catalog
@@ -73,10 +73,10 @@ class WritePlanner:
         self._rng = rng
 
     def plan_create(self, request: Request, target: Target) -> PlannedWrite:
-        """Return what a POST will do.
+        """Plan a POST.
 
         Raises:
-            RequestRefusedError: The body does not read.
+            RequestRefusedError: The body is malformed.
         """
         options = WriteOptions.parse(request, applying=False)
         media = content_type(request.headers.get("content-type") or "", OBJECT_TYPES)
@@ -101,7 +101,7 @@ class WritePlanner:
         return outcome_of(named, tx.put(named.ref, created), status=201, warnings=warnings)
 
     def _with_name(self, tx: Transaction, target: Target, wanted: JsonObject) -> Target:
-        """Return the target with the object's own name, made up if it asks for that."""
+        """Return the target with the object's own name, generated if it asks for that."""
         metadata = wanted["metadata"]
         namespace = target.ref.key.namespace
         if metadata.get("namespace", namespace) != namespace:
@@ -122,10 +122,10 @@ class WritePlanner:
         return target.at(metadata.get("name") or "")
 
     def plan_update(self, request: Request, target: Target) -> PlannedWrite:
-        """Return what a PUT will do.
+        """Plan a PUT.
 
         Raises:
-            RequestRefusedError: The body does not read.
+            RequestRefusedError: The body is malformed.
         """
         options = WriteOptions.parse(request, applying=False)
         media = content_type(request.headers.get("content-type") or "", OBJECT_TYPES)
@@ -142,7 +142,7 @@ class WritePlanner:
             wanted = with_metadata(body)
             if stored is None and not target.subresource and target.ref.kind in _CREATED_BY_UPDATE:
                 check_name(target, wanted)
-                wanted["metadata"].pop("resourceVersion", None)  # whatever the client has seen, it is gone
+                wanted["metadata"].pop("resourceVersion", None)  # the version that the client has seen is gone
                 return self._create(tx, target.at(""), wanted, options, duplicates)
             if target.subresource == "scale":
                 if stored is None:
@@ -166,10 +166,10 @@ class WritePlanner:
         return PlannedWrite(decide, options.dry_run)
 
     def plan_patch(self, request: Request, target: Target, media: str) -> PlannedWrite:
-        """Return what a JSON, merge or strategic merge patch will do.
+        """Plan a JSON, merge or strategic merge patch.
 
         Raises:
-            RequestRefusedError: The patch does not read.
+            RequestRefusedError: The query parameters are invalid.
         """
         options = WriteOptions.parse(request, applying=False)
         try:
@@ -210,7 +210,7 @@ class WritePlanner:
         options: WriteOptions,
         complaints: list[str],
     ) -> Outcome:
-        """Replace the stored object by a patched one, or by one with the replicas of a Scale."""
+        """Replace the stored object with a patched one, or with one that has the replicas of a Scale."""
         if target.subresource == "scale":
             assert target.kind.scale is not None, "the route has no scale otherwise"
             wanted, errors = scaled(in_version(target.kind, stored), wanted, target.kind.scale)
@@ -232,7 +232,7 @@ class WritePlanner:
         options: WriteOptions,
         warnings: list[str],
     ) -> Outcome:
-        """Put a decoded object in the place of the stored one, as far as this endpoint writes it."""
+        """Replace the stored object with a decoded one, as far as this endpoint writes it."""
         with attach_warnings(warnings):
             changed = self._admission.change(target, in_version(target.kind, stored), wanted, options)
         if changed is None:
@@ -242,7 +242,7 @@ class WritePlanner:
 
 
 def _refuse_if_exists(target: Target, refusal: RequestRefusedError, tx: Transaction) -> Outcome:
-    """Refuse a patch that does not read, once it is known that there is something to patch."""
+    """Refuse a malformed patch; with 404 if there is no object to patch."""
     raise refusal if tx.get(target.ref) is not None else not_found(target.subject)
 
 
@@ -263,7 +263,7 @@ def _patched(target: Target, current: Object, patch: Any, media: str) -> Any:
         else:
             patched = {
                 **strategic_merge_patch(current, patch, target.kind.schema),
-                "apiVersion": current["apiVersion"],  # decoded into the kind at the URL, whatever it says it is
+                "apiVersion": current["apiVersion"],  # decoded as the kind at the URL, not as the one that it states
                 "kind": current["kind"],
             }
     except PatchTooLargeError as exc:

@@ -1,8 +1,7 @@
-"""Whether the answer to a request can go on at another engine when its own dies, and why not. Pure.
+"""Decides whether another engine can continue the answer to a request when its engine dies, and if not, why. Pure.
 
-An answer is joined by its text alone: llama.cpp's server takes a last message of the assistant, or a prompt, as the
-beginning of what it writes. What depends on more than the text before it is not continued: a grammar's state, the
-probabilities of tokens, several answers side by side.
+An answer is continued from its text only: llama.cpp's server continues a final assistant message, or a prompt. Answers
+that depend on more than the text so far are not continued: grammar state, token probabilities, parallel answers.
 """
 
 from collections.abc import Mapping
@@ -12,7 +11,7 @@ CHAT: Final = "/chat/completions"
 COMPLETIONS: Final = "/completions"
 
 LIMITS: Final = ("max_tokens", "max_completion_tokens", "n_predict", "max_output_tokens")
-"""What llama.cpp's server and OpenAI's API call the longest answer, in tokens."""
+"""Names of the limit on answer tokens in llama.cpp's server and OpenAI's API."""
 
 _MODES: Final = ("continue_final_message", "add_generation_prompt")
 _GRAMMARS: Final = ("grammar", "json_schema", "functions")
@@ -20,37 +19,37 @@ _PROBABILITIES: Final = ("logprobs", "top_logprobs", "n_probs")
 
 
 def obstacle(path: str, body: Mapping[str, Any]) -> str:
-    """Return why the answer to a request cannot go on at another engine, for the operator; "" if it can.
+    """Return why another engine cannot continue the answer to a request, for the operator; "" if it can.
 
     Args:
-        path: Below `/v1`.
-        body: The request, in OpenAI's shape; nothing of it is checked before.
+        path: Path below `/v1`.
+        body: Request in OpenAI's format, unvalidated.
     """
     if path not in (CHAT, COMPLETIONS) or body.get("stream") is not True:
-        return "it is no stream of text"
+        return "it is not a stream of text"
     if any(_is_many(body.get(name)) for name in ("n", "best_of")):
         return "it asks for several answers (n, best_of)"
     if any(_is_wanted(body.get(name)) for name in _PROBABILITIES):
         return "it asks for logprobs"
     if any(body.get(name) for name in _GRAMMARS) or not _is_plain(body.get("response_format")):
-        return "a grammar or a response_format holds for the whole answer"
+        return "it sets a grammar or a response_format, which applies to the whole answer"
     if body.get("tools") and body.get("tool_choice") != "none":
         return "it has tools that the answer may call"
     if body.get("modalities") not in (None, [], ["text"]) or body.get("audio"):
         return "it asks for more than text (modalities, audio)"
     if len({value for value in map(body.get, LIMITS) if is_limit(value)}) > 1:
-        return "it limits its tokens by different numbers"
+        return "it sets several different token limits"
     return _obstacle_in_messages(body) if path == CHAT else _obstacle_in_prompt(body)
 
 
 def is_limit(value: object) -> bool:
-    """Whether a value limits the length of an answer."""
+    """Return whether a value limits the length of an answer."""
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def _obstacle_in_prompt(body: Mapping[str, Any]) -> str:
     if not isinstance(body.get("prompt"), str):
-        return "its prompt is no text"
+        return "its prompt is not a string"
     return "it asks for echo or suffix" if body.get("echo") or body.get("suffix") else ""
 
 
@@ -60,13 +59,10 @@ def _obstacle_in_messages(body: Mapping[str, Any]) -> str:
     if not isinstance(last, Mapping):
         return "it has no list of messages"
     if last.get("role") != "assistant":
-        return (
-            "it sets continue_final_message or add_generation_prompt itself"
-            if any(name in body for name in _MODES)
-            else ""
-        )
+        sets_mode = any(name in body for name in _MODES)
+        return "it sets continue_final_message or add_generation_prompt itself" if sets_mode else ""
     if set(last) - {"role", "content"} or not _is_text(last.get("content")):
-        return "its last message, of the assistant, is more than text"
+        return "its final assistant message is more than text"
     return ""
 
 
@@ -81,7 +77,7 @@ def _is_many(value: object) -> bool:
 
 
 def _is_wanted(value: object) -> bool:
-    """Whether something asks for probabilities; `logprobs: 0` of a completion does: those of the token itself."""
+    """Return whether a value requests probabilities; in completions `logprobs: 0` does: that of the token itself."""
     return value is not None and value is not False
 
 

@@ -1,9 +1,9 @@
-"""What was said of an answer so far, and the pieces of several engines as the one stream that the client reads. Pure.
+"""Tracks the answer so far, and joins the output of several engines into the one stream that the client reads. Pure.
 
-Until an answer goes on elsewhere, its events pass as they came. The last piece, which says why it is finished, is held
-back until the end of the stream: an engine that dies in between has not finished, and the next one counts its tokens.
+Until an answer is continued, its events are forwarded unchanged. The last event, with the `finish_reason`, is held back
+until the end of the stream: an engine that dies in between has not finished, and the next one counts its tokens.
 
-Of the backends that the request was permitted, engines of the same model may go on.
+Among the permitted backends of the request, engines of the same model may continue its answer.
 """
 
 import re
@@ -21,15 +21,15 @@ from llmkube.router.dialects.dialect import data_event
 from llmkube.router.policy.permits import Permit
 
 _BUILD: Final = re.compile(r"b[0-9]+-\S+")
-"""What llama.cpp's server calls its build, as `system_fingerprint`."""
+"""Build of llama.cpp's server, as in `system_fingerprint`."""
 
 
 def continuation_targets(order: Sequence[Permit], broken: Permit) -> tuple[Permit, ...]:
-    """Return where an answer may go on, best first: the engines that have the same model, and last the one it broke at.
+    """Return the backends that may continue an answer, best first: those with the same model, and last the broken one.
 
     Args:
-        order: What the decision permits; nothing is added to it.
-        broken: Where it broke off.
+        order: Permits of the decision; no others are returned.
+        broken: Permit of the backend whose stream broke off.
     """
     backend = broken.backend
     twins = [each for each in order if each.backend.name != backend.name and _is_twin(each.backend, backend)]
@@ -37,11 +37,11 @@ def continuation_targets(order: Sequence[Permit], broken: Permit) -> tuple[Permi
 
 
 def can_continue(backend: Backend, fingerprint: object) -> bool:
-    """Whether an engine goes on with an answer whose text is given: llama.cpp's, by what is known of it or by its word.
+    """Return whether an engine can continue a given text: llama.cpp's server, by its config or its own fingerprint.
 
     Args:
-        backend: Where it is.
-        fingerprint: The `system_fingerprint` that it gives.
+        backend: Backend of the engine.
+        fingerprint: `system_fingerprint` of its answer.
     """
     if backend.provider:
         return False
@@ -53,17 +53,16 @@ def _is_twin(one: Backend, other: Backend) -> bool:
 
 
 def next_request(path: str, body: Mapping[str, Any], text: str, tokens: int) -> dict[str, Any]:
-    """Return the request by which the next engine writes what comes after the text.
+    """Return the request that makes the next engine continue the text; the first request if there is no text yet.
 
-    llama.cpp's server takes a last message of the assistant for the beginning of its answer. It is told so as well: one
-    that was started with `--no-prefill-assistant` would else begin a second answer. Before anything was said the
-    request is what it was.
+    llama.cpp's server continues a final assistant message. The request also sets the mode explicitly, because a server
+    with `--no-prefill-assistant` would otherwise start a second answer.
 
     Args:
-        path: Below `/v1`.
-        body: The first request.
-        text: What the answer is so far.
-        tokens: As many as that took.
+        path: Path below `/v1`.
+        body: First request.
+        text: Answer so far.
+        tokens: Tokens of the text.
     """
     if not text:
         return dict(body)
@@ -75,7 +74,7 @@ def next_request(path: str, body: Mapping[str, Any], text: str, tokens: int) -> 
 
 
 def _with_text(messages: list[Any], text: str) -> list[Any]:
-    """Return messages that end with the text: a client may have begun the answer itself."""
+    """Return the messages with the text at the end, appended to a final assistant message of the client if any."""
     last = messages[-1]
     if last.get("role") != "assistant":
         return [*messages, {"role": "assistant", "content": text}]
@@ -95,7 +94,7 @@ _NOT_TEXT: Final = {
 
 
 def choice_of(chunk: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str]:
-    """Return the one choice of an event, if it has one, and what of it cannot be joined by its text; "" if all can."""
+    """Return the only choice of an event, None without one, and why it cannot be joined by its text; "" if it can."""
     choices = chunk.get("choices")
     if not isinstance(choices, list) or not choices:
         return None, ""
@@ -119,30 +118,30 @@ def text_of(choice: Mapping[str, Any] | None) -> str:
 
 
 def has_role(choice: Mapping[str, Any] | None) -> bool:
-    """Return whether an event says who speaks."""
+    """Return whether an event has a role."""
     delta = choice.get("delta") if choice is not None else None
     return isinstance(delta, dict) and "role" in delta
 
 
 MAX_CONTINUATIONS: Final = 3
-"""A request of which engines die would else end one after the other."""
+"""Limits the damage of a request that kills engines: it would otherwise kill one after the other."""
 
 MAX_TEXT_BYTES: Final = 256 << 10
-"""Of the text of one answer: about 64,000 tokens."""
+"""Limit for the text of one answer: about 64,000 tokens."""
 
 _SHARED_FIELDS: Final = frozenset({"id", "created", "model", "system_fingerprint", "object"})
-"""What is the same in all events of a stream."""
+"""Fields with the same value in all events of a stream."""
 
 
 @attrs.define(eq=False)
 class _Piece:
-    """What one engine has said.
+    """Output of one engine.
 
     Attributes:
-        backend: Where it is; None before it has begun.
-        is_started: Whether an event of it has come.
-        held: Its end, as the client reads it.
-        has_usage: Whether the end says how many tokens it took.
+        backend: Backend of the engine; None before its stream has started.
+        is_started: Whether an event was received.
+        held: Last events, held back, as the client will read them.
+        has_usage: Whether the last events include the usage.
     """
 
     backend: Backend | None = None
@@ -152,12 +151,12 @@ class _Piece:
 
 
 class JoinedAnswer:
-    """One answer, by as many engines as it takes.
+    """One answer, written by one or more engines.
 
     Attributes:
-        broken: Backends at which it broke off, by their names.
-        continuations: How often it was to go on.
-        obstacle: Why it cannot go on, for the operator; "" if it can.
+        broken: Names of the backends whose streams broke off.
+        continuations: Number of continuations that were started.
+        obstacle: Why the answer cannot be continued, for the operator; "" if it can.
     """
 
     def __init__(self, path: str, body: Mapping[str, Any]) -> None:
@@ -177,25 +176,25 @@ class JoinedAnswer:
         self._tokens = TokenCount()
         self._piece = _Piece()
 
-    # -- what one engine says ----------------------------------------------------------------------------------------
+    # -- output of one engine ----------------------------------------------------------------------------------------
 
     def begin(self, backend: Backend) -> None:
-        """Read what this backend says from here on."""
+        """Start to process the events of this backend."""
         self._piece = _Piece(backend)
         self._tokens.begin_engine()
 
     def take(self, data: bytes, event: bytes, *, hidden: bool = False) -> bytes:
-        """Read the next event, and return what the client gets of it; nothing while it has to wait.
+        """Process the next event, and return the bytes for the client; empty while the event is held back.
 
         Args:
-            data: Of the event.
-            event: All of it.
-            hidden: Whether the client gets nothing of it: it did not ask for the usage.
+            data: Data of the event.
+            event: Whole event.
+            hidden: Whether to hide the event: it has only the usage, which the client did not request.
 
         Raises:
-            JoinError: It does not continue what was said.
+            JoinError: The event does not continue the answer so far.
         """
-        chunk = orjson.loads(data)  # the judge has read it: it is an object
+        chunk = orjson.loads(data)  # `AnswerJudge` has checked that it is an object
         piece = self._piece
         if not piece.is_started:
             piece.is_started = True
@@ -219,41 +218,41 @@ class JoinedAnswer:
 
     @property
     def is_passthrough(self) -> bool:
-        """Whether the answer cannot go on, and nothing of its events is kept from the client."""
+        """Whether the answer cannot be continued, and its events need no changes."""
         return bool(self.obstacle) and not self.continuations and not self._adds_timings
 
     def release(self) -> bytes:
-        """Return what was held back, once the answer has come to its end."""
+        """Return the events held back, once the answer is complete."""
         held, self._piece.held = self._piece.held, b""
         return held
 
     @property
     def is_finished(self) -> bool:
-        """Whether all has come but the mark of the end: the last piece, and how many tokens it all took."""
+        """Whether only `[DONE]` is missing: the last event and the usage were received."""
         return bool(self._piece.held) and self._piece.has_usage
 
     @property
     def usage(self) -> Usage | None:
-        """Tokens of the prompt and of the whole text; None where an engine has not counted its own."""
+        """Tokens of the prompt and of the whole text; None if an engine has not counted its own."""
         return self._tokens.total
 
-    # -- going on ----------------------------------------------------------------------------------------------------
+    # -- continuation ------------------------------------------------------------------------------------------------
 
     def mark_interrupted(self) -> str:
-        """Note that the engine has died; return why the answer cannot go on, "" if it can."""
+        """Record that the engine died; return why the answer cannot be continued, "" if it can."""
         piece = self._piece
         if piece.backend is not None:
             self.broken.add(piece.backend.name)
         if self.continuations >= MAX_CONTINUATIONS:
-            self.obstacle = self.obstacle or f"the answer has gone on {MAX_CONTINUATIONS} times"
+            self.obstacle = self.obstacle or f"the answer was already continued {MAX_CONTINUATIONS} times"
         if self._limit is not None and self._text and not self._tokens.is_counted:
-            self.obstacle = self.obstacle or "the request limits tokens, and the engine has not counted them"
+            self.obstacle = self.obstacle or "the request limits tokens, but the engine has not counted them"
         return self.obstacle
 
     def closing_events(self) -> bytes:
-        """Return the end of an answer that has all the tokens that it may have; nothing of one that has not.
+        """Return the last events of an answer that has reached its token limit; empty for other answers.
 
-        Its engine died before it said so.
+        Its engine died before it sent them.
         """
         usage = self.usage
         if self.obstacle or usage is None or self._limit is None or self._tokens.text_tokens < self._limit:
@@ -272,22 +271,22 @@ class JoinedAnswer:
         return data_event(last) + (data_event({**last, "choices": []} | totals) if wants else b"")
 
     def next_body(self) -> dict[str, Any]:
-        """Return the request for the engine that goes on; what `begin` and `take` get from now on is its answer."""
+        """Return the request for the next engine; `begin` and `take` then get its answer."""
         before = self._tokens.next_engine(has_text=bool(self._text))
         self.continuations += 1
         self._piece = _Piece()
         return next_request(self._path, self._body, self._text.decode(), before)
 
-    # -- reading -----------------------------------------------------------------------------------------------------
+    # -- input -------------------------------------------------------------------------------------------------------
 
     @property
     def _adds_timings(self) -> bool:
-        """Whether events may have what only the router asked for."""
+        """Whether events may have timings that only the router requested."""
         backend = self._piece.backend
         return self._can_begin and backend is not None and bool(backend.model_digest) and not self._shows_timings
 
     def _record_shared_fields(self, chunk: Mapping[str, Any]) -> None:
-        """Keep what all events of a stream have alike; a backend that answers as another model cannot go on."""
+        """Store the fields that all events share; refuse a backend that answers as another model."""
         backend, model = self._piece.backend, chunk.get("model")
         name = backend.name if backend is not None else ""
         if not self._shared_fields:
@@ -296,11 +295,11 @@ class JoinedAnswer:
             if backend is None or not can_continue(backend, chunk.get("system_fingerprint")):
                 self.obstacle = self.obstacle or "its engine is not known to be llama.cpp's server"
         elif self._model_at.get(name, model) != model:
-            raise JoinError(f"{name} has another model than before")
+            raise JoinError(f"the model of {name} has changed")
         self._model_at[name] = model
 
     def _choice(self, chunk: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return the one choice of an event; what cannot be joined by its text is noted."""
+        """Return the only choice of an event; record an obstacle if it cannot be joined by its text."""
         choice, obstacle = choice_of(chunk)
         if obstacle:
             self._cannot_continue(obstacle)
@@ -308,7 +307,7 @@ class JoinedAnswer:
 
     def _cannot_continue(self, why: str) -> None:
         if self.continuations:
-            raise JoinError(f"the engine that was to go on says something else: {why}")
+            raise JoinError(f"the engine did not continue the answer: {why}")
         self.obstacle = self.obstacle or why
         self._text = bytearray()
 
@@ -321,22 +320,22 @@ class JoinedAnswer:
             self.obstacle = f"the text is longer than {MAX_TEXT_BYTES} bytes"
             self._text = bytearray()
 
-    # -- what the client reads ---------------------------------------------------------------------------------------
+    # -- output for the client ---------------------------------------------------------------------------------------
 
     def _stripped(self, chunk: Mapping[str, Any], event: bytes) -> bytes:
-        """Return an event without what only the router asked for; the end of an answer has it anyway."""
+        """Return an event without timings that only the router requested; the last event always has them."""
         if self._shows_timings or "timings" not in chunk or isinstance(chunk.get("usage"), dict):
             return event
         return data_event({name: each for name, each in chunk.items() if name != "timings"})
 
     def _rewritten(self, chunk: dict[str, Any], choice: Mapping[str, Any] | None) -> bytes:
-        """Return an event of a later engine as one of the first stream, without what the client has."""
+        """Return an event of a later engine as one of the first stream, without a repeated role."""
         if choice is not None and self._has_role and has_role(choice):
             delta = {name: each for name, each in choice["delta"].items() if name != "role"}
             if not any(delta.values()) and not choice.get("finish_reason"):
                 return b""
             chunk["choices"] = [{**choice, "delta": delta}]
-        chunk.pop("timings", None)  # of one engine alone
+        chunk.pop("timings", None)  # those of one engine only
         if isinstance(usage := chunk.get("usage"), dict):
             chunk["usage"] = self._tokens.totals(usage)
         return data_event(chunk | {name: each for name, each in self._shared_fields.items() if name in chunk})

@@ -1,13 +1,12 @@
-"""Translations between chat completions and what else clients and providers speak. Pure.
+"""Translations between OpenAI's chat completions and the other APIs of clients and providers. Pure.
 
-Policy, budgets and attempts know chat completions alone: a request is translated before it is decided on, its answer
-after it was judged. What a backend cannot be asked in its own dialect is an error, never left out in silence.
+Policy, budgets and attempts handle chat completions only: a request is translated before the routing decision, its
+answer after it was classified. A request that cannot be translated for a backend is an error, never silently reduced.
 
-dialect              what a translation is, and its errors
-messages_backend     chat completions for a backend that speaks Anthropic's messages
-messages_client      Anthropic's messages for a client, from chat completions
-messages_answers     its answers and events
-responses_client     OpenAI's responses for a client; responses_items, responses_answers: what it reads
-ollama_client        Ollama's API for a client; ollama_models: what it reads
-inbound              which path speaks which dialect
+dialect              base class of translators, helpers and errors
+messages_backend     chat completions for backends with Anthropic's Messages API
+messages_client      requests of clients of Anthropic's Messages API; messages_answers: their answers
+responses_client     requests of clients of OpenAI's Responses API; responses_items, responses_answers: items, answers
+ollama_client        requests and answers of clients of Ollama's API; ollama_models: its lists of models
+inbound              dialect of each path
 """

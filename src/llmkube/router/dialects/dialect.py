@@ -1,4 +1,4 @@
-"""What a translation is: a request becomes one of chat completions, and its answers become the client's. Pure."""
+"""Interface of dialects: requests are translated to chat completions, and answers to the client's dialect. Pure."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -15,67 +15,67 @@ JsonObject = dict[str, Any]
 
 
 class DialectError(Exception):
-    """A request cannot be said in the other dialect; the message names field, value and fix."""
+    """A request cannot be translated to the other dialect; the message names field, value and fix."""
 
 
 class AnswerTranslator(ABC):
-    """Translates the answers to one request into what its client speaks.
+    """Translates the answers to one request into its client's dialect.
 
-    The methods implemented here are those of an answer that is never streamed.
+    The methods implemented here are for answers that are never streamed.
     """
 
     __slots__ = ()
 
     media_type: str = EVENT_STREAM
-    """Of a stream."""
+    """Media type of a stream."""
 
     @staticmethod
     @abstractmethod
     def refusal(status: int, error: Mapping[str, Any], /) -> Mapping[str, Any]:
-        """Return an error as the client reads it."""
+        """Return an error in the client's dialect."""
 
     @abstractmethod
     def answer(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a whole answer of a backend as the client reads it."""
+        """Return a whole answer in the client's dialect."""
 
     def complete(self, status: int, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a whole answer, or an error."""
+        """Return a whole answer or an error in the client's dialect."""
         return self.answer(body) if status < 400 else self.refusal(status, error_in_answer(body))
 
     def event(self, body: Mapping[str, Any]) -> bytes:
-        """Return what the client reads of one event of a stream.
+        """Translate one event of a stream.
 
         Raises:
-            DialectError: It cannot be said; the stream ends with an error.
+            DialectError: It cannot be translated; the stream ends with an error.
         """
-        raise DialectError("the backend streams an answer that is no stream")
+        raise DialectError("the backend streams an answer that cannot be streamed")
 
     def waiting(self) -> bytes:
-        """Return what tells a client that it is not forgotten."""
+        """Return a keep-alive for a client that waits."""
         return b""
 
     def end(self) -> bytes:
-        """Return the end of a stream that is whole.
+        """Return the end of a complete stream.
 
         Raises:
-            DialectError: What has come is not whole in the client's dialect.
+            DialectError: The answer is incomplete in the client's dialect.
         """
         return b""
 
     def failed(self, error: Mapping[str, Any]) -> bytes:
-        """Return the end of a stream that is not whole."""
+        """Return the end of an incomplete stream."""
         return orjson.dumps(self.refusal(502, error))
 
 
 @attrs.frozen(kw_only=True)
 class Translation:
-    """One request, translated.
+    """A translated request.
 
     Attributes:
-        path: Of the backend's request, below `/v1`.
-        body: Of the backend's request.
-        translator: Translates what comes back; None passes it on.
-        dropped: Fields that have no counterpart and change no answer's meaning, for the audit log.
+        path: Path of the backend's request, below `/v1`.
+        body: Body of the backend's request.
+        translator: Translates the answers; None forwards them.
+        dropped: Fields without a counterpart that do not change the meaning of an answer, for the audit log.
     """
 
     path: str
@@ -86,11 +86,11 @@ class Translation:
 
 @attrs.frozen
 class Dialect:
-    """One kind of request that clients send.
+    """API of one path.
 
     Attributes:
         read: Translates a request; raises DialectError if it has no counterpart.
-        refusal: Returns an error in the shape that the client reads, by its status.
+        refusal: Returns an error in the client's format, given its status.
     """
 
     read: Callable[[JsonObject], Translation]
@@ -98,7 +98,7 @@ class Dialect:
 
 
 def message_of(error: Mapping[str, Any]) -> str:
-    """Return an error's message; of too long a prompt with how long it is and what there is room for."""
+    """Return the message of an error; if the prompt is too long, with the tokens needed and available."""
     message = str(error.get("message") or "the request failed")
     needed, available = error.get("n_prompt_tokens"), error.get("n_ctx")
     has_counts = str(needed) in message and str(available) in message
@@ -108,7 +108,7 @@ def message_of(error: Mapping[str, Any]) -> str:
 
 
 def error_in_answer(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the error of an answer that is one, also where it is a text."""
+    """Return the error in an answer; a string becomes its message."""
     error = body.get("error")
     return error if isinstance(error, dict) else {"message": str(error or "")}
 
@@ -117,7 +117,7 @@ def text_of_block(block: Mapping[str, Any], where: str) -> str:
     """Return the text of a text block.
 
     Raises:
-        DialectError: It is no text block.
+        DialectError: It is another block.
     """
     kind, text = block.get("type"), block.get("text")
     if kind != "text" or not isinstance(text, str):
@@ -126,10 +126,10 @@ def text_of_block(block: Mapping[str, Any], where: str) -> str:
 
 
 def objects_in(value: object, where: str) -> list[JsonObject]:
-    """Return a list of objects; none of an absent one.
+    """Return a list of objects; empty if absent.
 
     Raises:
-        DialectError: It is something else.
+        DialectError: The value has another type.
     """
     if value is None:
         return []
@@ -139,10 +139,10 @@ def objects_in(value: object, where: str) -> list[JsonObject]:
 
 
 def object_in(value: object, where: str) -> JsonObject:
-    """Return an object; an empty one of an absent one.
+    """Return an object; empty if absent.
 
     Raises:
-        DialectError: It is something else.
+        DialectError: The value has another type.
     """
     if value is None:
         return {}
@@ -152,10 +152,10 @@ def object_in(value: object, where: str) -> JsonObject:
 
 
 def check_kinds(body: Mapping[str, Any], kinds: Mapping[str, type | UnionType], where: str = "") -> None:
-    """Refuse fields of a kind that no backend takes; one that is null counts as absent.
+    """Refuse fields of a type that no backend accepts; null is treated as absent.
 
     Raises:
-        DialectError: One is.
+        DialectError: A field has the wrong type.
     """
     for name, value in body.items():
         kind = kinds.get(name)
@@ -163,25 +163,25 @@ def check_kinds(body: Mapping[str, Any], kinds: Mapping[str, type | UnionType], 
             continue
         if isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
             continue
-        raise DialectError(f"{where}{name} is {value!r:.80}; write {_KINDS[kind]}, or leave it away")
+        raise DialectError(f"{where}{name} is {value!r:.80}; write {_KINDS[kind]}, or omit it")
 
 
 _KINDS: Final[Mapping[type | UnionType, str]] = {
     bool: "true or false",
-    int: "a whole number",
+    int: "an integer",
     int | float: "a number",
-    str: "a text",
+    str: "a string",
     dict: "an object",
-    str | dict: "a text or an object",
-    str | list: "a text or a list",
+    str | dict: "a string or an object",
+    str | list: "a string or a list",
 }
 
 
 def arguments_of(written: object, where: str) -> JsonObject:
-    """Return the arguments of a call that a chat completion writes as text.
+    """Parse the arguments of a tool call in a chat completion.
 
     Raises:
-        DialectError: They are no JSON object.
+        DialectError: They are not a JSON object.
     """
     if isinstance(written, str) and not written.strip():
         return {}
@@ -193,7 +193,7 @@ def arguments_of(written: object, where: str) -> JsonObject:
 
 
 def dumped(value: object) -> str:
-    """Return JSON as text.
+    """Return a value as JSON.
 
     Raises:
         DialectError: It is nested too deeply.
@@ -205,7 +205,7 @@ def dumped(value: object) -> str:
 
 
 def call_of(call_id: object, name: object, given: object) -> JsonObject:
-    """Return a call as a chat completion writes it: its arguments are text.
+    """Return a tool call of a chat completion: its arguments are a JSON string.
 
     Raises:
         DialectError: They are nested too deeply.
@@ -214,46 +214,46 @@ def call_of(call_id: object, name: object, given: object) -> JsonObject:
 
 
 def cache_of(block: Mapping[str, Any]) -> JsonObject:
-    """Return what a block says of Anthropic's cache, where it says something."""
+    """Return the `cache_control` member of a block, if any."""
     cached = block.get("cache_control")
     return {"cache_control": cached} if isinstance(cached, dict) else {}
 
 
 def text_in(body: Mapping[str, Any], name: str) -> str:
-    """Return a text; "" of an absent one.
+    """Return a string member; "" if absent.
 
     Raises:
-        DialectError: It is something else.
+        DialectError: The value has another type.
     """
     value = body.get(name)
     if value is not None and not isinstance(value, str):
-        raise DialectError(f"{name} must be a text")
+        raise DialectError(f"{name} must be a string")
     return value or ""
 
 
 def index_of(call: Mapping[str, Any]) -> int:
-    """Return which call of an answer a piece of a stream belongs to; 0 where it does not say.
+    """Return the index of the tool call that a piece of a stream belongs to; 0 if absent.
 
     Raises:
-        DialectError: It is no index.
+        DialectError: It is not an index.
     """
     value = call.get("index")
     if value is not None and (not isinstance(value, int) or value < 0):
-        raise DialectError(f"tool_calls.index is {value!r}, and no index")
+        raise DialectError(f"tool_calls.index is {value!r}, which is not an index")
     return value or 0
 
 
 def count_in(body: Mapping[str, Any], name: str) -> int:
-    """Return a number of tokens; 0 where none is said."""
+    """Return a number of tokens; 0 if absent."""
     value = body.get(name)
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 
 def choice_in(chat: Mapping[str, Any]) -> JsonObject:
-    """Return the first choice of an answer, or of one event of it; an empty one where it has none.
+    """Return the first choice of an answer or of an event; empty if absent.
 
     Raises:
-        DialectError: It has another shape than a chat completion's.
+        DialectError: It is not a chat completion.
     """
     choices = objects_in(chat.get("choices"), "choices")
     return choices[0] if choices else {}
@@ -265,7 +265,7 @@ def data_event(body: Mapping[str, Any]) -> bytes:
 
 
 def named_event(event: Mapping[str, Any]) -> bytes:
-    """Return a server-sent event that is named by its type.
+    """Return a server-sent event named by its `type`.
 
     Raises:
         DialectError: It is nested too deeply.

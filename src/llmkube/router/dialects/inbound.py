@@ -1,4 +1,4 @@
-"""Which path of a client's request speaks which dialect, and what is never routed there. Pure."""
+"""Dialects by request path, and errors in the dialect of a path. Pure."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -23,25 +23,25 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
     "/api/generate": Dialect(read_generate, ollama_error),
     "/api/embed": Dialect(read_embed, ollama_error),
 }
-"""By path; what is not here is asked of backends as it is."""
+"""By path; requests at other paths need no translation."""
 
 
 def translated_request(path: str, body: dict[str, Any]) -> Translation:
-    """Return a request as it is decided on.
+    """Translate a request to OpenAI's API.
 
     Args:
-        path: What the client asked, without a slash at its end.
-        body: The object.
+        path: Path without a trailing slash.
+        body: Parsed body.
 
     Raises:
-        DialectError: It has no counterpart.
+        DialectError: It cannot be translated.
     """
     dialect = DIALECTS.get(path)
     return Translation(path=path.removeprefix("/v1"), body=body) if dialect is None else dialect.read(body)
 
 
 def refusal_at(path: str, response: Response) -> Response:
-    """Return an error of OpenAI's shape in the shape of the path's dialect."""
+    """Convert an error in OpenAI's format to the dialect of the path."""
     dialect = DIALECTS.get(path.rstrip("/"))
     if dialect is None:
         return response
@@ -49,16 +49,16 @@ def refusal_at(path: str, response: Response) -> Response:
     return Response(response.status, response.headers, orjson.dumps(dialect.refusal(response.status, error)))
 
 
-async def unread_refusal(  # noqa: ASYNC124 (an Unread)
+async def unread_refusal(  # noqa: ASYNC124 (a MalformedHandler)
     head: RequestHead | None, peer: str, status: int, message: str
 ) -> Response:
-    """Return what the client of a request is told that the server cannot read: an `MalformedHandler`."""
+    """Return the error for a malformed request: a `MalformedHandler`."""
     response = refused(status, message, unread_code(status)).response
     return response if head is None else refusal_at(head.path, response)
 
 
 def unread_code(status: int) -> str:
-    """Return the code of a request that the server cannot read."""
+    """Return the error code for a malformed request."""
     return _UNREAD.get(status, "malformed_request")
 
 

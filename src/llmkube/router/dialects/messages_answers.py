@@ -1,7 +1,7 @@
-"""Answers of chat completions, for clients that speak Anthropic's messages. Pure.
+"""Translates answers of chat completions for clients of Anthropic's Messages API. Pure.
 
-A stream's blocks come one after the other: `message_start`, then of each block its start, deltas and stop, then
-`message_delta` with the reason and the tokens, and `message_stop`. https://docs.anthropic.com/en/api/messages-streaming
+The blocks of a stream are sequential: `message_start`, then start, deltas and stop of each block, then `message_delta`
+with stop reason and usage, and `message_stop`. https://docs.anthropic.com/en/api/messages-streaming
 """
 
 from collections.abc import Mapping
@@ -44,12 +44,12 @@ _ERRORS: Final[Mapping[int, str]] = {
 _ANTHROPIC_USAGE: Final = dict.fromkeys(
     ("cache_creation", "inference_geo", "output_tokens_details", "server_tool_use", "service_tier")
 )
-"""What a message has to say of its tokens, and what is known by Anthropic alone."""
+"""Mandatory members of `usage` that only Anthropic knows."""
 PING: Final = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 
 def messages_error(status: int, error: Mapping[str, Any]) -> JsonObject:
-    """Return an error as Anthropic's clients read it."""
+    """Return an error in Anthropic's format."""
     kind = _ERRORS.get(status) or ("invalid_request_error" if status < 500 else "api_error")
     body: JsonObject = {"type": kind, "message": message_of(error)}
     if isinstance(error.get("code"), str):
@@ -58,7 +58,7 @@ def messages_error(status: int, error: Mapping[str, Any]) -> JsonObject:
 
 
 def message_of_chat(chat: Mapping[str, Any], model: str) -> JsonObject:
-    """Return a whole answer."""
+    """Translate a whole answer."""
     choice = choice_in(chat)
     body = object_in(choice.get("message"), "message")
     content: list[JsonObject] = []
@@ -69,9 +69,8 @@ def message_of_chat(chat: Mapping[str, Any], model: str) -> JsonObject:
     for at, call in enumerate(objects_in(body.get("tool_calls"), "tool_calls")):
         function = object_in(call.get("function"), "function")
         given = arguments_of(function.get("arguments"), f"tool_calls[{at}].function.arguments")
-        content.append(
-            {"type": "tool_use", "id": call.get("id") or f"call_{at}", "name": function.get("name"), "input": given}
-        )
+        call_id = call.get("id") or f"call_{at}"
+        content.append({"type": "tool_use", "id": call_id, "name": function.get("name"), "input": given})
     return {
         "id": _message_id(chat),
         "type": "message",
@@ -87,7 +86,7 @@ def message_of_chat(chat: Mapping[str, Any], model: str) -> JsonObject:
 
 
 def usage_of_chat(chat: Mapping[str, Any]) -> JsonObject:
-    """Return tokens: what was read from a cache is no part of `input_tokens`."""
+    """Translate the usage: `input_tokens` excludes tokens read from the cache."""
     usage = object_in(chat.get("usage"), "usage")
     cached = count_in(object_in(usage.get("prompt_tokens_details"), "prompt_tokens_details"), "cached_tokens")
     prompt = count_in(usage, "prompt_tokens")
@@ -109,7 +108,7 @@ class MessagesTranslator(AnswerTranslator):
     """Translates the answers to one request.
 
     Attributes:
-        model: What the client asked for.
+        model: Model name in the client's request.
     """
 
     model: str
@@ -127,7 +126,7 @@ class MessagesTranslator(AnswerTranslator):
         return message_of_chat(body, self.model)
 
     def event(self, body: Mapping[str, Any]) -> bytes:
-        """Return what the client reads of one event."""
+        """Translate one event."""
         return b"".join(map(named_event, self._events(body)))
 
     def _events(self, body: Mapping[str, Any]) -> list[JsonObject]:
@@ -161,13 +160,12 @@ class MessagesTranslator(AnswerTranslator):
         events: list[JsonObject] = []
         index, function = index_of(call), object_in(call.get("function"), "function")
         if index < self._tool_index or (index == self._tool_index and self._open_block != "tool_use"):
-            raise DialectError("the backend went on with a tool call that had ended")
+            raise DialectError("the backend continued a tool call that had ended")
         if index > self._tool_index:
             name = call.get("id") or f"call_{index}"
             events += self._stop()
-            events += self._block(
-                "tool_use", {"type": "tool_use", "id": name, "name": function.get("name"), "input": {}}
-            )
+            block: JsonObject = {"type": "tool_use", "id": name, "name": function.get("name"), "input": {}}
+            events += self._block("tool_use", block)
             self._tool_index = index
         if arguments := text_in(function, "arguments"):
             events.append(self._piece({"type": "input_json_delta", "partial_json": arguments}))
@@ -206,10 +204,10 @@ class MessagesTranslator(AnswerTranslator):
 
 
 class CountTranslator(AnswerTranslator):
-    """Translates a count of tokens."""
+    """Translates a token count."""
 
     refusal = staticmethod(messages_error)
 
     def answer(self, body: Mapping[str, Any]) -> JsonObject:
-        """Return a count."""
+        """Return a token count."""
         return {"input_tokens": count_in(body, "input_tokens")}

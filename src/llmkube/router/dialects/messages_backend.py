@@ -1,7 +1,8 @@
-"""Chat completions for a backend that speaks Anthropic's messages. Pure.
+"""Translates chat completions for backends with Anthropic's Messages API. Pure.
 
-https://docs.anthropic.com/en/api/messages. What such a backend cannot do (several answers, log probabilities, audio) is
-an error, so that a backend that can is asked; sampling that only others have is left out, and the audit log says so.
+https://docs.anthropic.com/en/api/messages. Features that it lacks (several answers, log probabilities, audio) are
+errors, which cause a fallback to another backend; sampling parameters that it lacks are left out, and logged in the
+audit log.
 """
 
 from collections.abc import Mapping
@@ -22,10 +23,10 @@ from llmkube.router.dialects.dialect import (
 )
 
 DEFAULT_TOKENS: Final = 4096
-"""Of an answer to a request that asks for no limit: messages have to say one."""
+"""Limit for requests without one: it is mandatory in the Messages API."""
 
 VERSION: Final = "2023-06-01"
-"""Of the dialect, as its header says."""
+"""Version of the API, for its header."""
 
 FINISH_REASONS: Final[Mapping[str, str]] = {
     "end_turn": "stop",
@@ -47,14 +48,14 @@ _READ: Final = frozenset(
 
 
 def messages_request(chat: Mapping[str, Any], *, count: bool = False) -> tuple[JsonObject, tuple[str, ...]]:
-    """Return a request of messages, and the fields that it does not have.
+    """Translate a request; return its body, and the fields that were left out.
 
     Args:
-        chat: A request of chat completions.
-        count: Whether its tokens are to be counted only.
+        chat: Request of chat completions.
+        count: Whether to count its tokens only.
 
     Raises:
-        DialectError: It cannot be asked in this dialect.
+        DialectError: It cannot be translated.
     """
     _refuse_unsupported(chat)
     body: JsonObject = {name: chat[name] for name in _SAME if chat.get(name) is not None}
@@ -83,14 +84,14 @@ _COUNT_FIELDS: Final = frozenset({"model", "messages", "system", "tools", "tool_
 
 def _refuse_unsupported(chat: Mapping[str, Any]) -> None:
     if chat.get("n") not in (None, 1):
-        raise DialectError(f"n is {chat['n']}; messages have one answer")
+        raise DialectError(f"n is {chat['n']}; the Messages API supports one answer only")
     if chat.get("logprobs"):
-        raise DialectError("logprobs is true; messages have none")
+        raise DialectError("logprobs is true; the Messages API does not support it")
     if chat.get("functions"):
         raise DialectError("functions is set; write tools")
     modalities = chat.get("modalities")
     if isinstance(modalities, list) and "audio" in modalities:
-        raise DialectError("modalities has audio; messages have none")
+        raise DialectError("modalities has audio; the Messages API does not support it")
 
 
 def _output_format(chat: Mapping[str, Any]) -> JsonObject | None:
@@ -99,13 +100,13 @@ def _output_format(chat: Mapping[str, Any]) -> JsonObject | None:
     if kind in (None, "text"):
         return None
     if kind != "json_schema":
-        raise DialectError(f"response_format.type is {kind!r}; messages have json_schema only")
+        raise DialectError(f"response_format.type is {kind!r}; the Messages API supports json_schema only")
     schema = object_in(wanted.get("json_schema"), "response_format.json_schema").get("schema")
     return {"type": "json_schema", "schema": schema}
 
 
 def _turns(messages: list[JsonObject]) -> tuple[list[JsonObject], list[JsonObject]]:
-    """Return the system's blocks, and the turns; those of one role that follow each other are one."""
+    """Return the system blocks, and the turns; consecutive turns of one role are merged."""
     system: list[JsonObject] = []
     turns: list[JsonObject] = []
     for at, message in enumerate(messages):
@@ -170,21 +171,21 @@ def _block(part: Mapping[str, Any], where: str) -> JsonObject:
         if isinstance(file.get("filename"), str):
             block["title"] = file["filename"]
     else:
-        raise DialectError(f"{where}.type is {kind!r}; messages have text, image_url and file")
+        raise DialectError(f"{where}.type is {kind!r}; supported here: text, image_url and file")
     return block | cache_of(part)
 
 
 def _source(url: object, where: str) -> JsonObject:
     head, comma, data = str(url).partition(",")
     if not head.startswith("data:") or not head.endswith(";base64") or not comma:
-        raise DialectError(f"{where} must be a data: URL in base64")
+        raise DialectError(f"{where} must be a base64 data: URL")
     return {"type": "base64", "media_type": head[5:-7], "data": data}
 
 
 def _tool(tool: Mapping[str, Any], where: str) -> JsonObject:
     function = object_in(tool.get("function"), f"{where}.function")
     if not function.get("name"):
-        raise DialectError(f"{where}.function.name is missing; messages have functions only")
+        raise DialectError(f"{where}.function.name is missing; the Messages API supports functions only")
     mapped: JsonObject = {"name": function["name"], "input_schema": function.get("parameters") or {"type": "object"}}
     for name in ("description", "strict"):
         if function.get(name) is not None:
@@ -210,11 +211,11 @@ def _tool_choice(chat: Mapping[str, Any], any_tool: bool) -> JsonObject | None:
 
 
 def chat_of_message(message: Mapping[str, Any]) -> JsonObject:
-    """Return a whole answer of chat completions; an error keeps its words, its type is its code."""
+    """Translate a whole answer to chat completions; an error keeps its message, and its type becomes its code."""
     if message.get("type") == "error" or "error" in message:
         error = object_in(message.get("error"), "error")
         return {"error": {**error, "code": error.get("code") or error.get("type")}}
-    if "input_tokens" in message:  # a count, which costs none
+    if "input_tokens" in message:  # a token count, which costs no tokens
         none = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
         return {"input_tokens": message["input_tokens"], "usage": none}
     text, thoughts = "", ""
@@ -243,7 +244,7 @@ def chat_of_message(message: Mapping[str, Any]) -> JsonObject:
 
 
 def usage_of_message(usage: Mapping[str, Any]) -> JsonObject:
-    """Return tokens: those written to a cache and read from one are part of the prompt."""
+    """Translate the usage: the prompt includes tokens written to the cache and read from it."""
     cached = count_in(usage, "cache_read_input_tokens")
     prompt = count_in(usage, "input_tokens") + count_in(usage, "cache_creation_input_tokens") + cached
     answer = count_in(usage, "output_tokens")
@@ -260,7 +261,7 @@ class MessageEvents:
     """Translates the events of one answer.
 
     Attributes:
-        done: Whether `message_stop` came.
+        done: Whether `message_stop` was received.
     """
 
     done: bool = False
@@ -271,17 +272,17 @@ class MessageEvents:
     _role: JsonObject = attrs.field(factory=dict)
 
     def take(self, event: Mapping[str, Any]) -> list[JsonObject]:
-        """Return what one event is in chat completions; nothing of one that says nothing there.
+        """Translate one event to events of chat completions; none if it has no counterpart.
 
         Raises:
-            DialectError: It has another shape than its dialect's.
+            DialectError: It is malformed.
         """
         kind = event.get("type")
         if kind == "message_start":
             message = object_in(event.get("message"), "message")
             self._id, self._model = str(message.get("id") or ""), str(message.get("model") or "")
             self._usage = dict(object_in(message.get("usage"), "usage"))
-            self._role = {"role": "assistant"}  # goes with what is said first: until then another backend can answer
+            self._role = {"role": "assistant"}  # sent with the first content: until then a fallback is possible
             return []
         if kind == "content_block_start":
             return self._start(object_in(event.get("content_block"), "content_block"))

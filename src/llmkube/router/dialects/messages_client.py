@@ -1,7 +1,8 @@
-"""Requests of clients that speak Anthropic's messages, as chat completions. Pure.
+"""Translates requests of clients of Anthropic's Messages API to chat completions. Pure.
 
-https://docs.anthropic.com/en/api/messages. What has no counterpart is refused by its field if an answer would mean
-something else without it (a tool of Anthropic's own, a document by URL), else it is left out and the audit log says so.
+https://docs.anthropic.com/en/api/messages. A field without a counterpart is refused if its absence would change the
+meaning of an answer (one of Anthropic's own tools, a document by URL); otherwise it is left out, and logged in the
+audit log.
 """
 
 from collections.abc import Mapping
@@ -31,7 +32,7 @@ _READ: Final = frozenset(
 def read_messages(body: JsonObject) -> Translation:
     """Translate a request at `/v1/messages`."""
     if "max_tokens" not in body:
-        raise DialectError("max_tokens is missing; write the most tokens that the answer may have")
+        raise DialectError("max_tokens is missing; write the token limit of the answer")
     return Translation(
         path="/chat/completions",
         body=chat_request(body),
@@ -41,18 +42,14 @@ def read_messages(body: JsonObject) -> Translation:
 
 
 def read_count(body: JsonObject) -> Translation:
-    """Translate a request at `/v1/messages/count_tokens`: asked of the backend in its own words, which costs none."""
+    """Translate a request at `/v1/messages/count_tokens`, which backends answer without using tokens."""
     chat = chat_request({name: each for name, each in body.items() if name not in ("stream", "max_tokens")})
-    return Translation(
-        path="/messages/count_tokens",
-        body=chat,
-        translator=CountTranslator(),
-        dropped=_dropped(body),
-    )
+    path = "/messages/count_tokens"
+    return Translation(path=path, body=chat, translator=CountTranslator(), dropped=_dropped(body))
 
 
 def chat_request(body: Mapping[str, Any]) -> JsonObject:
-    """Return a request of chat completions.
+    """Translate a request to chat completions.
 
     Raises:
         DialectError: It has no counterpart.
@@ -69,7 +66,7 @@ def chat_request(body: Mapping[str, Any]) -> JsonObject:
     chat["messages"] = messages
     if stops := body.get("stop_sequences"):
         if not isinstance(stops, list) or not all(isinstance(each, str) for each in stops):
-            raise DialectError("stop_sequences must be a list of texts")
+            raise DialectError("stop_sequences must be a list of strings")
         chat["stop"] = stops
     chat |= _tools(body)
     user = object_in(body.get("metadata"), "metadata").get("user_id")
@@ -163,7 +160,7 @@ def _tool_result(block: Mapping[str, Any], where: str) -> JsonObject:
     check_kinds(block, {"tool_use_id": str, "is_error": bool}, f"{where}.")
     message: JsonObject = {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content or ""}
     if block.get("is_error"):
-        message["is_error"] = True  # what only a backend of messages gets: chat completions have no such field
+        message["is_error"] = True  # only for backends with the Messages API: chat completions have no such field
     if content and not isinstance(content, str):
         message["content"] = _parts(content, f"{where}.content")
     return message
@@ -187,21 +184,21 @@ def _content_part(block: Mapping[str, Any], where: str) -> JsonObject:
         if isinstance(block.get("title"), str):
             part["file"]["filename"] = block["title"]
     else:
-        raise DialectError(f"{where}.type is {kind!r}; this router takes text, image, document, tool_use, tool_result")
+        raise DialectError(f"{where}.type is {kind!r}; supported: text, image, document, tool_use, tool_result")
     return part | cache_of(block)
 
 
 def _data_url(source: Mapping[str, Any], where: str) -> str:
     if source.get("type") != "base64":
-        error = f"{where}.source.type is {source.get('type')!r}; nothing is fetched for a client, write base64 and data"
-        raise DialectError(error)
+        error = f"{where}.source.type is {source.get('type')!r}"
+        raise DialectError(f"{error}; the router fetches nothing for clients, so write base64 and data")
     check_kinds(source, {"media_type": str, "data": str}, f"{where}.source.")
     return f"data:{source.get('media_type')};base64,{source.get('data')}"
 
 
 def _tool(tool: Mapping[str, Any], where: str) -> JsonObject:
     if tool.get("type") not in (None, "custom"):
-        error = f"{where}.type is {tool.get('type')!r}, a tool that Anthropic runs; write tools with an input_schema"
+        error = f"{where}.type is {tool.get('type')!r}, a tool run by Anthropic; write tools with an input_schema"
         raise DialectError(error)
     check_kinds(tool, {"name": str, "description": str, "input_schema": dict}, f"{where}.")
     function: JsonObject = {"name": tool.get("name"), "parameters": tool.get("input_schema") or {}}

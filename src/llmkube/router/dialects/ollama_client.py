@@ -1,8 +1,8 @@
-"""Requests of clients that speak Ollama's API, as chat completions and embeddings. Pure.
+"""Translates requests of clients of Ollama's API to chat completions and embeddings, and their answers. Pure.
 
-https://github.com/ollama/ollama/blob/main/docs/api.md. An answer is a stream unless the client says otherwise; an
-event is a line of JSON. What only Ollama's own server does (a template, raw prompts, a context of numbers) is refused
-by its field; how it would run its engine (`keep_alive`, `options.num_ctx`) is left out, and the audit log says so.
+https://github.com/ollama/ollama/blob/main/docs/api.md. An answer is a stream unless the request disables it; an event
+is a line of JSON. Features of Ollama's own server (a template, raw prompts, a context of token IDs) are refused;
+settings of its engine (`keep_alive`, `options.num_ctx`) are left out, and logged in the audit log.
 """
 
 from collections.abc import Iterator, Mapping
@@ -32,16 +32,16 @@ from llmkube.router.dialects.ollama_models import time_of
 
 MAX_CALLS: Final = 256
 MAX_CALL_CHARACTERS: Final = 4 << 20
-"""Characters of calls, which a client of Ollama gets as a whole; a stream with more ends with an error."""
+"""Characters of tool calls, which Ollama's clients get as a whole; a stream with more ends with an error."""
 
 _NANOSECONDS: Final = 1_000_000
 _MAX_TIMESTAMP: Final = 253402300799
-"""The last second that a date can say."""
+"""The last second of year 9999, the maximum of `datetime`."""
 _REASONS: Final[Mapping[str, str]] = {"length": "length"}
 
 
 def ollama_error(_status: int, error: Mapping[str, Any]) -> JsonObject:
-    """Return an error as Ollama's clients read it."""
+    """Return an error in Ollama's format."""
     return {"error": message_of(error)}
 
 
@@ -50,8 +50,8 @@ class OllamaTranslator(AnswerTranslator):
     """Translates the answers to one request.
 
     Attributes:
-        model: What the client asked for.
-        is_generate: Whether the answer is one of `/api/generate`.
+        model: Model name in the client's request.
+        is_generate: Whether the request is for `/api/generate`.
     """
 
     model: str
@@ -65,7 +65,7 @@ class OllamaTranslator(AnswerTranslator):
     refusal = staticmethod(ollama_error)
 
     def answer(self, body: Mapping[str, Any]) -> JsonObject:
-        """Return the only line."""
+        """Return the only line of an answer."""
         choice = choice_in(body)
         message = object_in(choice.get("message"), "message")
         calls = _calls_of(objects_in(message.get("tool_calls"), "tool_calls"))
@@ -74,7 +74,7 @@ class OllamaTranslator(AnswerTranslator):
         return self._line(body, text, thought=thought, calls=calls) | _stats(body, str(choice.get("finish_reason")))
 
     def event(self, body: Mapping[str, Any]) -> bytes:
-        """Return the line of one event; calls come as a whole, with the last."""
+        """Return the line of one event; tool calls are sent as a whole, in the last line."""
         self._last |= {name: body[name] for name in ("created", "usage", "timings") if body.get(name)}
         choice = choice_in(body)
         self._reason = str(choice.get("finish_reason") or self._reason)
@@ -95,7 +95,7 @@ class OllamaTranslator(AnswerTranslator):
             known[name] += piece
             self._call_characters += len(piece)
         if self._call_characters > MAX_CALL_CHARACTERS or len(self._calls) > MAX_CALLS:
-            raise DialectError(f"its calls are more than {MAX_CALLS}, or longer than {MAX_CALL_CHARACTERS} characters")
+            raise DialectError(f"it has more than {MAX_CALLS} tool calls, or {MAX_CALL_CHARACTERS} characters in them")
 
     def _line(
         self, body: Mapping[str, Any], text: str, *, thought: object = None, calls: list[JsonObject] | None = None
@@ -113,11 +113,11 @@ class OllamaTranslator(AnswerTranslator):
         return line | {"message": message}
 
     def waiting(self) -> bytes:
-        """Return a line without text."""
+        """Return a line with an empty text."""
         return orjson.dumps(self._line({}, "") | {"done": False}) + b"\n"
 
     def end(self) -> bytes:
-        """Return the last line, with calls, reason and tokens."""
+        """Return the last line, with tool calls, reason and usage."""
         calls = _calls_of([self._calls[at] for at in sorted(self._calls)])
         return orjson.dumps(self._line(self._last, "", calls=calls) | _stats(self._last, self._reason)) + b"\n"
 
@@ -158,10 +158,10 @@ def _nanoseconds(milliseconds: object) -> int:
 
 @attrs.define(eq=False, kw_only=True)
 class EmbedTranslator(AnswerTranslator):
-    """Translates the answer to a request for vectors.
+    """Translates the answer to a request for embeddings.
 
     Attributes:
-        model: What the client asked for.
+        model: Model name in the client's request.
     """
 
     model: str
@@ -169,7 +169,7 @@ class EmbedTranslator(AnswerTranslator):
     refusal = staticmethod(ollama_error)
 
     def answer(self, body: Mapping[str, Any]) -> JsonObject:
-        """Return the vectors in the order of their texts."""
+        """Return the embeddings in the order of their texts."""
         found = sorted(objects_in(body.get("data"), "data"), key=lambda one: count_in(one, "index"))
         prompt = count_in(object_in(body.get("usage"), "usage"), "prompt_tokens")
         return {
@@ -202,7 +202,7 @@ _READ: Final = frozenset(
     | {"think", *_REFUSED}
 )
 _IMAGE_TYPES: Final[Mapping[str, str]] = {"iVBOR": "png", "/9j/": "jpeg", "R0lGOD": "gif", "UklGR": "webp"}
-"""What an image is, by how its base64 begins."""
+"""Image types by the start of their base64."""
 
 
 def read_chat(body: JsonObject) -> Translation:
@@ -214,10 +214,10 @@ def read_chat(body: JsonObject) -> Translation:
 
 
 def read_generate(body: JsonObject) -> Translation:
-    """Translate a request at `/api/generate`: a prompt under the model's own template."""
+    """Translate a request at `/api/generate`: a prompt for the model's own template."""
     prompt, system = body.get("prompt"), body.get("system")
     if not isinstance(prompt, str) or not prompt:
-        raise DialectError("prompt is missing; write a text")
+        raise DialectError("prompt is missing; write a string")
     check_kinds(body, {"system": str})
     turns: list[JsonObject] = [{"role": "user", "content": _content(prompt, body.get("images"), "images")}]
     if system:
@@ -230,7 +230,7 @@ def read_embed(body: JsonObject) -> Translation:
     value = body.get("input")
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not texts or not all(isinstance(each, str) for each in texts):
-        raise DialectError("input must be a text, or a list of texts")
+        raise DialectError("input must be a string or a list of strings")
     check_kinds(body, {"dimensions": int})
     embeddings: JsonObject = {"model": body.get("model"), "input": texts}
     if "dimensions" in body:
@@ -259,8 +259,8 @@ def _translated(body: JsonObject, turns: list[JsonObject], translator: OllamaTra
     check_kinds(options, _KINDS, "options.")
     stops = options.get("stop") or []
     if not isinstance(stops, str | list) or not all(isinstance(each, str) for each in stops):
-        raise DialectError("options.stop must be a text, or a list of texts")
-    if options.get("num_predict") in (-1, -2):  # they stand for no limit
+        raise DialectError("options.stop must be a string or a list of strings")
+    if options.get("num_predict") in (-1, -2):  # both mean no limit
         options = {name: each for name, each in options.items() if name != "num_predict"}
     chat |= {_OPTIONS[name]: each for name, each in options.items() if name in _OPTIONS}
     dropped = [name for name in body if name not in _READ]
@@ -271,7 +271,7 @@ def _translated(body: JsonObject, turns: list[JsonObject], translator: OllamaTra
 def _refuse_ollama_only(body: JsonObject) -> None:
     for name in _REFUSED:
         if body.get(name):
-            raise DialectError(f"{name} is set, which only Ollama's own server takes; leave it away")
+            raise DialectError(f"{name} is set, which only Ollama's own server supports; omit it")
 
 
 def _format(wanted: object) -> JsonObject:
@@ -283,7 +283,7 @@ def _format(wanted: object) -> JsonObject:
 
 
 def _turns(turns: list[JsonObject]) -> Iterator[JsonObject]:
-    """Yield the turns; calls get names, which results are given in the order of their calls."""
+    """Yield the turns; tool calls get IDs, which results get in the order of their calls."""
     calls = 0
     pending: list[tuple[str, object]] = []
     for at, turn in enumerate(turns):
@@ -311,17 +311,17 @@ def _turns(turns: list[JsonObject]) -> Iterator[JsonObject]:
 def _pop_call_id(pending: list[tuple[str, object]], tool: object, where: str) -> str:
     at = next((at for at, (_, name) in enumerate(pending) if tool in (None, "", name)), None)
     if at is None:
-        raise DialectError(f"{where} is the result of {tool!r}, which no message before it calls")
+        raise DialectError(f"{where} is a result of {tool!r}, which no earlier message calls")
     return pending.pop(at)[0]
 
 
 def _content(text: object, images: object, where: str) -> str | list[JsonObject]:
     if text is not None and not isinstance(text, str):
-        raise DialectError(f"{where}.content must be a text")
+        raise DialectError(f"{where}.content must be a string")
     if not images:
         return text or ""
     if not isinstance(images, list) or not all(isinstance(each, str) for each in images):
-        raise DialectError(f"{where}.images must be a list of images in base64")
+        raise DialectError(f"{where}.images must be a list of base64 images")
     parts: list[JsonObject] = [{"type": "image_url", "image_url": {"url": _data_url(each)}} for each in images]
     return [{"type": "text", "text": text}, *parts] if text else parts
 

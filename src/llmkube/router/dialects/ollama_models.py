@@ -1,7 +1,7 @@
-"""What Ollama's API says of the models that a client can ask for. Pure.
+"""Lists of models in Ollama's format. Pure.
 
-Ollama's clients want a size and a digest. A router knows no file of a model: the size is 0, and the digest is that of
-the name, so that what is listed twice is the same.
+Ollama's clients require a size and a digest. A router does not know the file of a model: the size is 0, and the digest
+is that of the name, which makes it stable.
 """
 
 import hashlib
@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 VERSION: Final = "0.12.0"
-"""Of the API that is followed here; clients compare it with what they need."""
+"""Version of the implemented API; clients compare it with the version that they need."""
 
 LIST_PATHS: Final = ("/api/tags", "/api/ps", "/api/version", "/api/show")
 _CAPABILITIES: Final[Mapping[str, str]] = {
@@ -31,30 +31,30 @@ _DETAILS: Final[Mapping[str, Any]] = {
 
 
 def listed(ids: Sequence[str], created: int) -> Mapping[str, Any]:
-    """Return the models that there are.
+    """Return all models, for `/api/tags`.
 
     Args:
-        ids: What clients call them.
-        created: Since when, in seconds since 1970.
+        ids: Model ids.
+        created: Unix time for `modified_at`.
     """
     since = time_of(created)
     return {"models": [_model(each) | {"modified_at": since} for each in ids]}
 
 
 def running(ids: Sequence[str]) -> Mapping[str, Any]:
-    """Return the models that engines of ours serve now."""
+    """Return the models with a running engine, for `/api/ps`."""
     return {"models": [_model(each) | {"size_vram": 0} for each in ids]}
 
 
 def shown(tags: Collection[str], created: int) -> Mapping[str, Any]:
-    """Return what is known of one model.
+    """Return one model, for `/api/show`.
 
     Args:
-        tags: What it can.
-        created: Since when, in seconds since 1970.
+        tags: Capabilities, as in `Backend.capabilities`.
+        created: Unix time for `modified_at`.
     """
-    can = sorted({_CAPABILITIES[each] for each in tags if each in _CAPABILITIES}) or ["completion"]
-    return {"details": _DETAILS, "model_info": {}, "capabilities": can, "modified_at": time_of(created)}
+    capabilities = sorted({_CAPABILITIES[each] for each in tags if each in _CAPABILITIES}) or ["completion"]
+    return {"details": _DETAILS, "model_info": {}, "capabilities": capabilities, "modified_at": time_of(created)}
 
 
 def _model(name: str) -> dict[str, Any]:
@@ -63,5 +63,5 @@ def _model(name: str) -> dict[str, Any]:
 
 
 def time_of(seconds: int) -> str:
-    """Return a time, in seconds since 1970, as Ollama writes it."""
+    """Return a Unix time in Ollama's format."""
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")

@@ -1,7 +1,7 @@
-"""Answers of chat completions, for clients that speak OpenAI's responses. Pure.
+"""Translates answers of chat completions for clients of OpenAI's Responses API. Pure.
 
-A whole answer and a stream are read by one code: pieces are added to output items, and each addition is an event. Texts
-and reasoning end where something else begins; calls go on side by side to the end of the answer.
+The same code handles whole answers and streams: pieces are added to output items, and each addition is an event. A text
+or reasoning item ends when another item starts; tool calls stay open, interleaved, until the end of the answer.
 https://platform.openai.com/docs/api-reference/responses-streaming
 """
 
@@ -26,10 +26,10 @@ from llmkube.router.dialects.dialect import (
 )
 
 INCOMPLETE: Final[Mapping[str, str]] = {"length": "max_output_tokens", "content_filter": "content_filter"}
-"""Why an answer is not complete, by the reason that a chat completion says."""
+"""Reason in `incomplete_details`, by `finish_reason` of the chat completion."""
 _COMMENT: Final = b": waiting\n\n"
 MAX_CHARACTERS: Final = 16 << 20
-"""An answer is held until its end, for the events that say it as a whole; a longer one ends with an error."""
+"""Limit for an answer, which is held until its end because the last events repeat it; a longer one is an error."""
 _CALL_CHARACTERS: Final = 256
 _DELTAS: Final[Mapping[str, str]] = {
     "output_text": "response.output_text",
@@ -41,14 +41,14 @@ _FIELDS: Final[Mapping[str, str]] = {
     "refusal": "refusal",
     "reasoning_content": "reasoning_text",
 }
-"""What a field of a chat's message is a part of, by the part's type."""
+"""Type of the content part for each text field of a chat message."""
 
 SaveResponse = Callable[[JsonObject, list[JsonObject]], bool]
-"""Keeps a finished response and its output items; returns whether it is kept."""
+"""Stores a finished response and its output items; returns whether it was stored."""
 
 
 def responses_error(status: int, error: Mapping[str, Any]) -> JsonObject:
-    """Return an error as OpenAI's clients read it."""
+    """Return an error in OpenAI's format."""
     kind, code = error.get("type"), error.get("code")
     usual = "invalid_request_error" if status < 500 else "server_error"
     body = {"message": message_of(error), "type": kind if isinstance(kind, str) and kind else usual, "param": None}
@@ -56,14 +56,13 @@ def responses_error(status: int, error: Mapping[str, Any]) -> JsonObject:
 
 
 def usage_of_chat(chat: Mapping[str, Any]) -> JsonObject | None:
-    """Return tokens; None where the backend says nothing of them."""
+    """Translate the usage; None if the backend did not report it."""
     usage = object_in(chat.get("usage"), "usage")
     if not usage:
         return None
     cached = count_in(object_in(usage.get("prompt_tokens_details"), "prompt_tokens_details"), "cached_tokens")
-    thought = count_in(
-        object_in(usage.get("completion_tokens_details"), "completion_tokens_details"), "reasoning_tokens"
-    )
+    details = object_in(usage.get("completion_tokens_details"), "completion_tokens_details")
+    thought = count_in(details, "reasoning_tokens")
     prompt, answer = count_in(usage, "prompt_tokens"), count_in(usage, "completion_tokens")
     return {
         "input_tokens": prompt,
@@ -79,11 +78,11 @@ class _Item:
     """One output item.
 
     Attributes:
-        body: The item, without what comes in pieces.
-        part: The type of its open part; "" of a call.
-        parts: Parts that are whole.
-        pieces: Of the open part, or of a call's arguments.
-        is_open: Whether more may come.
+        body: Item without the members that are built from pieces.
+        part: Type of its open part; "" for a tool call.
+        parts: Complete parts.
+        pieces: Pieces of the open part, or of a call's arguments.
+        is_open: Whether more pieces may be added.
     """
 
     body: JsonObject
@@ -93,7 +92,7 @@ class _Item:
     is_open: bool = True
 
     def rendered(self, status: str) -> JsonObject:
-        """Return the item as it is at its end."""
+        """Return the whole item with a status."""
         if self.body["type"] == "function_call":
             return self.body | {"arguments": "".join(self.pieces), "status": status}
         if self.body["type"] == "reasoning":
@@ -106,13 +105,13 @@ class ResponsesTranslator(AnswerTranslator):
     """Translates the answers to one request.
 
     Attributes:
-        echo: What a response says of its request.
-        items: The request's own.
-        store: Whether the client lets the response be kept.
-        previous_id: The response that the request continues; "" of a new conversation.
-        response_id: Of the response.
-        now: Returns the time, in seconds since 1970.
-        save: Keeps the response when it is finished, before the client has the end of it.
+        echo: Members of a response that repeat its request.
+        items: Items of the request itself, without its history.
+        store: Whether the client allows storing the response.
+        previous_id: ID of the response that the request continues; "" for a new conversation.
+        response_id: ID of the response.
+        now: Returns the Unix time.
+        save: Stores the finished response, before its end is sent to the client.
     """
 
     echo: JsonObject = attrs.field(repr=False)
@@ -142,7 +141,7 @@ class ResponsesTranslator(AnswerTranslator):
         return self._finished()
 
     def event(self, body: Mapping[str, Any]) -> bytes:
-        """Return what the client reads of one event."""
+        """Translate one event."""
         return self._encode([*self._start_events(), *self._add(body, "delta")])
 
     def waiting(self) -> bytes:
@@ -156,7 +155,7 @@ class ResponsesTranslator(AnswerTranslator):
         return self._encode([*events, {"type": f"response.{response['status']}", "response": response}])
 
     def failed(self, error: Mapping[str, Any]) -> bytes:
-        """Return the end of a response that has failed, and an error event, at which clients raise."""
+        """Return the end of a failed response, and an error event, which makes clients raise."""
         body = responses_error(502, error)["error"]
         beginning = self._start_events()
         output = [item.rendered("incomplete") for item in self._output]
@@ -165,7 +164,7 @@ class ResponsesTranslator(AnswerTranslator):
         last = {"type": "error", "error": body, "code": body["code"], "message": body["message"], "param": None}
         return self._encode([*beginning, {"type": "response.failed", "response": response}, last])
 
-    # -- what comes --------------------------------------------------------------------------------------------------
+    # -- input -------------------------------------------------------------------------------------------------------
 
     def _start_events(self) -> list[JsonObject]:
         if self._started:
@@ -176,7 +175,7 @@ class ResponsesTranslator(AnswerTranslator):
         return [{"type": f"response.{each}", "response": response} for each in ("created", "in_progress")]
 
     def _add(self, body: Mapping[str, Any], place: str) -> list[JsonObject]:
-        """Add what a chat completion, or one event of it, says; return the events of that."""
+        """Add a chat completion, or one event of it; return the resulting events."""
         events: list[JsonObject] = []
         self._usage = usage_of_chat(body) or self._usage
         choice = choice_in(body)
@@ -219,7 +218,7 @@ class ResponsesTranslator(AnswerTranslator):
             at = self._calls[index] = len(self._output)
             name, call_id = text_in(function, "name"), text_in(call, "id")
             if not name:
-                raise DialectError("the backend calls a function without a name")
+                raise DialectError("the backend sent a tool call without a function name")
             call_id = call_id or self._item_id("call", at)
             body = {"id": self._item_id("fc", at), "type": "function_call", "call_id": call_id, "name": name}
             events += self._open(_Item(body, ""))
@@ -256,7 +255,7 @@ class ResponsesTranslator(AnswerTranslator):
             events.append(self._item_event(at, f"{_DELTAS[item.part]}.done", **{field: text}, **more))
             events.append(self._item_event(at, "response.content_part.done", part=part))
         else:
-            if not item.pieces:  # a call without arguments; clients read JSON
+            if not item.pieces:  # a call without arguments; clients parse JSON
                 item.pieces.append("{}")
                 events.append(self._item_event(at, "response.function_call_arguments.delta", delta="{}"))
             named = {"arguments": "".join(item.pieces), "name": item.body["name"]}
@@ -286,7 +285,7 @@ class ResponsesTranslator(AnswerTranslator):
         return "incomplete" if is_cut else "completed"
 
     def _finished(self) -> JsonObject:
-        """Return the response as it is at its end, once it is kept."""
+        """Store the finished response, if allowed, and return it."""
         output = [item.rendered(self._status_of_item(at)) for at, item in enumerate(self._output)]
         reason = INCOMPLETE.get(self._reason)
         response = self._response("incomplete" if reason else "completed", output)

@@ -1,8 +1,8 @@
-"""Requests of clients that speak OpenAI's responses, as chat completions. Pure.
+"""Translates requests of clients of OpenAI's Responses API to chat completions. Pure.
 
-https://platform.openai.com/docs/api-reference/responses/create. A field that is not known, and one that chat
-completions cannot say, is refused by its name; what changes no answer's meaning is left out, and the audit log says so.
-`previous_response_id` is resolved by `router.responses`.
+https://platform.openai.com/docs/api-reference/responses/create. Unknown fields, and fields that chat completions cannot
+express, are refused; fields that do not change the meaning of an answer are left out, and logged in the audit log.
+`router.responses` resolves `previous_response_id`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ from llmkube.router.dialects.responses_items import items_of, turns_of
 _SAMPLING: Final = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
 _NAMES: Final = ("user", "safety_identifier", "prompt_cache_key", "service_tier")
 _SAME: Final = ("model", "stream", *_SAMPLING, "parallel_tool_calls", *_NAMES)
-"""Fields that a chat completion has under the same name, with the same meaning."""
+"""Fields with the same name and meaning in chat completions."""
 _KINDS: Final[Mapping[str, type | UnionType]] = {
     **dict.fromkeys(_SAMPLING, int | float),
     **dict.fromkeys((*_NAMES, "instructions", "previous_response_id", "truncation"), str),
@@ -37,15 +37,15 @@ _READ: Final = frozenset({*_SAME, *_KINDS, "input", "tools", "tool_choice", "tex
 _IGNORED_FIELDS: Final = frozenset(
     {"client_metadata", "max_tool_calls", "prompt_cache_options", "prompt_cache_retention", "stream_options"}
 )
-"""Left out: hints to OpenAI's cache, padding of its streams, a bound for tools that it runs, notes of clients."""
+"""Left out: hints for OpenAI's cache, padding of its streams, a limit for tools that it runs, and client notes."""
 _ALTERNATIVES: Final[Mapping[str, str]] = {
-    "background": "write false, or leave it away, and read the answer as a stream",
-    "context_management": "nothing of a conversation is compacted; leave it away",
+    "background": "write false or omit it, and read the answer as a stream",
+    "context_management": "conversations are not compacted; omit it",
     "conversation": "write previous_response_id instead",
-    "moderation": "no provider's moderation is asked for; leave it away",
-    "prompt": "templates are kept by OpenAI; write instructions and input",
-    "top_logprobs": "no probabilities of tokens are in a response; ask /v1/chat/completions for them",
-    "truncation": "no prompt is cut; write disabled, or leave it away",
+    "moderation": "providers' moderation is not used; omit it",
+    "prompt": "templates are stored by OpenAI; write instructions and input",
+    "top_logprobs": "responses have no token probabilities; use /v1/chat/completions",
+    "truncation": "prompts are not truncated; write disabled or omit it",
 }
 _ALLOWED_INCLUDES: Final = frozenset(
     {
@@ -54,13 +54,13 @@ _ALLOWED_INCLUDES: Final = frozenset(
         "code_interpreter_call.outputs",
     }
 )
-"""What `include` may name: nothing is encrypted, and nothing of tools that no backend runs is there to be left out."""
+"""Accepted values of `include`, all without effect: nothing is encrypted, and backends run none of these tools."""
 _MAX_METADATA_ENTRIES: Final = 16
 _MAX_METADATA_LENGTH: Final = 512
 
 
 def read_responses(body: JsonObject) -> Translation:
-    """Translate a request at `/v1/responses`; what it continues is not in it yet."""
+    """Translate a request at `/v1/responses`, without the history that it continues."""
     _refuse_unknown(body)
     check_kinds(body, _KINDS)
     _refuse_unsupported(body)
@@ -70,7 +70,7 @@ def read_responses(body: JsonObject) -> Translation:
     chat["messages"] = turns_of(body.get("instructions") or "", items)
     if (limit := body.get("max_output_tokens")) is not None:
         if limit < 1:
-            raise DialectError(f"max_output_tokens is {limit}; write at least 1, or leave it away")
+            raise DialectError(f"max_output_tokens is {limit}; write at least 1, or omit it")
         chat["max_tokens"] = limit
     chat |= _tools(body) | _text(body, dropped) | _reasoning(body, dropped)
     _check_included(body, dropped)
@@ -88,7 +88,7 @@ def read_responses(body: JsonObject) -> Translation:
 def with_history(
     translated: Translation, history: Sequence[JsonObject], translator: ResponsesTranslator
 ) -> Translation:
-    """Return a request that sends a history before its own items; the instructions are its own alone."""
+    """Return a request with a history before its own items; instructions of earlier responses do not apply."""
     instructions = translator.echo["instructions"] or ""
     body = translated.body | {"messages": turns_of(instructions, [*history, *translator.items])}
     return attrs.evolve(translated, body=body)
@@ -97,7 +97,7 @@ def with_history(
 def _refuse_unknown(body: Mapping[str, Any]) -> None:
     for name, value in body.items():
         if value is not None and name not in _READ and name not in _IGNORED_FIELDS and name not in _ALTERNATIVES:
-            raise DialectError(f"{name[:80]} is no field that this router knows of /v1/responses; leave it away")
+            raise DialectError(f"{name[:80]} is not a known field of /v1/responses; omit it")
 
 
 def _refuse_unsupported(body: Mapping[str, Any]) -> None:
@@ -105,7 +105,7 @@ def _refuse_unsupported(body: Mapping[str, Any]) -> None:
         value = body.get(name)
         if value in (None, False, 0) or (name == "truncation" and value == "disabled"):
             continue
-        raise DialectError(f"{name} is {value!r:.80}, which this router does not do: {instead}")
+        raise DialectError(f"{name} is {value!r:.80}, which this router does not support: {instead}")
 
 
 def _check_included(body: Mapping[str, Any], dropped: list[str]) -> None:
@@ -113,10 +113,10 @@ def _check_included(body: Mapping[str, Any], dropped: list[str]) -> None:
     if included is None:
         return
     if not isinstance(included, list) or not all(isinstance(each, str) for each in included):
-        raise DialectError("include must be a list of texts")
+        raise DialectError("include must be a list of strings")
     for at, each in enumerate(included):
         if each not in _ALLOWED_INCLUDES:
-            raise DialectError(f"include[{at}] is {each!r:.80}, which no response of this router has; leave it away")
+            raise DialectError(f"include[{at}] is {each!r:.80}, which this router does not support; omit it")
         dropped.append(f"include[{at}] ({each})")
 
 
@@ -133,7 +133,7 @@ def _tools(body: Mapping[str, Any]) -> JsonObject:
 def _tool(tool: Mapping[str, Any], where: str) -> JsonObject:
     if tool.get("type") != "function":
         message = f"{where}.type is {tool.get('type')!r:.80}, a tool that no backend of this router runs"
-        raise DialectError(f"{message}; leave it away, or write one of type function")
+        raise DialectError(f"{message}; omit it, or write one of type function")
     check_kinds(tool, {"name": str, "description": str, "parameters": dict, "strict": bool}, f"{where}.")
     if not tool.get("name"):
         raise DialectError(f"{where}.name is missing; write the function's name")
@@ -167,9 +167,8 @@ def _text(body: Mapping[str, Any], dropped: list[str]) -> JsonObject:
     if not isinstance(wanted.get("schema"), dict):
         raise DialectError("text.format.schema is missing; write a JSON schema")
     schema = {name: wanted[name] for name in ("description", "schema", "strict") if wanted.get(name) is not None}
-    return fields | {
-        "response_format": {"type": "json_schema", "json_schema": {"name": wanted.get("name") or "answer"} | schema}
-    }
+    named = {"name": wanted.get("name") or "answer"} | schema
+    return fields | {"response_format": {"type": "json_schema", "json_schema": named}}
 
 
 def _reasoning(body: Mapping[str, Any], dropped: list[str]) -> JsonObject:
@@ -180,7 +179,7 @@ def _reasoning(body: Mapping[str, Any], dropped: list[str]) -> JsonObject:
 
 
 def _echo(body: Mapping[str, Any]) -> JsonObject:
-    """Return what a response says of its request; of what was not asked for, the API's defaults."""
+    """Return the members of a response that repeat its request, with the API's defaults for absent fields."""
     text, reasoning = body.get("text") or {}, body.get("reasoning") or {}
     tools = [
         {
@@ -230,7 +229,7 @@ def _metadata(body: Mapping[str, Any]) -> JsonObject:
     metadata = object_in(body.get("metadata"), "metadata")
     for name, value in metadata.items():
         if not isinstance(value, str) or len(value) > _MAX_METADATA_LENGTH or len(name) > _MAX_METADATA_LENGTH:
-            raise DialectError(f"metadata.{name[:80]} must be a text of at most {_MAX_METADATA_LENGTH} characters")
+            raise DialectError(f"metadata.{name[:80]} must be a string of at most {_MAX_METADATA_LENGTH} characters")
     if len(metadata) > _MAX_METADATA_ENTRIES:
         raise DialectError(f"metadata has {len(metadata)} entries; write at most {_MAX_METADATA_ENTRIES}")
     return metadata

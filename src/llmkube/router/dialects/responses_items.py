@@ -1,8 +1,8 @@
-"""The items of OpenAI's responses: read from an allow-list, and said as turns of chat completions. Pure.
+"""Validates items of OpenAI's Responses API by allow-lists, and translates them to turns of chat completions. Pure.
 
-https://platform.openai.com/docs/api-reference/responses/create. A client's items, those that are kept of earlier
-responses, and those of answers have one shape. Reasoning of earlier turns is passed over: what a client sends
-back of it is encrypted by its provider or a summary, and templates of chats leave it out of earlier turns.
+https://platform.openai.com/docs/api-reference/responses/create. Items of requests, of stored responses and of answers
+have the same format. Reasoning of earlier turns is not translated: clients return it as a summary or encrypted by its
+provider, and chat templates omit it from earlier turns.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +14,7 @@ _ROLES: Final[Mapping[str, str]] = {
     "user": "user",
     "assistant": "assistant",
     "system": "system",
-    "developer": "system",  # what templates of chats know
+    "developer": "system",  # most chat templates have no developer role
 }
 _TEXTS: Final = ("input_text", "output_text", "text")
 _ITEMS: Final = "message, function_call, function_call_output and reasoning"
@@ -22,14 +22,14 @@ _PARTS: Final = "input_text, output_text, refusal, input_image with a data: URL,
 
 
 def items_of(value: object, dropped: list[str]) -> list[JsonObject]:
-    """Return a request's items, each with the fields that are read of it.
+    """Return the items of a request, each with its allowed fields.
 
     Args:
-        value: `input`.
-        dropped: Gets the names of what changes no answer's meaning and is left out.
+        value: `input` of the request.
+        dropped: List to which the names of fields are added that are left out.
 
     Raises:
-        DialectError: One has no counterpart.
+        DialectError: An item has no counterpart.
     """
     if isinstance(value, str):
         return [_message_item({"role": "user", "content": value}, "input", dropped)]
@@ -38,15 +38,15 @@ def items_of(value: object, dropped: list[str]) -> list[JsonObject]:
         kind, where = item.get("type", "message"), f"input[{at}]"
         reader = _READERS.get(kind) if isinstance(kind, str) else None
         if reader is None:
-            raise DialectError(f"{where}.type is {kind!r:.80}; this router takes {_ITEMS}, so send the item's text")
+            raise DialectError(f"{where}.type is {kind!r:.80}; supported: {_ITEMS}; send the item's text instead")
         found.append(reader(item, where, dropped))
     if not found:
-        raise DialectError("input is empty; write a text, or at least one item")
+        raise DialectError("input is empty; write a string, or at least one item")
     return found
 
 
 def turns_of(instructions: str, items: Sequence[JsonObject]) -> list[JsonObject]:
-    """Return items as turns of a chat; instructions and what else stands at the beginning are one system turn."""
+    """Translate items to chat turns; instructions and leading system messages are merged into one system turn."""
     turns: list[JsonObject] = []
     leading = [instructions] if instructions else []
     for item in items:
@@ -65,14 +65,14 @@ def turns_of(instructions: str, items: Sequence[JsonObject]) -> list[JsonObject]
 
 
 def _append_call(turns: list[JsonObject], item: Mapping[str, Any]) -> None:
-    """Add a call to what the model has just said: a chat has one turn for both."""
+    """Add a tool call to the preceding assistant turn: a chat has one turn for text and calls."""
     if not turns or turns[-1]["role"] != "assistant":
         turns.append({"role": "assistant", "content": None})
     function = {"name": item["name"], "arguments": item["arguments"]}
     turns[-1].setdefault("tool_calls", []).append({"id": item["call_id"], "type": "function", "function": function})
 
 
-# -- what is read ----------------------------------------------------------------------------------------------------
+# -- validation ------------------------------------------------------------------------------------------------------
 
 
 def _message_item(item: JsonObject, where: str, dropped: list[str]) -> JsonObject:
@@ -84,7 +84,7 @@ def _message_item(item: JsonObject, where: str, dropped: list[str]) -> JsonObjec
     if isinstance(content, str):
         parts: list[JsonObject] = [_text(content, is_output=is_output)]
     elif content is None:
-        raise DialectError(f"{where}.content is missing; write a text, or a list of parts")
+        raise DialectError(f"{where}.content is missing; write a string, or a list of parts")
     else:
         parts = _parts(content, f"{where}.content", dropped, is_output=is_output)
     return _validated(item, {"type": "message", "role": role, "status": "completed", "content": parts}, where)
@@ -101,7 +101,7 @@ def _result_item(item: JsonObject, where: str, dropped: list[str]) -> JsonObject
     output = item.get("output")
     if not isinstance(output, str):
         if output is None:
-            raise DialectError(f"{where}.output is missing; write the function's result as a text")
+            raise DialectError(f"{where}.output is missing; write the function's result as a string")
         output = _parts(output, f"{where}.output", dropped, is_output=False)
     result: JsonObject = {"type": "function_call_output", "status": "completed", "output": output}
     return _validated(item, result | _texts(item, ("call_id",), where), where)
@@ -130,7 +130,7 @@ _READERS: Final[Mapping[str, _Reader]] = {
 
 
 def _validated(item: Mapping[str, Any], result: JsonObject, where: str) -> JsonObject:
-    """Return what is read of an item; its id and its status are a client's notes, and of the right type."""
+    """Return the result for an item, after checking the types of its `id` and `status`, which are not used."""
     check_kinds(item, {"id": str, "status": str}, f"{where}.")
     return result
 
@@ -138,7 +138,7 @@ def _validated(item: Mapping[str, Any], result: JsonObject, where: str) -> JsonO
 def _texts(item: Mapping[str, Any], names: Sequence[str], where: str) -> JsonObject:
     for name in names:
         if not isinstance(item.get(name), str):
-            raise DialectError(f"{where}.{name} is {item.get(name)!r:.80}; write a text")
+            raise DialectError(f"{where}.{name} is {item.get(name)!r:.80}; write a string")
     return {name: item[name] for name in names}
 
 
@@ -147,18 +147,16 @@ def _leave_out(item: Mapping[str, Any], read: Sequence[str], where: str, dropped
 
 
 def _text(text: str, *, is_output: bool) -> JsonObject:
-    return (
-        {"type": "output_text", "text": text, "annotations": []} if is_output else {"type": "input_text", "text": text}
-    )
+    if is_output:
+        return {"type": "output_text", "text": text, "annotations": []}
+    return {"type": "input_text", "text": text}
 
 
 def _parts(content: object, where: str, dropped: list[str], *, is_output: bool) -> list[JsonObject]:
-    parts = [
-        _part(part, f"{where}[{at}]", dropped, is_output=is_output)
-        for at, part in enumerate(objects_in(content, where))
-    ]
+    given = enumerate(objects_in(content, where))
+    parts = [_part(part, f"{where}[{at}]", dropped, is_output=is_output) for at, part in given]
     if not parts:
-        raise DialectError(f"{where} is empty; write a text, or at least one part")
+        raise DialectError(f"{where} is empty; write a string, or at least one part")
     return parts
 
 
@@ -181,16 +179,16 @@ def _part(part: JsonObject, where: str, dropped: list[str], *, is_output: bool) 
         _refuse_ids(part, ("file_id", "file_url"), "file_data", where)
         result: JsonObject = {"type": "input_file"} | _texts(part, ("file_data",), where)
         return result | ({"filename": part["filename"]} if part.get("filename") else {})
-    raise DialectError(f"{where}.type is {kind!r:.80}; this router takes {_PARTS}")
+    raise DialectError(f"{where}.type is {kind!r:.80}; supported: {_PARTS}")
 
 
 def _refuse_ids(part: Mapping[str, Any], names: Sequence[str], instead: str, where: str) -> None:
     for name in names:
         if part.get(name) is not None:
-            raise DialectError(f"{where}.{name} names what this router does not have; write {instead}")
+            raise DialectError(f"{where}.{name} refers to a file that this router cannot read; write {instead}")
 
 
-# -- what a chat has of it -------------------------------------------------------------------------------------------
+# -- translation -----------------------------------------------------------------------------------------------------
 
 
 def _turn(item: Mapping[str, Any]) -> JsonObject:
@@ -199,7 +197,7 @@ def _turn(item: Mapping[str, Any]) -> JsonObject:
 
 
 def _content(parts: str | Sequence[Mapping[str, Any]]) -> str | list[JsonObject]:
-    """Return parts as a chat has them; texts alone are one text, which every template can read."""
+    """Translate content parts; if all are text, join them to one string, which every chat template supports."""
     if isinstance(parts, str):
         return parts
     result = [_chat_part(each) for each in parts]
@@ -211,11 +209,8 @@ def _content(parts: str | Sequence[Mapping[str, Any]]) -> str | list[JsonObject]
 def _chat_part(part: Mapping[str, Any]) -> JsonObject:
     kind = part["type"]
     if kind == "input_image":
-        image = {"url": part["image_url"]}
-        return {
-            "type": "image_url",
-            "image_url": image | ({} if part["detail"] == "auto" else {"detail": part["detail"]}),
-        }
+        detail = {} if part["detail"] == "auto" else {"detail": part["detail"]}
+        return {"type": "image_url", "image_url": {"url": part["image_url"]} | detail}
     if kind == "input_file":
         return {"type": "file", "file": {name: part[name] for name in ("file_data", "filename") if name in part}}
     return {"type": "text", "text": part["refusal"] if kind == "refusal" else part["text"]}

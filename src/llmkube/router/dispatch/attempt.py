@@ -1,7 +1,7 @@
-"""One attempt: a request to one backend, up to where it is known whether an answer has begun.
+"""One attempt: a request to one backend, until it has failed or its answer has started.
 
-A whole answer is read before a byte of it goes on, a stream up to its first event: until then another backend can
-take its place. Time bounds how long a backend is silent, never how long it goes on.
+A complete answer is read before a byte of it is forwarded, a stream up to its first event: until then, the router can
+fall back to another backend. Timeouts limit how long a backend is silent, never the duration of an answer.
 """
 
 from collections.abc import Mapping
@@ -32,28 +32,27 @@ from llmkube.router.policy.permits import Permit
 from llmkube.router.refusals import RefusedError, error_object
 
 MAX_ANSWER_BYTES: Final = 32 << 20
-"""A longer answer that is no stream is a fault of the backend."""
+"""A longer non-streamed answer is a fault of the backend."""
 
 MIN_BYTES_PER_SECOND: Final = 512
-"""An answer that is no stream and comes slower than this drips."""
+"""Minimum rate of a non-streamed answer; a slower one times out."""
 
 
 MAX_HEALTH_BYTES: Final = 256 << 10
-"""Of an answer to a question about a backend's health: what comes after is not read. 64 slots have 90 KB."""
+"""Response bytes to read from a health check. 64 slots have 90 KB."""
 
 
 @attrs.frozen(kw_only=True)
 class ClientRequest:
-    """What a client asked, and whose request it is.
+    """A client's request, translated to OpenAI's API.
 
     Attributes:
-        path: Below `/v1`.
-        body: The object.
-        size: How many bytes the client's body has, and the history that it continues.
-        request_id: Its name in logs, here and at the backend.
-        trace: The headers of its trace.
-        translator: Translates what comes back for the client; None passes it on.
-        dropped: Fields of the client's that have no counterpart.
+        path: Path below `/v1`.
+        size: Bytes of the client's body and of the stored conversation that it continues.
+        request_id: ID in logs, here and at the backend.
+        trace: Trace headers.
+        translator: Translates the answer to the client's dialect; None forwards it.
+        dropped: Fields of the client's request that were lost in translation.
     """
 
     path: str
@@ -66,22 +65,21 @@ class ClientRequest:
 
     @property
     def streams(self) -> bool:
-        """Whether the client wants the answer as it comes."""
+        """Whether the client requests a stream."""
         return bool(self.body.get("stream"))
 
 
 @attrs.frozen(kw_only=True)
 class Answer:
-    """An answer that has come.
+    """A complete answer.
 
     Attributes:
-        status: What the client gets.
-        headers: Of the backend's answer; the length that they say may be another answer's.
-        body: The bytes.
-        usage: Its tokens, where it says so.
-        model: The model that the backend says it is.
-        error_code: Of an error, for the audit log; "" of an answer.
-        dropped: Fields that the backend did not get.
+        status: HTTP status for the client.
+        headers: Headers of the backend; Content-Length may not match `body`.
+        usage: Tokens, if reported.
+        model: Model name that the backend reported.
+        error_code: Code of an error, for the audit log; "" otherwise.
+        dropped: Request fields that the backend did not receive.
     """
 
     status: int
@@ -95,16 +93,16 @@ class Answer:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Stream:
-    """A stream that has begun.
+    """A stream that has started.
 
     Attributes:
-        answer: Where the rest comes from.
-        splitter: Cuts it.
-        judge: Has read the first events.
-        events: Those, up to the first that says something, and what each is.
+        answer: Source of the rest of the stream.
+        splitter: Splits it into events.
+        judge: Has processed `events`.
+        events: First events, up to the first with content, and their kinds.
         silence_seconds: Longest time between two events.
-        hides_usage: Whether the client did not ask for usage, and gets none.
-        dropped: Fields that the backend did not get.
+        hides_usage: Whether to hide the usage from the client, which did not request it.
+        dropped: Request fields that the backend did not receive.
     """
 
     answer: StreamedResponse
@@ -118,30 +116,29 @@ class Stream:
 
 @attrs.frozen(eq=False)
 class Attempts:
-    """Makes attempts.
+    """Sends requests to backends.
 
     Attributes:
-        transport: The way to the backends.
-        keys: Their credentials.
+        keys: API keys of the backends.
     """
 
     transport: Transport
     keys: BackendKeys
 
     async def ask(self, permit: Permit, path: str) -> Reply:
-        """Ask a backend how it does, at a path from the root of its host.
+        """Send a health check to a backend, at a path from the root of its host.
 
         Raises:
-            HttpError: It does not answer.
+            HttpError: It does not respond.
         """
         backend, credentials = permit.backend, b""
         if (directory := self.transport.directory_of(backend)) is not None:
             found = directory.lookup(backend.model)
             if found is None:
-                raise ConnectError(f"there is no service {backend.model}")
+                raise ConnectError(f"service {backend.model} not found")
             if isinstance(found, UnavailableModel):
-                # It counts as little as one that loads: a backend that it closed would stay closed until the next
-                # probe, after its engine is back, and clients would not learn the reason.
+                # Not unhealthy, as if it were loading: otherwise its circuit would stay open until the next probe after
+                # its engine is back, and clients would not get the reason.
                 return Reply(503, is_loading=True)
             credentials = found.credentials
         key = self.keys.key_of(backend.key_file) if backend.key_file else ""
@@ -155,7 +152,7 @@ class Attempts:
             await self.transport.release(permit, answer)  # noqa: ASYNC102 (closes at once, also when cancelled)
 
     def _resolve(self, backend: Backend, key: str, path: str) -> tuple[Backend, bytes] | Failure:
-        """Return why a backend cannot be asked; else it, by the name and with the credentials that a directory has."""
+        """Return a backend with the model id and credentials from the directory, or why it gets no request."""
         if (missing := _unavailable(backend, key, path)) is not None:
             return missing
         directory = self.transport.directory_of(backend)
@@ -166,7 +163,7 @@ class Attempts:
         except RefusedError as refusal:
             reply = refusal.response
             failure = judge(reply.status, reply.headers, error_in(orjson.loads(reply.body)), ours=True)
-            assert failure is not None, "none of these is an answer"
+            assert failure is not None, "engine_of raises no error that is an answer"
             return failure
         return attrs.evolve(backend, model=engine.alias), engine.credentials
 
@@ -178,14 +175,15 @@ class Attempts:
         waiting: WaitingRequest | None = None,
         on_sent: OnSent | None = None,
     ) -> Answer | Stream | Failure:
-        """Send the request to one backend; a stream that has begun has to be released.
+        """Send the request to one backend; the caller must release a returned stream.
 
         Args:
-            permit: Leave to do so.
-            inbound: The request.
+            permit: Permission for this backend.
+            inbound: Request to send.
             silence_seconds: Longest wait for the first byte, and between two later ones.
-            waiting: Gets the scope of such a wait: puts its end off while the engine lives, ends it if that is frozen.
-            on_sent: Told once the backend was sent all of the request.
+            waiting: Gets the cancel scope of the wait, to extend it while the engine is alive and to cancel it if the
+                engine is frozen.
+            on_sent: Called once the whole request has been sent.
         """
         backend = permit.backend
         key = self.keys.key_of(backend.key_file) if backend.key_file else ""
@@ -214,7 +212,7 @@ class Attempts:
                 return attrs.evolve(found, dropped=dropped) if dropped and isinstance(found, Answer) else found
             if waiting is not None and waiting.is_frozen:
                 return Failure(Cause.FROZEN, FROZEN)
-            return Failure(Cause.TIMEOUT, f"it was silent for {silence_seconds:g} seconds")
+            return Failure(Cause.TIMEOUT, f"no data for {silence_seconds:g} seconds")
         except ConnectError as exc:
             late = isinstance(exc.__cause__, TimeoutError)
             return Failure(Cause.TIMEOUT if late else Cause.CONNECT, str(exc))
@@ -228,7 +226,7 @@ class Attempts:
 
 
 def reply_of(status: int, headers: Headers, body: bytes, *, ours: bool) -> Reply:
-    """Return what an answer says of a backend's health."""
+    """Return the result of a health check."""
     try:
         error = error_in(orjson.loads(body)) if status == 503 else None
     except orjson.JSONDecodeError:
@@ -240,11 +238,11 @@ def reply_of(status: int, headers: Headers, body: bytes, *, ours: bool) -> Reply
 
 def _unavailable(backend: Backend, key: str, path: str) -> Failure | None:
     if backend.missing or not backend.base_url:
-        return Failure(Cause.MISSING, backend.missing or "its address is not known")
+        return Failure(Cause.MISSING, backend.missing or "address unknown")
     if path not in FIELDS or (backend.dialect == "anthropic" and path not in ("/chat/completions", COUNT_TOKENS)):
-        return Failure(Cause.MISSING, f"it has nothing at {path}")
+        return Failure(Cause.MISSING, f"it does not serve {path}")
     if path == COUNT_TOKENS and backend.provider and backend.dialect != "anthropic":
-        return Failure(Cause.UNSUPPORTED, f"backend {backend.name} counts no tokens; ask for a model that does")
+        return Failure(Cause.UNSUPPORTED, f"backend {backend.name} cannot count tokens; use a model that can")
     if backend.key_file and not key:
         return Failure(Cause.KEY, f"no key can be read from {backend.key_file}")
     return None
@@ -252,14 +250,12 @@ def _unavailable(backend: Backend, key: str, path: str) -> Failure | None:
 
 @attrs.frozen(eq=False)
 class _AnswerReader:
-    """Reads one answer until it is known what it is.
+    """Reads one answer until it can be classified.
 
     Attributes:
-        answer: The answer.
-        silence: Its deadline moves with every byte.
-        silence_seconds: By how much.
-        backend: Whose answer.
-        uses_messages: Whether it answers in Anthropic's messages.
+        silence: Its deadline moves with each byte, or with each event of a stream.
+        silence_seconds: Distance of that deadline.
+        uses_messages: Whether the answer is in Anthropic's Messages format.
     """
 
     answer: StreamedResponse
@@ -272,9 +268,7 @@ class _AnswerReader:
         head = self.answer.head
         encoding = (head.lines.get("content-encoding") or "identity").lower()
         if encoding != "identity":
-            return Failure(
-                Cause.MALFORMED, f"its answer is encoded as {encoding}, which was not asked for", head.status
-            )
+            return Failure(Cause.MALFORMED, f"its answer has an unrequested Content-Encoding: {encoding}", head.status)
         media_type = (head.lines.get("content-type") or "").partition(";")[0].strip().lower()
         if head.status == 200 and streams and media_type == "text/event-stream":
             return await self._read_stream()
@@ -283,12 +277,12 @@ class _AnswerReader:
     async def _read_stream(self) -> Stream | Answer | Failure:
         splitter = MessagesSplitter() if self.uses_messages else EventSplitter()
         judge_ = AnswerJudge()
-        events: list[tuple[Kind, bytes]] = []  # the client has nothing of them: what is wrong with one leads on
+        events: list[tuple[Kind, bytes]] = []  # not sent to the client yet, so an invalid one causes a fallback
         while True:
-            # Only an event that says something moves the deadline: comments and drops of one would else be for ever.
+            # Only events with content move the deadline: a backend could send comments and partial events forever.
             piece = await self.answer.receive_some()
             if not piece:
-                return Failure(Cause.BROKEN, "its stream ended before anything was said")
+                return Failure(Cause.BROKEN, "its stream ended without content")
             for event in splitter.feed(piece):
                 kind = judge_.take(event)
                 events.append((kind, event))
@@ -298,7 +292,7 @@ class _AnswerReader:
                     return attrs.evolve(found, status=200) if has_written else found
                 empty = kind is Kind.DONE and not any(each is Kind.PIECE for each, _ in events)
                 if kind is Kind.GARBAGE or empty:
-                    return Failure(Cause.MALFORMED, "its stream has an event that is no piece of an answer", 200)
+                    return Failure(Cause.MALFORMED, "its stream has an invalid event", 200)
             if any(kind is Kind.PIECE for kind, _ in events):
                 return Stream(
                     answer=self.answer,
@@ -314,13 +308,12 @@ class _AnswerReader:
         while piece := await self.answer.receive_some():
             received += piece
             if len(received) > MAX_ANSWER_BYTES:
-                return Failure(
-                    Cause.MALFORMED, f"its answer is longer than {MAX_ANSWER_BYTES} bytes", self.answer.status
-                )
+                text = f"its answer is longer than {MAX_ANSWER_BYTES} bytes"
+                return Failure(Cause.MALFORMED, text, self.answer.status)
             if self.answer.ended:
                 break
             now = trio.current_time()
-            if not received.isspace():  # space comes while a provider has not begun: a byte of it is no drip
+            if not received.isspace():  # providers send whitespace as keep-alive before the answer: no minimum rate
                 started_at = now if started_at is None else started_at
                 slowest = started_at + self.silence_seconds + len(received) / MIN_BYTES_PER_SECOND
                 self.silence.deadline = min(now + self.silence_seconds, slowest)
@@ -344,13 +337,11 @@ class _AnswerReader:
         if status in (401, 403):
             return self._error({}, status, body)
         if status >= 400:
-            code = "backend_refused"
-            message = f"the backend answers {status}, and does not say why in a way that can be read"
-            return self._own(status, message, code)
+            return self._own(status, f"the backend returned HTTP {status} without a readable error", "backend_refused")
         if not isinstance(reply, dict):
-            return Failure(Cause.MALFORMED, "its answer is no JSON object", status)
+            return Failure(Cause.MALFORMED, "its answer is not a JSON object", status)
         if streams:
-            return Failure(Cause.MALFORMED, "it was asked for a stream and answers with none", status)
+            return Failure(Cause.MALFORMED, "its answer is not a stream, although one was requested", status)
         model = reply.get("model")
         return Answer(
             status=status,
@@ -361,13 +352,13 @@ class _AnswerReader:
         )
 
     def _error(self, error: Mapping[str, Any], status: int, body: bytes) -> Answer | Failure:
-        """Judge an error, by the status that it should have had if it came with 200."""
+        """Classify an error, by the status that it should have had if it came with 200."""
         effective = status if status >= 300 else status_of_error(error)
         if (failure := judge(effective, self.answer.head.lines, error, ours=not self.backend.provider)) is not None:
             return failure
         if effective in (401, 403) and (self.backend.provider or self.backend.key_file):
-            # The credentials were this router's: what the provider says of them is not for the client.
-            message = "the backend does not take this router's credentials; its operator has to see to that"
+            # The credentials are the router's: the provider's message about them is not for the client.
+            message = "the backend rejected the router's credentials; the router's operator must replace them"
             return self._own(502, message, "backend_refused_credentials")
         code = str(error.get("code") or error.get("type") or "error")
         text = body if status == effective and body else orjson.dumps({"error": dict(error)})

@@ -1,9 +1,9 @@
-"""What is reserved for the attempts of one request: none is sent without, and each is charged by how it ends.
+"""Budget reservations of the attempts of one request: every attempt needs one, and is charged when it ends.
 
-An attempt that may have taken something and has no answer leaves its reservation behind, charged: the next one is sent
-once there is another. One that has cost nothing leaves its own to the next. An answer that breaks off and goes on at
-another engine is charged once, by what all of them have counted, where it began; the reservation of each later
-attempt is for the case that it fails.
+An attempt that may have used tokens but has no answer is charged its whole reservation, and the next attempt needs a
+new one. An attempt that cost nothing passes its reservation on to the next. An answer that another engine continues is
+charged once, to the reservation of the first attempt, with the tokens that all engines counted; the reservation of each
+later attempt covers its failure.
 """
 
 from collections.abc import Awaitable, Callable
@@ -18,33 +18,33 @@ from llmkube.router.dispatch.verdicts import Cause, Failure
 
 
 def charge_of(*, is_sent: bool, status: int, usage: Usage | None, prices: Prices | None) -> Consumption | None:
-    """Return what an attempt took; None is all that was reserved for it.
+    """Return the consumption of an attempt; None for its whole reservation.
 
     Args:
-        is_sent: Whether the backend has got the whole request.
-        status: What it has answered, of an error that came with 200 what that should have been; 0 for no answer.
-        usage: The tokens that it has counted; None where it has counted none.
-        prices: What its tokens cost; None where that is not known.
+        is_sent: Whether the whole request was sent to the backend.
+        status: Status of the answer, corrected for errors that came with 200; 0 for no answer.
+        usage: Tokens that the backend reported; None if it reported none.
+        prices: Prices of its tokens; None if unknown.
     """
     if status >= 300 or not (is_sent or status):
         return Consumption()
     return None if usage is None else Consumption(prompt=usage.prompt, answer=usage.completion, prices=prices)
 
 
-BUDGET_UNAVAILABLE: Final = "the budget that this request is under cannot be written down now; ask again later"
-"""What a client is told whose reservation cannot be kept."""
+BUDGET_UNAVAILABLE: Final = "the budget of this request cannot be stored now; retry later"
+"""Error message when reservations cannot be stored."""
 
 MAX_WASTED: Final = 3
-"""So many attempts of one request may take what was reserved and give nothing; one that is asked again and again while
-it accepts requests and breaks off would use up a budget."""
+"""Attempts of one request that may be charged without an answer. Retries of a backend that accepts requests and then
+breaks off would otherwise use up a budget."""
 
 Reserve = Callable[[], Awaitable[Reservation | ExhaustedBudget]]
-"""Reserves what one more attempt may take."""
+"""Reserves the most that one more attempt may use."""
 
 Settle = Callable[[Reservation, Consumption | None], None]
 
 
-async def _reserve_nothing() -> Reservation:  # noqa: ASYNC124 (in the place of one that waits)
+async def _reserve_nothing() -> Reservation:  # noqa: ASYNC124 (a `Reserve`)
     return NO_RESERVATION
 
 
@@ -54,14 +54,14 @@ def _settle_nothing(_reservation: Reservation, _took: Consumption | None) -> Non
 
 @attrs.define(eq=False)
 class AttemptCharges:
-    """The reservations of one request; by default it is under no budget.
+    """Reservations of one request; the defaults are those of a request without budgets.
 
     Attributes:
-        reservation: For the next attempt, or the one under way; None where the last one has used it up.
-        reserve: Makes another.
-        settle: Ends one: charges what it says, or for None what was reserved.
-        is_sent: Whether the backend has got the whole request of the attempt under way.
-        status: What the backend has answered; 0 for nothing.
+        reservation: Reservation of the current or next attempt; None once it is settled.
+        reserve: Makes another reservation.
+        settle: Settles a reservation: charges the given consumption, or the whole reservation for None.
+        is_sent: Whether the whole request of the current attempt was sent.
+        status: Status of the backend's answer; 0 for none.
     """
 
     reservation: Reservation | None = NO_RESERVATION
@@ -69,15 +69,15 @@ class AttemptCharges:
     settle: Settle = _settle_nothing
     is_sent: bool = False
     status: int = 0
-    _interrupted: Reservation | None = None  # of the attempt whose answer others go on with
-    _wasted: int = 0  # attempts that were charged and gave nothing
+    _interrupted: Reservation | None = None  # of the attempt whose answer others continue
+    _wasted: int = 0  # attempts that were charged without an answer
 
     async def begin(self) -> Failure | None:
-        """Have something reserved for the next attempt; return why it may not be sent."""
+        """Ensure that the next attempt has a reservation; return why it may not be sent."""
         if self.reservation is not None:
             return None
         if self._wasted >= MAX_WASTED:
-            return Failure(Cause.BUDGET, f"{self._wasted} attempts have used up what was reserved, and gave no answer")
+            return Failure(Cause.BUDGET, f"{self._wasted} attempts used their budget reservations without an answer")
         try:
             found = await self.reserve()
         except BudgetsNotKeptError:
@@ -89,14 +89,14 @@ class AttemptCharges:
         return None
 
     def mark_sent(self) -> None:
-        """Note that the backend has got the whole request."""
+        """Record that the whole request was sent."""
         self.is_sent = True
 
     def failed(self, status: int) -> None:
-        """Charge an attempt that has no answer for the client.
+        """Charge an attempt that failed.
 
         Args:
-            status: What the backend has answered; 0 for nothing.
+            status: Status of the backend's answer; 0 for none.
         """
         if charge_of(is_sent=self.is_sent, status=status, usage=None, prices=None) is None:
             self._wasted += self.reservation is not None and bool(self.reservation.accounts)
@@ -104,7 +104,7 @@ class AttemptCharges:
         self.is_sent, self.status = False, 0
 
     def mark_interrupted(self) -> None:
-        """Note that an answer has begun and can go on elsewhere."""
+        """Record that an answer was interrupted and can be continued by another engine."""
         if self._interrupted is None:
             self._interrupted, self.reservation = self.reservation, None
         else:
@@ -112,16 +112,16 @@ class AttemptCharges:
         self.is_sent, self.status = False, 0
 
     def end(self, usage: Usage | None, prices: Prices | None) -> None:
-        """Charge what is left to be charged: no attempt follows.
+        """Settle all open reservations after the last attempt.
 
         Args:
-            usage: What the answer took, all of it; None where that was not counted.
-            prices: Of the backend that answered.
+            usage: Tokens of the whole answer; None if they were not counted.
+            prices: Prices of the backend that answered.
         """
         if self._interrupted is not None:
             self.settle(self._interrupted, charge_of(is_sent=True, status=200, usage=usage, prices=prices))
             self._interrupted = None
-            usage = Usage(0, 0) if self.status else None  # it is in what was charged
+            usage = Usage(0, 0) if self.status else None  # already charged to the first attempt
         self._settle_current(charge_of(is_sent=self.is_sent, status=self.status, usage=usage, prices=prices))
 
     def _settle_current(self, took: Consumption | None) -> None:

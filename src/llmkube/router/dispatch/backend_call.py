@@ -1,4 +1,4 @@
-"""Asks one backend and gives its answer to the client; one with slots is asked when it is the request's turn."""
+"""Calls one backend and sends its answer to the client; requests queue for backends with slots."""
 
 from collections.abc import Callable
 
@@ -35,18 +35,18 @@ from llmkube.router.turns import EngineQueue, Turn, Turns
 
 @attrs.frozen(eq=False)
 class BackendCalls:
-    """Asks backends.
+    """Calls backends.
 
     Attributes:
         attempts: Makes one attempt.
-        turns: The queues in front of engines.
-        circuits: Which backends are left alone; no request waits in their queues.
-        stats: What was seen of them; counts what is in flight.
-        watch: Tells a frozen engine from one that computes.
-        on_attempt: Told of each attempt: the backend's name and what came of it.
-        on_continuation: Told of each answer whose engine died: what came of it.
+        turns: Queues of engines.
+        circuits: Circuit breakers; no request queues for a backend whose circuit is open.
+        stats: Load and latency of backends.
+        watch: Detects frozen engines.
+        on_attempt: Called with the name of the backend and the result of each attempt.
+        on_continuation: Called with the result of each interruption of an answer.
         prefixes: Marks prompts.
-        own_prompts: Those that each tenant was answered.
+        own_prompts: Answered prompts of each tenant.
     """
 
     attempts: Attempts
@@ -60,9 +60,9 @@ class BackendCalls:
     own_prompts: TenantPrompts = attrs.field(factory=TenantPrompts)
 
     async def call(self, permit: Permit, request: RoutedRequest) -> Failure | None:
-        """Return why the backend does not answer; None when the client has its answer.
+        """Return why the backend failed; None if the client has its answer.
 
-        A failure that is `INTERRUPTED` leaves a client with the beginning of an answer, which can go on elsewhere.
+        After `INTERRUPTED` the client has the beginning of an answer, which another engine can continue.
         """
         name = permit.backend.name
         self.stats.in_flight[name] += 1
@@ -97,12 +97,12 @@ class BackendCalls:
             return result
 
     async def _call(self, permit: Permit, request: RoutedRequest) -> Failure | None:
-        """Ask a backend whose turn it is, where the request's budget and the backend's circuit allow it."""
+        """Call a backend if the request's budget and the backend's circuit allow it."""
         name, record = permit.backend.name, request.record
         refusal = await record.charges.begin()
         started_at = trio.current_time()
         if refusal is None and not self.circuits.admit(name, started_at):
-            refusal = Failure(Cause.CIRCUIT, "it failed before, and is left alone for now")
+            refusal = Failure(Cause.CIRCUIT, "circuit open after failures")
         if refusal is not None:
             self._record_attempt(record, name, refusal, 0.0)
             return refusal
@@ -113,9 +113,7 @@ class BackendCalls:
                 found = await self._attempt(permit, request, waiting)
             joined = request.client.joined
             if isinstance(found, Answer) and joined is not None and joined.continuations:
-                found = Failure(
-                    Cause.UNSUPPORTED, f"it does not go on with an answer: {found.error_code}", found.status
-                )
+                found = Failure(Cause.UNSUPPORTED, f"it cannot continue an answer: {found.error_code}", found.status)
             now = trio.current_time()
             self._record(name, found, record, now - started_at, is_fault=joined is None or name not in joined.broken)
             if isinstance(found, Failure):
@@ -138,7 +136,7 @@ class BackendCalls:
     async def _attempt(
         self, permit: Permit, request: RoutedRequest, waiting: WaitingRequest
     ) -> Answer | Stream | Failure:
-        """Make the attempt; a client that waits for a stream already hears comments meanwhile."""
+        """Make the attempt; if the client's stream has already started, send comments meanwhile."""
         silence_seconds, charges = request.first_byte_seconds(permit.backend.name), request.record.charges
         if not request.client.begun:
             return await self.attempts.make(permit, request.inbound, silence_seconds, waiting, charges.mark_sent)
@@ -163,14 +161,14 @@ class BackendCalls:
     def _record_attempt(
         self, record: Record, name: str, failure: Failure | None, seconds: float, status: int = 200
     ) -> None:
-        """Tell record and metrics of one attempt; no failure is an answer with this status."""
+        """Add an attempt to record and metrics; without a failure it was answered with this status."""
         record.add_attempt(name, failure, seconds, status)
         self.on_attempt(name, "answered" if failure is None else failure.cause.value)
 
     def _record(
         self, name: str, found: Answer | Stream | Failure, record: Record, seconds: float, *, is_fault: bool
     ) -> None:
-        """Tell circuit, metrics and record what came of an attempt; the circuit, if it counts."""
+        """Add the result of an attempt to record, metrics and circuit; a circuit counts only faults."""
         if not isinstance(found, Failure):
             circuit = self.circuits.of(name)
             self.circuits.put(name, circuit.began() if isinstance(found, Stream) else circuit.succeeded())
@@ -195,7 +193,7 @@ class BackendCalls:
         record.update(status=answer.status, model=answer.model, usage=usage, last_usage=usage, outcome=outcome)
         self._record_divergence(request)
         if client.begun:  # with 200, while the engine loaded
-            await client.fail(error_object(answer.status, "the backend refuses the request", answer.error_code))
+            await client.fail(error_object(answer.status, "the backend refused the request", answer.error_code))
             return
         more = ("Content-Type", "application/json"), ("Server-Timing", server_timing(record))
         headers = answer_headers(answer.headers, request.inbound.request_id, permit.backend.name, *more)
@@ -203,15 +201,15 @@ class BackendCalls:
             await client.respond(Response(answer.status, headers, answer.body))
         except DialectError as exc:
             record.update(status=502, outcome=Ending.UNTRANSLATABLE.value)
-            said = {"error": error_object(502, f"{UNTRANSLATABLE}: {exc}", Ending.UNTRANSLATABLE.value)}
-            await client.respond(Response.json(502, said, headers=headers))
+            error = {"error": error_object(502, f"{UNTRANSLATABLE}: {exc}", Ending.UNTRANSLATABLE.value)}
+            await client.respond(Response.json(502, error, headers=headers))
 
     async def _relay(self, begun: Stream, permit: Permit, request: RoutedRequest) -> Failure | None:
-        """Give the client a stream; return a failure if it broke off and can go on elsewhere."""
+        """Relay a stream to the client; return a failure if it broke off and another engine can continue it."""
         client, record = request.client, request.record
         record.update(status=200, streamed=True)
-        so_far = ("Server-Timing", server_timing(record))
-        headers = answer_headers(begun.answer.head.lines, request.inbound.request_id, permit.backend.name, so_far)
+        timing_line = ("Server-Timing", server_timing(record))
+        headers = answer_headers(begun.answer.head.lines, request.inbound.request_id, permit.backend.name, timing_line)
         name, joined = permit.backend.name, client.joined
         if joined is not None:
             joined.begin(permit.backend)
@@ -250,7 +248,7 @@ class BackendCalls:
         return None
 
     def _record_divergence(self, request: RoutedRequest) -> None:
-        """Find out where the prompt of an answer leaves those before; llama.cpp's server says what of it was cached."""
+        """Record where the prompt diverges from earlier ones, if llama.cpp's server reports how much was cached."""
         record, inbound, usage = request.record, request.inbound, request.record.answered.usage
         if usage is None or usage.prefill_ms is None:
             return
@@ -263,13 +261,13 @@ class BackendCalls:
 
 
 def _comment(record: Record) -> bytes:
-    """Return what a client that waits is told."""
+    """Return the comment for a client that waits."""
     loads = any(each.result == Cause.LOADING.value for each in record.attempts)
     return LOADING_COMMENT if loads else QUEUE_COMMENT
 
 
 async def _wait_for_turn(turn: Turn, seconds: float, client: ClientStream, comment_headers: Headers | None) -> bool:
-    """Return whether a turn comes in time; with headers the client wants a stream, and hears comments meanwhile."""
+    """Return whether a turn is admitted in time; with headers, start the stream and send comments meanwhile."""
     until = trio.current_time() + seconds
     while not turn.called.is_set() and (left := until - trio.current_time()) > 0:
         with trio.move_on_after(left if comment_headers is None else min(left, COMMENT_SECONDS)):
@@ -281,7 +279,7 @@ async def _wait_for_turn(turn: Turn, seconds: float, client: ClientStream, comme
 
 
 def _queue_failure(turn: Turn, line: EngineQueue) -> Failure:
-    """Return why it never was a request's turn."""
+    """Return why a turn was not admitted."""
     retry_seconds, has_siblings = line.retry_info(turn)
-    why = "its queue is full" if turn.is_dropped else "no slot of it was free in time"
+    why = "its queue is full" if turn.is_dropped else "no free slot in time"
     return Failure(Cause.QUEUE, why, retry_after_seconds=float(retry_seconds), has_siblings=has_siblings)

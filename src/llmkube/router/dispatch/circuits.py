@@ -1,4 +1,4 @@
-"""When a backend is left alone, and who asks it first afterwards: a value and its transitions, by a given clock.
+"""Circuit breakers of backends: an immutable value and its transitions, by a given clock.
 
 ```
 closed ──failures in a row──▶ open until T ──T──▶ half-open: one request goes through ──success──▶ closed
@@ -20,11 +20,11 @@ from llmkube.base.backoff import Backoff
 MAX_PAUSE_SECONDS: Final = 300.0
 
 _AT_ONCE: Final = 5e-324
-"""The end of a pause that is over, whatever the clock says."""
+"""End of a pause that is over at any time of the clock."""
 
 
 class State(enum.Enum):
-    """What a circuit is."""
+    """State of a circuit."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -36,8 +36,8 @@ class CircuitPolicy:
     """When circuits open, and for how long.
 
     Attributes:
-        failures: In a row.
-        backoff: How long, by how often it opened in a row.
+        failures: Consecutive failures that open a circuit.
+        backoff: Pause by the number of consecutive openings.
     """
 
     failures: int = 3
@@ -45,21 +45,21 @@ class CircuitPolicy:
 
     @classmethod
     def of(cls, first_pause_seconds: float) -> "CircuitPolicy":
-        """Return the terms with this first pause."""
+        """Return the policy with this first pause."""
         cap = max(first_pause_seconds, MAX_PAUSE_SECONDS)
         return cls(backoff=Backoff(base_seconds=first_pause_seconds, cap_seconds=cap))
 
 
 @attrs.frozen
 class Circuit:
-    """What is known of one backend.
+    """Circuit breaker of one backend.
 
     Attributes:
-        failures: In a row.
-        opened: How often in a row.
-        open_until: 0 while it is closed.
-        probing: Whether the one request is under way.
-        unhealthy: Why it gets no requests, by the check that reports it: a probe, the watch over its engine.
+        failures: Consecutive failures.
+        opened: Consecutive openings.
+        open_until: End of the pause; 0 while closed.
+        probing: Whether the one request of the half-open state is in flight.
+        unhealthy: Reasons why the backend is unhealthy, by check: a probe, or the engine watch.
     """
 
     failures: int = 0
@@ -69,7 +69,7 @@ class Circuit:
     unhealthy: Mapping[str, str] = attrs.field(factory=dict)
 
     def state(self, now: float) -> State:
-        """Return what it is now."""
+        """Return the state at a time."""
         if self.unhealthy:
             return State.OPEN
         if not self.open_until:
@@ -77,7 +77,7 @@ class Circuit:
         return State.OPEN if now < self.open_until else State.HALF_OPEN
 
     def admit(self, now: float) -> tuple["Circuit", bool]:
-        """Return the circuit after a request has come by, and whether the request may go through."""
+        """Return the circuit after a request, and whether the request may go through."""
         state = self.state(now)
         if state is State.CLOSED:
             return self, True
@@ -86,47 +86,52 @@ class Circuit:
         return attrs.evolve(self, probing=True), True
 
     def abandoned(self) -> "Circuit":
-        """The request that went through ended before anything was known: the next one may take its place."""
+        """Return the circuit after a request ended without a result: another one may go through."""
         return attrs.evolve(self, probing=False)
 
     def began(self) -> "Circuit":
-        """Its stream has begun: others may follow, and if this one breaks off it counts with the failures before."""
+        """Return the circuit after a stream has started: further requests may go through.
+
+        Failures are not reset, so that the stream adds to them if it breaks off.
+        """
         return attrs.evolve(self, open_until=0.0, probing=False)
 
     def succeeded(self) -> "Circuit":
-        """It answered, to the end."""
+        """Return the circuit after a complete answer."""
         known = self.failures or self.opened or self.open_until or self.probing
         return Circuit(unhealthy=self.unhealthy) if known else self
 
     def failed(self, now: float, policy: CircuitPolicy, rng: random.Random) -> "Circuit":
-        """It did not."""
+        """Return the circuit after a failure."""
         failures = self.failures + 1
         if self.state(now) is State.CLOSED and failures < policy.failures:
             return attrs.evolve(self, failures=failures, probing=False)
         if self.state(now) is State.OPEN:
-            return attrs.evolve(self, failures=failures)  # it went out before the circuit opened
+            return attrs.evolve(self, failures=failures)  # the request was sent before the circuit opened
         opened = self.opened + 1
         return Circuit(failures, opened, now + policy.backoff.delay(opened, rng), unhealthy=self.unhealthy)
 
     def found(self, by: str, why: str, now: float) -> "Circuit":
-        """Something beside requests has found it unwell, or well, which is "": then one request goes through first."""
+        """Return the circuit after a health check, with the reason if it failed, else "".
+
+        A backend that becomes healthy again is half-open first.
+        """
         unhealthy = {name: each for name, each in self.unhealthy.items() if name != by} | ({by: why} if why else {})
         if unhealthy or not self.unhealthy:
             return attrs.evolve(self, unhealthy=unhealthy)
         return attrs.evolve(self, unhealthy={}, open_until=max(self.open_until, now, _AT_ONCE), probing=False)
 
     def rate_limited(self, now: float, seconds: float) -> "Circuit":
-        """It said itself when it wants to be asked again."""
+        """Return the circuit after the backend sent a retry delay."""
         return attrs.evolve(self, open_until=max(self.open_until, now + seconds), probing=False)
 
 
 @attrs.define(eq=False)
 class Circuits:
-    """Those of all backends, by name.
+    """Circuits of all backends, by name.
 
     Attributes:
-        policy: Of all.
-        rng: Spreads the pauses.
+        rng: Source of jitter.
     """
 
     policy: CircuitPolicy
@@ -138,20 +143,20 @@ class Circuits:
         return self._by_name.get(name, _CLOSED)
 
     def admit(self, name: str, now: float) -> bool:
-        """Whether a request may go to this backend; if so, its circuit has to become another one, or the same."""
-        self._by_name[name], may = self.of(name).admit(now)
-        return may
+        """Return whether a request may go to a backend; if so, its result must be reported by `put` or `failed`."""
+        self._by_name[name], is_admitted = self.of(name).admit(now)
+        return is_admitted
 
     def put(self, name: str, circuit: Circuit) -> None:
-        """Take up what has become of a backend's circuit."""
+        """Replace the circuit of a backend."""
         self._by_name[name] = circuit
 
     def failed(self, name: str, now: float) -> None:
-        """The backend did not answer."""
+        """Record a failure of a backend."""
         self.put(name, self.of(name).failed(now, self.policy, self.rng))
 
     def keep_only(self, names: frozenset[str]) -> None:
-        """Forget backends that are no more, or are others under the same name."""
+        """Forget backends that were removed, or replaced under the same name."""
         self._by_name = {name: circuit for name, circuit in self._by_name.items() if name in names}
 
 
@@ -163,17 +168,17 @@ _EWMA_WEIGHT: Final = 0.2
 
 @attrs.define(eq=False)
 class BackendStats:
-    """What was seen of the backends.
+    """Load and latency of backends, by name.
 
     Attributes:
-        in_flight: Requests under way, those in a queue among them, by the backend's name.
-        first_byte_seconds: Time to the first byte, by the backend's name: a mean in which the newest counts a fifth.
+        in_flight: Requests in flight, including those in a queue.
+        first_byte_seconds: Time to the first byte: a moving average in which the newest value has a weight of a fifth.
     """
 
     in_flight: Counter[str] = attrs.field(factory=Counter)
     first_byte_seconds: dict[str, float] = attrs.field(factory=dict)
 
     def began(self, backend: str, seconds: float) -> None:
-        """Note how long a backend took to begin its answer."""
+        """Record the time to the first byte of an answer."""
         before = self.first_byte_seconds.get(backend, seconds)
         self.first_byte_seconds[backend] = before + _EWMA_WEIGHT * (seconds - before)

@@ -1,9 +1,9 @@
-"""Asks one backend after the other until one answers, and gives its answer to the client.
+"""Tries backends in order until one answers, and sends its answer to the client.
 
-It leads on only for the causes of `verdicts`, and only while the client has nothing of an answer. Every wait has the
-bound that the decision gave its backend. An engine of ours that loads its model is waited for, if no other answers.
-An answer whose engine dies goes on at another one of the same model, or at the same one once it is back. Where none
-answers, status and code follow from what the attempts came to.
+It falls back only for the causes in `verdicts`, and only while the client has no part of an answer. The decision sets a
+timeout per backend for every wait. If no other backend answers, it waits for an engine of ours that is loading its
+model. An answer whose engine dies is continued by another engine of the same model, or by the same one once it is back.
+If none answers, status and code of the error follow from the failures.
 """
 
 import math
@@ -33,13 +33,13 @@ LOADING_RETRY_SECONDS: Final = 5
 def no_answer(
     failures: Sequence[Failure], attempts: Sequence[AttemptRecord], *, closed_by: str, wait_seconds: float
 ) -> RefusedError:
-    """Return what the client is told.
+    """Return the error for a request that no backend answered.
 
     Args:
-        failures: Of the attempts, in order; at least one.
-        attempts: The attempts.
-        closed_by: The name of the rule that decided, if that fails closed; "" otherwise.
-        wait_seconds: Until the first circuit lets requests through again.
+        failures: Failures in order; at least one.
+        attempts: All attempts.
+        closed_by: Name of the matched rule, if it fails closed; "" otherwise.
+        wait_seconds: Time until the first circuit admits requests again.
     """
     message = f"no backend answered ({'; '.join(map(str, attempts))})"
     if all(each.cause is Cause.UNSUPPORTED for each in failures):
@@ -73,22 +73,22 @@ def no_answer(
 
 
 LOADING_POLL_SECONDS: Final = 1.0
-"""How often an engine that loads is asked again."""
+"""Interval between requests to an engine that is loading."""
 
 _PERMANENT: Final = frozenset({Cause.UNSUPPORTED, Cause.MISSING, Cause.KEY, Cause.BUDGET})
-"""Why an engine does not go on, however long it is waited for."""
+"""Causes for which waiting is pointless: the engine will not continue the answer."""
 
 Call = Callable[[Permit, RoutedRequest], Awaitable[Failure | None]]
 
 
 @attrs.frozen(eq=False)
 class Dispatcher:
-    """Carries decisions out.
+    """Carries out routing decisions.
 
     Attributes:
-        calls: Asks one backend.
-        circuits: Which backends are left alone.
-        on_continuation: Told of each answer that no engine went on with.
+        calls: Calls one backend.
+        circuits: Circuit breakers of backends.
+        on_continuation: Called with `no_engine` for each answer that no engine continued.
     """
 
     calls: BackendCalls
@@ -98,7 +98,7 @@ class Dispatcher:
     async def answer(
         self, decision: Decision, inbound: ClientRequest, exchange: StreamExchange, record: Record
     ) -> None:
-        """Give the client the answer of the first backend that has one, else say why there is none."""
+        """Send the client the answer of the first backend that has one, or an error if none has."""
         joined = JoinedAnswer(inbound.path, inbound.body) if inbound.streams else None
         request = RoutedRequest(decision, inbound, ClientStream(exchange, inbound.translator, joined), record)
         failures: list[Failure] = []
@@ -116,7 +116,7 @@ class Dispatcher:
         await self._refuse(request, failures)
 
     def _candidates(self, order: Sequence[Permit], failures: Sequence[Failure]) -> Iterator[tuple[Permit, Call]]:
-        """Yield each backend, and then, for the time that it takes to load, the first of those that load."""
+        """Yield each backend, and then the first one that is loading, to wait for it."""
         for permit in order:
             yield permit, self.calls.call
         for permit, failure in zip(order, failures, strict=True):
@@ -125,7 +125,7 @@ class Dispatcher:
                 return
 
     async def _call_until_loaded(self, permit: Permit, request: RoutedRequest) -> Failure | None:
-        """Ask an engine of ours that loads its model again and again, for as long as its first byte may take."""
+        """Retry an engine of ours while it loads its model, up to the first-byte timeout."""
         name, client, record = permit.backend.name, request.client, request.record
         until = record.request.started_at + request.first_byte_seconds(name)
         silent_since = began_at = trio.current_time()
@@ -141,8 +141,8 @@ class Dispatcher:
             failure = await self.calls.call(permit, request)
             if failure is None or failure.cause is not Cause.LOADING:
                 return failure
-            record.attempts.pop()  # the first time it said so is there
-        return Failure(Cause.LOADING, "it still loads its model", 503)
+            record.attempts.pop()  # the record keeps the first of these attempts
+        return Failure(Cause.LOADING, "it is still loading its model", 503)
 
     async def _refuse(self, request: RoutedRequest, failures: Sequence[Failure]) -> None:
         client, record, decision = request.client, request.record, request.decision
@@ -163,15 +163,15 @@ class Dispatcher:
 
 
 async def _continue_answer(broken: Permit, request: RoutedRequest, call: Call) -> bool:
-    """Have engines go on with an answer until it ends; tell the client if none does, and return whether one did.
+    """Have other engines continue an answer to its end; if none does, send the client an error and return False.
 
     Args:
-        broken: Whose engine died.
-        request: The request, whose client has the beginning of an answer.
-        call: Asks one backend.
+        broken: Permit of the backend whose engine died.
+        request: Request whose client has the beginning of an answer.
+        call: Calls one backend.
     """
     joined, record, at = request.client.joined, request.record, broken
-    assert joined is not None, "only an answer that is joined can go on"
+    assert joined is not None, "only a JoinedAnswer can be continued"
     while True:
         ended = record.answered.outcome
         record.update(outcome="client_gone")
@@ -181,15 +181,15 @@ async def _continue_answer(broken: Permit, request: RoutedRequest, call: Call) -
             return True
         if failure.cause is not Cause.INTERRUPTED:
             break
-    record.update(outcome=ended, not_continued=f"no engine of its model went on: {failure.detail}")
+    record.update(outcome=ended, not_continued=f"no engine of its model continued it: {failure.detail}")
     await fail(request.client, Ending(ended.removeprefix("stream_")))
     return False
 
 
 async def _try_to_continue(broken: Permit, continuation: RoutedRequest, call: Call) -> tuple[Permit, Failure | None]:
-    """Ask engines that may go on, for as long as a first byte may take; return the last, and why it has not ended.
+    """Try the engines that may continue an answer, up to the first-byte timeout.
 
-    No failure means that the client has the end of its answer.
+    Return the last one tried and its failure, None if the client has the end of its answer.
     """
     attempts, kept = continuation.record.attempts, -1
     until = trio.current_time() + continuation.first_byte_seconds(broken.backend.name)
@@ -202,7 +202,7 @@ async def _try_to_continue(broken: Permit, continuation: RoutedRequest, call: Ca
                 return permit, failure
             failures.append(failure)
         kept = len(attempts) if kept < 0 else kept
-        del attempts[kept:]  # the first time that they said so is there
+        del attempts[kept:]  # the record keeps the first round of attempts
         if trio.current_time() + LOADING_POLL_SECONDS >= until or all(each.cause in _PERMANENT for each in failures):
             return broken, failures[-1]
         await trio.sleep(LOADING_POLL_SECONDS)

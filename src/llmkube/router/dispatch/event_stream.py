@@ -1,4 +1,4 @@
-"""Server-sent events of an answer: cut from its bytes, and judged for whether the answer came to its end. Pure."""
+"""Server-sent events of an answer: splits them, and checks whether the answer is complete. Pure."""
 
 import enum
 import re
@@ -22,20 +22,20 @@ _LONGEST_END: Final = 4
 
 
 class OversizedEventError(Exception):
-    """An event is longer than any that makes sense."""
+    """An event exceeds `MAX_EVENT_BYTES`."""
 
 
 class EventSplitter:
-    """Cuts whole events from bytes as they come."""
+    """Splits received bytes into events."""
 
     def __init__(self) -> None:
         self.rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Take the next bytes and return the events that are whole, each with its empty line.
+        """Add bytes and return the complete events, each with its empty line.
 
         Raises:
-            OversizedEventError: One is too long.
+            OversizedEventError: An event is too long.
         """
         start = max(0, len(self.rest) - _LONGEST_END + 1)
         self.rest += data
@@ -50,17 +50,17 @@ class EventSplitter:
 
 
 class MessagesSplitter(EventSplitter):
-    """Cuts the events of Anthropic's messages from bytes as they come, and returns them as those of a chat."""
+    """Splits bytes into events of Anthropic's Messages API, and returns them as events of chat completions."""
 
     def __init__(self) -> None:
         super().__init__()
         self._events = MessageEvents()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Take the next bytes and return the events that are whole.
+        """Add bytes and return the complete events, translated.
 
         Raises:
-            OversizedEventError: One is too long.
+            OversizedEventError: An event is too long.
         """
         return [each for event in super().feed(data) for each in self._translate(event)]
 
@@ -68,7 +68,7 @@ class MessagesSplitter(EventSplitter):
         data = data_of(event)
         payload = None if data is None else _object_in(data)
         if payload is None:
-            return [event]  # a comment, or garbage, which the judge finds out
+            return [event]  # a comment, or garbage, which `AnswerJudge` detects
         if payload.get("type") == "ping":
             return [b": ping\n\n"]
         was_done = self._events.done
@@ -81,7 +81,7 @@ class MessagesSplitter(EventSplitter):
 
 
 class Kind(enum.Enum):
-    """What one event is."""
+    """Kind of an event."""
 
     COMMENT = "a comment, or nothing"
     PIECE = "a piece of the answer"
@@ -92,13 +92,13 @@ class Kind(enum.Enum):
 
 
 class AnswerJudge:
-    """Reads the events of one answer.
+    """Classifies the events of one answer.
 
     Attributes:
-        usage: Tokens, as far as they are known.
-        error: The error that the backend sent.
-        model: The model that the backend says it is.
-        done: Whether `[DONE]` came.
+        usage: Tokens, if reported so far.
+        error: Error that the backend sent.
+        model: Model name that the backend reported.
+        done: Whether `[DONE]` was received.
     """
 
     def __init__(self) -> None:
@@ -110,11 +110,11 @@ class AnswerJudge:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the answer came to its end: it said so, or every choice has a reason to be finished."""
+        """Whether the answer is complete: `[DONE]` was received, or every choice has a `finish_reason`."""
         return self.done or (bool(self._finished) and all(self._finished.values()))
 
     def take(self, event: bytes) -> Kind:
-        """Read the next event."""
+        """Process the next event and return its kind."""
         data = data_of(event)
         if data is None:
             return Kind.COMMENT
@@ -148,7 +148,7 @@ class AnswerJudge:
 
 
 def data_of(event: bytes) -> bytes | None:
-    """Return the data of an event; None of one without, a comment for instance."""
+    """Return the data of an event; None if it has none, like a comment."""
     found = [line[5:] for line in _LINE_END.split(event) if line.startswith(b"data:")]
     return b"\n".join(line.removeprefix(b" ") for line in found) if found else None
 

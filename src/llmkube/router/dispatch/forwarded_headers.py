@@ -1,7 +1,7 @@
-"""Which header lines cross the router, in either direction: those of a list, and no others. Pure.
+"""Allow-lists of the headers that the router forwards in either direction. Pure.
 
-A client's credentials, cookies and data class stay here. What a backend says of itself, its cookies, its server, where
-it is, stays on its side.
+A client's credentials, cookies and data class are not forwarded to backends; a backend's cookies, server name and
+location are not forwarded to clients.
 """
 
 import re
@@ -15,7 +15,7 @@ from llmkube.router.config.routing_config import Backend
 from llmkube.router.dialects.messages_backend import VERSION
 
 _TRACE_PARENT: Final = re.compile(r"[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
-"""W3C trace context, version 00 and later ones, which may have more at the end."""
+"""W3C trace context, version 00, and later versions, which may append fields."""
 
 _TRACE_STATE: Final = re.compile(r"[\x20-\x7e]{1,512}")
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -24,17 +24,17 @@ _ANSWER_PREFIXES: Final = ("x-ratelimit-",)
 
 
 def request_id_of(headers: Mapping[str, str], fresh: str) -> str:
-    """Return the client's own name of the request if it is one that a log can hold, else a fresh one."""
+    """Return the client's request ID if it is safe to log, else a fresh one."""
     named = headers.get("x-request-id", "")
     return named if _REQUEST_ID.fullmatch(named) else fresh
 
 
 def trace_of(headers: Mapping[str, str], fresh: str) -> Mapping[str, str]:
-    """Return the headers of the trace that a request belongs to; it begins one if it names none.
+    """Return the trace headers of a request; start a new trace if it has none.
 
     Args:
-        headers: The client's headers, names in lower case.
-        fresh: 48 hexadecimal digits: a trace and a span of it.
+        headers: Headers of the client, names in lower case.
+        fresh: 48 hexadecimal digits for a trace ID and a span ID.
     """
     parent = headers.get("traceparent", "")
     if not _TRACE_PARENT.fullmatch(parent) or parent.startswith("ff") or (parent.startswith("00") and len(parent) > 55):
@@ -44,10 +44,10 @@ def trace_of(headers: Mapping[str, str], fresh: str) -> Mapping[str, str]:
 
 
 def request_lines(backend: Backend, key: str, request_id: str, trace: Mapping[str, str]) -> bytes:
-    """Return the header lines of one attempt, with the credentials of this backend and no other's.
+    """Return the header lines of one attempt, with the credentials of this backend.
 
     Raises:
-        ValueError: The key would break out of its line.
+        ValueError: The key contains a line break.
     """
     lines = [("X-Request-Id", request_id), *trace.items()]
     if key:
@@ -57,7 +57,7 @@ def request_lines(backend: Backend, key: str, request_id: str, trace: Mapping[st
 
 @lru_cache(maxsize=16)
 def _lines_for(dialect: str) -> bytes:
-    """Return the lines that every request to backends of a dialect has."""
+    """Return the constant header lines for backends of a dialect."""
     lines = {
         "Content-Type": "application/json",
         "Accept": "application/json, text/event-stream",
@@ -70,6 +70,6 @@ def _lines_for(dialect: str) -> bytes:
 
 
 def answer_headers(received: Headers, request_id: str, backend: str, *more: tuple[str, str]) -> Headers:
-    """Return what a client reads of an answer's head; `more` is what the router itself says of the answer."""
+    """Return the response headers for the client; `more` are headers that the router adds."""
     forwarded = received.lines_of(_ANSWER_NAMES, _ANSWER_PREFIXES)
     return Headers((*forwarded, ("X-Request-Id", request_id), ("X-LLMKube-Backend", backend), *more))

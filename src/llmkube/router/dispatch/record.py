@@ -40,7 +40,7 @@ class AttemptRecord:
     reason: str = ""
 
     def __str__(self) -> str:
-        """Return it for clients: `chat: not_ready (ScaledToZero)`."""
+        """Return a summary for clients: `chat: not_ready (ScaledToZero)`."""
         return f"{self.backend}: {self.result}" + (f" ({self.reason})" if self.reason else "")
 
 
@@ -70,7 +70,7 @@ class DecisionRecord:
     """Client identity and routing decision.
 
     Attributes:
-        principal: NOBODY until the client is authenticated.
+        principal: ANONYMOUS until the client is authenticated.
         facts: None until the request is parsed.
         decision: None until it is made.
         prompt: Prompt prefix for cache-aware routing; None if the route does not use it.
@@ -179,7 +179,7 @@ class RoutedRequest:
 
 
 def record_of(head: RequestHead, peer: str, path: str, rng: random.Random) -> Record:
-    """Begin the record of a request.
+    """Create the record of a request.
 
     Args:
         head: Request head.

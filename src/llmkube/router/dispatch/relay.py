@@ -1,10 +1,10 @@
-"""Passes a stream that has begun on to the client, event by event, and says how it ended.
+"""Relays a started stream to the client, event by event, and returns how it ended.
 
-One that breaks off and can go on at another engine is left as it is: the client hears of no end.
-That of the stream that it reads is clean only if the answer was whole.
+If the stream breaks off and another engine can continue it, the client's stream is left open. It ends cleanly only if
+the answer is complete.
 
-The client's pace is the backend's: nothing is read ahead of it. A backend is waited for as long as it says something in
-time; while the client is waited for, no time counts against the backend.
+Backpressure: nothing is read ahead of the client. A backend times out only if it is silent for too long; the time spent
+waiting for the client does not count.
 """
 
 import enum
@@ -27,7 +27,7 @@ from llmkube.router.health.engine_watch import WaitingRequest
 from llmkube.router.refusals import error_object
 
 COMMENT_SECONDS: Final = 5.0
-"""How often a client that waits for a stream hears that it is not forgotten."""
+"""Interval of keep-alive comments to a client that waits for a stream."""
 
 LOADING_COMMENT: Final = b": the model is loading\n\n"
 QUEUE_COMMENT: Final = b": the request waits for its turn\n\n"
@@ -39,12 +39,11 @@ _OWN_HEADERS: Final = ("content-type", "cache-control", "content-length", "trans
 
 @attrs.define(eq=False)
 class ClientStream:
-    """A stream of events as the answer to one request.
+    """The client's side of one request: sends a stream of events or a whole answer.
 
     Attributes:
-        exchange: The request.
-        translator: Translates what a backend says; None passes it on.
-        joined: What was said so far, for another engine to go on with; None of an answer that is no stream.
+        translator: Translates answers of backends; None forwards them.
+        joined: Answer so far, for another engine to continue; None if the client does not request a stream.
     """
 
     exchange: StreamExchange
@@ -53,11 +52,11 @@ class ClientStream:
 
     @property
     def begun(self) -> bool:
-        """Whether the client has the head of the answer: its status cannot change any more."""
+        """Whether the head of the answer was sent: its status cannot change any more."""
         return self.exchange.begun
 
     async def begin(self, headers: Headers) -> None:
-        """Send the head, unless that has happened."""
+        """Send the head, unless it was sent already."""
         if self.begun:
             return
         if not self.exchange.chunks_allowed:
@@ -68,10 +67,10 @@ class ClientStream:
         await self.exchange.send(self.exchange.begin(200, lines))
 
     async def send(self, events: bytes) -> None:
-        """Send events, or nothing if there are none.
+        """Send events, if there are any.
 
         Raises:
-            DialectError: One cannot be said in the client's dialect.
+            DialectError: One cannot be translated to the client's dialect.
         """
         await self._send(self._translated(events) if self.translator else events)
 
@@ -81,13 +80,13 @@ class ClientStream:
             await self.exchange.send(b"%x\r\n%b\r\n%b" % (len(events), events, last) if chunked else events)
 
     async def end(self, timing: str) -> None:
-        """End it: the client has the whole answer.
+        """End the stream of a complete answer.
 
         Args:
-            timing: Where the time went: a comment before the last event, where there are comments.
+            timing: `Server-Timing` value: sent as a comment before the last event, if the format has comments.
 
         Raises:
-            DialectError: It is not whole in the client's dialect; the client does not have the end.
+            DialectError: The answer is incomplete in the client's dialect; the end was not sent.
         """
         last = self.translator.end() if self.translator else DONE
         if self.translator is None or self.translator.media_type == _EVENT_STREAM:
@@ -96,15 +95,15 @@ class ClientStream:
         self.exchange.complete = True
 
     async def fail(self, error: dict[str, Any]) -> None:
-        """Say what is wrong, and break off: no client takes what it has for a whole answer."""
+        """Send an error and close the connection, so that no client takes the answer for a complete one."""
         await self._send(self.translator.failed(error) if self.translator else data_event({"error": error}))
         self.exchange.keep_alive = False
 
     async def respond(self, response: Response) -> None:
-        """Give the client a whole answer.
+        """Send a whole answer.
 
         Raises:
-            DialectError: It cannot be said in the client's dialect; the client has nothing of it.
+            DialectError: It cannot be translated to the client's dialect; nothing was sent.
         """
         await self.exchange.respond(translated(response, self.translator) if self.translator else response)
 
@@ -121,10 +120,10 @@ class ClientStream:
 
 
 def translated(response: Response, translator: AnswerTranslator) -> Response:
-    """Return a whole answer as its client reads it.
+    """Return a whole answer in the client's dialect.
 
     Raises:
-        DialectError: It cannot be said in the client's dialect.
+        DialectError: It cannot be translated.
     """
     body = translator.complete(response.status, orjson.loads(response.body))
     try:
@@ -134,7 +133,7 @@ def translated(response: Response, translator: AnswerTranslator) -> Response:
 
 
 async def comment_until(done: trio.Event, client: ClientStream, comment: bytes) -> None:
-    """Tell a client that waits for a stream again and again that it is not forgotten, until the event."""
+    """Send keep-alive comments to a client that waits for a stream, until the event is set."""
     while not done.is_set():
         with trio.move_on_after(COMMENT_SECONDS):
             await done.wait()
@@ -142,14 +141,14 @@ async def comment_until(done: trio.Event, client: ClientStream, comment: bytes) 
             await client.send(comment)
 
 
-UNTRANSLATABLE: Final = "the backend's answer cannot be said in the client's dialect"
+UNTRANSLATABLE: Final = "the backend's answer cannot be translated to the client's dialect"
 
 _DRAIN_SECONDS: Final = 0.1
-"""For the end of the backend's body after the end of its answer, so that the connection can be used again."""
+"""Time to read the end of the backend's body after its answer, so that the connection can be reused."""
 
 
 class Ending(enum.Enum):
-    """How a stream ended; the names are those of the audit log."""
+    """Ending of a stream; the values appear in the audit log."""
 
     COMPLETE = "ok"
     ERROR = "backend_error"
@@ -162,25 +161,25 @@ class Ending(enum.Enum):
 
 
 BREAKS: Final = frozenset({Ending.SILENT, Ending.BROKEN, Ending.CUT})
-"""What becomes of a stream when its engine dies."""
+"""Endings of a stream whose engine died."""
 
 _MESSAGES: Final = {
-    Ending.SILENT: "the backend went silent before the end of its answer",
-    Ending.BROKEN: "the backend broke off before the end of its answer",
-    Ending.GARBAGE: "the backend sent something that is no piece of an answer",
+    Ending.SILENT: "the backend stopped sending before the end of its answer",
+    Ending.BROKEN: "the connection to the backend failed before the end of its answer",
+    Ending.GARBAGE: "the backend sent an invalid event",
     Ending.CUT: "the backend ended the stream before the end of its answer",
-    Ending.UNJOINED: "the backend broke off, and what another one said did not continue its answer",
+    Ending.UNJOINED: "the backend failed, and the output of another one did not continue its answer",
 }
 
 
 async def relay(begun: Stream, client: ClientStream, waiting: WaitingRequest, timing: Callable[[], str]) -> Ending:
-    """Pass a stream on to its end, which is an error event unless it is whole, or unless the answer can go on.
+    """Relay a stream to its end; send an error event unless it is complete or can be continued by another engine.
 
     Args:
-        begun: The stream.
-        client: Gets it.
-        waiting: Learns what is heard of the engine, and says if it is frozen.
-        timing: Returns where the time went, once the answer is whole.
+        begun: Stream of the backend.
+        client: Receiver.
+        waiting: Shared with the engine watch: gets the time of the last data, and is marked if the engine is frozen.
+        timing: Returns the `Server-Timing` value; called once the answer is complete.
     """
     joined = client.joined
     try:
@@ -200,7 +199,7 @@ async def relay(begun: Stream, client: ClientStream, waiting: WaitingRequest, ti
         await client.fail(error_object(502, f"{UNTRANSLATABLE}: {exc}", f"stream_{Ending.UNTRANSLATABLE.value}"))
         return Ending.UNTRANSLATABLE
     except JoinError as exc:
-        assert joined is not None, "nothing else is joined"
+        assert joined is not None, "only a JoinedAnswer raises JoinError"
         ending, joined.obstacle = Ending.UNJOINED, str(exc)
     if ending is Ending.COMPLETE:
         await _drain(begun)
@@ -213,7 +212,7 @@ async def relay(begun: Stream, client: ClientStream, waiting: WaitingRequest, ti
 
 
 async def fail(client: ClientStream, ending: Ending) -> None:
-    """End a stream that broke off."""
+    """End an interrupted stream with an error."""
     await client.fail(error_object(502, _MESSAGES[ending], f"stream_{ending.value}"))
 
 
@@ -250,10 +249,10 @@ async def _pass_events(begun: Stream, client: ClientStream, waiting: WaitingRequ
 
 
 def _visible_events(begun: Stream, client: ClientStream, read: Sequence[tuple[Kind, bytes]]) -> bytes:
-    """Return what the client gets of some events; the mark of the end comes when all is known.
+    """Return the events for the client, without `[DONE]`, which `ClientStream.end` sends.
 
     Raises:
-        JoinError: They do not continue what the client has.
+        JoinError: They do not continue the client's answer.
     """
     hides, joined = begun.hides_usage, client.joined
     if joined is None or joined.is_passthrough:

@@ -1,8 +1,7 @@
-"""The body that a backend gets is written anew from what its kind of request has: a client names no URL and no key.
+"""Rebuilds request bodies for backends from allow-lists of fields, so that no client can pass a URL or a key.
 
-A provider gets the fields of the list and no others, at every depth. An engine of ours gets further ones of llama.cpp's
-server and others, by a list as well. Neither is told to fetch anything: a picture is in the request itself (`data:`).
-Pure.
+Providers get listed fields only, at every depth. Engines of ours also get fields of llama.cpp's server and others, from
+a second list. No backend fetches anything for a client: images are embedded in the request (`data:`). Pure.
 """
 
 import functools
@@ -21,10 +20,10 @@ from llmkube.router.dialects.messages_backend import messages_request
 
 
 class BodyError(Exception):
-    """The body is refused; says so to the client.
+    """A body is refused; the message is for the client.
 
     Attributes:
-        code: For programs.
+        code: Error code.
     """
 
     def __init__(self, message: str, code: str = "invalid_json") -> None:
@@ -34,13 +33,13 @@ class BodyError(Exception):
 
 @attrs.frozen
 class _ListOf:
-    """A list of these, or one scalar."""
+    """A list of a shape, or one scalar."""
 
     each: "Shape"
 
 
 class _Leaf:
-    """A kind of value that has no named parts."""
+    """A value without named members."""
 
 
 Shape = _Leaf | _ListOf | Mapping[str, "Shape"]
@@ -49,16 +48,16 @@ PLAIN: Final = _Leaf()
 """A scalar, or lists of scalars."""
 
 DATA_URL: Final = _Leaf()
-"""A URL that holds what it names."""
+"""A `data:` URL."""
 
 FREE: Final = _Leaf()
-"""JSON that the model reads, and no program: the schema of a tool's arguments."""
+"""Arbitrary JSON that only the model interprets, such as the schema of a tool's arguments."""
 
 NUMBERS: Final = _Leaf()
-"""An object with numbers, by the numbers of tokens."""
+"""An object of numbers by token ID."""
 
 STRINGS: Final = _Leaf()
-"""An object with strings."""
+"""An object of strings."""
 
 
 def _plain(*names: str) -> dict[str, Shape]:
@@ -105,7 +104,7 @@ _CHAT: Final[Mapping[str, Shape]] = {
 _NESTED: Final = (dict, list)
 
 MAX_DEPTH: Final = 64
-"""Objects and lists in each other, besides those that are text to a model."""
+"""Nesting of objects and lists, outside values that only the model interprets."""
 
 COUNT_TOKENS: Final = "/messages/count_tokens"
 FIELDS: Final[Mapping[str, Mapping[str, Shape]]] = {
@@ -115,7 +114,7 @@ FIELDS: Final[Mapping[str, Mapping[str, Shape]]] = {
     "/rerank": {**_plain("model", "query", "top_n", "return_documents"), "documents": _ListOf(_plain("text"))},
     COUNT_TOKENS: _CHAT,
 }
-"""What may stand in a request to a provider, by the path below `/v1`; before it is said in another dialect."""
+"""Allowed fields of a request to a provider, by path below `/v1`, before translation to another dialect."""
 
 _ENGINE_FIELDS: Final = frozenset(
     (
@@ -136,22 +135,22 @@ _ENGINE_FIELDS: Final = frozenset(
         *("repetition_penalty", "return_token_ids", "return_tokens_as_token_ids", "separate_reasoning"),
         *("skip_special_tokens", "spaces_between_special_tokens", "stop_token_ids", "stream_reasoning"),
         *("structured_outputs", "think", "thinking_token_budget", "truncate_prompt_tokens", "use_beam_search"),
-        # of vectors and ranks
+        # embedding and reranking engines
         *("embd_normalize", "input_type", "max_tokens_per_doc", "normalize", "raw_scores", "return_text", "task"),
         *("texts", "truncate"),
     )
 )
-"""What an engine of ours may get besides: how it samples, and what of the answer it tells.
+"""Additional fields for engines of ours: sampling parameters and output options.
 
-Not what names a file, a model or a host to it (`draft_model` and `adapters` of mlx-lm, `kv_transfer_params` of vLLM,
-`bootstrap_host` and `lora_path` of SGLang), brings code along (`chat_template`, `custom_logit_processor`), or jumps its
-queue (`priority`).
+Excluded are fields that name a file, a model or a host (`draft_model` and `adapters` of mlx-lm, `kv_transfer_params` of
+vLLM, `bootstrap_host` and `lora_path` of SGLang), contain code (`chat_template`, `custom_logit_processor`), or jump the
+engine's queue (`priority`).
 """
 
 STREAMING: Final = frozenset({"/chat/completions", "/completions"})
-"""Where a model writes an answer, as it comes if the client wants that."""
+"""Paths where a model generates text, as a stream if the client requests one."""
 _METADATA_PROVIDERS: Final = frozenset({"openai"})
-"""Providers that store `metadata`. Other gateways take orders from it."""
+"""Providers that only store `metadata`. Other gateways take instructions from it."""
 
 
 _NUMBER_FIELDS: Final = (
@@ -171,15 +170,15 @@ _FIELD_TYPES: Final[Mapping[str, type | UnionType]] = {
     **dict.fromkeys(("documents", "input", "prompt"), str | list),
     "tool_choice": str | dict,
 }
-"""What llama.cpp's server answers 500 for where it is something else, which would count against its circuit."""
+"""Types without which llama.cpp's server returns 500, which its circuit would count as a failure."""
 _MESSAGE_TYPES: Final[Mapping[str, type | UnionType]] = {"role": str, "name": str, "tool_call_id": str}
 
 
 def check_types(body: Mapping[str, Any]) -> None:
-    """Refuse fields of a type that no backend takes; one that is null counts as absent.
+    """Refuse fields of a type that no backend accepts; null is treated as absent.
 
     Raises:
-        DialectError: One is; says which, and what it should be.
+        DialectError: A field has the wrong type; the message names it and the right type.
     """
     check_kinds(body, _FIELD_TYPES)
     for at, turn in enumerate(objects_in(body.get("messages"), "messages")):
@@ -191,14 +190,14 @@ def check_types(body: Mapping[str, Any]) -> None:
     objects_in(body.get("tools"), "tools")
     stop = body.get("stop")
     if not isinstance(stop, str | None) and not (isinstance(stop, list) and all(isinstance(one, str) for one in stop)):
-        raise DialectError(f"stop is {stop!r:.80}; write a text or a list of texts, or leave it away")
+        raise DialectError(f"stop is {stop!r:.80}; write a string or a list of strings, or omit it")
 
 
 def parse_body(body: bytes) -> dict[str, Any]:
-    """Return the object that a body is, in whatever dialect.
+    """Parse a body in any dialect.
 
     Raises:
-        BodyError: It is none.
+        BodyError: It is not a JSON object with a `model`, or `stream` is invalid.
     """
     try:
         parsed = orjson.loads(body)
@@ -208,32 +207,31 @@ def parse_body(body: bytes) -> dict[str, Any]:
         raise BodyError("the body must be a JSON object")
     model = parsed.get("model")
     if not isinstance(model, str) or not model:
-        raise BodyError('"model" must be a string; GET /v1/models lists what there is', "invalid_model")
+        raise BodyError('"model" must be a string; GET /v1/models lists the models', "invalid_model")
     if not isinstance(parsed.get("stream"), bool | None):
         raise BodyError('"stream" must be true or false', "invalid_value")
     return parsed
 
 
 def refuse_urls(body: Mapping[str, Any]) -> None:
-    """Refuse what would have to be fetched for a client.
+    """Refuse content that would have to be fetched for the client.
 
     Raises:
-        BodyError: The body names an address.
+        BodyError: The body contains a URL other than `data:`, or is nested too deeply.
     """
     if where := _find_url(body, "", MAX_DEPTH):
-        message = f"{where} must be a data: URL; nothing is fetched for a client, so send the content itself"
+        message = f"{where} must be a data: URL; the router fetches nothing for clients, so send the content itself"
         raise BodyError(message, "url_not_allowed")
 
 
 @attrs.frozen
 class BackendRequest:
-    """What one backend gets.
+    """Request for one backend.
 
     Attributes:
-        body: The bytes.
-        dropped: Fields of the client's that it does not get, for the audit log.
-        usage_added: Whether usage was asked for that the client did not ask for, and does not get.
-        path: Below the backend's base URL.
+        path: Path below the backend's base URL.
+        dropped: Fields of the client's request that were left out, for the audit log.
+        usage_added: Whether the router added a request for usage, which must be hidden from the client.
     """
 
     path: str
@@ -243,15 +241,15 @@ class BackendRequest:
 
 
 def rebuild(path: str, client_body: Mapping[str, Any], backend: Backend) -> BackendRequest:
-    """Return the body for one backend.
+    """Rebuild a request for one backend.
 
     Args:
-        path: Below `/v1`.
-        client_body: What `parse_body` returned.
-        backend: Who gets it.
+        path: Path below `/v1`.
+        client_body: Parsed body.
+        backend: Receiver.
 
     Raises:
-        DialectError: It cannot be said in the backend's dialect.
+        DialectError: It cannot be translated to the backend's dialect.
     """
     dropped: list[str] = []
     if backend.provider:
@@ -264,7 +262,7 @@ def rebuild(path: str, client_body: Mapping[str, Any], backend: Backend) -> Back
     if backend.model:
         body["model"] = backend.model
     if backend.base_url == DEFAULT_URLS["openai"] and path == "/chat/completions" and "max_tokens" in body:
-        # OpenAI's newer models refuse the older name, which clients in other dialects and budgets write
+        # OpenAI's newer models refuse the older name, which other dialects and budgets use
         body["max_completion_tokens"] = body.get("max_completion_tokens", body.pop("max_tokens"))
     usage_added = False
     if path in STREAMING and body.get("stream"):
@@ -273,7 +271,7 @@ def rebuild(path: str, client_body: Mapping[str, Any], backend: Backend) -> Back
         usage_added = options.get("include_usage") is not True
         body["stream_options"] = options | {"include_usage": True}
         if backend.model_digest and not obstacle(path, body):
-            body.setdefault("timings_per_token", True)  # how many tokens an engine has written before it dies
+            body.setdefault("timings_per_token", True)  # to know how many tokens an engine wrote before it died
     if uses_messages_api(path, backend):
         count = path == COUNT_TOKENS
         path = COUNT_TOKENS if count else "/messages"
@@ -288,7 +286,7 @@ def rebuild(path: str, client_body: Mapping[str, Any], backend: Backend) -> Back
 
 @functools.lru_cache(maxsize=256)
 def _shape_for(path: str, dialect: str, provider: str) -> Mapping[str, Shape]:
-    """Return what a request to a provider may have at a path."""
+    """Return the allowed fields of a request to a provider."""
     shape = FIELDS[path]
     if dialect == "anthropic":
         shape = {**shape, "top_k": PLAIN, "messages": _ListOf({**_MESSAGE, "is_error": PLAIN})}
@@ -298,18 +296,20 @@ def _shape_for(path: str, dialect: str, provider: str) -> Mapping[str, Shape]:
 
 
 def uses_messages_api(path: str, backend: Backend) -> bool:
-    """Whether a backend is asked in Anthropic's dialect; llama.cpp's server speaks it as well, and only it counts."""
+    """Return whether the request uses Anthropic's Messages API: for Anthropic backends, and to count tokens.
+
+    llama.cpp's server implements it as well, and counts tokens only there.
+    """
     return backend.dialect == "anthropic" or path == COUNT_TOKENS
 
 
 def _find_url(value: Mapping[str, Any] | list[Any], where: str, depth_left: int) -> str:
-    """Return where something is named that would have to be fetched; "" if there is nothing.
+    """Return the path of the first member with a URL that would have to be fetched; "" if there is none.
 
-    That is what stands as `url`, as `image_url` itself, or in the place of a content. Of what is passed by, no place is
-    written down: there is much of it.
+    Such URLs are values of `_URL_FIELDS`, or of `_BASE64_FIELDS` in place of the content.
 
     Raises:
-        BodyError: It is nested too deeply to be looked through.
+        BodyError: It is nested too deeply.
     """
     if depth_left < 0:
         raise BodyError(f"the body is nested more than {MAX_DEPTH} deep, at {where[:80]}…", "invalid_value")
@@ -334,10 +334,10 @@ def _path_of(where: str, name: str) -> str:
 
 
 _OPAQUE_FIELDS: Final = frozenset({"parameters", "schema", "json_schema", "arguments", "grammar", "metadata"})
-"""What is text to a model, whatever its parts are called."""
+"""Fields that only the model interprets, whatever their members are called."""
 
 _BASE64_FIELDS: Final = frozenset({"data", "file_data"})
-"""What is Base64, in which no colon stands: a gateway would fetch an address that stands here."""
+"""Base64 fields: a value with a colon may be a URL, which a gateway would fetch."""
 
 _URL_FIELDS: Final = frozenset({"url", "image_url", "audio_url", "video_url", "file_url", "server_url"})
 

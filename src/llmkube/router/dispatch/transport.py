@@ -1,8 +1,8 @@
-"""The one way from a router to a backend: it dials with a `Permit`, and nothing else tells it where to.
+"""The only connection from a router to its backends: the address comes from a `Permit`, and from nothing else.
 
-Where the services of this machine are in a directory, an engine is dialled where that says that it is.
+With a model directory, an engine of this machine is dialled at the address that the directory has for it.
 
-No redirect is followed: what wants a request elsewhere is a fault of the backend. https is verified.
+Redirects are not followed: they are faults of the backend. TLS certificates are verified.
 """
 
 import ssl
@@ -27,10 +27,10 @@ from llmkube.router.config.routing_config import Backend
 from llmkube.router.policy.permits import Permit
 
 CONNECT_SECONDS: Final = 10.0
-"""For a name, a connection and a handshake; an address that drops what is sent to it costs no more."""
+"""Timeout for DNS, connection and TLS handshake together, if an address drops packets for instance."""
 
 MAX_IDLE_PER_ORIGIN: Final = 128
-"""Idle connections kept to one host and port: a router has few backends, and many requests for each."""
+"""Idle connections per host and port: a router has few backends, with many requests each."""
 
 MAX_IDLE: Final = 512
 
@@ -38,18 +38,18 @@ _PORTS: Final = {"http": 80, "https": 443}
 
 
 class CertificateFileError(UserError):
-    """A file of certificates cannot be used."""
+    """A certificate file is unusable."""
 
 
 @attrs.frozen
 class Address:
-    """Where a base URL leads.
+    """Parsed base URL.
 
     Attributes:
-        secure: Whether TLS is spoken there.
+        secure: Whether it uses TLS.
         origin: Host and port.
-        host: What stands in the Host header.
-        path: Before the path of a request.
+        host: Value of the Host header.
+        path: Prefix of request paths.
     """
 
     secure: bool
@@ -59,10 +59,10 @@ class Address:
 
     @classmethod
     def of(cls, base_url: str) -> "Address":
-        """Read a base URL.
+        """Parse a base URL.
 
         Raises:
-            ValueError: It is none of http or https, or carries credentials, a query or a fragment.
+            ValueError: It is not an http or https URL, or has a user name or a query.
         """
         parts = urlsplit(base_url)
         if parts.scheme not in _PORTS or not parts.hostname or parts.username is not None or parts.query:
@@ -76,10 +76,10 @@ class Address:
 
 
 def trusted_context(ca_file: Path | None) -> ssl.SSLContext:
-    """Return whom to trust: the system's authorities, and those of a file.
+    """Return a TLS context that trusts the system's authorities and those in a file.
 
     Raises:
-        CertificateFileError: The file has no certificates that can be read.
+        CertificateFileError: The file has no readable certificates.
     """
     context = ssl.create_default_context()
     if ca_file is not None:
@@ -96,9 +96,9 @@ class Transport:
     """Sends requests to backends.
 
     Attributes:
-        plain: For http.
-        secure: For https.
-        directory: Says where the engines of services are; None dials the address of each backend.
+        plain: Client for http.
+        secure: Client for https.
+        directory: Resolves services to engines; None dials the address of each backend.
     """
 
     plain: HttpClient
@@ -109,21 +109,21 @@ class Transport:
     async def start(
         self, permit: Permit, path: str, lines: bytes, body: bytes, on_sent: OnSent | None = None
     ) -> StreamedResponse:
-        """Send a request, and return when the head of its answer has come; `release` has to follow.
+        """Send a request, and return once the head of the answer has been received; the caller must `release` it.
 
         Args:
-            permit: Leave to send this request there.
-            path: Below the backend's base URL.
+            permit: Permission for this backend.
+            path: Path below the backend's base URL.
             lines: Header lines.
-            body: All of it.
-            on_sent: Told once all of the request is sent.
+            body: Complete body.
+            on_sent: Called once the whole request has been sent.
 
         Raises:
-            ConnectError: No connection; its cause is a TimeoutError if that took too long.
-            ConnectionLostError: The backend broke off.
-            ProtocolError: It does not speak HTTP/1.1.
-            TypeError: There is no leave.
-            ValueError: The backend's base URL is none.
+            ConnectError: There is no connection; its cause is a TimeoutError after `CONNECT_SECONDS`.
+            ConnectionLostError: The backend closed the connection.
+            ProtocolError: The backend does not speak HTTP/1.1.
+            TypeError: `permit` is not a Permit.
+            ValueError: The backend's base URL is invalid.
         """
         address, client = self._route(permit)
         target, host = f"{address.path}{path}".encode("ascii"), address.host.encode("ascii")
@@ -131,7 +131,7 @@ class Transport:
         return await client.start(address.origin, "POST", head, body, on_sent=on_sent)
 
     async def ask(self, permit: Permit, path: str, lines: bytes) -> StreamedResponse:
-        """Get a path from the root of the backend's host, with nothing of a client's in it; `release` has to follow.
+        """GET a path from the root of the backend's host, without client data; the caller must `release` the answer.
 
         Raises:
             As `start`.
@@ -152,11 +152,11 @@ class Transport:
         return address, self.secure if address.secure else self.plain
 
     def directory_of(self, backend: Backend) -> ModelDirectory | None:
-        """Return what says where a backend is; None of one that is dialled at its own address."""
+        """Return the directory that resolves a backend; None if it is dialled at its own address."""
         return None if backend.provider else self.directory
 
     async def release(self, permit: Permit, answer: StreamedResponse) -> None:
-        """Keep the connection of an answer for the next request, or close it, which tells the backend to stop."""
+        """Return the connection of an answer to the pool, or close it, which makes the backend stop generating."""
         backend = permit.backend
         secure = self.directory_of(backend) is None and self._addresses[backend.base_url].secure
         client = self.secure if secure else self.plain
@@ -167,7 +167,7 @@ class Transport:
 def _address_in(directory: ModelDirectory, service: str) -> Address:
     engine = directory.lookup(service)
     if not isinstance(engine, Engine):
-        raise ConnectError(f"no engine of {service} answers now")
+        raise ConnectError(f"service {service} has no ready engine")
     origin = (engine.host, engine.port)
     return Address(False, origin, netloc(origin), "/v1")
 
@@ -176,15 +176,15 @@ def _address_in(directory: ModelDirectory, service: str) -> Address:
 async def open_transport(
     connect: Connect = dial, *, ca_file: Path | None = None, directory: ModelDirectory | None = None
 ) -> AsyncIterator[Transport]:
-    """Hold a transport; its idle connections are closed at the end.
+    """Open a transport; its idle connections are closed at the end.
 
     Args:
-        connect: Opens plain connections, below TLS too.
-        ca_file: Certificates to trust beside the system's.
+        connect: Opens plain connections, also below TLS.
+        ca_file: Certificates to trust in addition to the system's.
         directory: As `Transport.directory`.
 
     Raises:
-        CertificateFileError: The file has no certificates that can be read.
+        CertificateFileError: The file has no readable certificates.
     """
     secured = TlsDialer(trusted_context(ca_file), connect=connect)
     limits = {"max_idle_per_origin": MAX_IDLE_PER_ORIGIN, "max_idle": MAX_IDLE}

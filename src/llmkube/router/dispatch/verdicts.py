@@ -1,6 +1,6 @@
-"""Whether what a backend said is an answer, or a cause to ask the next one. Pure.
+"""Decides whether the response of a backend is an answer, or a failure that causes a fallback to the next one. Pure.
 
-Only the causes of this module lead on: a refusal of the content, and what the request itself got wrong, are answers.
+Only the causes in this module cause a fallback: content refusals and errors in the request itself are answers.
 """
 
 import enum
@@ -16,7 +16,7 @@ from llmkube.router.backends import NOT_FOUND, NOT_READY, will_be_ready
 from llmkube.router.config.routing_config import is_local_url
 
 MAX_RETRY_AFTER_SECONDS: Final = 3600.0
-"""A backend that asks for more is asked again after this."""
+"""Upper limit for the retry delay that a backend requests."""
 
 _ADDRESSES: Final = re.compile(
     r"(?:https?|wss?|grpc|tcp|redis|postgres(?:ql)?)://(?:\[[0-9A-Fa-f:.]+\])?[^\s\"'<>()\[\]{},;]*"  # a URL
@@ -26,7 +26,7 @@ _ADDRESSES: Final = re.compile(
 
 
 class Cause(enum.Enum):
-    """Why an attempt came to nothing; the names are those of the metric's label."""
+    """Cause of a failed attempt; the values are labels of a metric."""
 
     CONNECT = "connect_error"
     TIMEOUT = "timeout"
@@ -50,17 +50,17 @@ class Cause(enum.Enum):
 
 @attrs.frozen
 class Failure:
-    """An attempt that came to nothing.
+    """A failed attempt.
 
     Attributes:
-        cause: Of the list above.
-        detail: For the log and the audit log; a client reads it only of what no backend can be asked.
-        status: What the backend answered; of an error that came with 200, and nothing before it, what that should have
-            been; 0 for nothing.
-        retry_after_seconds: After which time it wants to be asked again.
-        has_siblings: Of a queue: whether more requests of the same tenant wait in it.
-        reason: Reason of the condition of a service that is not ready; "" of other failures.
-        is_stuck: Whether such a service stays so until a person acts.
+        detail: Details for the log and the audit log; clients get them only if no backend supports the request, or for
+            budgets.
+        status: Status of the backend; 0 without a response. For an error that came with 200 and before any content, the
+            status that it should have had.
+        retry_after_seconds: Retry delay that the backend requests.
+        has_siblings: For `QUEUE`: whether more requests of the same tenant wait.
+        reason: Reason of the condition of a service that is not ready; "" for other failures.
+        is_stuck: Whether such a service stays unready until a person acts.
     """
 
     cause: Cause
@@ -73,12 +73,12 @@ class Failure:
 
     @property
     def is_fault(self) -> bool:
-        """Whether it tells of a backend that does not do its work, so that its circuit counts it."""
+        """Whether it is a fault of the backend, which its circuit counts."""
         return self.cause not in _NO_FAULT
 
 
 NO_BUDGET: Final = frozenset({Cause.BUDGET, Cause.BUDGET_STORE})
-"""What no other backend mends."""
+"""Causes for which another backend would fail too."""
 
 _NO_FAULT: Final = NO_BUDGET | {
     *(Cause.CIRCUIT, Cause.KEY, Cause.MISSING, Cause.NOT_READY),
@@ -108,14 +108,14 @@ _STATUS_OF_TYPE: Final[Mapping[str, int]] = {
 
 
 def is_content_refusal(error: Mapping[str, Any]) -> bool:
-    """Whether an error says that the content is not wanted."""
+    """Return whether an error refuses the content of the request."""
     inner = error.get("innererror")
     codes = [error.get("code"), error.get("type"), inner.get("code") if isinstance(inner, dict) else None]
     return any(isinstance(code, str) and code.lower() in _CONTENT_CODES for code in codes)
 
 
 def error_in(answer: object) -> Mapping[str, Any] | None:
-    """Return the error that an answer is, whatever its status says; None if it is none."""
+    """Return the error in a response body, whatever its status; None if it has none."""
     if not isinstance(answer, dict):
         return None
     error = answer.get("error")
@@ -127,7 +127,7 @@ def error_in(answer: object) -> Mapping[str, Any] | None:
 
 
 def redact_addresses(text: str) -> str:
-    """Return what a backend says without the addresses of these networks in it, which are not for clients."""
+    """Return a message of a backend without addresses of local networks, which clients must not see."""
     return _ADDRESSES.sub(lambda found: "(an address)" if _is_local(found[0]) else found[0], text)
 
 
@@ -139,7 +139,7 @@ def _is_local(address: str) -> bool:
 
 
 def status_of_error(error: Mapping[str, Any]) -> int:
-    """Return the status that an error should have had which came with 200."""
+    """Return the status that an error with status 200 should have had."""
     if is_content_refusal(error):
         return 400
     for name in ("status", "code"):
@@ -154,38 +154,38 @@ def status_of_error(error: Mapping[str, Any]) -> int:
 
 
 def judge(status: int, headers: Headers, error: Mapping[str, Any] | None, *, ours: bool) -> Failure | None:
-    """Return why this leads on to the next backend; None if it is an answer.
+    """Return the failure that causes a fallback; None if the response is an answer.
 
     Args:
-        status: Of the answer.
-        headers: Of the answer.
-        error: What `error_in` found in it.
-        ours: Whether the backend is an engine of ours, which answers 503 while it loads, or a gateway.
+        status: Status of the response.
+        headers: Headers of the response.
+        error: Result of `error_in` for its body.
+        ours: Whether the backend is a gateway or engine of ours, which returns 503 while it loads.
     """
     if error is not None and is_content_refusal(error):
         return None
     if 300 <= status < 400:
-        return Failure(Cause.REDIRECT, f"it answers {status} and wants the request elsewhere", status)
+        return Failure(Cause.REDIRECT, f"HTTP {status}: redirects are not followed", status)
     if status == 429:
-        return Failure(Cause.RATE_LIMITED, "it answers 429", status, retry_after(headers) or 1.0)
+        return Failure(Cause.RATE_LIMITED, "HTTP 429", status, retry_after(headers) or 1.0)
     if status == 503 and ours and error is not None:
         reason = str(error.get("reason", "")) if error.get("code") == NOT_READY else ""
         if reason and not will_be_ready(reason):
             is_stuck = headers.get("x-should-retry") == "false"
             return Failure(Cause.NOT_READY, str(error.get("message")), status, reason=reason, is_stuck=is_stuck)
         if reason or _is_loading(error):
-            return Failure(Cause.LOADING, "it loads its model", status)
+            return Failure(Cause.LOADING, "it is loading its model", status)
     if status == 404 and ours and error is not None and error.get("code") == NOT_FOUND:
-        return Failure(Cause.MISSING, "its gateway serves no such model", status)
+        return Failure(Cause.MISSING, "its gateway has no such model", status)
     if status >= 500 and ours and error is not None and _is_unsupported(error):
-        return Failure(Cause.UNSUPPORTED, f"it answers {status}: {error.get('message')}", status)
+        return Failure(Cause.UNSUPPORTED, f"HTTP {status}: {error.get('message')}", status)
     if status >= 500:
-        return Failure(Cause.SERVER_ERROR, f"it answers {status}", status, retry_after(headers))
+        return Failure(Cause.SERVER_ERROR, f"HTTP {status}", status, retry_after(headers))
     return None
 
 
 def retry_after(headers: Headers) -> float | None:
-    """Return after how many seconds a backend wants to be asked again, if it says so in a way that can be read."""
+    """Return the retry delay that a backend requests, in seconds; None if there is none or it is malformed."""
     text = (headers.get("retry-after") or "").strip()
     if not text:
         return None
@@ -195,15 +195,15 @@ def retry_after(headers: Headers) -> float | None:
         until, now = parsedate_to_datetime(text), parsedate_to_datetime(headers.get("date") or "")
         return min(max((until - now).total_seconds(), 0.0), MAX_RETRY_AFTER_SECONDS)
     except (TypeError, ValueError):
-        return None  # a date without the backend's own clock beside it says nothing
+        return None  # a date is useless without the backend's own clock in `Date`
 
 
 def _is_unsupported(error: Mapping[str, Any]) -> bool:
-    """Whether llama.cpp's server says with 500 or 501 that its model cannot read what the client sent."""
+    """Return whether llama.cpp's server reports with 500 or 501 that its model does not support the input."""
     message = str(error.get("message", "")).lower()
     return error.get("type") == "not_supported_error" or "input is not supported" in message
 
 
 def _is_loading(error: Mapping[str, Any]) -> bool:
-    """Whether llama.cpp's server says that it loads, for which it has no code, or a gateway that gives no reason."""
+    """Return whether llama.cpp's server, which has no code for it, or a gateway without a reason reports loading."""
     return "loading" in str(error.get("message", "")).lower() or error.get("code") == NOT_READY

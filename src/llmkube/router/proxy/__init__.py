@@ -1,9 +1,10 @@
-"""What clients and operators of a router meet: its listener, its handler, its config, what it writes and counts.
+"""Running router: request handler, live config, admin port, metrics and audit log.
 
-router           one router, with all that its requests share, and whether it can answer
-live_config      its config, which may change while it runs
-default_route    that of `llmkube up`: every service is a backend, without a policy
-handler          answers clients: what they ask is decided on by `router.policy`, and carried out by `router.dispatch`
-shadows          copies to backends that are tried out
-metrics, genai_metrics, audit_log  what the operator reads; admin: who may
+router           one router, the state that its requests share, and its readiness
+live_config      config that is reloaded while the router runs
+default_route    route of `llmkube up`: every service is a backend, without a policy
+handler          serves clients: `router.policy` decides where a request goes, `router.dispatch` sends it
+shadows          copies of requests to backends on trial
+metrics, genai_metrics, audit_log  output for the operator
+admin            port for the operator
 """

@@ -1,6 +1,6 @@
-"""A router's port for its operator: probes and metrics, how its backends do, and when it may end.
+"""Admin port of a router: probes, metrics, health of its backends, and draining before it stops.
 
-Programs that come by an address, or by a name of these networks, may ask; a page in a browser may not.
+Programs that use an address, or a name of a local network, have access; web pages do not.
 """
 
 import re
@@ -18,13 +18,13 @@ from llmkube.router.proxy.router import Router
 from llmkube.router.refusals import refused
 
 SETTLE_SECONDS: Final = 5.0
-"""How long a pod that has to end still takes requests: until the proxies of its cluster know that it goes."""
+"""Time for which a terminating pod still accepts requests, until the cluster's proxies have removed its endpoint."""
 
 MAX_DRAIN_SECONDS: Final = 300.0
-"""How long requests in flight may take after that."""
+"""Time limit for requests in flight after that."""
 
 MAX_DRAINS: Final = 4
-"""Who may wait for the end of the requests at once: a kubelet asks one time, and probes need the other connections."""
+"""Concurrent requests for `/drained`: a kubelet sends one, and probes need the other connections."""
 
 _POLL_SECONDS: Final = 0.25
 _CLUSTER_DOMAINS: Final = (".svc", ".cluster.local")
@@ -32,11 +32,11 @@ _HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::[0-9]{
 
 
 def admin_handler(router: Router, registry: CollectorRegistry) -> Handler:
-    """Answer `/healthz`, `/readyz`, `/metrics`, `/backends` and `/drained`.
+    """Serve `/healthz`, `/readyz`, `/metrics`, `/backends` and `/drained`.
 
-    `/backends` says of each backend whether requests are sent to it, and why not; of each budget, how much is taken.
-    `/drained` is answered once a router that is about to end has no request left, or has had its time: a kubelet asks
-    it before it sends TERM.
+    `/backends` lists whether each backend gets requests, the reason if not, and the use of each budget.
+    `/drained` responds once no requests are in flight or the time limit has passed: it is the preStop hook that a
+    kubelet calls before SIGTERM.
     """
     probes = probes_handler(router.ready, registry)
     limiter = trio.CapacityLimiter(MAX_DRAINS)
@@ -48,7 +48,7 @@ def admin_handler(router: Router, registry: CollectorRegistry) -> Handler:
             await exchange.respond(Response.json(200, {"backends": backends, "budgets": list(router.budgets())}))
         elif request.path == "/drained" and request.method in ("GET", "HEAD"):
             if not limiter.available_tokens:
-                refusal = {"error": f"{MAX_DRAINS} others wait for the end of the requests already; ask again later"}
+                refusal = {"error": f"{MAX_DRAINS} requests for /drained are already pending; retry later"}
                 await exchange.respond(Response.json(429, refusal))
                 return
             async with limiter:
@@ -63,23 +63,23 @@ def admin_handler(router: Router, registry: CollectorRegistry) -> Handler:
 async def _drain(router: Router) -> None:
     await trio.sleep(SETTLE_SECONDS)
     with trio.move_on_after(MAX_DRAIN_SECONDS):
-        while router.in_flight():  # noqa: ASYNC110 (the last of many requests: each would have to tell)
+        while router.in_flight():  # noqa: ASYNC110 (an event would have to be set by every request)
             await trio.sleep(_POLL_SECONDS)
 
 
 def admin_judge(head: RequestHead, peer: str) -> Response | None:
-    """Refuse web pages, and requests by a name that its owner in the internet may point here: a `Judge`."""
+    """Refuse web pages, and requests for public names, whose owners may point them here: a `RequestFilter`."""
     host = _host_of(head)
     if is_foreign_origin(head.lines) or not (is_local(host) or host.endswith(_CLUSTER_DOMAINS)):
-        message = "this port is for the operator's tools: ask it by its address, or by a name of its own network"
+        message = "this port is for the operator's tools: use its address, or a name of its own network"
         return refused(403, message, "host_refused").response
     return None
 
 
 def _host_of(head: RequestHead) -> str:
-    """Return the name or address that a Host header consists of, "" of one that is more than that and a port.
+    """Return the name or address in a Host header; "" if the header is anything but that and an optional port.
 
-    A URL parser would read `a.svc/@evil.example` and `[::1].evil.example` as names of these networks.
+    A URL parser would accept `a.svc/@evil.example` and `[::1].evil.example` as local names.
     """
     host = _HOST.fullmatch(head.lines.get("host") or "")
     return (host[1] or host[2]).lower().rstrip(".") if host else ""

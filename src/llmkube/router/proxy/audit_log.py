@@ -1,8 +1,8 @@
-"""One line of JSON for each request: who asked, what was decided and why, what was tried, what became of it.
+"""Audit log: one line of JSON per request with the client, the decision and its reason, the attempts and the outcome.
 
-Lines also say by which config decisions are made, from the start to the end of a router. A line is owed: where lines
-come faster than they can be written, requests wait for theirs. Files are written in a thread, many lines at a time. No
-prompt and no answer is in a line, unless the config asks for whole requests.
+Further lines record the config in use, at the start, at reloads and at the end of a router. When lines come faster than
+they can be written, requests wait, for up to `PUT_SECONDS`. A thread writes many lines at a time. Prompts and answers
+are not logged, except for request bodies if the config enables them.
 """
 
 import contextlib
@@ -25,22 +25,22 @@ from llmkube.router.dispatch.record import Record
 
 MAX_WAITING_LINES: Final = 4096
 PUT_SECONDS: Final = 5.0
-"""How long a request waits for room for its line at most."""
+"""Time limit for a request that waits to enqueue its line."""
 
 PAUSE_SECONDS: Final = 0.01
-"""Between two writes: lines that come meanwhile share the next one. To ask a thread costs more than to make a line."""
+"""Pause between two writes, to batch lines: a call to a thread costs more than formatting a line."""
 
 DRAIN_SECONDS: Final = 5.0
-"""For the lines of the last requests, when the router stops."""
+"""Time limit for writing the last lines when the router stops."""
 
 Write = Callable[[Sequence[bytes]], Awaitable[None]]
-"""Writes lines where they belong; raises OSError if that cannot be."""
+"""Writes lines to the sink; raises OSError on failure."""
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 
 def writer_of(audit: Audit) -> Write:
-    """Return what writes where the config says, in a thread: a pipe without a reader stops no other request."""
+    """Return the writer for the configured sink. It runs in a thread: a pipe without a reader blocks no request."""
     write_out = _to_file(Path(audit.path)) if audit.sink == "file" else _to_stdout
     limiter = trio.CapacityLimiter(1)
 
@@ -62,10 +62,10 @@ def _to_file(path: Path) -> Callable[[Sequence[bytes]], None]:
 
 
 def _line_ending(path: Path, size: int) -> bytes:
-    """Return what ends the last line of a file: a process that was killed in the middle of one spoils no other's."""
-    if not size:  # nothing, or no regular file
+    """Return a newline if the last line of a file lacks one, because a process was killed while it wrote it."""
+    if not size:  # empty, or not a regular file
         return b""
-    with contextlib.suppress(OSError), path.open("rb") as file:  # one that may be written need not be readable
+    with contextlib.suppress(OSError), path.open("rb") as file:  # a writable file may be unreadable
         file.seek(size - 1)
         return b"" if file.read(1) == b"\n" else b"\n"
     return b""
@@ -84,13 +84,12 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 @attrs.define(eq=False)
 class AuditLog:
-    """The lines of one router, in order.
+    """Audit log of one router; lines are written in order.
 
     Attributes:
-        write: Where they go; the config may change it.
-        utcnow: The wall clock.
-        pause_seconds: From the end of a write to the next one.
-        is_failing: Whether the last lines could not be written.
+        write: Writes to the sink; a config reload may replace it.
+        utcnow: Wall clock.
+        is_failing: Whether the last write failed.
     """
 
     write: Write
@@ -105,31 +104,31 @@ class AuditLog:
         self._sender, self._lines = trio.open_memory_channel[bytes](MAX_WAITING_LINES)
 
     async def begin(self, config: RoutingConfig) -> None:
-        """Write that decisions are made by this config."""
+        """Record the config at the start."""
         await self._sender.send(self._lifecycle_line("start", config, {"config": config_digest(config)}))
 
     async def reload(self, config: RoutingConfig) -> None:
-        """Write that decisions are made by another config from here on."""
+        """Record a reloaded config."""
         await self._sender.send(self._lifecycle_line("config", config, {"config": config_digest(config)}))
 
     async def dispatched(self, fields: Mapping[str, Any]) -> None:
-        """Write what became of a request, also of one that is cancelled: while too many lines wait, this one does.
+        """Record a request, even if it is cancelled; wait while the queue is full.
 
-        One that waits too long is lost, which is logged.
+        A line that waits for too long is dropped, which is logged.
         """
         line = self._line("decision", {"msg": "router.dispatch", **fields})
         try:
-            self._sender.send_nowait(line)  # a scope for each request would cost more than its line
+            self._sender.send_nowait(line)  # a cancel scope per request would cost more than its line
         except trio.WouldBlock:
             with trio.move_on_after(PUT_SECONDS) as patience:
                 patience.shield = True
                 await self._sender.send(line)
             if patience.cancelled_caught:
-                error = f"no room for a line within {PUT_SECONDS:g} s"
-                _log.error("a line of the audit log is lost", requestID=fields["requestID"], error=error)
+                error = f"queue full for {PUT_SECONDS:g} s"
+                _log.error("audit log line dropped", requestID=fields["requestID"], error=error)
 
     def end_nowait(self, config: RoutingConfig) -> None:
-        """Write that nothing follows, if there is room for that."""
+        """Record the end of the log, unless the queue is full."""
         with contextlib.suppress(trio.WouldBlock):
             self._sender.send_nowait(self._lifecycle_line("end", config, {}))
 
@@ -141,7 +140,7 @@ class AuditLog:
         return json_text.dumps({"ts": self.utcnow().isoformat(), "kind": kind, **fields}) + b"\n"
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> NoReturn:
-        """Write lines until cancelled, and then those that are left."""
+        """Write lines until cancelled, then the rest."""
         task_status.started()
         try:
             while True:
@@ -154,7 +153,7 @@ class AuditLog:
                 await self._write_batch()
 
     async def _write_batch(self) -> None:
-        """Write what is there; a cancel leaves it for the next call."""
+        """Write the queued lines; after a cancellation the next call writes them."""
         while len(self._batch) < MAX_WAITING_LINES:
             try:
                 self._batch.append(self._lines.receive_nowait())
@@ -167,18 +166,18 @@ class AuditLog:
             self.is_failing = False
         except OSError as exc:
             if not self.is_failing:
-                _log.error("cannot write the audit log", lines=len(self._batch), error=str(exc))
+                _log.error("audit log write failed", lines=len(self._batch), error=str(exc))
             self.is_failing = True
         self._batch = []
 
 
 def fields_of(record: Record, config: RoutingConfig, seconds: float) -> dict[str, Any]:
-    """Return what the line of one request says.
+    """Return the fields of the line of one request.
 
     Args:
-        record: What became of it.
-        config: What counted for it.
-        seconds: From its beginning to its end.
+        record: Record of the request.
+        config: Config that applied to it.
+        seconds: Its duration.
     """
     request, decided, answered = record.request, record.decided, record.answered
     facts, decision, usage = decided.facts, decided.decision, answered.usage

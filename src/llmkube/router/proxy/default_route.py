@@ -1,7 +1,7 @@
-"""The default route, at the address of `llmkube up`: every service is a backend, and there is no policy.
+"""Default route, at the address of `llmkube up`: every service is a backend, without a policy.
 
-Any field of a request passes to the user's own engine. What engines do not speak is answered by listed fields: by a
-router whose backends are the services, and in which a model's name is its route.
+Every field of a request is passed to the user's own engine. Requests in dialects that engines do not implement are
+served by a router that forwards listed fields: its backends are the services, and its routes are the model names.
 """
 
 import contextlib
@@ -33,23 +33,23 @@ from llmkube.router.turns import Turns
 
 NAME: Final = "gateway"
 CIRCUIT_SECONDS: Final = 1.0
-"""Behind a model's name is no other backend: one that failed is asked again soon."""
+"""A model has no other backend, so one that failed is retried soon."""
 
 
 @attrs.frozen(eq=False, kw_only=True)
 class Services:
-    """What there is to serve, and what all routes to it share.
+    """The services to serve, and the state that all routes to them share.
 
     Attributes:
-        directory: Says which ids lead to which service, and where its engine is.
-        get: Returns a service; None of one that is not there.
+        directory: Resolves model ids to engines.
+        get: Returns a service; None if it does not exist.
         all: Returns the current services.
         model_of: Returns the Model of a service; None while it does not exist.
-        url: Where clients reach them.
+        url: URL for clients.
         connect: Opens connections to engines and providers.
-        utcnow: The wall clock.
-        rng: Draws for weights, pauses and names of requests.
-        turns: The queues in front of the engines.
+        utcnow: Wall clock.
+        rng: Source of weighted choices, delays and request IDs.
+        turns: Queues of the engines.
     """
 
     directory: ModelDirectory
@@ -66,17 +66,17 @@ class Services:
 async def run_default_route(
     services: Services, client: HttpClient, *, task_status: trio.TaskStatus[StreamHandler] = trio.TASK_STATUS_IGNORED
 ) -> Never:
-    """Hold the default route until cancelled.
+    """Run the default route until cancelled.
 
     Args:
-        services: What there is to serve.
-        client: Passes requests on to engines.
+        services: Services to serve.
+        client: HTTP client for requests that are passed through.
         task_status: Started with the `StreamHandler`.
     """
     current = _CurrentConfig(services)
     async with open_router(
         Source(lambda: current.config, current.stamp),
-        registry=CollectorRegistry(),  # of translated requests alone; no endpoint shows it
+        registry=CollectorRegistry(),  # of translated requests only; no endpoint exposes it
         utcnow=services.utcnow,
         rng=services.rng,
         connect=services.connect,
@@ -94,10 +94,10 @@ def _listed_fields(services: Services, router: Router) -> StreamHandler:
         head = exchange.head
         path = head.path.rstrip("/")
         if path in DIALECTS and head.method == "POST":
-            with contextlib.suppress(BodyError):  # the router says what is wrong with it
+            with contextlib.suppress(BodyError):  # the router reports it
                 named, _ = await read_model(exchange.body)
-                engine_of(services.directory, named, path)  # one that loads is not waited for
-        await router.live.look()  # a model that the directory knows is known here
+                engine_of(services.directory, named, path)  # refuses at once while the model loads
+        await router.live.look()  # so that the router has every model of the directory
         await router.listed_fields(exchange)
 
     return answer
@@ -105,7 +105,7 @@ def _listed_fields(services: Services, router: Router) -> StreamHandler:
 
 @attrs.define(eq=False)
 class _CurrentConfig:
-    """The config of the services that there are now."""
+    """Routing config of the current services."""
 
     services: Services
     config: RoutingConfig = attrs.field(init=False)
@@ -122,7 +122,7 @@ class _CurrentConfig:
 
 
 def default_config(services: Services) -> RoutingConfig:
-    """Return the routing config of the services: every id in the directory leads to its service."""
+    """Return a routing config in which every id in the directory routes to its service."""
     backends, rules, lookup = [], [], services.directory.lookup
     for service in services.all():
         name = str(service.key)

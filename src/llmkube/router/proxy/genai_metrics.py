@@ -1,7 +1,7 @@
-"""Requests under the names of OpenTelemetry's conventions for generative AI, as its Prometheus exporter writes them.
+"""Metrics named by OpenTelemetry's conventions for generative AI, as its Prometheus exporter writes them.
 
-Names, units, attributes and buckets: https://github.com/open-telemetry/semantic-conventions-genai, docs/gen-ai. They
-are in development there, and may change; the series that begin with `llmkube_` do not.
+Names, units, attributes and buckets: https://github.com/open-telemetry/semantic-conventions-genai, docs/gen-ai. The
+conventions are in development and may change; series that begin with `llmkube_` are stable.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,10 +27,10 @@ _OPERATIONS: Final[Mapping[str, str]] = {
     "/api/embed": "embeddings",
     "/api/embeddings": "embeddings",
 }
-"""What a path asks for, by the convention's own words; the others have none there, and are left out."""
+"""Operation of each path, as named by the conventions; other paths have no name there, and no series."""
 
 _PROVIDERS: Final[Mapping[str, str]] = {"bedrock": "aws.bedrock", "vertex_ai": "gcp.vertex_ai"}
-"""Where the convention's word is another than ours."""
+"""Provider names that differ from ours."""
 
 _SECONDS: Final = tuple(0.01 * 2**step for step in range(14))
 _FIRST_SECONDS: Final = (*(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),)
@@ -41,12 +41,12 @@ _LABELS: Final = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_reque
 
 
 def series_cache() -> Callable[..., Any]:
-    """Return what looks a series up by its metric and labels, once: these are of the config, so that there are few."""
+    """Return a cached lookup of series by metric and labels; label values come from the config, so there are few."""
     return cache(lambda metric, *labels: metric.labels(*labels))
 
 
 class GenAiMetrics:
-    """The series of one router."""
+    """Series of one router."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         """Register the series.
@@ -58,7 +58,7 @@ class GenAiMetrics:
         self._series = series_cache()
         self.duration_seconds = histogram(
             "gen_ai_server_request_duration_seconds",
-            "Seconds from a request to the last byte of its answer; error_type is empty of one that was answered.",
+            "Seconds from a request to the last byte of its answer; error_type is empty on success.",
             [*_LABELS, "error_type"],
             buckets=_SECONDS,
         )
@@ -70,25 +70,25 @@ class GenAiMetrics:
         )
         self.token_seconds = histogram(
             "gen_ai_server_time_per_output_token_seconds",
-            "Seconds for each token of a stream after the first.",
+            "Seconds per token of a stream after the first.",
             _LABELS,
             buckets=_TOKEN_SECONDS,
         )
         self.tokens = histogram(
             "gen_ai_client_token_usage",
-            "Tokens of a request as its backend reports them, by type: input, output.",
+            "Tokens of a request as reported by its backend, by type: input, output.",
             [*_LABELS, "gen_ai_token_type"],
             buckets=_TOKENS,
         )
 
     def ended(self, record: Record, backend: Backend | None, outcome: str, seconds: float) -> None:
-        """Count a request that a backend was chosen for; of others the convention has no provider.
+        """Count a request that a backend answered; for others the conventions have no provider.
 
         Args:
-            record: What became of it.
-            backend: The one that answered; None for none.
-            outcome: As the label of the router's own series.
-            seconds: From its beginning to its end.
+            record: Record of the request.
+            backend: Backend that answered; None for none.
+            outcome: Same as the label of the router's own series.
+            seconds: Duration of the request.
         """
         operation = _OPERATIONS.get(record.request.path)
         if operation is None or backend is None:
@@ -108,5 +108,5 @@ class GenAiMetrics:
 
 
 def provider_of(backend: Backend) -> str:
-    """Return who serves a backend, by the convention's words where it has one."""
+    """Return the provider of a backend, as named by the conventions."""
     return _PROVIDERS.get(backend.provider, backend.provider) or OWN_PROVIDER

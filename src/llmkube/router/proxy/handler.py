@@ -1,13 +1,13 @@
-"""Listed fields of a request reach a backend: it is read, decided on by policy alone, carried out, and leaves a record.
+"""Request handler of routes that forward listed fields: parses, decides by policy, dispatches, and records the result.
 
 ```
  body ─▶ facts ─▶ permits ─▶ decision ─▶ dispatcher ─▶ backend
                                   └────▶ shadows
 ```
 
-A request that cannot be read is counted. One of a client that the judge has let in has a line of the audit log as
-well, as what it sends and is refused for has: without its body, and with a path only of those that there are. Of
-strangers, and of requests without a head, nothing is written, so that a client without a key cannot make the log grow.
+Malformed requests are counted. Those of authenticated clients also get an audit log line, without the body, and with
+the path only if it is a known one. Nothing is logged for unauthenticated clients and for requests without a head, so
+that a client without a key cannot make the log grow.
 """
 
 import random
@@ -57,23 +57,23 @@ from llmkube.router.responses.conversations import Conversations
 from llmkube.router.responses.store import PREFIX, ResourceRequest
 
 ROUTES: Final = tuple(dict.fromkeys((*(f"/v1{each}" for each in FIELDS), *DIALECTS)))
-"""What is asked of backends: each with a permit, and a reserve in its budgets."""
+"""Paths that are forwarded to backends, each with a permit and a budget reservation."""
 
-HINT: Final = """LLMKube router: an OpenAI-compatible API; clients take its address and /v1 as their base URL.
+HINT: Final = """LLMKube router: an OpenAI-compatible API; set your client's base URL to this address and /v1.
 
-  GET  /v1/models              what can be asked for
+  GET  /v1/models              list models
   POST /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/rerank
   POST /v1/responses; GET and DELETE /v1/responses/ID, GET /v1/responses/ID/input_items
   POST /v1/messages, /v1/messages/count_tokens (Anthropic's)
   Ollama's API: /api/chat, /api/generate, /api/embed, /api/tags, /api/ps, /api/show, /api/version
-  GET  /healthz, /readyz       whether the router is there, and whether it can answer
+  GET  /healthz, /readyz       check that the router is up, and that it can serve requests
 """
 
 MAX_BODY_BYTES: Final = 16 << 20
-"""A body is parsed as a whole: 16 MiB take a tenth of a second."""
+"""A body is parsed at once: 16 MiB take a tenth of a second."""
 
 DO_NOT_RETRY: Final[Mapping[str, str]] = {"X-Should-Retry": "false"}
-"""For a client that would ask again by itself."""
+"""For clients that retry automatically."""
 
 _REFUSALS: Final = {
     NO_ROUTE: (404, "no_route"),
@@ -85,19 +85,16 @@ _REFUSALS: Final = {
 
 @attrs.define(eq=False, kw_only=True)
 class ListedFields:
-    """Answers the requests of a route that are written anew by a list of fields: a `StreamHandler`.
+    """Serves requests whose bodies are rebuilt from listed fields: a `StreamHandler`.
 
     Attributes:
-        routing: Returns what counts now.
-        dispatcher: Carries decisions out.
-        stats: What requests have shown of backends.
-        shadows: Sends copies.
-        metrics: Counts.
-        audit: Writes down.
-        budgets: Those that requests are under.
-        prefixes: What is believed of the engines' caches.
-        conversations: Responses that are kept.
-        rng: Draws for weights, and names of requests.
+        routing: Returns the current config.
+        dispatcher: Carries out decisions.
+        stats: Load and latency of backends.
+        shadows: Sends copies to backends on trial.
+        prefixes: Estimate of the prefixes in the engines' caches.
+        conversations: Stored responses.
+        rng: Source of weighted choices and request IDs.
     """
 
     routing: Callable[[], Routing]
@@ -112,10 +109,10 @@ class ListedFields:
     rng: random.Random
 
     async def __call__(self, exchange: StreamExchange) -> None:
-        """Answer one request.
+        """Serve one request.
 
         Raises:
-            RefusedError: There is nothing at its path.
+            RefusedError: The path does not exist.
         """
         path = exchange.head.path.rstrip("/") or "/"
         if path in ROUTES:
@@ -124,10 +121,10 @@ class ListedFields:
             await self._stored_response(exchange, path)
         else:
             known = ", ".join((*ROUTES, "/v1/models", *LIST_PATHS))
-            raise refused(404, f"nothing at {path}; there is {known}", "not_found")
+            raise refused(404, f"nothing at {path}; available: {known}", "not_found")
 
     def models(self, exchange: StreamExchange) -> list[ModelEntry]:
-        """Return each name that the client can ask for and that reaches a backend as it is: what that can is listed."""
+        """Return the models that the client may request, each with the capabilities of the backend that it reaches."""
         routing, found = self.routing(), []
         config = routing.config
         principal = principal_of(exchange.head.lines, exchange.peer, routing.clients) or ANONYMOUS
@@ -140,7 +137,7 @@ class ListedFields:
         return found
 
     def _decision(self, config: RoutingConfig, facts: RequestFacts, prompt: Prompt | None = None) -> Decision:
-        """Return where a request goes; with a prompt, first to where that is warm."""
+        """Return the routing decision; backends that have the prompt cached come first, if a prompt is given."""
         return decide(
             config,
             facts,
@@ -160,7 +157,7 @@ class ListedFields:
             inbound, facts, decision = self._decide(exchange, path, routing, record)
             demand = TokenDemand(body=inbound.body, body_bytes=inbound.size, writes=inbound.path in STREAMING)
             reservation = await self._admit(routing.config, usage_bound(routing.config, decision, demand), facts)
-            unshadowed = attrs.evolve(decision, shadows=())  # they get their copies once
+            unshadowed = attrs.evolve(decision, shadows=())  # copies are sent only once
             again = partial(self.budgets.admit, routing.config, usage_bound(routing.config, unshadowed, demand), facts)
             record.charges = AttemptCharges(reservation, again, self.budgets.settle)
             cap = reservation.cap
@@ -174,7 +171,7 @@ class ListedFields:
             record.update(status=exc.response.status, outcome=exc.code)
             await exchange.respond(refusal_at(path, _with_request_id(exc.response, record)))
         except Exception:
-            record.update(outcome="crashed")  # the server's own broad catch answers and logs it
+            record.update(outcome="crashed")  # the server's own broad catch responds and logs it
             raise
         finally:
             await self._end(record, routing, exchange.body)  # noqa: ASYNC102 (it shields itself, with a deadline)
@@ -182,22 +179,22 @@ class ListedFields:
     def _decide(
         self, exchange: StreamExchange, path: str, routing: Routing, record: Record
     ) -> tuple[ClientRequest, RequestFacts, Decision]:
-        """Read the request and decide where it goes.
+        """Parse the request and decide where it goes.
 
         Raises:
-            RefusedError: Nowhere.
+            RefusedError: The request is invalid, or no backend may serve it.
         """
         head, config = exchange.head, routing.config
         if head.method != "POST":
             message = f"{head.method} is not allowed on {path}"
             raise refused(405, message, "method_not_allowed", {"Allow": "POST"})
         principal = principal_of(head.lines, exchange.peer, routing.clients)
-        if principal is None:  # the judge let it in: its time is over since, or keys have changed
-            raise refused(401, "this key or token counts no more", "invalid_api_key")
+        if principal is None:  # admitted by its head, but the token has expired since, or the keys have changed
+            raise refused(401, "this key or token is no longer valid", "invalid_api_key")
         record.decided = decided = DecisionRecord(principal=principal)
         size = len(exchange.body)
-        if size > MAX_BODY_BYTES:  # the listener of a route that takes any field lets longer ones in
-            message = f"the body has {size} bytes; here it is parsed as a whole, and may have {MAX_BODY_BYTES}"
+        if size > MAX_BODY_BYTES:  # the listener of a route that forwards any field accepts longer ones
+            message = f"the body has {size} bytes; the limit for this path is {MAX_BODY_BYTES}"
             raise refused(413, message, "body_too_large")
         try:
             translated = translated_request(path, parse_body(exchange.body))
@@ -231,10 +228,10 @@ class ListedFields:
         return inbound, facts, decision
 
     async def _admit(self, config: RoutingConfig, claim: UsageBound | None, facts: RequestFacts) -> Reservation:
-        """Reserve what a request may take, where it holds, before anything is sent.
+        """Reserve the most that a request may use in all its budgets, before anything is sent.
 
         Raises:
-            RefusedError: A budget has no room for it, or cannot be kept.
+            RefusedError: A budget is exhausted, or reservations cannot be stored.
         """
         try:
             found = await self.budgets.admit(config, claim, facts)
@@ -246,7 +243,7 @@ class ListedFields:
         return found
 
     def _update_prefixes(self, record: Record, config: RoutingConfig) -> None:
-        """Take what an answer says of its engine's cache to heart, and that an engine cannot be reached."""
+        """Update the estimate of the engines' caches from the answer, and from failures to connect."""
         for each in record.attempts:
             if each.result == Cause.CONNECT.value:
                 self.prefixes.forget(each.backend)
@@ -270,15 +267,15 @@ class ListedFields:
         await self.audit.dispatched(fields)
 
     async def _stored_response(self, exchange: StreamExchange, path: str) -> None:
-        """Answer about a response that is kept, to whom it belongs."""
+        """Serve a stored response to its owner."""
         routing, head = self.routing(), exchange.head
         suffix = "/input_items" if path.endswith("/input_items") else ""
-        logged_path = f"{PREFIX}ID{suffix}"  # who reads the log shall not learn how to ask for it
+        logged_path = f"{PREFIX}ID{suffix}"  # readers of the log must not learn the ID
         record = record_of(head, exchange.peer, logged_path, self.rng)
         try:
             principal = principal_of(head.lines, exchange.peer, routing.clients)
             if principal is None:
-                response = refused(401, "this key counts no more", "invalid_api_key").response
+                response = refused(401, "this key is no longer valid", "invalid_api_key").response
             else:
                 record.decided = DecisionRecord(principal=principal)
                 wanted = ResourceRequest(head.method, path, head.target.partition("?")[2])
@@ -289,7 +286,7 @@ class ListedFields:
             await self._end(record, routing, b"")  # noqa: ASYNC102 (it shields itself, with a deadline)
 
     async def unread(self, head: RequestHead | None, peer: str, status: int, message: str) -> Response:
-        """Record a request that cannot be parsed, and return the error response: a `MalformedHandler`."""
+        """Record a malformed request, and return the error response: a `MalformedHandler`."""
         code, response = unread_code(status), await unread_refusal(head, peer, status, message)
         self.metrics.unread(code)
         routing = self.routing()
@@ -309,7 +306,7 @@ def _with_request_id(response: Response, record: Record) -> Response:
 
 
 def no_backend_error(config: RoutingConfig, facts: RequestFacts, decision: Decision) -> RefusedError:
-    """Return what is said where no backend may answer; what only stays away for its data is not "not found"."""
+    """Return the error for a request that no backend may serve; 503 instead of 404 if its data class is the reason."""
     status, code = _REFUSALS.get(decision.reason, (503, "no_route"))
     sensitive = sorted(facts.classes & config.classes.sensitive)
     why = decision.why
@@ -321,7 +318,7 @@ def no_backend_error(config: RoutingConfig, facts: RequestFacts, decision: Decis
 
 
 def _ids(config: RoutingConfig) -> list[tuple[str, str]]:
-    """Return each name that a client could ask for, with the owner of the first backend that it may mean."""
+    """Return every model name in the config, with the owner of its first backend."""
     found = {backend.model_id: backend.provider or "llmkube" for backend in config.backends.values()}
     for rule in config.rules:
         for pattern in rule.match.models:

@@ -1,7 +1,7 @@
-"""What a router runs by may change while it runs: its file is looked at, read again when it differs, and swapped whole.
+"""Live config of a router: its file is polled, and reloaded as a whole when it changes.
 
-A request keeps the config that it began with. A file that cannot be used changes nothing: the old config counts, and
-log, metric and `/readyz` say so until the file is right.
+A request keeps the config that it started with. If a file is invalid, the previous config stays in use; the log, a
+metric and `/readyz` report the problem until the file is fixed.
 """
 
 from collections.abc import Awaitable, Callable
@@ -27,11 +27,10 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 @attrs.define(eq=False)
 class Routing:
-    """What counts now; a reload replaces it as a whole, and requests under way keep theirs.
+    """Config in use; a reload replaces it as a whole, and requests in flight keep theirs.
 
     Attributes:
-        config: What the router runs by.
-        clients: What lets clients in; None where everybody may ask.
+        clients: Client authentication; None if none is required.
     """
 
     config: RoutingConfig
@@ -46,11 +45,11 @@ class Routing:
 
 @attrs.frozen
 class Source:
-    """Where a config comes from.
+    """Source of a config.
 
     Attributes:
-        load: Reads it; blocks, and raises UserError if it cannot be used.
-        stamp: Returns what changes when the source does; a file's stat.
+        load: Reads the config; blocks, and raises UserError if it is invalid.
+        stamp: Returns a value that changes with the source, such as a file's stat.
     """
 
     load: Callable[[], RoutingConfig]
@@ -58,18 +57,18 @@ class Source:
 
 
 CheckerOf = Callable[[Tokens, TokenKeys | None], TokenChecker]
-"""Makes what checks tokens, with the keys that are known already."""
+"""Creates a token checker, with the keys that are already loaded."""
 
 
 @attrs.define(eq=False)
 class LiveConfig:
-    """The config that counts now.
+    """Config that is reloaded when its source changes.
 
     Attributes:
-        routing: It, and what lets clients in by it.
-        on_change: Told of each new one.
-        checker_of: Makes what checks tokens.
-        problem: Why the file that is there cannot be used; "" if it counts.
+        routing: Config in use.
+        on_change: Called with the previous and the new config after each reload.
+        checker_of: Creates a token checker.
+        problem: Reason why the current file is invalid; "" if it is in use.
     """
 
     source: Source
@@ -82,19 +81,19 @@ class LiveConfig:
     _check_lock: trio.Lock = attrs.field(factory=trio.Lock)
 
     def token_keys(self) -> TokenKeys | None:
-        """Return the keys that tokens are checked by now; None where no tokens are taken."""
+        """Return the keys that verify tokens; None if no tokens are accepted."""
         clients = self.routing.clients
         return clients.tokens.keys if clients is not None and clients.tokens is not None else None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> NoReturn:
-        """Look at the file, and at the keys of clients, until cancelled."""
+        """Poll the file and the client keys until cancelled."""
         task_status.started()
         while True:
             await trio.sleep(POLL_SECONDS)
             await self.look()
 
     async def look(self) -> None:
-        """Read again what has changed; who looks meanwhile waits until that counts."""
+        """Reload what has changed; concurrent callers wait until the reload is in effect."""
         async with self._check_lock:
             stamp = self.source.stamp()
             if stamp != self._stamp:
@@ -110,7 +109,7 @@ class LiveConfig:
             keys = await trio.to_thread.run_sync(keys_for, config, limiter=self._limiter)
         except UserError as exc:
             if self.problem != str(exc):
-                _log.error("the config cannot be used, the old one counts", error=str(exc))
+                _log.error("config reload failed, previous config kept", error=str(exc))
             self.problem = str(exc)
             return
         self.problem = ""
@@ -118,15 +117,15 @@ class LiveConfig:
         if config == before:
             return
         self.routing = Routing(config, _clients(config, keys, self.routing.clients, self.checker_of))
-        _log.info("another config counts", router=config.name, backends=len(config.backends), rules=len(config.rules))
+        _log.info("config reloaded", router=config.name, backends=len(config.backends), rules=len(config.rules))
         await self.on_change(before, config)
 
 
 def load_routing(source: Source, checker_of: CheckerOf) -> tuple[Routing, Stamp]:
-    """Read the config for the first time. Blocks.
+    """Load the config for the first time. Blocks.
 
     Raises:
-        UserError: It cannot be used.
+        UserError: It is invalid.
     """
     stamp = source.stamp()
     config = source.load()
@@ -134,7 +133,7 @@ def load_routing(source: Source, checker_of: CheckerOf) -> tuple[Routing, Stamp]
 
 
 def keys_for(config: RoutingConfig) -> ClientKeys | None:
-    """Return the keys that were given to clients, None if none. Blocks.
+    """Read the client keys; None if none are configured. Blocks.
 
     Raises:
         UserError: They cannot be read.
@@ -153,7 +152,7 @@ def keys_for(config: RoutingConfig) -> ClientKeys | None:
 def _clients(
     config: RoutingConfig, keys: ClientKeys | None, before: ClientAuth | None, checker_of: CheckerOf
 ) -> ClientAuth | None:
-    """Return what lets clients in; the keys of tokens stay what they are while they come from the same place."""
+    """Return the client authentication; token keys are reused while their source is the same."""
     tokens = config.auth.tokens
     if tokens is None:
         return ClientAuth(keys) if keys is not None else None
@@ -168,4 +167,4 @@ def _refresh_keys(keys: ClientKeys) -> None:
     try:
         keys.refresh()
     except OSError as exc:
-        _log.warning("cannot read the keys of clients, those of before count", folder=str(keys.folder), error=str(exc))
+        _log.warning("client keys not read, previous keys kept", folder=str(keys.folder), error=str(exc))

@@ -1,7 +1,7 @@
-"""What a router's `/metrics` says; every value of every label is one of the config's, or of a list in this package.
+"""Prometheus metrics of a router; every label value comes from the config or from a list in this package.
 
-A request counts once, whatever became of it. Gauges are read when they are asked for: a backend that no request asks
-any more has the health that it has.
+Each request is counted once, whatever its outcome. Gauges are computed at each scrape, so the health of a backend is
+current even if it gets no requests.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,15 +30,15 @@ OUTCOMES: Final = frozenset(
         *("request_too_slow", "body_too_large", "headers_too_large", "bodies_full", "malformed_request"),
     }
 )
-"""What becomes of requests; a refusal of our own with a status of 500 or more has its code here."""
+"""Outcomes of requests, including the code of each of the router's own errors with a status of 500 or more."""
 
 
 class RouterMetrics:
-    """The series of one router.
+    """Series of one router.
 
     Attributes:
-        router: Label of all.
-        genai: The same under the names of OpenTelemetry.
+        router: Value of the `router` label.
+        genai: Series named by OpenTelemetry's conventions.
     """
 
     def __init__(self, registry: CollectorRegistry, router: str) -> None:
@@ -59,34 +59,34 @@ class RouterMetrics:
         self.genai = GenAiMetrics(registry)
         self._series = series_cache()
         text = (
-            "Requests by what became of them, failures among them, and those that cannot be read: request_too_slow,"
-            " body_too_large, headers_too_large, bodies_full, malformed_request."
+            "Requests by outcome, including failures and malformed requests: request_too_slow, body_too_large,"
+            " headers_too_large, bodies_full, malformed_request."
         )
         self.requests = counter("requests", text, "rule", "backend", "classification", "outcome")
-        text = "Seconds from a request to the end of its answer, streams to their last byte."
+        text = "Seconds from a request to the last byte of its answer."
         self.duration_seconds = histogram("request_duration", text, "rule", "backend", buckets=_SECONDS)
-        text = "Requests that were refused rather than sent where their data may not go."
+        text = "Requests that were refused because no backend that their data may go to was available."
         self.fail_closed = counter("fail_closed", text, "rule", "classification")
         text = "Seconds from a request to the first event of its stream."
         self.first_token_seconds = histogram("first_token", text, "backend", buckets=_FIRST_SECONDS)
-        text = "Attempts at backends by what came of them; more than one for a request is a fallback."
+        text = "Attempts at backends by result; a request with more than one fell back."
         self.attempts = counter("attempts", text, "backend", "result")
-        text = "Tokens as backends report them, by kind: prompt, completion, cached (of the prompt)."
+        text = "Tokens as reported by backends, by kind: prompt, completion, cached (part of the prompt)."
         self.tokens = counter("tokens", text, "backend", "kind")
-        text = "Copies to backends that are tried out, by what came of them."
+        text = "Copies of requests to backends on trial, by result."
         self.shadows = counter("shadows", text, "backend", "result")
         text = (
-            "Answers under strategy least-loaded: hit, the engine had in its cache what was expected; miss, it"
-            " had not; cold, nothing was expected."
+            "Answers under strategy least-loaded: hit, the engine's cache had the expected prefix; miss, it did not;"
+            " cold, no prefix was expected."
         )
         self.prompts = counter("prefix_cache", text, "backend", "result")
-        text = "Health checks of backends by what they found: healthy, unhealthy, loading."
+        text = "Health checks of backends by result: healthy, unhealthy, loading."
         self.probes = counter("probes", text, "backend", "result")
-        text = "Answers whose engine died, each time: continued, not_continuable, no_engine (none in time)."
+        text = "Answers whose engine died, per interruption: continued, not_continuable, no_engine (none in time)."
         self.continuations = counter("continuations", text, "outcome")
 
     def unread(self, outcome: str) -> None:
-        """Count a request that was refused before all of it was read: for what it shows, or since it cannot be read."""
+        """Count a request that was refused before it was read: unauthenticated or malformed."""
         self.requests.labels(self.router, "none", "none", "none", outcome).inc()
 
     def tried(self, backend: str, result: str) -> None:
@@ -94,11 +94,11 @@ class RouterMetrics:
         self._series(self.attempts, self.router, backend, result).inc()
 
     def continued(self, outcome: str) -> None:
-        """Count an answer whose engine died."""
+        """Count an interruption of an answer."""
         self.continuations.labels(self.router, outcome).inc()
 
     def shadowed(self, backend: str, result: str) -> None:
-        """Count a copy."""
+        """Count a copy of a request."""
         self.shadows.labels(self.router, backend, result).inc()
 
     def probed(self, backend: str, result: str) -> None:
@@ -106,12 +106,12 @@ class RouterMetrics:
         self.probes.labels(self.router, backend, result).inc()
 
     def prompt_answered(self, backend: str, result: str) -> None:
-        """Count whether an engine had in its cache what was expected; "" of one that does not say."""
+        """Count a cache result: hit, miss or cold; "" if the engine does not report it."""
         if result:
             self.prompts.labels(self.router, backend, result).inc()
 
     def ended(self, record: Record, classification: str, answering: Backend | None, seconds: float) -> None:
-        """Count a request that has ended, and that this backend has answered; None for none."""
+        """Count a finished request and the backend that answered it, None for none."""
         answered = record.answered
         outcome = bounded_outcome(answered.outcome, answered.status)
         rule, backend = record.decided.rule, answered.backend or "none"
@@ -129,20 +129,20 @@ class RouterMetrics:
 
 
 def bounded_outcome(outcome: str, status: int) -> str:
-    """Return the outcome as a label: an error's own code, which a backend chose, is none."""
+    """Return the outcome as a label value; error codes chosen by a backend are mapped, to bound their number."""
     if outcome in OUTCOMES:
         return outcome
     return "stream_broken" if outcome.startswith("stream_") else "client_error" if 400 <= status < 500 else "crashed"
 
 
 def known_classes(config: RoutingConfig) -> frozenset[str]:
-    """Return the data classes that the config names."""
+    """Return the data classes named in the config."""
     named = {each for rule in config.rules for each in rule.match.classes}
     return config.classes.sensitive | named | classes_in(config.classes.default)
 
 
 def class_label(classes: frozenset[str], known: frozenset[str]) -> str:
-    """Return a request's data classes as a label: what a client makes up is `other`."""
+    """Return a request's data classes as a label value; `other` if the client made them up."""
     if not classes:
         return "none"
     return "+".join(sorted(classes & known)) or "other"
@@ -150,17 +150,17 @@ def class_label(classes: frozenset[str], known: frozenset[str]) -> str:
 
 @attrs.frozen(eq=False)
 class BackendGauges:
-    """How the backends stand, for a registry.
+    """Collector of the state of backends.
 
     Attributes:
-        router: Label of all.
-        config: Returns what counts now.
-        healthy: Returns whether a backend is asked, by its name.
-        in_flight: Requests under way, by the backend's name.
-        waiting: Returns how many requests wait for a slot of a backend.
-        cache_use: Returns how full the KV cache of a backend's engine is; None where it does not tell.
-        config_valid: Whether the config's file counts.
-        budgets: Returns how much of each budget is taken.
+        router: Value of the `router` label.
+        config: Returns the current config.
+        healthy: Returns whether a backend gets requests, by name.
+        in_flight: Requests in flight, by name of the backend.
+        waiting: Returns the number of requests that wait for a slot of a backend.
+        cache_use: Returns the KV cache use of a backend's engine; None if it does not report it.
+        config_valid: Returns whether the config file is in use.
+        budgets: Returns the use of each budget.
     """
 
     router: str
@@ -173,24 +173,22 @@ class BackendGauges:
     budgets: Callable[[], Sequence[Mapping[str, Any]]]
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Yield each gauge with a value for each backend."""
+        """Yield each gauge with its current values."""
 
         def gauge(name: str, text: str, label: str = "") -> GaugeMetricFamily:
             labels = ["router", label] if label else ["router"]
             return GaugeMetricFamily(f"llmkube_router_{name}", text, labels=labels)
 
-        text = "1 while a backend is asked, 0 while it is left alone or is not available."
+        text = "1 while a backend gets requests, 0 while its circuit is open or it is unavailable."
         health = gauge("backend_health", text, "backend")
-        active = gauge("active_backends", "Backends that are asked, by tier.", "tier")
-        running = gauge("in_flight", "Requests under way at a backend, those in its queue among them.", "backend")
+        active = gauge("active_backends", "Backends that get requests, by tier.", "tier")
+        running = gauge("in_flight", "Requests in flight at a backend, including those in its queue.", "backend")
         waiting = gauge("queue_depth", "Requests that wait for a slot of an engine.", "backend")
-        text = "1 while the router runs by what its file says, 0 while the file cannot be used and the old one counts."
+        text = "1 while the config file is in use, 0 while it is invalid and the previous config stays in use."
         valid = gauge("config_valid", text)
-        text = "Share of a budget that is taken or reserved, from 0 to 1; under scope team, of the team with the most."
+        text = "Used and reserved share of a budget, from 0 to 1; under scope team, of the team with the highest."
         taken = gauge("budget_utilization", text, "budget")
-        text = (
-            "Share of the KV cache of a backend's engine that running requests hold, from 0 to 1; of those that tell."
-        )
+        text = "Share of the KV cache of a backend's engine in use by running requests, from 0 to 1, if reported."
         full = gauge("kv_cache_usage_ratio", text, "backend")
         caches: list[CacheUse] = []
         tiers = {"local": 0, "cloud": 0}
@@ -212,15 +210,13 @@ class BackendGauges:
         for budget in self.budgets():
             taken.add_metric([self.router, budget["name"]], float(budget["utilization"]))
         yield from (health, active, running, waiting, valid, taken, full)
-        # what an endpoint picker of Gateway API's Inference Extension asks a model server for, as vLLM names it
-        yield GaugeMetricFamily(
-            "vllm:num_requests_running", "Requests under way at local backends, without those that wait.", computing
-        )
-        yield GaugeMetricFamily(
-            "vllm:num_requests_waiting", "Requests that wait for a slot of a local backend.", queued
-        )
+        # metrics that endpoint pickers of the Gateway API Inference Extension scrape, under vLLM's names
+        text = "Requests in flight at local backends, without those that wait."
+        yield GaugeMetricFamily("vllm:num_requests_running", text, computing)
+        text = "Requests that wait for a slot of a local backend."
+        yield GaugeMetricFamily("vllm:num_requests_waiting", text, queued)
         yield GaugeMetricFamily(
             "vllm:kv_cache_usage_perc",
-            "Share of the KV caches of all engines that tell, from 0 to 1; without a value while none does.",
+            "Share in use of the KV caches of all engines that report it, from 0 to 1; no value while none does.",
             sum(each.used for each in caches) / sum(each.tokens for each in caches) if caches else None,
         )

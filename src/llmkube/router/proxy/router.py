@@ -1,17 +1,17 @@
-"""One router: everything that its requests share, held together for as long as it runs.
+"""One router: the state that its requests share, and its background tasks.
 
 ```
-open_router ┬ AuditLog.run      the last to end: it writes what the others leave
-            ├ RouterBudgets.run as the audit log
-            ├ LiveConfig.run    looks at the config's file
-            ├ JwksRefresh.run   reads the keys that tokens are signed with
-            ├ Probes.run        asks how backends do, a task for each
-            ├ EngineWatch.run   asks engines that requests wait for
-            ├ CacheWatch.run    asks engines how full their KV caches are
-            ├ Shadows.run       sends copies
-            └ Conversations.run forgets what is old
+open_router ┬ AuditLog.run      stops last: it writes the records of the other tasks
+            ├ RouterBudgets.run stops last too
+            ├ LiveConfig.run    polls the config file
+            ├ JwksRefresh.run   fetches the keys that verify tokens
+            ├ Probes.run        health checks, one task per backend
+            ├ EngineWatch.run   checks engines that requests wait for
+            ├ CacheWatch.run    polls the KV cache use of engines
+            ├ Shadows.run       sends copies of requests
+            └ Conversations.run expires stored responses
 ```
-The caller serves its handler, and stops serving before it closes.
+The caller serves its handler, and must stop serving before the router closes.
 """
 
 import random
@@ -61,7 +61,7 @@ from llmkube.router.responses.conversations import Conversations
 from llmkube.router.responses.store import ResponseStore
 from llmkube.router.turns import Turns, engines_of
 
-CIRCUIT_OPEN: Final = "it failed, and is left alone for now"
+CIRCUIT_OPEN: Final = "circuit open after failures; retried automatically"
 
 
 LIMITS: Final = Limits(max_body_bytes=MAX_BODY_BYTES, max_bodies_bytes=128 << 20)
@@ -69,20 +69,19 @@ LIMITS: Final = Limits(max_body_bytes=MAX_BODY_BYTES, max_bodies_bytes=128 << 20
 
 @attrs.define(eq=False, kw_only=True)
 class Router:
-    """What to serve, and how it and its backends stand.
+    """A running router.
 
     Attributes:
-        handler: Answers requests.
-        listed_fields: Answers those alone that backends are asked for.
-        judge: Refuses them by their heads.
-        live: The config that counts now.
-        keys: Of backends.
-        circuits: Which backends are left alone.
-        stats: Counts what is in flight.
-        turns: The queues in front of engines.
-        directory: Knows the engines of ours, where their agent is in this process; None where only answers tell.
-        audit: May fail to be written.
-        accounts: May fail to be kept.
+        handler: Serves all requests.
+        listed_fields: Serves the requests that are forwarded to backends.
+        judge: Refuses requests by their heads.
+        live: Config in use.
+        keys: API keys of backends.
+        circuits: Circuit breakers of backends.
+        stats: Load and latency of backends.
+        turns: Queues of engines.
+        directory: Directory of our engines, if their agent runs in this process; None otherwise.
+        accounts: Budgets.
     """
 
     handler: StreamHandler = attrs.field(init=False)
@@ -98,15 +97,15 @@ class Router:
     accounts: RouterBudgets
 
     def in_flight(self) -> int:
-        """Return how many requests are under way."""
+        """Return the number of requests in flight."""
         return self.stats.in_flight.total()
 
     def budgets(self) -> Sequence[Mapping[str, Any]]:
-        """Return how much of each budget is taken."""
+        """Return the use of each budget."""
         return self.accounts.used(self.live.routing.config)
 
     def begin(self, name: str, takes_slot: bool) -> Callable[[], None]:
-        """Count a request of a backend that passes the handler by: a `Begin`."""
+        """Count a request to a backend that bypasses the handler: a `Begin`."""
         backend, in_flight = self.live.routing.config.backends.get(name), self.stats.in_flight
         line = self.turns.try_take_slot(backend) if takes_slot and backend is not None and backend.slots else None
         in_flight[name] += 1
@@ -119,10 +118,10 @@ class Router:
         return end
 
     def unavailable_reason(self, name: str) -> str:
-        """Return why a backend is not asked now, "" if it is."""
+        """Return why a backend gets no requests now; "" if it does."""
         backend = self.live.routing.config.backends[name]
         if backend.missing or not backend.base_url:
-            return backend.missing or "its address is not known"
+            return backend.missing or "address unknown"
         if backend.key_file and not self.keys.key_of(backend.key_file):
             return f"no key can be read from {backend.key_file}"
         if self.directory is not None and not backend.provider and (why := _obstacle(self.directory, backend.model)):
@@ -133,28 +132,28 @@ class Router:
         return CIRCUIT_OPEN if circuit.state(trio.current_time()) is State.OPEN else ""
 
     def states(self) -> Mapping[str, str]:
-        """Return why each backend is not asked now, by its name."""
+        """Return why each backend gets no requests now, by name; "" if it does."""
         return {each: self.unavailable_reason(each) for each in self.live.routing.config.backends}
 
     def ready(self) -> tuple[bool, str]:
-        """Return whether requests can be answered, and why not."""
+        """Return whether requests can be served, and all problems."""
         states = self.states()
-        lets_in, token_problem = can_authenticate(self.live.routing.clients)
+        can_log_in, token_problem = can_authenticate(self.live.routing.clients)
         problems = (
             token_problem,
             self.accounts.problem,
             "the audit log cannot be written" if self.audit.is_failing else "",
-            f"an older config counts, the file cannot be used: {self.live.problem}" if self.live.problem else "",
+            f"config file invalid, previous config in use: {self.live.problem}" if self.live.problem else "",
             *(f"{each}: {why}" for each, why in states.items() if why),
         )
-        # One that is left alone for now is no reason to be left by clients: it tells them when to come again.
+        # A failing backend keeps the router ready: its errors tell clients when to retry.
         passing = {"", CIRCUIT_OPEN, *(why for each in states for why in self.circuits.of(each).unhealthy.values())}
         serves = any(why in passing for why in states.values())
-        return serves and lets_in, "; ".join(filter(None, problems))
+        return serves and can_log_in, "; ".join(filter(None, problems))
 
 
 def _obstacle(directory: ModelDirectory, service: str) -> str:
-    """Return why a service is not ready and does not load; "" otherwise."""
+    """Return why a service is neither ready nor loading; "" if it is."""
     found = directory.lookup(service)
     if found is None:
         return f"InferenceService {service} is not served here"
@@ -177,22 +176,22 @@ async def open_router(
     directory: ModelDirectory | None = None,
     turns: Turns | None = None,
 ) -> AsyncIterator[Router]:
-    """Hold a router.
+    """Run a router.
 
     Args:
-        source: Its config.
-        registry: Gets its metrics.
-        utcnow: The wall clock, for the audit log.
-        rng: Draws for weights, pauses and names.
+        source: Source of its config.
+        registry: Registry for its metrics.
+        utcnow: Wall clock.
+        rng: Source of weighted choices, delays and request IDs.
         connect: Opens plain connections.
-        ca_file: Certificates to trust beside the system's.
-        write: Writes the audit log, whatever the config says of it.
-        budgets_folder: Where budgets are kept; None keeps them in this process alone.
-        directory: Says where the engines of services are; None dials the address of each backend.
-        turns: The queues in front of engines, where other routers of this process have the same.
+        ca_file: Certificates to trust in addition to the system's.
+        write: Writes the audit log; overrides the sink in the config.
+        budgets_folder: Folder where budgets are stored; None stores them in this process only.
+        directory: Resolves services to engines; None dials the address of each backend.
+        turns: Queues of engines, to share them with other routers of this process.
 
     Raises:
-        UserError: The config cannot be used, or the certificates.
+        UserError: The config or the certificates are invalid.
     """
 
     def checker_of(tokens: Tokens, known: TokenKeys | None) -> TokenChecker:
@@ -219,7 +218,7 @@ async def open_router(
         probes.reload_nowait(routing.config, frozenset())
 
         async def reload(before: RoutingConfig, now: RoutingConfig) -> None:
-            """Go by another config; what is known of backends that are the same stays."""
+            """Apply a new config; keep the state of backends that have not changed."""
             same = frozenset(each for each in now.backends if now.backends[each] == before.backends.get(each))
             circuits.policy = CircuitPolicy.of(now.circuit_seconds)
             for part in (circuits, prefixes, watch):
@@ -285,7 +284,7 @@ async def open_router(
 
 @asynccontextmanager
 async def _open_writers(audit: AuditLog, accounts: RouterBudgets, config: RoutingConfig) -> AsyncIterator[None]:
-    """Write the audit log and the budgets, until all others have ended."""
+    """Write the audit log and the budgets until all other tasks have ended."""
     async with trio.open_nursery() as writing:
         await accounts.open(config)
         await writing.start(audit.run)

@@ -1,6 +1,6 @@
-"""Copies of requests go to backends that are tried out; what they answer is dropped, and no client waits for it.
+"""Sends copies of requests to backends on trial; their answers are discarded, and no client waits for them.
 
-Where too many are under way, or too large ones, a copy is left out: it can neither delay a request nor fail it.
+A copy can neither delay nor fail a request: it is skipped when the queue is full or holds too many bytes.
 """
 
 from collections.abc import Callable
@@ -18,10 +18,10 @@ from llmkube.router.policy.permits import Permit
 WORKERS: Final = 8
 MAX_WAITING: Final = 16
 MAX_BYTES: Final = 32 << 20
-"""Of the copies that wait or are under way, together."""
+"""Total size of copies that are queued or in flight."""
 
 MAX_SECONDS: Final = 600.0
-"""For the whole of an answer that no client reads."""
+"""Time limit for a whole answer."""
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
@@ -36,11 +36,11 @@ class _Copy:
 
 @attrs.define(eq=False)
 class Shadows:
-    """The copies of one router.
+    """Shadow requests of one router.
 
     Attributes:
-        attempts: Makes them.
-        on_end: Told of each: the backend's name, and what came of it.
+        attempts: Sends them.
+        on_end: Called with the name of the backend and the result of each.
     """
 
     attempts: Attempts
@@ -53,7 +53,7 @@ class Shadows:
         self._sender, self._copies = trio.open_memory_channel[_Copy](MAX_WAITING)
 
     def offer_nowait(self, permit: Permit, inbound: ClientRequest, silence_seconds: float, size: int) -> None:
-        """Send a copy if there is room for one."""
+        """Send a copy unless the queue is full."""
         if self._bytes + size > MAX_BYTES:
             self.on_end(permit.backend.name, "left_out")
             return
@@ -96,7 +96,7 @@ class Shadows:
                     silence.deadline = trio.current_time() + copy.silence_seconds
                     piece = await found.answer.receive_some()
         except HttpError as exc:
-            _log.debug("a copy broke off", backend=copy.permit.backend.name, error=str(exc))
+            _log.debug("shadow request interrupted", backend=copy.permit.backend.name, error=str(exc))
             return "broken_off"
         else:
             return "timeout" if silence.cancelled_caught else "answered"

@@ -1,9 +1,9 @@
-"""Engine processes: started, watched, ended, and found again after a restart of the agent.
+"""Engine processes: started, watched, stopped, and adopted after a restart of the agent.
 
 launcher, child     from a plan to a process, and its end
-proxy, key_file     what a published engine has beside it: a proxy, the file of its keys
-health              does it answer, does it move
-process_stats       memory and processor time of all engines, sampled at once; which processes carry a cookie
-keep_awake          a Mac that does not sleep while an engine works
-orphans, logfile    processes of an earlier agent, and those that do not end; the log
+proxy, key_file     companions of a published engine: its proxy, and the file with its keys
+health              readiness, hang detection and draining
+process_stats       memory and processor time of all engines, sampled at once; scans for cookies
+keep_awake          keeps a Mac awake while an engine works
+orphans, logfile    processes of an earlier agent, and processes that survive KILL; the log
 """

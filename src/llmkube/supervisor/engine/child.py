@@ -1,7 +1,7 @@
-"""A process of ours, spawned here or found and adopted: its own session, its output in a file, a bounded end.
+"""An engine process, spawned or adopted: it has its own session, writes to a file, and is stopped in bounded time.
 
-The two differ in how an exit is noticed and in who reaps it (an adopted one is reaped by init). Everything after that
-is the same code: what an adopted engine gets is what a child gets.
+The two differ in how an exit is detected and in who reaps the process (init reaps an adopted one). Everything else is
+the same code.
 """
 
 import os
@@ -35,41 +35,41 @@ from llmkube.supervisor.values.ports import Command, Grace, Shutdown
 log = structlog.get_logger(__name__)
 
 FAMILY_POLL_SECONDS = 0.1
-"""Between two looks at processes that have left their session and were asked to end."""
+"""Time between two scans for processes that carry the engine's cookie and have been signalled."""
 
 KILL_SECONDS = 10.0
-"""How long the kernel may take to end a process after KILL; one in uninterruptible sleep is left, and said so. To give
-back 373 GiB of a GPU takes macOS 4 s (oMLX issue 2184)."""
+"""Time that the kernel may take to end a process after KILL; one in uninterruptible sleep is then abandoned and
+reported. macOS takes 4 s to release 373 GiB of a GPU (oMLX issue 2184)."""
 
 RECORD_SECONDS = 2.0
-"""How long it may take to write that down."""
+"""Time that recording such a process may take."""
 
 RETRY_SECONDS = 1.0
-"""Between two tries to look at a process when this host has no descriptor left for that."""
+"""Time between two attempts to inspect a process when this host has no file descriptor left."""
 
 
 class SpawnError(ExternalError):
-    """The program could not be started at all."""
+    """The program could not be started."""
 
 
 class DiskFullError(ExternalError):
-    """The disk has no room for what an engine needs beside its process: its log, its keys."""
+    """The disk is full: an engine's log or keys cannot be written."""
 
     reason = Reason.NO_SPACE
 
 
 class AdoptError(ExternalError):
-    """The process that was to be adopted is not there any more."""
+    """The process to adopt has exited."""
 
     reason = Reason.ENGINE_EXITED
 
 
 @attrs.define(eq=False)
 class OwnedProcess:
-    """A running engine; `supervisor.ports.Child` for real.
+    """A running engine; the real implementation of `supervisor.values.ports.Child`.
 
-    `wait` returns how it ended; a pidfd or kqueue tells, so that costs nothing while it runs. `worked` is called when
-    it was seen to load or to compute just now.
+    `wait` returns its exit; it waits on a pidfd or kqueue, and so costs nothing while the engine runs. `worked` is
+    called when the engine has been seen to load or compute.
     """
 
     pid: int
@@ -85,17 +85,14 @@ class OwnedProcess:
     worked: Callable[[], None] = lambda: None
 
     async def last_lines(self, count: int) -> tuple[str, ...]:
-        """The last lines that this attempt wrote; lines of earlier ones in the same file are not shown."""
+        """Return the last lines that this attempt wrote, without those of earlier attempts in the same file."""
         return await trio.to_thread.run_sync(read_lines, self._log_path, self.log_offset, count, abandon_on_cancel=True)
 
     async def rename_log(self, path: Path) -> None:
-        """Have its log file called otherwise; it goes on writing into it, since it holds it open.
-
-        One that is not there under its old name has been renamed before, by an agent that could not note it any more.
-        """
+        """Rename its log file; the engine continues to write to it, since it holds it open."""
         try:
             await trio.to_thread.run_sync(self._log_path.replace, path)
-        except FileNotFoundError:
+        except FileNotFoundError:  # renamed before, by an agent that could not record it any more
             self._log_path = path
         except OSError as error:
             log.warning("log not renamed", path=str(self._log_path), error=str(error))
@@ -103,13 +100,13 @@ class OwnedProcess:
             self._log_path = path
 
     async def listens(self, port: int) -> bool:
-        """Whether it, or a process below it, accepts connections on this port."""
+        """Whether it, or one of its descendants, accepts connections on this port."""
         return await trio.to_thread.run_sync(processes.listens, self.pid, port, abandon_on_cancel=True)
 
     async def read_stats(self, host: str, port: int, *, loading: bool) -> EngineStats | None:
-        """What the kernel says of it and all below it; one look for all engines of the host.
+        """Return the kernel's statistics for it and its descendants; one sample serves all engines of the host.
 
-        A log that is seen to have outgrown its cap is rotated: so hundreds of idle engines cost no look of their own.
+        This also rotates a log that has outgrown its cap, so that hundreds of idle engines need no separate check.
         """
         stats = await self.sampler.sample(self._engine_at(host, port), loading=loading)
         if stats is not None and loading:
@@ -119,7 +116,7 @@ class OwnedProcess:
         return stats
 
     def read_stats_nowait(self, host: str, port: int) -> EngineStats | None:
-        """The same without waiting; None also when its log has to be rotated."""
+        """Return the same without waiting; None also if its log must be rotated."""
         stats = self.sampler.sample_nowait(self._engine_at(host, port))
         return stats if stats is not None and stats.log_bytes <= self._log_cap_bytes else None
 
@@ -130,23 +127,23 @@ class OwnedProcess:
         return known
 
     def memory_kills(self) -> int:
-        """How often the kernel has killed for want of memory around here since it is watched."""
+        """Return how many processes the kernel has killed for lack of memory since this engine is watched."""
         return self._oom_killed + oom_kills() - self._kills_before
 
     def record_exit(self, exit_event: ExitEvent) -> None:
-        """Take in what the kernel tells of its end: macOS counts no kills, and names the one that this was."""
+        """Record whether the kernel killed it for lack of memory; macOS has no counter, but reports it at the exit."""
         self._oom_killed = int(exit_event.for_memory)
 
 
 @attrs.frozen
 class Termination:
-    """How an engine is ended.
+    """The rules for stopping an engine.
 
     Attributes:
-        cookie: Its mark: every process that carries it is ended, too, whatever session it has made.
-        grace: Between TERM and KILL.
-        shutdown: Whether it is ended at all.
-        on_survivor: Told the pid and the start of a process that runs even after KILL; blocks, and may raise OSError.
+        cookie: Its mark: every process that carries it is stopped, too, even in another session.
+        grace: The time between TERM and KILL.
+        shutdown: Whether it is stopped at all.
+        on_survivor: Called with the pid and start of a process that survives KILL; blocks, and may raise OSError.
     """
 
     cookie: str
@@ -164,22 +161,22 @@ async def open_child(
     sampler: Sampler | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[OwnedProcess]:
-    """Run a process; leaving the context ends it and everything that it has started, in bounded time.
+    """Run a process; leaving the context stops it and everything that it has started, in bounded time.
 
-    The output goes straight to an append-only file and not through a pipe: a pipe without a reader stalls the engine,
-    and a pipe ends with the agent. The child leads a session of its own, so that neither the terminal's Ctrl-C nor
-    launchd's sweep of our process group reaches it; ending it is our business alone.
+    The output goes directly to an append-only file, not through a pipe: a pipe without a reader stalls the engine, and
+    does not survive the agent. The child leads its own session, so that neither Ctrl-C in the terminal nor launchd's
+    sweep of our process group reaches it; only this context stops it.
 
     Args:
-        command: What to run.
-        termination: How it is ended.
-        log_cap_bytes: At which size its log is rotated.
-        sampler: Reads what the kernel says of it.
-        check: Called first, in the thread that opens the log; what it raises is raised here.
+        command: The process to start.
+        termination: The rules for stopping it.
+        log_cap_bytes: The size above which its log is rotated.
+        sampler: Reads its statistics.
+        check: Called first, in the thread that opens the log; its exceptions are raised here.
 
     Raises:
-        SpawnError: There is no such program, it may not be run, or its log or its keys cannot be written.
-        DiskFullError: They cannot, because the disk is full.
+        SpawnError: The program does not exist or may not be run, or its log or keys cannot be written.
+        DiskFullError: Its log or keys cannot be written because the disk is full.
     """
     try:
         offset, output = await trio.to_thread.run_sync(_prepare, command, check)
@@ -216,7 +213,7 @@ async def open_child(
 
 
 def _prepare(command: Command, check: Callable[[], None]) -> tuple[int, int]:
-    """Write what it needs, and return the size of the log and its descriptor; blocks."""
+    """Write the engine's files, and return the size of its log and a descriptor for it; blocks."""
     check()
     command.work_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     if command.keys_path is not None:
@@ -233,13 +230,13 @@ async def adopt_child(
     log_cap_bytes: int,
     sampler: Sampler | None = None,
 ) -> AsyncIterator[OwnedProcess]:
-    """Take over a process that an earlier agent has started; from here on it is treated as our own.
+    """Take over a process that an earlier agent started; from then on it is treated as our own.
 
-    Who cannot be looked at, because this host has no descriptor left, is waited for: it has not ended, and a second one
-    is not to be started beside it.
+    If it cannot be inspected, because this host has no file descriptor left, this waits: the process has not exited,
+    and a second one must not be started.
 
     Raises:
-        AdoptError: It has ended.
+        AdoptError: It has exited.
     """
     async with AsyncExitStack() as stack:
         wait_exit: Callable[[], Awaitable[ExitEvent]] = partial(_poll_exit, record)
@@ -254,7 +251,7 @@ async def adopt_child(
         )
         try:
             wait_exit = await _open_watch(record, stack)
-        except trio.Cancelled:  # it has to go before it could be looked at, and no other scope owns it
+        except trio.Cancelled:  # it must stop before it could be inspected, and no other scope owns it
             if not termination.shutdown.keep:
                 await _end(child, termination)  # noqa: ASYNC102, ASYNC120 (it shields itself, with a deadline)
             raise
@@ -269,22 +266,22 @@ async def _poll_exit(record: EngineRecord) -> ExitEvent:
 
 
 async def _open_watch(record: EngineRecord, stack: AsyncExitStack) -> Callable[[], Awaitable[ExitEvent]]:
-    """Return what tells of its end, as soon as this host has a descriptor for it."""
-    notified = False
+    """Return a function that waits for its exit, as soon as this host has a file descriptor for it."""
+    reported = False
     while True:
         try:
             wait_exit = await stack.enter_async_context(processes.open_exit_watch(record.pid))
             break
         except ProcessLookupError as error:
-            raise AdoptError(f"process {record.pid} has ended") from error
+            raise AdoptError(f"process {record.pid} has exited") from error
         except OSError as error:
-            if not notified:
-                log.warning("cannot watch the engine; will be repeated", pid=record.pid, error=str(error))
-            notified = True
+            if not reported:
+                log.warning("engine exit watch failed; retrying", pid=record.pid, error=str(error))
+            reported = True
         await trio.sleep(RETRY_SECONDS)
     while (started := processes.start_of(record.pid)) != record.started:
         if started or processes.is_gone(record.pid):
-            raise AdoptError(f"process {record.pid} has ended")
+            raise AdoptError(f"process {record.pid} has exited")
         await trio.sleep(RETRY_SECONDS)
     return wait_exit
 
@@ -299,10 +296,10 @@ async def _owned(child: OwnedProcess, termination: Termination) -> AsyncIterator
 
 
 async def _end(child: OwnedProcess, termination: Termination) -> None:
-    """TERM, grace, KILL, reaped: the process, its group, and all others that carry its cookie; bounded.
+    """Stop the process, its group, and all others that carry its cookie: TERM, grace, KILL; in bounded time.
 
-    Those who have made a session of their own are found by the cookie once the leader is gone, and get what is left of
-    the grace: a helper that survives may hold the model's memory.
+    Processes in other sessions are found by the cookie once the leader is gone, and get the rest of the grace: a helper
+    that survives may hold the model's memory.
     """
     signal_group = partial(processes.send_group, child.pid, child.started)
     gentle = False
@@ -310,7 +307,7 @@ async def _end(child: OwnedProcess, termination: Termination) -> None:
     async def end_gently() -> None:
         nonlocal gentle
         signal_group(signal.SIGTERM)
-        signal_group(signal.SIGCONT)  # a stopped one gets TERM only when it goes on
+        signal_group(signal.SIGCONT)  # a stopped process receives TERM only when it continues
         await child.wait()
         signal_group(signal.SIGKILL)
         await _end_family(child, termination.cookie, signal.SIGTERM)
@@ -323,27 +320,27 @@ async def _end(child: OwnedProcess, termination: Termination) -> None:
             await _end_family(child, termination.cookie, signal.SIGKILL)
             await child.wait()
     if bound.cancelled_caught:
-        log.error("the engine is stuck in the kernel and does not end", pid=child.pid)
+        log.error("engine stuck in the kernel; abandoned", pid=child.pid)
     if bound.cancelled_caught and termination.on_survivor is not None:
         with trio.move_on_after(RECORD_SECONDS, shield=True):
-            try:  # on a dead disk the note is lost, and not the stop
+            try:  # on a dead disk the record is lost, but the stop continues
                 await trio.to_thread.run_sync(termination.on_survivor, child.pid, child.started, abandon_on_cancel=True)
             except OSError as error:
-                log.warning("stuck process not noted for the next agent", pid=child.pid, error=str(error))
+                log.warning("stuck engine not recorded", pid=child.pid, error=str(error))
 
 
 async def _end_family(child: OwnedProcess, cookie: str, number: signal.Signals) -> None:
-    """Signal all processes that carry the cookie, each once, and return when none does any more."""
-    notified: set[psutil.Process] = set()
+    """Signal all processes that carry the cookie, each once, and return when none is left."""
+    signalled: set[psutil.Process] = set()
     while True:
         try:
             family = set(await child.sampler.cookies.marked_processes(cookie))
-        except OSError:  # no descriptor is left: who cannot be seen has not ended
+        except OSError:  # no descriptor is left: processes that cannot be seen may still run
             await trio.sleep(FAMILY_POLL_SECONDS)
             continue
         if not family:
             return
-        for process in family - notified:
+        for process in family - signalled:
             processes.send(process, number)
-        notified |= family
+        signalled |= family
         await trio.sleep(FAMILY_POLL_SECONDS)

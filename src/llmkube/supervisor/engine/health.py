@@ -1,6 +1,7 @@
-"""What an engine answers, and the two watches that look after it: while it loads, and while it serves.
+"""Probes of an engine, and the two watches that detect a hang: while it loads, and while it serves.
 
-The watches gather what `progress` decides on: what the kernel sees each tick, what the engine says when it is asked.
+The watches collect the input of `supervisor.values.liveness`: the kernel's statistics at each tick, and the engine's
+answers to probes.
 """
 
 import json
@@ -35,13 +36,13 @@ from llmkube.supervisor.values.proxy_config import IN_FLIGHT_PATH
 FIRST_POLL_SECONDS = 0.02
 POLL_CAP_SECONDS = 0.25
 LONG_POLL_CAP_SECONDS = 2.0
-"""For a load that has taken minutes: a hundredth of what it has taken, at most this."""
+"""Maximum interval of readiness polls for a load of minutes, which are a hundredth of its duration apart."""
 
 ANSWER_SECONDS = 5.0
 TOKEN_SECONDS = 20.0
 IDLE_POLL_SECONDS = 0.1
 RECHECK_SECONDS = 4.0
-"""After this long a process that was seen stopped is looked at again: it may have been stopped for a moment."""
+"""Time after which a stopped process is sampled again: it may have been stopped for a moment only."""
 
 Health = Literal["ok", "busy", "gone"]
 _Reply = Response | Literal["gone", "late", "odd", "unasked"]
@@ -51,18 +52,18 @@ ReadStatsNowait = Callable[[], EngineStats | None]
 _LONGEST_BUILD: Final = 100
 
 MALFORMED_RESPONSE: Final = (ProtocolError, BodyTooLargeError)
-"""An answer all the same: a process listens there."""
+"""Responses that are malformed but prove that a process listens there."""
 
 
 def bearer(api_key: str) -> Headers:
-    """Return the header that shows an engine a key; none for an engine that asks for none."""
+    """Return the header that sends a key to an engine; no header for an engine without keys."""
     return Headers.of({"Authorization": f"Bearer {api_key}"}) if api_key else NO_HEADERS
 
 
 async def wait_ready(http: HttpClient, url: str) -> None:
-    """Return when the engine answers 200 on its readiness URL; a deadline is the caller's.
+    """Return when the engine answers 200 on its readiness URL; the caller sets the deadline.
 
-    The first questions follow each other closely, since a small model loads in less time than a comfortable poll.
+    The first polls follow each other closely, since a small model loads faster than the regular interval.
     """
     pause, started_at = FIRST_POLL_SECONDS, trio.current_time()
     while await ask(http, url) != "ok":
@@ -72,7 +73,7 @@ async def wait_ready(http: HttpClient, url: str) -> None:
 
 
 async def ask(http: HttpClient, url: str) -> Health:
-    """Ask once: `ok`, `busy` (it listens, but gave no 200 in time) or `gone` (nothing listens, or it hung up)."""
+    """Probe once: `ok`, `busy` (it listens, but sent no 200 in time) or `gone` (nothing listens, or it hung up)."""
     reply = await _get(http, url)
     if reply == "gone":
         return "gone"
@@ -81,14 +82,13 @@ async def ask(http: HttpClient, url: str) -> Health:
 
 @attrs.frozen
 class Engine:
-    """Where an engine answers, and in which way one asks it for a token.
+    """A running engine as an HTTP server.
 
     Attributes:
-        http: The way to it.
         url: Scheme, host and port.
-        plan: What it was started with.
-        credentials: What lets a request in; `/health` answers without.
-        proxy_url: Where its proxy is asked how many requests are in flight, if the engine says it of none; "" without.
+        plan: The plan that it was started with.
+        credentials: Headers that authenticate a request; `/health` needs none.
+        proxy_url: Its proxy, which counts the requests in flight if the engine does not; "" without a proxy.
     """
 
     http: HttpClient
@@ -99,16 +99,16 @@ class Engine:
 
     @property
     def queries(self) -> EngineQueries:
-        """What engines of its runtime can be asked."""
+        """The queries that engines of its runtime answer."""
         return queries_of(self.plan.runtime)
 
     @property
     def ready_url(self) -> str:
-        """GET it: 200 means ready."""
+        """The URL that answers a GET with 200 when the engine is ready."""
         return self.url + self.plan.ready_path
 
     async def counters(self) -> ProbeResult | None:
-        """Ask what it is at and how far it is; each question has `ANSWER_SECONDS`. None: this host could not ask."""
+        """Return its requests and decode counters; each query may take `ANSWER_SECONDS`. None: this host cannot ask."""
         asked = self.queries
         reply = await self._get(asked.metrics_path or self.plan.ready_path)
         if reply == "unasked":
@@ -130,7 +130,7 @@ class Engine:
             work = _busy_slots(slots)
         counters = None
         if work is not None and (metrics or slots):
-            # Not every build counts batches; the slots say how much of a prompt is done, in fields that move about.
+            # Not every build counts batches; slots show the progress of a prompt, in fields that differ by build.
             counters = (*(metrics.get(name, 0.0) for name in asked.progress), float(zlib.crc32(slots)))
         if work is None:
             work = await self._proxied_requests()
@@ -142,7 +142,7 @@ class Engine:
         return _body(await self._get(path)) if path and "--no-slots" not in self.plan.argv else b""
 
     async def _proxied_requests(self) -> int | None:
-        """Return how many requests its proxy has passed on and not answered; None where nothing says."""
+        """Return the number of requests in flight in its proxy; None if unknown."""
         if not self.proxy_url:
             return None
         try:
@@ -151,10 +151,7 @@ class Engine:
             return None
 
     async def one_token(self) -> ProbeResult | None:
-        """Ask for the least that it can compute; any answer that is not an error of its own will do.
-
-        None: this host could not ask.
-        """
+        """Request one token; any response below 500 is a success. None: this host cannot ask."""
         try:
             status = await self._request_token()
         except MALFORMED_RESPONSE:
@@ -165,15 +162,15 @@ class Engine:
         return ProbeResult("ok" if token else "busy", token=token)
 
     async def token_error(self) -> str:
-        """Ask for the least that it can compute; return how it fails, and "" when it does not, or takes long."""
+        """Request one token; return how that fails, or "" if it succeeds or takes long."""
         try:
             status = await self._request_token()
         except HttpError:
-            return ""  # its exit, or another program at its port, is noticed elsewhere
+            return ""  # its exit, or another program on its port, is detected elsewhere
         return f"it answers {status} to a request for one token" if status is not None and status >= 500 else ""
 
     async def _request_token(self) -> int | None:
-        """Return the status of the answer; None when there is none in `TOKEN_SECONDS`."""
+        """Return the status of the response; None if there is none within `TOKEN_SECONDS`."""
         path, body = self._token_request()
         content = self.credentials.with_("Content-Type", "application/json")
         with trio.move_on_after(TOKEN_SECONDS):
@@ -182,16 +179,16 @@ class Engine:
         return None
 
     async def wait_idle(self) -> None:
-        """Return when no request is in flight or queued, or when that cannot be told; a deadline is the caller's.
+        """Return when no request is in flight or queued, or if that is unknown; the caller sets the deadline.
 
-        llama-server counts both in its metrics (with `--metrics`, which our plans give); without them its slots say who
-        is at work, but not who waits.
+        llama-server counts both in its metrics (with `--metrics`, which our plans set); without them its slots show
+        requests in progress, but not queued ones.
         """
-        while await self.in_flight():  # noqa: ASYNC110 - another process knows it: there is no event
+        while await self.in_flight():  # noqa: ASYNC110 - there is no event: another process knows it
             await trio.sleep(IDLE_POLL_SECONDS)
 
     async def in_flight(self) -> int:
-        """Return how many requests it works on or has queued; 0 when it does not say."""
+        """Return the number of requests in progress or queued; 0 if unknown."""
         asked = self.queries
         metrics = _numbers(await self._get(asked.metrics_path), asked) if asked.metrics_path else {}
         if metrics.keys() & asked.work:
@@ -199,20 +196,20 @@ class Engine:
         return _busy_slots(await self._slots()) or await self._proxied_requests() or 0
 
     async def model_names(self) -> frozenset[str]:
-        """Return the names of the models that it says it serves; empty when it does not say."""
+        """Return the names of the models that it reports to serve; empty if it reports none."""
         try:
             return frozenset(str(model["id"]) for model in (await self._json(self.queries.names_path))["data"])
         except (KeyError, TypeError):
             return frozenset()
 
     async def build(self) -> str:
-        """Return the build that it says serves now; "" when it does not say."""
+        """Return the build that it reports; "" if it reports none."""
         info = await self._json(self.queries.build_path)
         build = info.get("build_info") if isinstance(info, dict) else None
         return build[:_LONGEST_BUILD] if isinstance(build, str) else ""
 
     async def _json(self, path: str) -> Any:
-        """Return what it answers on a path; None for no path, and for anything but a 200 with JSON."""
+        """Return the JSON that it answers on a path; None without a path, and for anything but a 200 with JSON."""
         try:
             return json.loads(_body(await self._get(path))) if path else None
         except ValueError:
@@ -223,7 +220,7 @@ class Engine:
 
     @property
     def _token_metric(self) -> str:
-        """What of its metrics counts its tokens: those that it writes, or reads where it writes none."""
+        """The metric of its tokens: generated ones, or those of prompts if it generates none."""
         reads = {"--reranking", "--embedding"}.intersection(self.plan.argv)
         return "prompt_tokens_total" if reads else "tokens_predicted_total"
 
@@ -237,7 +234,7 @@ class Engine:
 
 @attrs.define(eq=False)
 class _PendingQuery:
-    """The question that is with an engine now, and what it has answered since the look before."""
+    """The probe that an engine is answering now, or its result until the next sample includes it."""
 
     engine: Engine
     on_tokens: Callable[[float], None]
@@ -246,18 +243,18 @@ class _PendingQuery:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a question, or an answer that no look has taken into account."""
+        """Whether a probe is running, or has a result that no sample includes yet."""
         return self.asking or self.answer is not None
 
-    async def put(self, question: Probe) -> None:
-        """Ask; one question at a time."""
-        self.answer = await (self.engine.one_token() if question is Probe.TOKEN else self.engine.counters())
+    async def run(self, probe: Probe) -> None:
+        """Run a probe; one at a time."""
+        self.answer = await (self.engine.one_token() if probe is Probe.TOKEN else self.engine.counters())
         self.asking = False
         if self.answer is not None and self.answer.tokens is not None:
             self.on_tokens(self.answer.tokens)
 
     def add_to(self, stats: EngineStats) -> EngineStats:
-        """Return a look together with what has been asked and answered since the one before."""
+        """Return a sample with the pending probe and its result."""
         if not self.is_open:
             return stats
         stats, self.answer = attrs.evolve(stats, asked=True, answer=self.answer), None
@@ -273,26 +270,26 @@ async def watch(
     read_stats_nowait: ReadStatsNowait | None = None,
     on_tokens: Callable[[float], None] = lambda _: None,
 ) -> str:
-    """Return what stands still and for how long, when the engine hangs; `on_reachable` gets whether it can be reached.
+    """Watch a serving engine until it hangs; return what has stalled and for how long.
 
-    A question to the engine is a task beside the looks: one that waits for its answer must not delay the next look.
-    Nor is this task woken at each tick: a look from which nothing follows is taken by `read_stats_nowait`, on the way.
+    Probes run in their own task: one that waits for its answer must not delay the next sample. A sample without
+    consequences is taken by `read_stats_nowait` at the tick, without waking this task.
 
     Args:
-        engine: Whom to ask.
-        read_stats: Returns what the kernel says of its process.
-        on_reachable: Called when it can be reached, or cannot be any more.
-        limits: How long what may stand still.
-        read_stats_nowait: The same without waiting; None when only `read_stats` can tell.
-        on_tokens: Called with the tokens that it has computed since its start, when it says so.
+        engine: The engine to probe.
+        read_stats: Returns the kernel's statistics for its process; None once it has exited.
+        on_reachable: Called when it becomes reachable or unreachable.
+        limits: Maximum times without progress.
+        read_stats_nowait: The same without waiting; returns None if only `read_stats` can tell.
+        on_tokens: Called with the tokens computed since its start, whenever it reports them.
     """
-    state, reachable, inquiry, hung = Liveness(), True, _PendingQuery(engine, on_tokens), ""
+    state, reachable, pending, hung = Liveness(), True, _PendingQuery(engine, on_tokens), ""
     skips = skip_count()
 
     def is_idle() -> bool:
-        """Take one look, unless something follows from it: then it is for the task to take."""
+        """Take a sample if it has no consequences; otherwise leave it to the task."""
         nonlocal state
-        if read_stats_nowait is None or inquiry.is_open or (stats := read_stats_nowait()) is None:
+        if read_stats_nowait is None or pending.is_open or (stats := read_stats_nowait()) is None:
             return False
         after, verdict = step(state, stats, trio.current_time(), limits)
         if verdict is not FINE or after.stopped_samples:
@@ -305,28 +302,28 @@ async def watch(
             if state.stopped_samples:
                 await trio.sleep(RECHECK_SECONDS)
             elif await wait_tick(limits.tick_seconds, skips=skips, is_idle=is_idle):
-                # the machine has slept: what was said is old
+                # the machine has slept: earlier answers are out of date
                 skips = skip_count()
                 state = attrs.evolve(state, probed_at=-limits.probe_seconds, backoff=0)
             stats = await read_stats()
-            if stats is None:  # it has ended, which another task notices
+            if stats is None:  # it has exited, which another task detects
                 continue
-            state, verdict = step(state, inquiry.add_to(stats), trio.current_time(), limits)
+            state, verdict = step(state, pending.add_to(stats), trio.current_time(), limits)
             hung = verdict.hung
             if verdict.reachable != reachable:
                 reachable = verdict.reachable
                 on_reachable(reachable)
-            if verdict.ask is not Probe.NOTHING and not inquiry.asking:
-                inquiry.asking = True
-                nursery.start_soon(inquiry.put, verdict.ask)
+            if verdict.ask is not Probe.NOTHING and not pending.asking:
+                pending.asking = True
+                nursery.start_soon(pending.run, verdict.ask)
         nursery.cancel_scope.cancel(reason="the engine hangs")
     return hung
 
 
 async def watch_load(read_stats: ReadStats, report: Callable[[EngineStats], Awaitable[None]], limits: Limits) -> str:
-    """Return what stands still and for how long, when a load has stalled; call `report` after each look.
+    """Watch a load until it stalls; return what has stalled and for how long. `report` is called with each sample.
 
-    There is no clock on a load that moves: a large model from a slow disk takes as long as it takes.
+    A load that makes progress has no timeout: a large model on a slow disk may take hours.
     """
     load, stalled = Load(), ""
     while not stalled:
@@ -339,7 +336,7 @@ async def watch_load(read_stats: ReadStats, report: Callable[[EngineStats], Awai
 
 
 def _numbers(reply: _Reply, asked: EngineQueries) -> dict[str, float]:
-    """The metrics of an engine by their names; none of anything but a 200."""
+    """Return an engine's metrics by name; none for anything but a 200."""
     if not isinstance(reply, Response) or reply.status != 200:
         return {}
     numbers: dict[str, float] = {}
@@ -359,15 +356,15 @@ def _busy_slots(slots: bytes) -> int | None:
 
 
 def _body(reply: _Reply) -> bytes:
-    """The body of a 200, and nothing of anything else."""
+    """Return the body of a 200; empty for anything else."""
     return reply.body if isinstance(reply, Response) and reply.status == 200 else b""
 
 
 async def _get(http: HttpClient, url: str, credentials: Headers = NO_HEADERS) -> _Reply:
-    """What is answered; `late` after `ANSWER_SECONDS`, and `gone` when nothing listens or the answer is incomplete.
+    """Return the response, or why there is none.
 
-    `odd`: a process has answered, but too much, or nothing that is HTTP. `unasked`: this host has no descriptor left,
-    or no memory, for the question.
+    `late`: none within `ANSWER_SECONDS`. `gone`: nothing listens, or the response is incomplete. `odd`: the response is
+    too large, or not HTTP. `unasked`: this host has no file descriptor or memory left for the request.
     """
     with trio.move_on_after(ANSWER_SECONDS):
         try:
@@ -380,7 +377,7 @@ async def _get(http: HttpClient, url: str, credentials: Headers = NO_HEADERS) ->
 
 
 def _is_resource_exhaustion(error: BaseException | None) -> bool:
-    """Whether what went wrong, or what caused it, is that this host has run out of something."""
+    """Whether the error, or its cause, is that this host has run out of a resource."""
     if isinstance(error, BaseExceptionGroup):
         return any(map(_is_resource_exhaustion, error.exceptions))
     if error is None or (isinstance(error, OSError) and error.errno in LOCAL_CONNECT_ERRNOS):

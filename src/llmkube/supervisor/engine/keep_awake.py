@@ -1,10 +1,10 @@
-"""A Mac that does not fall asleep while an engine works: `caffeinate`, one for each engine.
+"""Keep a Mac awake while an engine works, with one `caffeinate` per engine.
 
-A request in flight keeps no Mac awake (vllm-mlx issue 604), and an idle engine is no reason to: the assertion is held
-while an engine loads or computes and a minute longer, or for all of its life where `--keep-awake` says so. It belongs
-to caffeinate, which ends with the agent (`-w`), also with one that is killed: the engines that it leaves keep no Mac
-awake, as no agent sees whether they work, until the next agent adopts them and takes an assertion of its own.
-caffeinate(8) explains `-i` (idle sleep) and `-s` (sleep on AC power). A Mac on battery sleeps when its lid is closed.
+A request in flight does not keep a Mac awake (vllm-mlx issue 604), and an idle engine should not. So a power assertion
+is held while an engine loads or computes and for a minute after that, or always with `--keep-awake`. caffeinate holds
+it, and exits with the agent (`-w`), even if that is killed. Without an agent nothing observes whether the remaining
+engines work, so they do not keep the Mac awake until the next agent adopts them. caffeinate(8) explains `-i` (idle
+sleep) and `-s` (sleep on AC power). A Mac on battery sleeps when its lid is closed.
 """
 
 import math
@@ -28,20 +28,20 @@ log = structlog.get_logger(__name__)
 CAFFEINATE: Final = ("/usr/bin/caffeinate", "-i", "-s", "-w")
 
 HOLD_SECONDS: Final = 60.0
-"""After an engine was last seen to work: a conversation has pauses."""
+"""Time for which the assertion is held after an engine last worked: a conversation has pauses."""
 
 AGAIN: Final = Backoff(base_seconds=1.0, cap_seconds=300.0)
-"""Before caffeinate is started again that has ended too early."""
+"""Delays before caffeinate is restarted after it exited too early."""
 
 STABLE_SECONDS: Final = 600.0
-"""One that has lived for so long was no failure: the pauses begin anew."""
+"""An exit after at least this time is not a repeated failure: the back-off is reset."""
 
 END_SECONDS: Final = 2.0
-"""How long caffeinate may take to end; it waits for nothing."""
+"""Time that caffeinate may take to exit after TERM."""
 
 
 async def caffeinate(program: Sequence[str] = CAFFEINATE) -> None:
-    """Keep this Mac awake until cancelled, or this process has ended; return early when the program ends by itself.
+    """Keep this Mac awake until cancelled, or until this process exits; return early if the program exits by itself.
 
     Args:
         program: The command, without the pid of this process.
@@ -67,11 +67,11 @@ async def caffeinate(program: Sequence[str] = CAFFEINATE) -> None:
 
 @attrs.define(eq=False)
 class PowerAssertion:
-    """Held while an engine works, or always.
+    """A power assertion that is held while an engine works, or always.
 
     Attributes:
-        hold: Keeps this Mac awake until cancelled; it may end too early, or raise OSError.
-        always: Whether it is held all the time.
+        hold: Keeps this Mac awake until cancelled; may return early, or raise OSError.
+        always: Whether to hold it all the time.
     """
 
     hold: Callable[[], Awaitable[None]]
@@ -81,32 +81,32 @@ class PowerAssertion:
     _rng: random.Random = attrs.field(factory=random.Random)
 
     def worked(self) -> None:
-        """The engine was seen to work just now."""
+        """Record that the engine has just worked."""
         self._until = trio.current_time() + HOLD_SECONDS
         self._changed.set()
 
     async def run(self) -> None:
-        """Never return: hold it when it is to be held."""
+        """Hold the assertion whenever it is wanted, forever."""
         failures = 0
         while True:
             await self._wait_wanted()
-            started_at, has_ended, why = trio.current_time(), False, "it has ended"
+            started_at, has_exited, why = trio.current_time(), False, "it exited"
 
             async def hold() -> None:
-                nonlocal has_ended, why
+                nonlocal has_exited, why
                 try:
                     await self.hold()
                 except OSError as error:
                     why = str(error)
-                has_ended = True
+                has_exited = True
 
             await wait_any(hold, self._wait_unwanted)
-            if not has_ended:
+            if not has_exited:
                 continue
             failures = 1 if trio.current_time() - started_at >= STABLE_SECONDS else failures + 1
             pause = AGAIN.delay(failures, self._rng)
-            if failures == 1:  # again and again the same is no news
-                log.warning("this Mac may fall asleep while an engine works", program=CAFFEINATE[0], why=why)
+            if failures == 1:  # repeated failures are not logged
+                log.warning("power assertion lost; this Mac may sleep", program=CAFFEINATE[0], why=why)
             await trio.sleep(pause)
 
     async def _wait_wanted(self) -> None:
@@ -117,17 +117,17 @@ class PowerAssertion:
     async def _wait_unwanted(self) -> None:
         if self.always:
             await trio.sleep_forever()
-        while trio.current_time() < self._until:  # noqa: ASYNC110 - it moves on with each request
+        while trio.current_time() < self._until:  # noqa: ASYNC110 - each request moves the deadline
             await trio.sleep_until(self._until)
 
 
 @asynccontextmanager
 async def keeping_awake(assertion: PowerAssertion) -> AsyncIterator[None]:
-    """Have an assertion held when it is to be, for as long as the block runs.
+    """Hold an assertion whenever it is wanted, for the duration of the block.
 
-    An agent that leaves its engines to the next one lets go of it, and the next one takes its own.
+    An agent that leaves its engines to the next one releases it, and the next agent takes its own.
     """
     async with trio.open_nursery() as nursery:
         nursery.start_soon(assertion.run)
         yield
-        nursery.cancel_scope.cancel(reason="the engine is not ours any more")
+        nursery.cancel_scope.cancel(reason="the agent has released the engine")

@@ -1,6 +1,6 @@
-"""The file in which an engine finds the keys that it asks for: private, one key per line, there as long as the engine.
+"""The private file with the API keys of an engine, one per line; it exists as long as the engine.
 
-An engine reads it once, when it starts. It never sees a key on its command line, which every user of the machine reads.
+An engine reads it once, at start. Keys never appear on a command line, which every user of the machine can read.
 """
 
 import contextlib
@@ -22,12 +22,12 @@ _KEY_BYTES: Final = 32
 
 
 def new_key() -> str:
-    """Return a key that cannot be guessed."""
+    """Return a new random key."""
     return secrets.token_urlsafe(_KEY_BYTES)
 
 
 def key_path(state_dir: Path, cookie: str) -> Path:
-    """Return where the engine with this cookie finds its keys."""
+    """Return the key file of the engine with this cookie."""
     return state_dir / _FOLDER / cookie
 
 
@@ -35,14 +35,14 @@ def write_keys(path: Path, keys: Sequence[str]) -> None:
     """Write the keys of an engine that is about to start; blocks.
 
     Raises:
-        OSError: The disk does not take them.
+        OSError: The file cannot be written.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_private(path, "".join(f"{key}\n" for key in keys), durable=False)
 
 
 def read_keys(path: Path) -> tuple[str, ...]:
-    """Return the keys of an engine that an earlier agent has started; none where they cannot be read. Blocks."""
+    """Return the keys of an engine that an earlier agent started; none if they cannot be read. Blocks."""
     try:
         return tuple(path.read_text("ascii").splitlines())
     except (OSError, ValueError):
@@ -50,9 +50,9 @@ def read_keys(path: Path) -> tuple[str, ...]:
 
 
 def with_client_keys(entry: Entry, keys: Sequence[str]) -> Entry:
-    """Return a service of the journal with its clients' keys, as the key file of its engine has them.
+    """Return a journal entry with its clients' keys, taken from the keys in the engine's key file.
 
-    What starts again while the API server is away needs them; the journal has their digest alone.
+    An engine that restarts while the API server is away needs them; the journal stores only their digest.
     """
 
     def known(launch: Launch) -> Launch:
@@ -65,7 +65,7 @@ def with_client_keys(entry: Entry, keys: Sequence[str]) -> Entry:
 
 @contextlib.contextmanager
 def removed_after_exit(path: Path, shutdown: Shutdown) -> Iterator[None]:
-    """Remove an engine's file after the block, unless the engine stays for the next agent."""
+    """Remove an engine's file after the block, unless the engine keeps running for the next agent."""
     try:
         yield
     finally:
@@ -82,5 +82,5 @@ def remove_key_files(state_dir: Path, live_cookies: frozenset[str]) -> None:
 
 def remove_private(path: Path) -> None:
     """Remove an engine's private file, if it is there."""
-    with contextlib.suppress(OSError):  # the key of an engine that has ended opens nothing
+    with contextlib.suppress(OSError):  # the key of an exited engine gives access to nothing
         path.unlink(missing_ok=True)

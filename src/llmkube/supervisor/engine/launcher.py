@@ -1,6 +1,6 @@
-"""The engine programs on this machine: what they are, and how they are started in a small environment of their own.
+"""Find and inspect the engine programs on this machine, and start them with a minimal environment.
 
-The program of a runtime is where the host's owner says, else on PATH or where Homebrew puts programs.
+The program of a runtime is the configured one, else the one on PATH or in Homebrew's folders.
 """
 
 import os
@@ -41,36 +41,35 @@ from llmkube.supervisor.values.proxy_config import ProxyConfig
 from llmkube.supervisor.values.settings import AgentSettings
 
 HOMEBREW: Final = ("/opt/homebrew/bin", "/usr/local/bin")
-"""launchd starts agents with neither on PATH."""
-
+"""Homebrew's folders; launchd starts agents with neither of them on PATH."""
 
 _OLLAMA = ("OLLAMA_HOST", "OLLAMA_MODELS")
-"""Where this user's Ollama is, and its store."""
+"""The address of this user's Ollama, and its store."""
 
 INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "LANG", "LC_ALL", "LC_CTYPE", "TZ", *_OLLAMA)
-"""All that an engine inherits from the agent's environment; tokens and keys in it stay with the agent."""
+"""The only variables that an engine inherits from the agent, so that it gets none of the agent's tokens and keys."""
 
 _PYTHON = ("PYTHONPATH", "VIRTUAL_ENV")
-"""What a proxy, which is this program once more, needs besides."""
+"""Variables that a proxy needs in addition, since it is this program."""
 
 HELP_SECONDS = 30.0
-"""How long `--help` may take; macOS checks a new binary's signature online at its first start."""
+"""Time that `--help` may take; macOS checks the signature of a new binary online at its first start."""
 
 
 class EngineNotFoundError(ExternalError):
-    """The program of an engine is missing, or is not what it should be."""
+    """The program of an engine is missing, or is not the expected one."""
 
     reason = Reason.ENGINE_NOT_FOUND
 
 
 def find_program(settings: AgentSettings, runtime: HostRuntime) -> str:
-    """Return the path of a runtime's program; one that is installed later is found later.
+    """Return the path of a runtime's program, as installed now.
 
     Raises:
-        EngineNotFoundError: No program of that name is where it is looked for.
+        EngineNotFoundError: No program of that name is on PATH or in Homebrew's folders.
     """
     if runtime.name == DEFAULT_RUNTIME:
-        return settings.llama_server  # was looked for when the agent started, the bundled one included
+        return settings.llama_server  # found when the agent started; it may be the bundled one
     if chosen := settings.programs.get(runtime.name):
         return chosen
     command = runtime.program.command
@@ -94,19 +93,19 @@ def read_head(path: str) -> str:
 
 
 class EngineStuckError(ExternalError):
-    """The last engine of the service cannot be ended, and there is to be no second one beside it."""
+    """The previous engine of the service cannot be stopped, and a second one must not be started."""
 
     reason = Reason.ENGINE_STUCK
 
 
 class AddressMissingError(ExternalError):
-    """This host does not have the address that engines should listen on, at least not now."""
+    """This host does not have the address that engines should listen on now."""
 
     reason = Reason.ADDRESS_MISSING
 
 
 def explain_early_kill(code: int, platform: str) -> str:
-    """Say what it means that a program was killed before it said a word; "" where nothing is known to mean it."""
+    """Return the likely cause if a program was killed before it printed anything; "" if there is none."""
     if platform == "darwin" and code == -signal.SIGKILL:
         return f"macOS kills a program whose code signature is not valid, as after a copy over the file; {SIGN_AGAIN}"
     return ""
@@ -114,7 +113,7 @@ def explain_early_kill(code: int, platform: str) -> str:
 
 @attrs.define(eq=False)
 class _Inspection:
-    """The question that is under way; tasks that come meanwhile get the same answer."""
+    """An inspection in progress, shared by all tasks that request the same program."""
 
     done: trio.Event = attrs.field(factory=trio.Event)
     error: EngineNotFoundError | None = None
@@ -125,8 +124,7 @@ class LocalEngines:
     """Start engines on this machine.
 
     Attributes:
-        settings: The agent's.
-        awake: Keeps this machine awake until cancelled, or until this process has ended; None where nothing does.
+        awake: Keeps this machine awake until cancelled, or until this process exits; None where it is not used.
     """
 
     settings: AgentSettings
@@ -134,7 +132,7 @@ class LocalEngines:
     _known: dict[tuple[str, int, int, int], EngineInfo] = attrs.field(factory=dict)
     _inspections: dict[str, _Inspection] = attrs.field(factory=dict)  # by runtime
     _sampler: Sampler = attrs.field(factory=Sampler)
-    # Of its own: a proxy's scan has no deadline, and must not hold up the ends of engines.
+    # Separate from the sampler's: a proxy's scan has no deadline, and must not delay stopping engines.
     _scan: CookieScan = attrs.field(factory=CookieScan)
 
     @awake.default
@@ -142,24 +140,24 @@ class LocalEngines:
         return caffeinate if sys.platform == "darwin" or self.settings.keep_awake else None
 
     async def info(self, runtime: str = DEFAULT_RUNTIME) -> EngineInfo:
-        """Ask the program of a runtime what it is, once per binary: a replaced file is asked again."""
+        """Inspect the program of a runtime, once per binary: a replaced file is inspected again."""
         known = HOST_RUNTIMES.get(runtime)
         if known is None:
-            raise EngineNotFoundError(f"this agent does not run {runtime}: a newer one may have started its engine")
+            raise EngineNotFoundError(f"this agent does not support {runtime}; a newer one may have started its engine")
         path = find_program(self.settings, known)
         try:
             found = Path(path).stat()
         except OSError as error:
             message = f"no {known.program.command} at {path} ({error.strerror}); {known.program.remedy}"
             raise EngineNotFoundError(message) from error
-        # Not the time alone: some package managers give every file the same one.
+        # The time alone is not enough: some package managers give every file the same one.
         identity = (path, found.st_ino, found.st_size, found.st_mtime_ns)
         while identity not in self._known:
             if (inspection := self._inspections.get(runtime)) is not None:
                 await inspection.done.wait()
                 if inspection.error is not None:
                     raise EngineNotFoundError(str(inspection.error)) from inspection.error
-                continue  # it was answered, or the task that asked was cancelled
+                continue  # it has succeeded, or its task was cancelled
             self._inspections[runtime] = inspection = _Inspection()
             try:
                 self._known[identity] = await self._ask(path, known)
@@ -198,7 +196,7 @@ class LocalEngines:
         except OSError as error:
             raise EngineNotFoundError(f"cannot run {program}: {error.strerror or error}") from error
         except trio.TooSlowError as error:
-            raise EngineNotFoundError(f"{invocation} gave no answer in {HELP_SECONDS:g} s") from error
+            raise EngineNotFoundError(f"{invocation} did not answer within {HELP_SECONDS:g} s") from error
         text: str = done.stdout.decode("utf-8", "replace")
         if done.returncode != 0:
             detail = text[-500:].strip() or explain_early_kill(done.returncode, sys.platform)
@@ -206,7 +204,7 @@ class LocalEngines:
         return text
 
     def free_port(self, host: str) -> int:
-        """Ask the kernel; another process may take it before the engine does: then the attempt is repeated."""
+        """Return a free port chosen by the kernel; if another process takes it first, the attempt is repeated."""
         try:
             with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
                 probe.bind((host, 0))
@@ -217,11 +215,11 @@ class LocalEngines:
 
     @asynccontextmanager
     async def open_child(self, command: Command, shutdown: Shutdown, grace: Grace) -> AsyncIterator[Child]:
-        """Run a process with the small environment that engines get.
+        """Run a process with the minimal environment for engines.
 
         Raises:
-            EngineStuckError: An earlier one of this service has outlived its end.
-            SpawnError: It could not be started.
+            EngineStuckError: An earlier engine of this service has survived KILL.
+            SpawnError: The process cannot be started.
         """
         service = service_of(command.log_path)
         child = open_child(
@@ -238,7 +236,7 @@ class LocalEngines:
     async def adopt_child(
         self, record: EngineRecord, log_path: Path, shutdown: Shutdown, grace: Grace
     ) -> AsyncIterator[Child]:
-        """Take over a process that an earlier agent has started."""
+        """Take over a process that an earlier agent started."""
         child = adopt_child(
             record,
             log_path,
@@ -259,7 +257,7 @@ class LocalEngines:
         proxy: ProxyConfig | None,
         shutdown: Shutdown,
     ) -> AsyncIterator[OwnedProcess]:
-        """Run a process with what it has beside it: its keys, its proxy, an assertion that keeps this machine awake."""
+        """Run a process with its key file, its proxy, and an assertion that keeps this machine awake."""
         async with AsyncExitStack() as stack:
             stack.enter_context(removed_after_exit(key_path(self.settings.state_dir, cookie), shutdown))
             process = await stack.enter_async_context(child)
@@ -272,7 +270,7 @@ class LocalEngines:
             return
         assertion = PowerAssertion(self.awake, always=self.settings.keep_awake)
         child.worked = assertion.worked
-        assertion.worked()  # it starts, or was found: for all that is known at work
+        assertion.worked()  # a started or adopted engine may be working
         await stack.enter_async_context(keeping_awake(assertion))
 
     async def _add_proxy(
@@ -292,9 +290,9 @@ class LocalEngines:
         engine = self._stuck.of(service)
         if engine is not None:
             raise EngineStuckError(
-                f"the last engine of {service} (pid {engine.pid}) does not end, not even after SIGKILL: it is stuck in "
-                "the kernel and holds its memory; another one is started when it is gone. If it stays, look at the "
-                "disk of the model and at the driver, or restart the machine"
+                f"the previous engine of {service} (pid {engine.pid}) did not exit after SIGKILL: it is stuck in the "
+                "kernel and holds its memory; a new engine starts when it is gone. If it stays, check the model's disk "
+                "and the driver, or restart the machine"
             )
 
     def _termination(self, cookie: str, shutdown: Shutdown, grace: Grace, service: str) -> Termination:
@@ -309,10 +307,5 @@ class LocalEngines:
 
     def _environment(self, extra: dict[str, str]) -> dict[str, str]:
         inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
-        return (
-            inherited
-            | dict(self.settings.variables)
-            | dict(FIXED_VARIABLES)
-            | extra
-            | {OWNER_VARIABLE: str(self.settings.state_dir)}
-        )
+        configured = dict(self.settings.variables) | dict(FIXED_VARIABLES)
+        return inherited | configured | extra | {OWNER_VARIABLE: str(self.settings.state_dir)}

@@ -1,15 +1,15 @@
-"""What an earlier agent left on this host: engines to go on with, and orphans to end. Nothing else is ever signalled.
+"""Find what an earlier agent left on this host: engines to adopt, and orphans to stop. Nothing else is ever signalled.
 
 ```
  journal entry ─┬─ its cookie found in a process's environment ─▶ adopt
-                └─ pid and start time still those of the record ─▶ adopt (where the environment cannot be read)
- process with our mark, and no entry claims it ──────────────────▶ orphan: TERM, grace, KILL
+                └─ pid and start time still match the record ────▶ adopt (where the environment cannot be read)
+ process with our mark that no entry claims ─────────────────────▶ orphan: TERM, grace, KILL
 ```
 
-An engine may outlive KILL: stuck in the kernel (state D), on a dead disk or in a driver. Such a process holds its
-memory and its files for as long as it lasts, and only the kernel ends it. A second engine on top of it would be stuck
-beside it, or would want the memory that the first one still has. So each of them is noted, in a file that outlives the
-agent, and its service gets no other engine before it is gone.
+An engine may survive KILL: stuck in the kernel (state D), on a dead disk or in a driver. Such a process holds its
+memory and files until the kernel ends it. A second engine would get stuck as well, or would need the memory that the
+first one still holds. So each stuck engine is recorded in a file that survives the agent, and its service gets no other
+engine until it is gone.
 """
 
 import contextlib
@@ -29,17 +29,16 @@ from llmkube.supervisor.values.journal import EngineRecord, Entry
 from llmkube.supervisor.values.settings import AgentSettings
 
 STUCK_FOLDER = "strays"
-"""Their folder in the state directory."""
+"""The folder for records of stuck engines in the state directory."""
 
 
 @attrs.frozen
 class StuckEngine:
-    """A process that has outlived its end.
+    """An engine process that has survived KILL.
 
     Attributes:
-        pid: Its process id.
-        started: What tells it from a later one with this pid (`processes.start_of`).
-        service: Whose engine it was, as `namespace/name`.
+        started: Distinguishes it from a later process with the same pid (`processes.start_of`).
+        service: The service of the engine, as `namespace/name`.
     """
 
     pid: int
@@ -49,21 +48,21 @@ class StuckEngine:
 
 @attrs.frozen
 class StuckEngines:
-    """The notes of one state directory; all of this blocks for some microseconds."""
+    """The records of stuck engines in one state directory; all methods block for some microseconds."""
 
     root: Path
 
     def record(self, engine: StuckEngine) -> None:
-        """Remember one until it is gone.
+        """Record one until it is gone.
 
         Raises:
-            OSError: The disk does not take it.
+            OSError: The record cannot be written.
         """
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_private(self.root / f"{engine.pid}.json", json.dumps(attrs.asdict(engine)), durable=False)
 
     def of(self, service: str) -> StuckEngine | None:
-        """Return one that was a service's engine, or None; what is gone is forgotten."""
+        """Return a stuck engine of a service, or None; records of processes that are gone are removed."""
         return next((engine for engine in self._alive() if engine.service == service), None)
 
     def _alive(self) -> Iterator[StuckEngine]:
@@ -75,12 +74,12 @@ class StuckEngines:
             if is_alive(engine.pid, engine.started):
                 yield engine
             else:
-                with contextlib.suppress(OSError):  # it is looked at again
+                with contextlib.suppress(OSError):  # the next call tries again
                     path.unlink(missing_ok=True)
 
 
 def stuck_engine_of(process: psutil.Process) -> StuckEngine | None:
-    """Return the note on a process that an agent has started in `work/<namespace>/<name>`, or None if it was not."""
+    """Return the record of a process that an agent started in `work/<namespace>/<name>`; None for any other process."""
     try:
         folder = Path(process.cwd())
     except (psutil.Error, OSError, SystemError):  # SystemError as in `processes`
@@ -89,7 +88,7 @@ def stuck_engine_of(process: psutil.Process) -> StuckEngine | None:
 
 
 def is_alive(pid: int, started: str) -> bool:
-    """Whether this very process still runs; one that has ended and was not reaped does not."""
+    """Whether exactly this process still runs; a zombie does not."""
     if processes.start_of(pid) != started:
         return False
     try:
@@ -99,7 +98,7 @@ def is_alive(pid: int, started: str) -> bool:
 
 
 def is_in_scope(entry: Entry, settings: AgentSettings) -> bool:
-    """Whether an agent with these settings would serve this."""
+    """Whether an agent with these settings would serve an entry."""
     return (
         settings.namespace in (None, entry.key.namespace)
         and accelerator(entry.desired.model) in settings.accelerators
@@ -114,12 +113,12 @@ def match_processes(
     start_of: Callable[[int], str] = processes.start_of,
     session_of: Callable[[psutil.Process], int] = processes.session_of,
 ) -> tuple[dict[Key, Entry], list[psutil.Process]]:
-    """Compare the journal with the processes that carry our mark; return what is left of each service, and the orphans.
+    """Compare the journal with the processes that carry our mark; return the remaining entries, and the orphans.
 
-    An entry whose engine has ended is returned without it, or not at all if it does not belong to an agent with these
-    settings: it is to be forgotten then, for `llmkube cache prune` spares the files that the journal names. What does
-    not belong and runs is returned: the agent ends it in order, with its requests. A member of an adopted engine's
-    family is no orphan, nor is its proxy. Whose environment cannot be read belongs to those whose session it leads.
+    An entry whose engine has exited is returned without it, or is dropped if an agent with these settings would not
+    serve it: `llmkube cache prune` spares the files that the journal names. An entry out of scope whose engine runs is
+    returned, so that the agent stops it gracefully. The family and the proxy of an adopted engine are not orphans. A
+    process whose environment cannot be read belongs to the family whose session it leads.
     """
     by_cookie: dict[str, list[psutil.Process]] = {}
     cookies = {process.pid: processes.cookie_of(process) for process in ours}
@@ -144,10 +143,10 @@ def match_processes(
 def _alive(
     record: EngineRecord, leaders: Iterator[psutil.Process], start_of: Callable[[int], str]
 ) -> EngineRecord | None:
-    """Return the record with the pid that the process has, or None when it has ended."""
+    """Return the record with the pid of its process, or None if that has exited."""
     if record.pid and start_of(record.pid) == record.started:
         return record
     if record.pid:
-        return None  # its helpers may be alive, but the engine is not
-    leader = next(leaders, None)  # its agent was killed between the spawn and the second line of the journal
+        return None  # helpers may be alive, but the engine is not
+    leader = next(leaders, None)  # the agent was killed between the spawn and the second line of the journal
     return attrs.evolve(record, pid=leader.pid, started=start_of(leader.pid)) if leader is not None else None

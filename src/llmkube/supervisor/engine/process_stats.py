@@ -1,10 +1,10 @@
-"""Sample every engine of a host at once: what the kernel knows without asking the engine.
+"""Sample all engines of a host at once from the kernel's statistics, without a request to any engine.
 
-All services sample on the same tick, so the first that asks samples all engines and the others take its result: 500
-idle engines cost one wake-up and some ten milliseconds every five seconds, and no engine is disturbed.
+All services sample on the same tick, so the first call samples all engines and the others use its result: 500 idle
+engines cost one wake-up and some ten milliseconds every five seconds.
 
-The processes that carry a cookie are found by one look at every process of the host for all that ask at the same time:
-hundreds of engines end together, and a look takes tens of milliseconds then.
+Likewise, one scan of all processes finds the carriers of a cookie for all concurrent callers: hundreds of engines may
+be stopped together, and a scan takes tens of milliseconds then.
 """
 
 import os
@@ -27,30 +27,30 @@ from llmkube.supervisor.host.tcp_listeners import listening_ports
 from llmkube.supervisor.values.liveness import EngineStats
 
 FRESH_SECONDS: Final = 1.0
-"""A sample serves every service that asks within this time."""
+"""Age up to which a sample is reused."""
 
 FAMILY_ROUNDS: Final = 15
-"""In every so many rounds the processes below engines are looked for: a wrapper script has its real engine there."""
+"""Interval, in rounds, at which descendants of engines are looked up: the real engine may be below a wrapper script."""
 
 YOUNG_ROUNDS: Final = 8
-"""For so many rounds after its start an engine's family is looked for each time."""
+"""Rounds after an engine's start in which descendants are looked up every time."""
 
 PORT_ROUNDS: Final = 2
-"""In every so many rounds the ports are looked at: the kernel takes a millisecond to list those of 500 engines."""
+"""Interval, in rounds, at which ports are read: the kernel takes a millisecond to list those of 500 engines."""
 
 FORGOTTEN_SECONDS: Final = 60.0
-"""An engine that no service has asked for during this time is not sampled any more."""
+"""Time after which an engine that no service has requested is not sampled any more."""
 
 CONNECT_SECONDS: Final = 0.2
 
 _LETTERS: Final = {psutil.STATUS_STOPPED: "T", psutil.STATUS_ZOMBIE: "Z"}
-"""What psutil says elsewhere than on Linux. Not "running": macOS says so of every process that has not been stopped
-(psutil issues 1754 and 2675), and to `progress` an R is progress."""
+"""States of psutil outside Linux. "running" is left out: macOS reports it for every process that has not been stopped
+(psutil issues 1754 and 2675), and an R is taken for progress."""
 
 
 @attrs.define(eq=False)
 class CookieScan:
-    """Which process carries which cookie; one per host."""
+    """Scans for the processes that carry a cookie; one instance per host."""
 
     _scan: Callable[[], Mapping[str, Sequence[psutil.Process]]] = partial(processes.marked_processes, COOKIE_VARIABLE)
     _found: Mapping[str, Sequence[psutil.Process]] = attrs.field(factory=dict)
@@ -59,16 +59,16 @@ class CookieScan:
     _lock: trio.Lock = attrs.field(factory=trio.Lock)
 
     async def marked_processes(self, cookie: str) -> Sequence[psutil.Process]:
-        """Return what a scan finds that begins after this was called; one that runs already may have missed some.
+        """Return the processes that carry a cookie, from a scan that started after this call.
 
         Raises:
-            OSError: No descriptor is left for it.
+            OSError: No file descriptor is left for the scan.
         """
         wanted = self._started_scans + 1
         async with self._lock:
             if self._finished_scans < wanted:
                 self._started_scans += 1
-                # It only looks: a process on a dead disk, which blocks the scan, must not block an engine's end.
+                # The scan only reads: if a process on a dead disk blocks it, stopping an engine must not block.
                 self._found = await trio.to_thread.run_sync(self._scan, abandon_on_cancel=True)
                 self._finished_scans = self._started_scans
         return self._found.get(cookie, ())
@@ -76,7 +76,7 @@ class CookieScan:
 
 @attrs.frozen
 class EngineProcess:
-    """An engine to sample: a process, where it listens, and the file that it writes to."""
+    """An engine to sample: its process, its address, and its log."""
 
     pid: int
     host: str
@@ -97,7 +97,7 @@ class StatsReader:
     )  # without ports, and with
 
     def __call__(self, engines: Sequence[EngineProcess], loading: frozenset[int]) -> Mapping[int, EngineStats]:
-        """Return the stats of those that are alive; of those that load also what they have read."""
+        """Return the stats of the engines that are alive; for those that load, also the bytes read from disk."""
         self._count += 1
         self._ages = {engine.pid: self._ages.get(engine.pid, -1) + 1 for engine in engines}
         # A young engine may be about to start the process that does the work.
@@ -124,16 +124,16 @@ class StatsReader:
 
 @attrs.define(eq=False)
 class Sampler:
-    """Sample engines, all at once; one per host.
+    """Sample engines, all at once; one instance per host.
 
-    Linux takes some ten microseconds per engine and no thread: changing over to one and back would wake the agent twice
-    more. Elsewhere a thread has to try the port.
+    Linux takes some ten microseconds per engine, so no thread is used: switching to one and back would wake the agent
+    twice more. Other systems need a thread to connect to the port.
     """
 
     _read: Callable[[Sequence[EngineProcess], frozenset[int]], Mapping[int, EngineStats]] = attrs.field(
         factory=StatsReader
     )
-    _engines: dict[int, tuple[EngineProcess, bool, float]] = attrs.field(factory=dict)  # how, and when last asked for
+    _engines: dict[int, tuple[EngineProcess, bool, float]] = attrs.field(factory=dict)  # loading; time of last request
     _stats: Mapping[int, EngineStats] = attrs.field(factory=dict)
     _sampled_at: float = float("-inf")
     _lock: trio.Lock = attrs.field(factory=trio.Lock)
@@ -141,9 +141,9 @@ class Sampler:
     cookies: CookieScan = attrs.field(factory=CookieScan)
 
     async def sample(self, engine: EngineProcess, *, loading: bool) -> EngineStats | None:
-        """Return what the kernel shows of an engine now; None when its process has ended."""
+        """Return the stats of an engine now; None if its process has exited."""
         now = self._register(engine, loading=loading)
-        await trio.lowlevel.checkpoint_if_cancelled()  # all callers come from a tick: no other task need run here
+        await trio.lowlevel.checkpoint_if_cancelled()  # all callers come from a tick: no need to yield to others
         if not self._in_thread:
             self._refresh(now)
         elif self._is_old(now):
@@ -153,14 +153,14 @@ class Sampler:
         return self._stats.get(engine.pid)
 
     def sample_nowait(self, engine: EngineProcess) -> EngineStats | None:
-        """Return the same as `sample` without waiting; None also where that takes a thread."""
+        """Return the same as `sample` without waiting; None also if that needs a thread."""
         if self._in_thread:
             return None
         self._refresh(self._register(engine, loading=False))
         return self._stats.get(engine.pid)
 
     def _register(self, engine: EngineProcess, *, loading: bool) -> float:
-        """Note that a service asks for an engine now; return the time."""
+        """Record a request for an engine, and return the time."""
         now = trio.current_time()
         if engine.pid not in self._engines:
             self._sampled_at = float("-inf")
@@ -175,7 +175,7 @@ class Sampler:
             self._store(self._read(*self._wanted(now)))
 
     def _wanted(self, now: float) -> tuple[list[EngineProcess], frozenset[int]]:
-        """The engines that were asked for lately, and which of them load; the others are forgotten."""
+        """Return the recently requested engines, and which of them are loading; forget the others."""
         wanted = [each for each in self._engines.values() if now - each[2] < FORGOTTEN_SECONDS]
         self._engines = {each[0].pid: each for each in wanted}
         return [each[0] for each in wanted], frozenset(each[0].pid for each in wanted if each[1])
@@ -185,7 +185,7 @@ class Sampler:
 
 
 def read_stat(pid: int) -> ProcessStat | None:
-    """Return what the kernel counts of a process; None when there is none, or it is another user's."""
+    """Return the kernel's statistics for a process; None if there is none, or it belongs to another user."""
     return procfs.read_stat(pid) if sys.platform == "linux" else _read_by_psutil(pid)
 
 
@@ -197,13 +197,13 @@ def _stats_of(
     *,
     loading: bool,
 ) -> EngineStats | None:
-    """The stats of a family; those of before once more if they are the same, as nearly all do. None: it has ended."""
+    """Return the stats of a family, `before` itself if they are equal; None if the engine has exited."""
     stats = [stat for pid in members if (stat := read_stat(pid)) is not None]
     if not stats:
         return None
     stat = stats[0] if len(stats) == 1 else _sum(stats)
     try:
-        log_bytes = os.stat(engine.log_path).st_size  # noqa: PTH116 - of hundreds, at two thirds of what Path.stat costs
+        log_bytes = os.stat(engine.log_path).st_size  # noqa: PTH116 - faster than Path.stat by a third, for hundreds
     except OSError:
         log_bytes = 0
     disk_bytes = sum(procfs.read_disk_bytes(pid) for pid in members) if loading else 0
@@ -245,9 +245,9 @@ def _read_by_psutil(pid: int) -> ProcessStat | None:
 
 
 def _accepts(host: str, port: int) -> bool | None:
-    """Whether a listener accepts connections; one whose backlog is full for the moment counts.
+    """Whether a listener accepts connections, or has a full backlog for the moment.
 
-    None: this host has no descriptor left for the question, or no port to connect from.
+    None: this host has no file descriptor or local port left to connect with.
     """
     try:
         socket.create_connection((host, port), CONNECT_SECONDS).close()

@@ -1,9 +1,9 @@
-"""The proxy of a published engine: a process of its own, which an agent starts, adopts and ends with the engine.
+"""The proxy of a published engine: a separate process that the agent starts, adopts and stops together with the engine.
 
-It is no child of the engine and has a cookie of its own: what it does is no sign of life of the engine. It ends with
-the engine, also while no agent runs: another user may then listen where the engine did. An agent that is killed cuts no
-answer that passes through it; the next one finds it by its cookie, and goes on with it if it would
-start the same.
+It is not a child of the engine and has its own cookie, so that its activity is not taken for the engine's. It exits
+with the engine, even while no agent runs, since another user could then listen on the engine's port. Killing the agent
+cuts no response that passes through the proxy; the next agent finds it by its cookie, and adopts it if its settings
+match.
 """
 
 import contextlib
@@ -36,13 +36,13 @@ _FOLDER: Final = "proxies"
 _SUFFIX: Final = ".proxy"
 
 END_SECONDS: Final = 2.0
-"""How long a proxy may take to end after TERM, and again after KILL; the engine's requests have been drained before."""
+"""Time that a proxy may take to exit after TERM, and again after KILL; requests have been drained before."""
 
 LOG_CAP_BYTES: Final = 1 << 20
-"""The log of all proxies of a host is looked at when one is started; they write when something is wrong."""
+"""Size above which the common log of all proxies is rotated when one is started; they log only problems."""
 
 RETRY_SECONDS: Final = 1.0
-"""Between the end of a proxy and the start of the next one."""
+"""Time between the exit of a proxy and the start of the next one."""
 
 
 def proxy_cookie(cookie: str) -> str:
@@ -51,17 +51,17 @@ def proxy_cookie(cookie: str) -> str:
 
 
 def config_path(state_dir: Path, cookie: str) -> Path:
-    """Return where the proxy of the engine with this cookie finds its settings."""
+    """Return the settings file of the proxy of the engine with this cookie."""
     return state_dir / _FOLDER / f"{cookie}.json"
 
 
 def proxy_of(record: EngineRecord, allowed: tuple[str, ...], client_keys: tuple[str, ...] = ()) -> ProxyConfig | None:
-    """Return what the proxy of an engine does; None for an engine that clients reach without one.
+    """Return the settings of an engine's proxy; None for an engine that clients reach directly.
 
     Args:
         record: The engine.
-        allowed: The networks (CIDR) from which requests need no key, unless clients have keys.
-        client_keys: The keys of the service's clients, which the proxy asks for where the engine asks for none.
+        allowed: Networks (CIDR) from which requests need no key, unless clients have keys.
+        client_keys: The keys of the service's clients, which the proxy checks where the engine does not.
     """
     if not record.public_host:
         return None
@@ -70,7 +70,7 @@ def proxy_of(record: EngineRecord, allowed: tuple[str, ...], client_keys: tuple[
 
 
 def remove_config_files(state_dir: Path, left: frozenset[str]) -> None:
-    """Remove the settings of all proxies but those of the engines with these cookies, half-written ones too; blocks."""
+    """Remove all settings files, including partial ones, except those of engines with these cookies; blocks."""
     for path in (state_dir / _FOLDER).glob("*"):
         if path.stem not in left:
             remove_private(path)
@@ -78,7 +78,7 @@ def remove_config_files(state_dir: Path, left: frozenset[str]) -> None:
 
 @attrs.frozen
 class _Process:
-    """A proxy that runs; `wait` returns when it has ended."""
+    """A running proxy; `wait` returns when it has exited."""
 
     pid: int
     started: str
@@ -90,13 +90,12 @@ class EngineProxy:
     """Keep the proxy of one engine running.
 
     Attributes:
-        program: The command that runs one, without its only argument.
-        config: What it does.
-        cookie: The engine's.
-        path: Where its settings are.
-        log_path: Which file takes its output.
-        environment: All of its environment, without its cookie.
-        scan: Finds what an earlier agent has left.
+        program: The command of the proxy, without its only argument.
+        cookie: The engine's cookie.
+        path: Its settings file.
+        log_path: The file for its output.
+        environment: Its whole environment, except the cookie.
+        scan: Finds the proxy of an earlier agent.
     """
 
     program: tuple[str, ...]
@@ -110,13 +109,13 @@ class EngineProxy:
 
     @asynccontextmanager
     async def running(self, shutdown: Shutdown) -> AsyncIterator[None]:
-        """Have it run during the block, and end it afterwards, unless it stays for the next agent."""
+        """Keep the proxy running during the block, and stop it afterwards, unless the next agent takes it over."""
         async with AsyncExitStack() as watches:
             try:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._keep_running, watches)
                     yield
-                    nursery.cancel_scope.cancel(reason="the engine has ended, or stays")
+                    nursery.cancel_scope.cancel(reason="the engine has exited, or is left running")
             finally:
                 if not shutdown.keep:
                     await self._end()  # noqa: ASYNC102 - it shields itself, with a deadline
@@ -127,8 +126,8 @@ class EngineProxy:
             try:
                 self._process = await self._adopt(watches)
                 break
-            except OSError as error:  # no descriptor is left to look with; another one has the port, if there is one
-                log.warning("cannot look for the proxy of an engine; will be repeated", error=str(error))
+            except OSError as error:  # no descriptor is left for the scan; a proxy that exists would have the port
+                log.warning("engine proxy scan failed; retrying", error=str(error))
             await trio.sleep(RETRY_SECONDS)
         while True:
             if self._process is None:
@@ -136,13 +135,13 @@ class EngineProxy:
             if self._process is not None:
                 await self._process.wait()
                 pid, self._process = self._process.pid, None
-                await trio.sleep(RETRY_SECONDS)  # if it was the engine that has ended, this task is cancelled meanwhile
-                log.warning("the proxy of an engine has ended; another one is started", pid=pid)
+                await trio.sleep(RETRY_SECONDS)  # if the engine has exited as well, this task is cancelled meanwhile
+                log.warning("engine proxy exited; restarting", pid=pid)
             else:
                 await trio.sleep(RETRY_SECONDS)
 
     async def _adopt(self, watches: AsyncExitStack) -> _Process | None:
-        """Go on with what an earlier agent has left; a proxy with other settings is ended, for it has the port."""
+        """Adopt the proxy of an earlier agent; one with other settings is stopped, since it has the port."""
         for left in await self.scan.marked_processes(proxy_cookie(self.cookie)):
             started = processes.start_of(left.pid)
             with contextlib.suppress(ProcessLookupError):
@@ -155,7 +154,7 @@ class EngineProxy:
         return None
 
     async def _start(self) -> _Process | None:
-        """Start it; None when that is not possible now."""
+        """Start the proxy; return None if that fails."""
         cookie = {COOKIE_VARIABLE: proxy_cookie(self.cookie)}
         try:
             output = await trio.to_thread.run_sync(self._prepare)
@@ -172,7 +171,7 @@ class EngineProxy:
             finally:
                 os.close(output)
         except OSError as error:
-            log.warning("the proxy of an engine does not start; will be repeated", error=str(error))
+            log.warning("engine proxy not started; retrying", error=str(error))
             return None
         return _Process(process.pid, processes.start_of(process.pid), partial(processes.wait_child, process))
 
@@ -184,7 +183,7 @@ class EngineProxy:
         return open_for_append(self.log_path)[1]
 
     async def _end(self) -> None:
-        """TERM, then KILL; bounded."""
+        """Stop the proxy with TERM, then KILL, in bounded time."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -193,7 +192,7 @@ class EngineProxy:
             with trio.move_on_after(END_SECONDS, shield=True):
                 await process.wait()
                 return
-        log.error("the proxy of an engine does not end", pid=process.pid)
+        log.error("engine proxy not stopped", pid=process.pid)
 
 
 def _read(path: Path) -> str:

@@ -1,13 +1,13 @@
-"""What the kernel says of this machine: memory, processes, listeners.
+"""Kernel interfaces of this machine: memory, processes, listeners.
 
     sample, pressure_level               values and rules; pure
-    procfs                               the one reader of /proc; each file's content as a value
-    linux                                Linux's memory: meminfo, limits, stalls, proportional sizes
-    darwin, mach                         macOS, from Mach calls and sysctl
-    processes                            which process is which, what a tree of them holds; this machine's addresses
-    exit_events                          how macOS tells that a process ends
-    tcp_listeners                        which ports have a listener, and at which a client waits
-    this_machine                         picks the readers of this platform
+    procfs                               the only reader of /proc/PID; each file's content as a value
+    linux                                Linux's memory: meminfo, limits, stalls, proportional set sizes
+    darwin, mach                         macOS's memory, from Mach calls and sysctl
+    processes                            identity of processes, memory of process trees; this machine's addresses
+    exit_events                          process exits on macOS
+    tcp_listeners                        ports with a listener, and those at which a client waits
+    this_machine                         selects the readers of this platform
 
-A reader reports and decides nothing: what follows from a figure is the business of `supervisor/memory`.
+These modules report figures and decide nothing; `supervisor/memory` decides.
 """

@@ -1,18 +1,16 @@
-"""This machine's memory under Linux: MemAvailable, stalls, swapping, and the limits of the agent's control group.
+"""This machine's memory on Linux: MemAvailable, stalls, swapping, and the limits of the agent's control group.
 
-Stalls are how long programs wait for memory; the kernel describes them in Documentation/accounting/psi.rst. A trigger
-is a text written to the file: from then on the descriptor has an exceptional condition (POLLPRI), once per window, when
-programs have stalled for longer than it says.
+A stall is time that programs wait for memory (Documentation/accounting/psi.rst of the kernel). A trigger is a text
+written to the file: from then on the descriptor has an exceptional condition (POLLPRI), once per window, when programs
+have stalled for longer than the trigger's threshold.
 
-What processes hold, each with its part of what it shares (PSS), is measured the less often the larger they are. The
-kernel walks all page tables of a process for that: about 30 ms per GiB in pages of 4 KiB, which is two seconds for
-an engine with 64 GiB on the CPU. The resident size (RSS) costs nothing, so between two measurements it tells what has
-been added since.
+The proportional set size (PSS) of processes is measured the less often the larger they are. The kernel walks all page
+tables of a process for it: about 30 ms per GiB in pages of 4 KiB, which is two seconds for an engine with 64 GiB on the
+CPU. The resident set size (RSS) costs nothing, so between two measurements its growth is added.
 
-What the agent's own control group may use: Linux, versions 1 and 2, with every group above it.
-
-Engines are children of the agent and so in its group: a container, or a systemd service with `MemoryMax=`, has less
-than its machine. The kernel describes the files in Documentation/admin-guide: cgroup-v1/memory.rst and cgroup-v2.rst.
+Engines are children of the agent and so belong to its control group, which may limit them to less than the machine has:
+in a container, or a systemd service with `MemoryMax=`. Versions 1 and 2 are supported, including all parent groups
+(Documentation/admin-guide of the kernel: cgroup-v1/memory.rst and cgroup-v2.rst).
 """
 
 import contextlib
@@ -49,7 +47,7 @@ _ESCAPED: Final = re.compile(r"\\([0-7]{3})")  # proc_pid_mountinfo(5): space, t
 
 @attrs.frozen
 class Mount:
-    """Where a control group tree with the memory controller is mounted, and which of its groups is the top there."""
+    """The mount of a control group tree with the memory controller; `root` is the group at the mount point."""
 
     version: int
     root: str
@@ -58,7 +56,7 @@ class Mount:
 
 @attrs.frozen
 class Headroom:
-    """A limit on memory, and how much could still be taken below it, in bytes."""
+    """A limit on memory, and the bytes that are still available below it."""
 
     limit_bytes: int
     available_bytes: int
@@ -73,7 +71,7 @@ class Group:
 
     @property
     def pressure_path(self) -> Path | None:
-        """Where version 2 tells of the group's own stalls; the top one's are the whole machine's."""
+        """The file with the group's own stalls, in version 2; None for the root group: its stalls are the machine's."""
         return self.folders[0] / "memory.pressure" if self.version == 2 and len(self.folders) > 1 else None
 
     @property
@@ -85,10 +83,10 @@ class Group:
 def parse_mounts(mountinfo: str) -> tuple[Mount, ...]:
     """Return the trees of /proc/self/mountinfo that may have the memory controller, version 1 first.
 
-    A machine with both has the controller in one of them, and that is version 1 as soon as it is mounted there.
+    On a machine with both versions only one has the controller: version 1 if it is mounted there.
     """
     found = []
-    for line in mountinfo.split("\n"):  # not splitlines: a mount point may have any other character in its name
+    for line in mountinfo.split("\n"):  # not splitlines: the name of a mount point may have any other character
         if not line:
             continue
         left, _, right = line.partition(" - ")
@@ -99,7 +97,7 @@ def parse_mounts(mountinfo: str) -> tuple[Mount, ...]:
 
 
 def own_mounts(proc: Path = PROC) -> tuple[Mount, ...]:
-    """Return the control group trees that this process sees; none when it may not know."""
+    """Return the control group trees that this process sees; none if it may not read them."""
     try:
         return parse_mounts((proc / "self" / "mountinfo").read_text("utf-8", "replace"))
     except OSError:
@@ -107,7 +105,7 @@ def own_mounts(proc: Path = PROC) -> tuple[Mount, ...]:
 
 
 def own_group(mounts: tuple[Mount, ...], proc: Path = PROC) -> Group | None:
-    """Return the memory control group that this process is in now; None when there is none."""
+    """Return the current memory control group of this process; None if there is none."""
     try:
         return group_of(mounts, (proc / "self" / "cgroup").read_text("utf-8", "replace"))
     except OSError:
@@ -115,9 +113,9 @@ def own_group(mounts: tuple[Mount, ...], proc: Path = PROC) -> Group | None:
 
 
 def group_of(mounts: tuple[Mount, ...], cgroup: str) -> Group | None:
-    """Return the memory group that /proc/self/cgroup names; None when no tree with it is mounted here.
+    """Return the memory group that /proc/self/cgroup names; None if no tree with it is mounted here.
 
-    A path outside of what is mounted is that of a container whose tree begins at its own group.
+    A path outside the mounted tree is that of a container whose tree starts at its own group.
     """
     paths: dict[int, str] = {}
     for line in cgroup.splitlines():
@@ -136,28 +134,23 @@ def group_of(mounts: tuple[Mount, ...], cgroup: str) -> Group | None:
 
 
 def headroom_in(group: Group, total_bytes: int) -> Headroom | None:
-    """Return the tightest room of a group and those above it; None when no limit is below `total_bytes`.
+    """Return the least headroom of a group and its parents; None if no limit is below `total_bytes`.
 
-    The group with the smallest limit need not be the one with the least room: siblings may have used up a larger one.
+    The group with the smallest limit may not have the least headroom: siblings may have used up a larger limit.
 
     Raises:
         OSError: A file that belongs to a limit cannot be read.
-        ValueError: It holds something else than numbers.
+        ValueError: It contains something other than numbers.
     """
-    headrooms = [
-        headroom
-        for folder in group.folders
-        if (headroom := _headroom_of(folder, group.version, total_bytes)) is not None
-    ]
+    all_headrooms = (_headroom_of(folder, group.version, total_bytes) for folder in group.folders)
+    headrooms = [each for each in all_headrooms if each is not None]
     if not headrooms:
         return None
-    return Headroom(
-        min(headroom.limit_bytes for headroom in headrooms), min(headroom.available_bytes for headroom in headrooms)
-    )
+    return Headroom(min(each.limit_bytes for each in headrooms), min(each.available_bytes for each in headrooms))
 
 
 def headroom_below(limit_bytes: int, used_bytes: int, stat: Mapping[str, int], *, version: int) -> Headroom:
-    """Return the room below one limit: what is free, and the file pages that no process has mapped."""
+    """Return the headroom below one limit: free memory, and file pages that no process has mapped."""
     prefix, mapped_name = ("", "file_mapped") if version == 2 else ("total_", "total_mapped_file")
     mapped_bytes = mapped_files(stat[mapped_name], stat[f"{prefix}shmem"])
     droppable = max(0, stat[f"{prefix}active_file"] + stat[f"{prefix}inactive_file"] - mapped_bytes)
@@ -165,10 +158,10 @@ def headroom_below(limit_bytes: int, used_bytes: int, stat: Mapping[str, int], *
 
 
 def mapped_files(mapped_bytes: int, shared_bytes: int) -> int:
-    """Return how much of the page cache programs have mapped, at least; the kernel counts shared memory as mapped too.
+    """Return a lower bound of the mapped page cache; the kernel counts shared memory as mapped, too.
 
-    To the kernel such pages are available. But weights that an engine has mapped are among them, and without them it
-    has to read them again for its next token.
+    For the kernel such pages are available. But they include mapped weights, which an engine would have to read again
+    for its next token.
     """
     return max(0, mapped_bytes - shared_bytes)
 
@@ -184,7 +177,7 @@ def _headroom_of(folder: Path, version: int, total_bytes: int) -> Headroom | Non
 
 
 def _limit(path: Path) -> int | None:
-    """Return a limit in bytes; the top group has none, and no file for it."""
+    """Return a limit in bytes; None if there is none. The root group has no file for it."""
     try:
         text = path.read_text("ascii").strip()
     except FileNotFoundError:
@@ -203,35 +196,35 @@ def _unescaped(text: str) -> str:
 
 
 TRIGGERS: Final = (b"some 100000 1000000\0", b"some 200000 2000000\0")
-"""Some program has waited for a tenth of the window, in microseconds; the kernel wants the NUL.
+"""Stall of some program for a tenth of the window, both in microseconds; the kernel requires the NUL.
 
-The kernel looks ten times per window, so the first wakes us 0.1 s after it got tight. Without CAP_SYS_RESOURCE it
-accepts only windows of whole multiples of 2 s, at which it then looks.
+The kernel checks ten times per window, so the first trigger wakes us within 0.1 s. Without CAP_SYS_RESOURCE it accepts
+only windows of whole multiples of 2 s, and checks once per window.
 """
 
 _LINE: Final = re.compile(r"(some|full) avg10=(\d+\.\d+) ")
 
-
 PAUSE_SECONDS_PER_GIB: Final = 1.5
-"""Between two measurements of a process: at 30 ms per GiB this keeps one processor busy for 2 % of the time."""
+"""Time between two measurements of a process, per GiB: at 30 ms per GiB they use 2 % of one core."""
 
 PAUSE_SECONDS_PER_PROCESS: Final = 0.25
-"""Between two measurements of each of so many: at 0.2 ms for a small one this keeps one processor busy for 0.1 %."""
+"""Minimum time between two measurements of a process, per process: at 0.2 ms for a small one they use 0.1 % of one
+core."""
 
 
 @attrs.frozen
 class Pressure:
-    """How much of the last ten seconds programs have waited for memory, in per cent: some of them, and all at once."""
+    """Stalls in per cent of the last ten seconds: of some program, and of all at once."""
 
     some_percent: float = 0.0
     full_percent: float = 0.0
 
 
 def parse_pressure(text: str) -> Pressure:
-    """Return what a memory.pressure file says.
+    """Parse a memory.pressure file.
 
     Raises:
-        ValueError: It says something else.
+        ValueError: It has another format.
     """
     found = dict(_LINE.findall(text))
     if found.keys() != {"some", "full"}:
@@ -240,10 +233,10 @@ def parse_pressure(text: str) -> Pressure:
 
 
 def read_pressure(paths: Sequence[Path]) -> Pressure:
-    """Return what the first of these files says that is there; no pressure where the kernel does not measure it.
+    """Return the pressure from the first of these files that exists; 0 if the kernel does not measure it.
 
     Raises:
-        ValueError: It says something else.
+        ValueError: The file has another format.
     """
     for path in paths:
         with contextlib.suppress(OSError):
@@ -253,9 +246,9 @@ def read_pressure(paths: Sequence[Path]) -> Pressure:
 
 @contextmanager
 def open_triggers(paths: Sequence[Path]) -> Iterator[Callable[[], Awaitable[None]]]:
-    """Give a function that returns when programs begin to wait for memory, by any of these files.
+    """Yield a function that waits until programs stall, according to any of these files.
 
-    It sleeps for ever when none of them takes a trigger: no such kernel, or no permission.
+    It sleeps forever if no file accepts a trigger: the kernel does not support it, or permission is missing.
     """
     with contextlib.ExitStack() as stack:
         armed = [descriptor for path in paths if (descriptor := _arm(path)) is not None]
@@ -266,10 +259,10 @@ def open_triggers(paths: Sequence[Path]) -> Iterator[Callable[[], Awaitable[None
 
 @contextmanager
 def open_alarm(descriptors: Sequence[int]) -> Iterator[Callable[[], Awaitable[None]]]:
-    """Give a function that returns when one of these has an exceptional condition; Linux only.
+    """Yield a function that waits until one of these has an exceptional condition; Linux only.
 
-    Trio waits for reading only: an epoll within Trio's own turns one into the other. Trio's look at the inner one takes
-    a trigger's event away, so the wake-up itself is the event.
+    Trio cannot wait for an exceptional condition, so it waits until an inner epoll becomes readable. Polling the inner
+    one consumes the trigger's event, so the wake-up itself is the event.
     """
     if sys.platform != "linux":
         yield trio.sleep_forever
@@ -285,7 +278,7 @@ def open_alarm(descriptors: Sequence[int]) -> Iterator[Callable[[], Awaitable[No
 
 
 def _arm(path: Path) -> int | None:
-    """Return a descriptor with a trigger, or None."""
+    """Return a descriptor with a trigger; None if no trigger is accepted."""
     reason: str | None = None
     for trigger in TRIGGERS:
         try:
@@ -300,7 +293,7 @@ def _arm(path: Path) -> int | None:
             os.close(descriptor)
         else:
             return descriptor
-    log.debug("the kernel sends no events of memory pressure; it is polled", path=str(path), reason=reason)
+    log.debug("memory pressure trigger refused; polling", path=str(path), reason=reason)
     return None
 
 
@@ -313,12 +306,12 @@ class _Measurement:
 
 @attrs.define(eq=False)
 class PssSampler:
-    """Measure processes; one that was measured a short while ago is estimated from that measurement."""
+    """Measure processes; one that was measured recently is estimated from that measurement."""
 
     _known: Mapping[int, _Measurement] = attrs.field(factory=dict)
 
     def footprints(self, pids: Sequence[int], now_seconds: float) -> dict[int, int]:
-        """Return what each of these holds with all below it; blocks for 15 ms, and 30 ms per GiB that is measured."""
+        """Return the memory of each process tree; blocks for 15 ms, plus 30 ms for each GiB that is measured."""
         before, self._known = self._known, (known := dict[int, _Measurement]())
 
         def own_bytes(pid: int) -> int | None:
@@ -339,12 +332,11 @@ class PssSampler:
 
 @attrs.define(eq=False)
 class LinuxMemory:
-    """The host as its /proc and its control groups show it.
+    """Memory of a Linux host, from /proc and its control groups.
 
     Attributes:
-        thresholds: When memory is short.
-        wait_change: Returns when programs begin to wait for memory, on the machine or in our control group.
-        proc: Where /proc is.
+        wait_change: Returns when programs stall, on the machine or in our control group.
+        proc: The path of /proc.
     """
 
     thresholds: Thresholds = DEFAULTS
@@ -359,7 +351,7 @@ class LinuxMemory:
         self._mounts = own_mounts(self.proc)
 
     async def sample(self) -> Sample:
-        """Look once, in some hundred microseconds; the files are made by the kernel, so no thread is needed."""
+        """Take a sample in some hundred microseconds; the kernel generates the files, so no thread is needed."""
         await trio.lowlevel.checkpoint()
         try:
             return self.read_sample(trio.current_time())
@@ -367,12 +359,12 @@ class LinuxMemory:
             return Sample(0, 0, Level.UNKNOWN, why=f"this host's memory cannot be read: {exc}")
 
     async def footprint(self, pids: Sequence[int]) -> Mapping[int, int]:
-        """Measure in a thread."""
+        """Return the memory of each process tree, measured in a thread."""
         now = trio.current_time()
         return await trio.to_thread.run_sync(self._pss.footprints, pids, now, limiter=self._limiter)
 
     def read_sample(self, now_seconds: float) -> Sample:
-        """Look at once; raises `OSError`, `ValueError` or `KeyError` where /proc is not as it should be."""
+        """Take a sample; raises `OSError`, `ValueError` or `KeyError` if /proc is not as expected."""
         meminfo = parse_meminfo((self.proc / "meminfo").read_text("ascii"))
         total_bytes, available_bytes = meminfo["MemTotal"], host_available(meminfo)
         pressures = [self.proc / "pressure" / "memory"]
@@ -380,10 +372,10 @@ class LinuxMemory:
         headroom = None if group is None else headroom_in(group, total_bytes)
         if group is not None and headroom is not None:
             total_bytes = headroom.limit_bytes
-            available_bytes = min(available_bytes, headroom.available_bytes)  # others may have left less than the limit
+            available_bytes = min(available_bytes, headroom.available_bytes)  # the machine may have less than the group
             if group.pressure_path is not None:
                 pressures.insert(0, group.pressure_path)
-        pages = parse_counter((self.proc / "vmstat").read_text("ascii"), "pswpout") or 0  # none without swap
+        pages = parse_counter((self.proc / "vmstat").read_text("ascii"), "pswpout") or 0  # it is missing without swap
         swapped = Reading(pages * PAGE_BYTES, now_seconds)
         swap_rate = per_second(self._swapped, swapped)
         self._swapped = swapped
@@ -395,7 +387,7 @@ class LinuxMemory:
 
 @contextmanager
 def open_linux_memory(thresholds: Thresholds, *, proc: Path = PROC) -> Iterator[LinuxMemory]:
-    """Look at this host, and have the kernel wake us when programs begin to wait for memory, where it can."""
+    """Open this host's memory, with wake-ups of the kernel when programs stall, where it supports that."""
     group = own_group(own_mounts(proc), proc)
     paths = [proc / "pressure" / "memory"]
     if group is not None and group.pressure_path is not None:
@@ -405,19 +397,19 @@ def open_linux_memory(thresholds: Thresholds, *, proc: Path = PROC) -> Iterator[
 
 
 def host_available(meminfo: Mapping[str, int]) -> int:
-    """Return what programs could still get without any of them having to read a mapped file again.
+    """Return the bytes that programs could still allocate without evicting mapped file pages.
 
     Raises:
-        KeyError: An entry is missing; MemAvailable is there since Linux 3.14.
+        KeyError: An entry is missing; MemAvailable exists since Linux 3.14.
     """
     return max(0, meminfo["MemAvailable"] - mapped_files(meminfo["Mapped"], meminfo["Shmem"]))
 
 
 def oom_kills() -> int:
-    """Return how often the kernel has killed for want of memory in our control group (the engines' too) or on the host.
+    """Return the number of OOM kills in our control group, which includes the engines, or on the host.
 
-    It is `oom_kill` in memory.events (version 2) or memory.oom_control (version 1), else in /proc/vmstat; 0 where no
-    such file is.
+    This is `oom_kill` in memory.events (version 2) or memory.oom_control (version 1), else in /proc/vmstat; 0 if there
+    is no such file.
     """
     group = own_group(own_mounts())
     for path in (*([group.kills_path] if group else ()), PROC / "vmstat"):

@@ -1,8 +1,8 @@
-"""What macOS says of memory, as bytes and what they mean. The decoders are pure; `LibSystem` is the only door.
+"""macOS's memory statistics: raw bytes and their decoding. The decoders are pure; only `LibSystem` calls the system.
 
 The layouts are those of Apple's open source kernel, xnu: osfmk/mach/vm_statistics.h, bsd/sys/resource.h and
-bsd/sys/event.h. They are tested on bytes laid out by hand after these files, and on a library in C that answers as the
-releases of macOS do; none of it has run on a Mac yet.
+bsd/sys/event.h. They are tested on hand-made bytes that follow these files, and on a C library that answers like the
+releases of macOS; nothing here has run on a Mac yet.
 """
 
 import ctypes
@@ -16,15 +16,15 @@ from llmkube.supervisor.host.sample import Level
 
 HOST_VM_INFO64: Final = 4
 HOST_VM_INFO64_COUNT: Final = 38
-"""The struct's size in 32-bit words before later systems added to its end; they still fill this much when asked to."""
+"""The struct's size in 32-bit words before later systems extended it; they still fill in this much on request."""
 
 MIG_ARRAY_TOO_LARGE: Final = -307
-"""What macOS 27 answers to a count below its own, instead of filling in as much (osfmk/mach/mig_errors.h; macmon issue
-66, psutil's fix fdb53fd77)."""
+"""The answer of macOS 27 to a count below its own, instead of filling in that much (osfmk/mach/mig_errors.h; macmon
+issue 66, psutil's fix fdb53fd77)."""
 
 STATISTICS_WORDS: Final = 256
-"""Room for what a kernel asks for: macOS 26 counts 62. To begin with so many would make that one log an error each time
-(oMLX issue 2983)."""
+"""Buffer size, enough for any kernel: macOS 26 has 62 words. It is not requested at first, since macOS 26 would log an
+error each time (oMLX issue 2983)."""
 
 RUSAGE_INFO_V0: Final = 0
 
@@ -33,7 +33,7 @@ NOTE_MEMORYSTATUS_PRESSURE_NORMAL: Final = 0x01
 NOTE_MEMORYSTATUS_PRESSURE_WARN: Final = 0x02
 NOTE_MEMORYSTATUS_PRESSURE_CRITICAL: Final = 0x04
 
-# natural_t is 32 bits wide and stands in groups of even size among 64-bit counters, so that nothing is padded:
+# natural_t has 32 bits and comes in groups of even size between 64-bit counters, so that nothing is padded:
 # 4 natural_t, 9 counters, 2 natural_t, 4 counters, 4 natural_t, 1 counter.
 _STATISTICS: Final = struct.Struct("<4I9Q2I4Q4IQ")
 # A uuid, then ten 64-bit numbers of which ri_phys_footprint is the eighth.
@@ -46,10 +46,10 @@ _LEVELS: Final = {1: Level.NORMAL, 2: Level.WARNING, 4: Level.CRITICAL}
 
 @attrs.frozen
 class Pages:
-    """The pages of a Mac by what they are used for, and how many have ever been swapped out or compressed.
+    """The pages of a Mac by use, and the numbers of pages ever swapped out or compressed.
 
-    `internal` are those of programs, `purgeable` among them those that may be thrown away. What is free, or backed by a
-    file and not wired, is what is left of the total.
+    `internal` are those of programs, `purgeable` those of them that may be discarded. The rest of the total is free, or
+    backed by a file and not wired.
     """
 
     wired: int
@@ -61,10 +61,10 @@ class Pages:
 
 
 def decode_integer(data: bytes) -> int:
-    """Return a sysctl's number, of 4 or of 8 bytes.
+    """Decode a sysctl's number of 4 or 8 bytes.
 
     Raises:
-        ValueError: It is of another size, and so something else.
+        ValueError: It has another size, and so is something else.
     """
     if len(data) not in {4, 8}:
         raise ValueError(f"a number has 4 or 8 bytes, not {len(data)}")
@@ -72,15 +72,15 @@ def decode_integer(data: bytes) -> int:
 
 
 def decode_level(data: bytes) -> Level:
-    """Return what `kern.memorystatus_vm_pressure_level` means; UNKNOWN for a number that is none of the three."""
+    """Decode `kern.memorystatus_vm_pressure_level`; UNKNOWN for a number that is none of the three."""
     return _LEVELS.get(decode_integer(data), Level.UNKNOWN)
 
 
 def decode_statistics(data: bytes) -> Pages:
-    """Return the pages of a `vm_statistics64`.
+    """Decode a `vm_statistics64`.
 
     Raises:
-        ValueError: The kernel has filled in less than the struct has.
+        ValueError: The kernel has filled in less than the struct.
     """
     if len(data) < _STATISTICS.size:
         raise ValueError(f"vm_statistics64 has {_STATISTICS.size} bytes, not {len(data)}")
@@ -100,10 +100,10 @@ def decode_statistics(data: bytes) -> Pages:
 
 
 def decode_footprint(data: bytes) -> int:
-    """Return `ri_phys_footprint` in bytes: what jetsam holds a process to, with its GPU memory and without clean files.
+    """Decode `ri_phys_footprint` in bytes: the memory that jetsam limits, with GPU memory and without clean file pages.
 
     Raises:
-        ValueError: There is less than the struct has.
+        ValueError: The data is shorter than the struct.
     """
     if len(data) < _RUSAGE.size:
         raise ValueError(f"rusage_info_v0 has {_RUSAGE.size} bytes, not {len(data)}")
@@ -112,10 +112,10 @@ def decode_footprint(data: bytes) -> int:
 
 
 def recommended_working_set(metal: "MetalFramework") -> int:
-    """Ask Metal's devices for `recommendedMaxWorkingSetSize`: 107.5 GiB on a Mac of 128 (measured by others, macOS 26).
+    """Return `recommendedMaxWorkingSetSize`: 107.5 GiB on a Mac with 128 GiB (measured by others, macOS 26).
 
     More than that fails with kIOGPUCommandBufferCallbackErrorOutOfMemory. In a daemon the default device is nil (candle
-    issue 3449; macOS's log then says "use MTLCopyAllDevices"), and the list of all has it.
+    issue 3449; macOS's log then says "use MTLCopyAllDevices"), but the list of all devices has it.
 
     Raises:
         OSError: There is no device.
@@ -123,20 +123,19 @@ def recommended_working_set(metal: "MetalFramework") -> int:
     device = metal.default_device()
     devices = [device] if device else metal.all_devices()
     if not devices:
-        raise OSError("Metal shows no device, neither the default one nor in the list of all")
+        raise OSError("Metal shows no device, neither a default one nor in the list of all devices")
     return max(metal.working_set(each) for each in devices)
 
 
 class MetalFramework:
-    """Metal through the Objective-C runtime: what a device says is the answer to a message.
-
-    Without CoreGraphics a command line program has no default device (Apple's documentation).
+    """Metal through the Objective-C runtime.
 
     Raises:
         OSError: This machine has no Metal.
     """
 
     def __init__(self) -> None:
+        # Without CoreGraphics a command line program has no default device (Apple's documentation).
         ctypes.CDLL(_FRAMEWORK.format("CoreGraphics"))
         self._metal, self._runtime = ctypes.CDLL(_FRAMEWORK.format("Metal")), ctypes.CDLL("/usr/lib/libobjc.A.dylib")
         for function in (self._metal.MTLCreateSystemDefaultDevice, self._metal.MTLCopyAllDevices):
@@ -145,12 +144,12 @@ class MetalFramework:
         self._runtime.sel_registerName.argtypes = [ctypes.c_char_p]
 
     def default_device(self) -> int | None:
-        """Call `MTLCreateSystemDefaultDevice`; None is nil, which daemons get, and programs in ssh and tmux."""
+        """Call `MTLCreateSystemDefaultDevice`; it is None (nil) in daemons, and in programs under ssh and tmux."""
         device: int | None = self._metal.MTLCreateSystemDefaultDevice()
         return device
 
     def all_devices(self) -> Sequence[int]:
-        """Call `MTLCopyAllDevices`, which needs no session of a user."""
+        """Call `MTLCopyAllDevices`, which needs no user session."""
         array = self._metal.MTLCopyAllDevices()
         if not array:
             return ()
@@ -169,7 +168,7 @@ class MetalFramework:
         return selector
 
     def _message(self, result: Any, *arguments: Any) -> Any:
-        """Return `objc_msgSend` as a function of one signature: on arm64 it has to be called as the method is."""
+        """Return `objc_msgSend` with a method's signature: on arm64 it must be called with the method's own."""
         form = ctypes.CFUNCTYPE(result, ctypes.c_void_p, ctypes.c_void_p, *arguments)
         return form(("objc_msgSend", self._runtime))
 
@@ -183,24 +182,24 @@ class LibSystem:
     _count: int = attrs.field(default=HOST_VM_INFO64_COUNT, init=False)  # what this kernel takes
 
     def __attrs_post_init__(self) -> None:
-        # Each call makes a new send right to the host port: once is enough.
+        # Each call creates a new send right to the host port, so it is called once.
         self._host = self._library.mach_host_self()
 
     def sysctl(self, name: str) -> bytes:
-        """Ask `sysctlbyname` for a value as the kernel keeps it; raises `OSError` where there is no such name."""
+        """Return a raw value of `sysctlbyname`; raises `OSError` if there is no such name."""
         buffer, size = ctypes.create_string_buffer(8), ctypes.c_size_t(8)
         if self._library.sysctlbyname(name.encode("ascii"), buffer, ctypes.byref(size), None, ctypes.c_size_t(0)):
             raise OSError(ctypes.get_errno(), f"sysctl {name} cannot be read")
         return buffer.raw[: size.value]
 
     def statistics(self) -> bytes:
-        """Ask `host_statistics64`, and where it wants a larger count once more with that, from then on."""
+        """Call `host_statistics64`; if it requires a larger count, repeat with that one, and remember it."""
         code, count, data = self._statistics(self._count)
         if code == MIG_ARRAY_TOO_LARGE and self._count < count <= STATISTICS_WORDS:
             self._count = count
             code, count, data = self._statistics(count)
         if code:
-            raise OSError(f"host_statistics64 answers {code}, and wants {count} words")
+            raise OSError(f"host_statistics64 returned {code} and requires {count} words")
         return data[: 4 * count]
 
     def _statistics(self, words: int) -> tuple[int, int, bytes]:
@@ -209,14 +208,14 @@ class LibSystem:
         return code, count.value, buffer.raw
 
     def page_bytes(self) -> int:
-        """Look at `vm_kernel_page_size`, as vm_stat does: to an Intel Python under Rosetta `hw.pagesize` says 4096."""
+        """Return `vm_kernel_page_size`, as vm_stat does: for an Intel Python under Rosetta, `hw.pagesize` is 4096."""
         return ctypes.c_size_t.in_dll(self._library, "vm_kernel_page_size").value
 
     def usage(self, pid: int) -> bytes:
         """Return the `rusage_info_v0` of a process.
 
         Raises:
-            OSError: There is no such process, or it is another user's.
+            OSError: There is no such process, or it belongs to another user.
         """
         buffer = ctypes.create_string_buffer(_RUSAGE.size)
         if self._library.proc_pid_rusage(pid, RUSAGE_INFO_V0, buffer):
@@ -224,9 +223,9 @@ class LibSystem:
         return buffer.raw
 
     def working_set(self) -> int:
-        """Return how many bytes the GPU takes where its limit is not set; may block for a tenth of a second.
+        """Return the limit of the GPU in bytes while none is set; may block for a tenth of a second.
 
         Raises:
-            OSError: There is no Metal here, or it shows this process no device.
+            OSError: This machine has no Metal, or Metal shows this process no device.
         """
         return recommended_working_set(MetalFramework())

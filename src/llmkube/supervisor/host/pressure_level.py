@@ -1,6 +1,6 @@
-"""From figures to a level: one rule where the kernel has none (Linux), or says too little (macOS). Pure.
+"""Assess the pressure level from figures, where the kernel reports none (Linux) or too little (macOS). Pure.
 
-It begins with what is left, because a victim helps only where little is left: programs stall in a container at its own
+Free memory comes first, because an eviction helps only if little is left: programs also stall in a container at its own
 limit, or while the kernel compacts pages, on a machine with half of its memory free.
 """
 
@@ -16,31 +16,31 @@ _GIB: Final = 1 << 30
 
 @attrs.frozen
 class Thresholds:
-    """When memory is short. The defaults are meant for hosts that do little else than serve models."""
+    """Thresholds for a shortage of memory; the defaults suit hosts that mainly serve models."""
 
     warning_share: float = 0.10
-    """WARNING below this share of the total; where earlyoom, which many desktops run, begins to end programs."""
+    """WARNING below this share of the total; here earlyoom, which many desktops run, starts to terminate programs."""
     critical_share: float = 0.05
-    """CRITICAL below this share; where earlyoom uses force."""
+    """CRITICAL below this share; here earlyoom sends KILL."""
     warning_cap_bytes: int = 8 * _GIB
-    """No host needs to warn while more than this is left: a tenth of 512 GiB would be a large model's place."""
+    """No WARNING while at least this much is left: a tenth of 512 GiB would hold a large model."""
     critical_cap_bytes: int = 4 * _GIB
     """The same for CRITICAL."""
     tight_share: float = 0.25
-    """Only below this share do stalls and swapping count: with more left, whatever causes them, it is not a model."""
+    """Stalls and swapping are considered only below this share: with more left, a model is not the cause."""
     some_percent: float = 10.0
-    """WARNING when some program has waited for memory for this much of the last 10 s: a token in ten is late."""
+    """WARNING when some program has stalled for this share of the last 10 s: one token in ten is late."""
     full_percent: float = 20.0
-    """CRITICAL when all have at once: a third of systemd-oomd's default (60 % for 30 s), so that we come first."""
+    """CRITICAL when all programs have: a third of systemd-oomd's default (60 % for 30 s), so that we act first."""
     swap_out_bytes_per_second: float = 32.0 * (1 << 20)
-    """WARNING when this much is swapped out per second: 2 GB a minute is no tidying up of idle programs."""
+    """WARNING at this rate: 2 GB a minute is more than swapping out idle programs."""
 
     def warning_bytes(self, total_bytes: int) -> int:
-        """Below this a host is short of memory."""
+        """Return the available bytes below which a host is short of memory."""
         return int(min(self.warning_share * total_bytes, self.warning_cap_bytes))
 
     def critical_bytes(self, total_bytes: int) -> int:
-        """Below this it is about to fail."""
+        """Return the available bytes below which a host is about to run out of memory."""
         return int(min(self.critical_share * total_bytes, self.critical_cap_bytes))
 
 
@@ -49,7 +49,7 @@ DEFAULTS: Final = Thresholds()
 
 @attrs.frozen
 class Signals:
-    """What a level is made from. The stalls are per cent of the last ten seconds: of some programs, and of all."""
+    """The input of an assessment. Stalls are in per cent of the last ten seconds: of some program, and of all."""
 
     total_bytes: int
     available_bytes: int
@@ -59,20 +59,20 @@ class Signals:
 
 
 def assess_pressure(signals: Signals, thresholds: Thresholds) -> tuple[Level, str]:
-    """Return the level, and what makes it for people; "" with NORMAL."""
+    """Return the level and its reason for people; "" for NORMAL."""
     total, left = signals.total_bytes, signals.available_bytes
-    room = f"{format_bytes(left)} of {format_bytes(total)} left"
+    remaining = f"{format_bytes(left)} of {format_bytes(total)} left"
     if left < thresholds.critical_bytes(total):
-        return Level.CRITICAL, room
+        return Level.CRITICAL, remaining
     tight = left < thresholds.tight_share * total
     if tight and signals.full_percent >= thresholds.full_percent:
-        return Level.CRITICAL, f"all programs waited for memory for {signals.full_percent:.0f} % of 10 s, {room}"
+        return Level.CRITICAL, f"all programs waited for memory for {signals.full_percent:.0f} % of 10 s, {remaining}"
     if left < thresholds.warning_bytes(total):
-        return Level.WARNING, room
+        return Level.WARNING, remaining
     if tight and signals.some_percent >= thresholds.some_percent:
-        return Level.WARNING, f"programs waited for memory for {signals.some_percent:.0f} % of 10 s, {room}"
+        return Level.WARNING, f"programs waited for memory for {signals.some_percent:.0f} % of 10 s, {remaining}"
     if tight and signals.swap_out_bytes_per_second >= thresholds.swap_out_bytes_per_second:
-        return Level.WARNING, f"{format_bytes(signals.swap_out_bytes_per_second)} swapped out per second, {room}"
+        return Level.WARNING, f"{format_bytes(signals.swap_out_bytes_per_second)} swapped out per second, {remaining}"
     return Level.NORMAL, ""
 
 
@@ -85,7 +85,7 @@ class Reading:
 
 
 def per_second(before: Reading | None, now: Reading) -> float:
-    """Return the growth between two looks; 0.0 for the first, for two at once, and for a counter that began anew."""
+    """Return the rate between two readings; 0.0 for the first, for two at once, and for a counter that was reset."""
     if before is None or now.at_seconds <= before.at_seconds or now.value < before.value:
         return 0.0
     return (now.value - before.value) / (now.at_seconds - before.at_seconds)

@@ -1,11 +1,11 @@
-"""What the kernel says of processes: which one is which, whose they are, when one ends that is not our child.
+"""Processes of this machine: their identity, our marks on them, and exits of those that are not our children.
 
-A pid alone names no process: it is used again. A process is known by its pid and the moment of its start, and it is
-ours if it carries our mark in its environment, which exec puts there and which its children inherit, whatever sessions
-they make. macOS hides the environment of its own programs, such as the `/bin/sh` of a wrapper script: one of those is
-ours if it leads the session of a process that is.
+A pid alone does not identify a process, since it is reused. A process is identified by its pid and start time, and it
+is ours if it carries our mark in its environment, which its descendants inherit in any session. macOS hides the
+environment of its own programs, such as the `/bin/sh` of a wrapper script: one of those is ours if it leads the session
+of a process that is.
 
-All of this blocks for milliseconds (one look at every process): callers come through a worker thread.
+A scan of all processes blocks for milliseconds, so callers use a worker thread.
 """
 
 import contextlib
@@ -31,15 +31,15 @@ OWNER_VARIABLE = "LLMKUBE_AGENT_STATE"
 """Set in every engine's environment to its agent's state directory."""
 
 COOKIE_VARIABLE = "LLMKUBE_ENGINE"
-"""Set in every engine's environment to a text that no other engine has."""
+"""Set in every engine's environment to a unique text."""
 
 
 def start_of(pid: int) -> str:
-    """Return what tells a process from a later one with the same pid; "" when there is none.
+    """Return the start of a process, which distinguishes it from a later one with the same pid; "" if there is none.
 
-    On Linux the clock ticks between boot and start, with the boot's id: unlike a wall-clock time they do not move when
-    the clock is set. On macOS the kernel keeps the time of the start itself; psutil's public `create_time` moves
-    it by however much the clock has been set since psutil was imported, and the next agent would not know it again.
+    On Linux this is the boot id and the clock ticks from boot to start, which do not change when the clock is set. On
+    macOS the kernel stores the time of the start. psutil's public `create_time` adds to it any change of the clock
+    since psutil was imported, so the next agent would get another value.
     """
     if sys.platform == "linux":
         stat = procfs.read_stat(pid)
@@ -54,7 +54,7 @@ def start_of(pid: int) -> str:
 
 
 def is_gone(pid: int) -> bool:
-    """Whether there is certainly no process of this number; unlike a look at it, the question takes no descriptor."""
+    """Whether there is certainly no process with this pid; needs no file descriptor."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -65,10 +65,10 @@ def is_gone(pid: int) -> bool:
 
 
 def find_marked(variable: str, value: str) -> list[psutil.Process]:
-    """Return every process but this one that carries a mark, and who hides it; other users' cannot be read.
+    """Return the processes with this value of a mark, as `marked_processes` does.
 
     Raises:
-        OSError: No descriptor is left for the look.
+        OSError: No file descriptor is left for the scan.
     """
     return marked_processes(variable).get(value, [])
 
@@ -79,7 +79,7 @@ def cookie_of(process: psutil.Process) -> str:
 
 
 def session_of(process: psutil.Process) -> int:
-    """Return the pid of its session's leader, which is the process that the agent has started; 0 when it has gone."""
+    """Return the pid of its session's leader, which is the process that the agent started; 0 if it is gone."""
     try:
         return os.getsid(process.pid)
     except OSError:
@@ -87,10 +87,12 @@ def session_of(process: psutil.Process) -> int:
 
 
 def marked_processes(variable: str) -> dict[str, list[psutil.Process]]:
-    """Return every process but this one that carries a mark, and who hides it, by what the mark says.
+    """Return all processes but this one that carry a mark, and session leaders that hide it, by value of the mark.
+
+    Processes of other users cannot be read.
 
     Raises:
-        OSError: No descriptor is left for the look.
+        OSError: No file descriptor is left for the scan.
     """
     candidates = _candidates(f"{variable}=") if sys.platform == "linux" else _all_processes()
     found: dict[str, list[psutil.Process]] = {}
@@ -101,29 +103,29 @@ def marked_processes(variable: str) -> dict[str, list[psutil.Process]]:
 
 
 def listens(pid: int, port: int) -> bool:
-    """Whether a process, or one below it, accepts connections on a TCP port.
+    """Whether a process or one of its descendants accepts connections on a TCP port.
 
-    Nearly always it is the process itself: those below it are looked for, among all of the host's, only if it is not.
-    Who may not be looked at (no descriptor is left, or its program has capabilities) is believed to do so.
+    It is nearly always the process itself, so descendants are looked up only otherwise. A process that cannot be
+    inspected (no file descriptor is left, or its program has capabilities) is assumed to listen.
     """
     return _listens(pid, port) or any(_listens(below, port) for below in families([pid])[pid])
 
 
 def send(process: psutil.Process, number: signal.Signals) -> None:
-    """Signal exactly this process: psutil compares the start time first, so a recycled pid is left alone."""
+    """Signal exactly this process: psutil compares the start time first, so a recycled pid is not signalled."""
     with contextlib.suppress(psutil.Error):
         process.send_signal(number)
 
 
 def send_group(pid: int, started: str, number: signal.Signals) -> None:
-    """Signal a process group that we made; one that is gone already is what we wanted.
+    """Signal a process group that we created; ignore one that is gone.
 
-    While a process is in a group its number is given to no other one. So a process of that number which began at
-    another time means that the group is gone, and that its number belongs to another one.
+    The number of a group is not reused while a process is in it. So if a process with that number has another start,
+    the group is gone and its number belongs to another one.
 
     Args:
         pid: The group's first process, and its number.
-        started: `start_of` that process; "" where that could not be seen.
+        started: `start_of` that process; "" if it is unknown.
         number: The signal.
     """
     if started and start_of(pid) not in {"", started}:
@@ -131,19 +133,19 @@ def send_group(pid: int, started: str, number: signal.Signals) -> None:
     try:
         os.killpg(pid, number)
     except (ProcessLookupError, PermissionError):  # macOS answers EPERM for a group of zombies
-        log.debug("process group is gone", pid=pid)
+        log.debug("process group gone", pid=pid)
 
 
 def end_all(orphans: list[psutil.Process], *, grace_seconds: float) -> list[psutil.Process]:
-    """End processes in one grace period for all of them: TERM, wait, KILL. Blocks that long at most, twice.
+    """Stop processes with a common grace period: TERM, wait, KILL, wait. Blocks for at most twice that period.
 
     Returns:
-        Those that run even so: stuck in the kernel.
+        Those that survive, stuck in the kernel.
     """
     for process in orphans:
-        log.warning("ending a process that an earlier agent left behind", pid=process.pid)
+        log.warning("orphan signalled", pid=process.pid)
         send(process, signal.SIGTERM)
-        send(process, signal.SIGCONT)  # a stopped one gets TERM only when it goes on
+        send(process, signal.SIGCONT)  # a stopped process receives TERM only when it continues
     _, alive = psutil.wait_procs(orphans, timeout=grace_seconds)
     for process in alive:
         send(process, signal.SIGKILL)
@@ -153,23 +155,23 @@ def end_all(orphans: list[psutil.Process], *, grace_seconds: float) -> list[psut
 
 @asynccontextmanager
 async def open_exit_watch(pid: int, events: Kqueue | None = None) -> AsyncIterator[Callable[[], Awaitable[ExitEvent]]]:
-    """Give a function that returns when a process has ended, whichever its parent is; an event, not a poll.
+    """Yield a function that waits until a process has exited, whether or not it is a child; it does not poll.
 
-    Open it, then look at `start_of(pid)`: from then on it is that process that is watched, and not a later one. On
-    macOS that holds from the first wait on, since kqueue knows processes by their number only.
+    Check `start_of(pid)` after opening it: from then on that process is watched, not a later one with its pid. On macOS
+    this applies from the first wait on, since kqueue identifies processes by pid only.
 
     Args:
         pid: The process.
-        events: Who tells of ends; None is this platform's way.
+        events: The source of exit events on macOS; None for its kqueue.
 
     Raises:
         ProcessLookupError: There is no such process.
-        OSError: No descriptor is left to watch it with.
+        OSError: No file descriptor is left to watch it.
     """
     if sys.platform == "linux":
         descriptor = os.pidfd_open(pid)
         try:
-            lock = trio.Lock()  # Trio lets one task wait on a descriptor; a pidfd stays readable for the next one
+            lock = trio.Lock()  # Trio allows one task to wait on a descriptor; a pidfd stays readable for the next one
 
             async def wait() -> ExitEvent:
                 async with lock:
@@ -192,7 +194,7 @@ async def open_exit_watch(pid: int, events: Kqueue | None = None) -> AsyncIterat
         async def wait() -> ExitEvent:
             nonlocal end
             async with lock:
-                if end is None:  # its number may be another one's by now
+                if end is None:  # once it has exited, its pid may belong to another process
                     end = await wait_exit(source, pid, has_ended)
             return end
 
@@ -200,26 +202,26 @@ async def open_exit_watch(pid: int, events: Kqueue | None = None) -> AsyncIterat
 
 
 async def wait_child(process: trio.Process, events: Kqueue | None = None) -> tuple[int, ExitEvent]:
-    """Return the code of a child that has ended, and what the kernel tells beside it; never blocks the event loop.
+    """Wait for a child; return its exit code and details from the kernel. Never blocks the event loop.
 
     Args:
         process: The child.
-        events: Who tells of ends; None is this platform's way.
+        events: The source of exit events on macOS; None for its kqueue.
     """
     if sys.platform == "linux":
         return await process.wait(), UNKNOWN_EXIT  # Trio waits on a pidfd
-    # Not Trio's way: a child whose exit has begun is hidden from kqueue, and Trio calls a blocking wait in the loop.
+    # Not `process.wait`: a child whose exit has begun is hidden from kqueue, and Trio then blocks the event loop.
     exit_event = UNKNOWN_EXIT
     if process.poll() is None:
         source = Kqueue() if events is None else events
         exit_event = await wait_exit(source, process.pid, lambda: process.poll() is not None)
-    while (code := process.poll()) is None:  # noqa: ASYNC110 - told of before it can be reaped
+    while (code := process.poll()) is None:  # noqa: ASYNC110 - it is reported before it can be reaped
         await trio.sleep(REAP_SECONDS)
     return code, exit_event
 
 
 def families(leaders: Sequence[int]) -> dict[int, tuple[int, ...]]:
-    """Return the processes below each of these, however deep."""
+    """Return all descendants of each of these processes."""
     below: dict[int, list[int]] = {}
     for pid, parent in _parents().items():
         below.setdefault(parent, []).append(pid)
@@ -227,12 +229,12 @@ def families(leaders: Sequence[int]) -> dict[int, tuple[int, ...]]:
 
 
 def _candidates(entry: str) -> Iterator[psutil.Process]:
-    """Yield the processes whose environment may hold an entry, with a fraction of the system calls that psutil makes.
+    """Yield the processes whose environment may contain an entry, with a fraction of psutil's system calls.
 
-    Each of them may cost a worker thread its turn while the event loop is busy.
+    Each system call may cost a worker thread its turn while the event loop is busy.
 
     Raises:
-        OSError: No descriptor is left, and a process that could not be read may have it.
+        OSError: No file descriptor is left, so a process with the entry may have been missed.
     """
     wanted = os.fsencode(entry)
     for pid in procfs.list_pids():
@@ -241,7 +243,7 @@ def _candidates(entry: str) -> Iterator[psutil.Process]:
                 yield psutil.Process(pid)
         except psutil.Error:
             continue
-        except OSError as error:  # another user's, or gone since
+        except OSError as error:  # it belongs to another user, or has exited
             if error.errno in RESOURCE_ERRNOS:
                 raise
 
@@ -249,7 +251,7 @@ def _candidates(entry: str) -> Iterator[psutil.Process]:
 def _mark(process: psutil.Process, variable: str) -> str:
     try:
         mark: str = process.environ().get(variable, "")
-    except (psutil.Error, OSError):  # another user's, or gone since
+    except (psutil.Error, OSError):  # it belongs to another user, or has exited
         return ""
     except SystemError:  # reaped while psutil 7.2 read it on macOS (psutil issue 2854)
         return ""
@@ -257,9 +259,9 @@ def _mark(process: psutil.Process, variable: str) -> str:
 
 
 def _hidden_leaders(family: Sequence[psutil.Process]) -> Iterator[psutil.Process]:
-    """Yield those that lead a session of these and whose environment macOS hides; never the shell of a terminal."""
+    """Yield leaders of the family's sessions whose environment macOS hides; never the shell of a terminal."""
     if sys.platform == "linux":
-        return  # hides none of our own user's
+        return  # Linux shows the environment of all processes of our user
     for pid in {session_of(each) for each in family} - {0, os.getsid(0), *(each.pid for each in family)}:
         try:
             leader = psutil.Process(pid)
@@ -294,13 +296,13 @@ def _parents() -> dict[int, int]:
         return dict(_parents_by_psutil())
     try:
         pids = procfs.list_pids()
-    except OSError:  # no descriptor is left on this host; the caller looks again later
+    except OSError:  # no descriptor is left on this host; the caller tries again later
         return {}
     return {pid: parent for pid in pids if (parent := procfs.read_parent(pid)) is not None}
 
 
 def _all_processes() -> Iterator[psutil.Process]:
-    """Yield every process that is there when its turn comes; `psutil.process_iter` would end at the first error."""
+    """Yield all processes, skipping those that exit meanwhile; `psutil.process_iter` would stop at the first error."""
     for pid in psutil.pids():
         try:
             process = psutil.Process(pid)
@@ -319,13 +321,13 @@ def _parents_by_psutil() -> Iterator[tuple[int, int]]:
 
 
 def footprints(pids: Sequence[int], own_bytes: Callable[[int], int | None]) -> dict[int, int]:
-    """Return what each of these processes uses together with all below it; blocks.
+    """Return the memory of each of these processes and its descendants; blocks.
 
-    Those that hold nothing are left out: a process that is about to end holds nothing before its end is known.
+    Those without memory are left out: an exiting process has none before its exit is known.
 
     Args:
         pids: The leaders.
-        own_bytes: What a single process uses; None when it has ended, or may not be looked at.
+        own_bytes: Returns the memory of a single process; None if it has exited or may not be read.
     """
     below = families(pids)
     used = {pid: [own_bytes(member) for member in (pid, *below[pid])] for pid in pids}
@@ -333,10 +335,10 @@ def footprints(pids: Sequence[int], own_bytes: Callable[[int], int | None]) -> d
 
 
 def interface_addresses() -> list[str]:
-    """Return every IP address of every interface, as it is now.
+    """Return the current IP addresses of all interfaces.
 
     Raises:
-        OSError: It cannot be asked: no descriptor is left for the question.
+        OSError: No file descriptor is left for the query.
     """
     interfaces, families = psutil.net_if_addrs().values(), {socket.AF_INET, socket.AF_INET6}
     return [entry.address for entries in interfaces for entry in entries if entry.family in families]

@@ -1,7 +1,7 @@
-"""Read what Linux tells in /proc, and give each file's content as a value.
+"""Read Linux's /proc, and return each file's content as a value.
 
-Linux makes these files from memory when they are read: one process costs some ten microseconds, so no thread is needed.
-The exception is `read_pss_bytes`. The formats are those of proc(5).
+Linux generates these files when they are read: one process costs some ten microseconds, so no thread is needed, except
+for `read_pss_bytes`. The formats are those of proc(5).
 """
 
 import os
@@ -18,14 +18,14 @@ _TICKS_PER_SECOND: Final = os.sysconf("SC_CLK_TCK")
 
 @attrs.frozen
 class ProcessStat:
-    """What /proc/PID/stat says of one process.
+    """Statistics of one process from /proc/PID/stat.
 
     Attributes:
         state: One letter: R is running, S sleeps, D waits in the kernel, T is stopped, Z is a zombie.
-        major_faults: How often it has waited for a page from disk.
+        major_faults: The number of pages that it has read from disk.
         cpu_seconds: Processor time in user and kernel mode.
-        start_ticks: When it started, in clock ticks since boot: what tells it from a later process with its pid.
-        resident_bytes: What it holds in memory, pages that it shares included.
+        start_ticks: Its start in clock ticks since boot, which distinguishes it from a later process with its pid.
+        resident_bytes: Resident memory, including shared pages.
     """
 
     state: str
@@ -36,16 +36,16 @@ class ProcessStat:
 
 
 def list_pids() -> list[int]:
-    """Return the pid of every process.
+    """Return the pids of all processes.
 
     Raises:
-        OSError: No descriptor is left.
+        OSError: No file descriptor is left.
     """
     return [int(name) for name in os.listdir(PROC) if name.isdigit()]  # noqa: PTH208 - of thousands, only the names
 
 
 def read_stat(pid: int) -> ProcessStat | None:
-    """Return what the kernel counts of a process; None when it has ended, or no descriptor is left to look."""
+    """Return the statistics of a process; None if it has exited, or no file descriptor is left."""
     try:
         fields = _stat_fields(pid)
         return ProcessStat(
@@ -60,7 +60,7 @@ def read_stat(pid: int) -> ProcessStat | None:
 
 
 def read_parent(pid: int) -> int | None:
-    """Return the pid of a process's parent; None when the process has ended."""
+    """Return the pid of a process's parent; None if the process has exited."""
     try:
         return int(_stat_fields(pid)[1])
     except (OSError, IndexError, ValueError):
@@ -68,7 +68,7 @@ def read_parent(pid: int) -> int | None:
 
 
 def read_disk_bytes(pid: int) -> int:
-    """Return how many bytes a process has read from disk; 0 where this user may not know it."""
+    """Return the bytes that a process has read from disk; 0 if this user may not read it."""
     try:
         return _entry(_read_small(f"{PROC}/{pid}/io"), b"read_bytes:")
     except (OSError, ValueError):
@@ -76,10 +76,10 @@ def read_disk_bytes(pid: int) -> int:
 
 
 def read_pss_bytes(pid: int) -> int | None:
-    """Return a process's memory with its part of what it shares; None where this user may not know it.
+    """Return the proportional set size (PSS) of a process; None if this user may not read it.
 
-    It takes the right to trace the process: the same user, and a program that has not forbidden it. The kernel walks
-    all page tables of the process for it, which blocks for 30 ms per GiB.
+    This needs permission to trace the process: it must belong to the same user, and not have disabled tracing. The
+    kernel walks all page tables of the process, which blocks for 30 ms per GiB.
     """
     try:
         return _entry((PROC / str(pid) / "smaps_rollup").read_bytes(), b"Pss:") * 1024
@@ -88,19 +88,19 @@ def read_pss_bytes(pid: int) -> int | None:
 
 
 def read_environment(pid: int) -> bytes:
-    """Return a process's environment, its entries divided by NUL.
+    """Return a process's environment, its entries separated by NUL.
 
     Raises:
-        OSError: The process is another user's, it has ended, or no descriptor is left.
+        OSError: The process belongs to another user or has exited, or no file descriptor is left.
     """
     return (PROC / str(pid) / "environ").read_bytes()
 
 
 def read_boot_id() -> str:
-    """Return the random number that the kernel has drawn at this boot.
+    """Return the random id of this boot.
 
     Raises:
-        OSError: No descriptor is left.
+        OSError: No file descriptor is left.
     """
     return (PROC / "sys" / "kernel" / "random" / "boot_id").read_text("ascii").strip()
 
@@ -109,7 +109,7 @@ def parse_meminfo(text: str) -> dict[str, int]:
     """Return the entries of /proc/meminfo in bytes.
 
     Raises:
-        ValueError: It has another form.
+        ValueError: It has another format.
     """
     sizes = {}
     for line in text.splitlines():
@@ -120,25 +120,25 @@ def parse_meminfo(text: str) -> dict[str, int]:
 
 
 def parse_counter(text: str, name: str) -> int | None:
-    """Return a counter of /proc/vmstat or of a control group's file, one `name value` on a line; None if it is missing.
+    """Return a counter from the `name value` lines of /proc/vmstat or a control group's file; None if it is missing.
 
     Raises:
-        ValueError: It is no number.
+        ValueError: It is not a number.
     """
     return next((int(line[len(name) + 1 :]) for line in text.splitlines() if line.startswith(f"{name} ")), None)
 
 
 def _stat_fields(pid: int) -> list[bytes]:
-    """The fields of /proc/PID/stat from the third (the state) on.
+    """Return the fields of /proc/PID/stat from the third (the state) on.
 
-    proc_pid_stat(5) counts from 1, so field N is at N - 3 here. The second field, the program's name, may contain
-    anything. Fields beyond the 24th (the resident size) are left in one piece.
+    proc_pid_stat(5) counts from 1, so field N is at index N - 3. The second field, the program's name, may contain any
+    character. Fields after the 24th (the resident size) are not split.
     """
     return _read_small(f"{PROC}/{pid}/stat").rpartition(b")")[2].split(None, 22)
 
 
 def _read_small(path: str) -> bytes:
-    """Read a file that comes in one piece by three system calls: hundreds of engines are read every few seconds."""
+    """Read a file of at most one page with three system calls: hundreds of engines are read every few seconds."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(descriptor, PAGE_BYTES)
@@ -147,7 +147,7 @@ def _read_small(path: str) -> bytes:
 
 
 def _entry(text: bytes, name: bytes) -> int:
-    """The number of a line `name number [kB]`; raises `ValueError` where there is none."""
+    """Return the number of a line `name number [kB]`; raises `ValueError` if there is none."""
     for line in text.splitlines():
         if line.startswith(name):
             return int(line[len(name) :].removesuffix(b"kB"))

@@ -1,7 +1,7 @@
-"""What one look at a host's memory says, whatever the platform. Pure.
+"""Samples of a host's memory, the same for all platforms. Pure.
 
-Providers make samples; `memory.eviction_manager` decides how long an unreadable host is still believed; no other module
-looks.
+Providers take samples; only `memory.eviction_manager` reads them regularly, and decides how long the last good one is
+used.
 """
 
 import enum
@@ -12,9 +12,9 @@ import attrs
 
 
 class Level(enum.IntEnum):
-    """How short of memory a host is; the higher, the shorter.
+    """The level of memory pressure.
 
-    `UNKNOWN` is below `NORMAL` only as a number: under it nothing is admitted and nothing is evicted.
+    `UNKNOWN` is below `NORMAL` only as a number: at this level nothing is admitted and nothing is evicted.
     """
 
     UNKNOWN = 0
@@ -27,9 +27,9 @@ class Level(enum.IntEnum):
 class Sample:
     """A host's memory at one moment.
 
-    With `level` UNKNOWN the figures mean nothing. `total_bytes` is what this host's programs may use in all: the
-    machine's memory, or the limit of the agent's control group where that is smaller. `available_bytes` is what they
-    could still take without taking it from each other.
+    With `level` UNKNOWN the figures are meaningless. `total_bytes` is the machine's memory, or the limit of the agent's
+    control group if that is smaller. `available_bytes` is the part that programs could still allocate without taking it
+    from each other.
     """
 
     total_bytes: int
@@ -37,39 +37,39 @@ class Sample:
     level: Level
     swap_out_bytes_per_second: float = 0.0
     compress_bytes_per_second: float = 0.0
-    """What the kernel squeezes into its compressor, before compression; macOS only, 0.0 elsewhere."""
+    """Rate at which the kernel compresses memory, in bytes before compression; macOS only, 0.0 elsewhere."""
     device_limit_bytes: int | None = None
-    """The most that the GPU may hold, where that is set; None is the platform's default, or no such thing."""
+    """The limit for GPU memory; None if it is unknown or there is none."""
     device_limit_guessed: bool = False
-    """Whether that is a cautious share of the memory, as the GPU could not be asked."""
+    """Whether that is a cautious share of memory, because the GPU could not be queried."""
     wired_bytes: int | None = None
-    """What the kernel and the GPU hold and cannot be paged out; None where that is not told (only macOS does)."""
+    """Memory of the kernel and the GPU that cannot be paged out; None where it is not reported (only macOS does)."""
     why: str = ""
-    """What makes the level other than NORMAL, for people."""
+    """The reason for a level other than NORMAL, for people."""
 
 
 UNREADABLE = Sample(0, 0, Level.UNKNOWN)
-"""A look that saw nothing."""
+"""A sample without figures."""
 
 
 class HostMemory(Protocol):
-    """Look at a host's memory, and get an event from its kernel when that becomes short."""
+    """Samples of a host's memory, and events from its kernel when memory gets short."""
 
     async def sample(self) -> Sample:
-        """Look once; never raises: what cannot be read, or cannot be true, has level UNKNOWN. Takes microseconds."""
+        """Take a sample within microseconds; never raises: an unreadable or impossible one has level UNKNOWN."""
         ...
 
     @property
     def wait_change(self) -> Callable[[], Awaitable[None]]:
-        """Returns when the kernel says that pressure has changed, and sleep for ever where it never says so.
+        """A function that waits until the kernel reports a change of pressure, forever where it sends no events.
 
-        One task at a time. What the kernel says while no task waits may be lost: look at intervals as well.
+        Only one task may wait. Events while no task waits may be lost, so sample at intervals as well.
         """
         ...
 
     async def footprint(self, pids: Sequence[int]) -> Mapping[int, int]:
-        """Return the bytes that each of these processes really uses, with all that it has started.
+        """Return the memory of each of these processes and its descendants.
 
-        What several processes share is counted once, in parts. Processes that have ended are not in the answer.
+        Shared memory is divided among the processes that share it. Processes that have exited are left out.
         """
         ...

@@ -1,8 +1,8 @@
-"""Which TCP ports of a Linux host, or of a pod, have a listener, and at which of them a client waits.
+"""TCP ports of a Linux host, or of a pod, that have a listener, and those at which a client waits.
 
-Of a listener the kernel tells how many connections it has not accepted, of a connection how many bytes were not read.
-It is asked by sock_diag(7), for these two states only: the table in /proc holds all connections that have ended lately
-as well, and takes ten times as long on a host where many did. Where sock_diag is not there, /proc/net/tcp tells.
+For a listener the kernel reports the number of connections that are not accepted yet, for a connection the number of
+unread bytes. sock_diag(7) is queried for these two states only: /proc/net/tcp also lists all recently closed
+connections, and takes ten times as long on a host with many of them. It is the fallback if sock_diag is missing.
 """
 
 import re
@@ -19,7 +19,7 @@ from llmkube.supervisor.host.procfs import PROC
 
 ESTABLISHED: Final = 1
 LISTEN: Final = 10
-"""States as in the kernel's net/tcp_states.h."""
+"""States from the kernel's net/tcp_states.h."""
 
 _SOCK_DIAG: Final = 4
 _SOCK_DIAG_BY_FAMILY: Final = 20
@@ -32,16 +32,16 @@ _REQUEST: Final = struct.Struct("=BBBxI48x")  # inet_diag_req_v2: family, protoc
 _ANSWER: Final = struct.Struct("=xB2xBB50xI")  # inet_diag_msg: state, port (network order), receive queue
 
 _LINE: Final = re.compile(rb":([0-9A-F]{4}) [0-9A-F]+:[0-9A-F]{4} (0A|01) [0-9A-F]{8}:([0-9A-F]{8}) ")
-"""Of /proc/net/tcp: the port, the state, and the receive queue."""
+"""A line of /proc/net/tcp: port, state and receive queue."""
 
 Link = tuple[int, int, int]
-"""State, local port, and how much was not taken in yet."""
+"""State, local port, and receive queue: connections that are not accepted, or bytes that are not read."""
 
 
 def listening_ports(wanted: AbstractSet[int]) -> Mapping[int, bool] | None:
-    """Return every port that has a listener, and whether a client waits there; None where the kernel does not tell.
+    """Return the ports with a listener, and whether a client waits at each; None if the kernel does not report them.
 
-    IPv6 is looked at only for wanted ports that IPv4 does not have.
+    IPv6 is queried only if a wanted port has no listener in IPv4.
     """
     listening: set[int] = set()
     waiting: set[int] = set()
@@ -56,14 +56,14 @@ def listening_ports(wanted: AbstractSet[int]) -> Mapping[int, bool] | None:
 
 
 def connections_at(port: int) -> tuple[bool, int] | None:
-    """Return whether a port has a listener, and how many connections it has; None where the kernel does not tell."""
+    """Return whether a port has a listener, and its number of connections; None if the kernel does not report them."""
     families = [[state for state, local, _ in links if local == port] for links in _by_family()]
     found = list(chain.from_iterable(families))
     return (LISTEN in found, found.count(ESTABLISHED)) if families else None
 
 
 def _by_family() -> Iterator[list[Link]]:
-    """Yield the links of IPv4, then those of IPv6; nothing of a family that this host does not have."""
+    """Yield the links of IPv4, then those of IPv6, if this host supports them."""
     for family in (socket.AF_INET, socket.AF_INET6):
         try:
             yield _links(family)
@@ -72,7 +72,7 @@ def _by_family() -> Iterator[list[Link]]:
 
 
 def _links(family: socket.AddressFamily) -> list[Link]:
-    """All listeners and connections; raises `OSError` where neither way is there."""
+    """Return all listeners and connections; raises `OSError` if neither method works."""
     try:
         return list(_query_kernel(family))
     except (OSError, struct.error):
@@ -80,7 +80,7 @@ def _links(family: socket.AddressFamily) -> list[Link]:
 
 
 def _query_kernel(family: socket.AddressFamily) -> Iterator[Link]:
-    """Ask the kernel; it answers while it is asked, so that nothing waits here."""
+    """Query sock_diag; the kernel answers during the call, so this does not block."""
     if sys.platform != "linux":
         raise OSError("only Linux has netlink")
     states = 1 << LISTEN | 1 << ESTABLISHED
@@ -95,7 +95,7 @@ def _query_kernel(family: socket.AddressFamily) -> Iterator[Link]:
                 if kind == _DONE:
                     return
                 if kind == _ERROR:
-                    raise OSError("sock_diag is refused")
+                    raise OSError("sock_diag failed")
                 state, high, low, queue = _ANSWER.unpack_from(reply, at + _HEADER.size)
                 yield state, high << 8 | low, queue
                 at += (size + 3) & ~3

@@ -1,4 +1,4 @@
-"""Which provider is this machine's."""
+"""Selection of the memory provider for this machine's platform."""
 
 import functools
 import sys
@@ -16,7 +16,7 @@ from llmkube.supervisor.host.sample import HostMemory, Sample
 
 @asynccontextmanager
 async def open_host_memory(thresholds: Thresholds = DEFAULTS) -> AsyncIterator[HostMemory]:
-    """Look at this machine's memory; the kernel's wake-ups are given back when the context is left."""
+    """Open this machine's memory; leaving the context cancels the kernel's events."""
     if sys.platform == "linux":
         with open_linux_memory(thresholds) as memory:
             yield memory
@@ -26,12 +26,12 @@ async def open_host_memory(thresholds: Thresholds = DEFAULTS) -> AsyncIterator[H
 
 
 def sample_here() -> Sample:
-    """Look once at this machine's memory, without a provider: no rates, and no thresholds but the defaults.
+    """Take one sample of this machine's memory, without rates, and with the default thresholds.
 
     Raises:
         OSError: It cannot be read.
-        ValueError: What was read is nothing that can be understood.
-        KeyError: Something is missing in it.
+        ValueError: It has an unknown format.
+        KeyError: An entry is missing.
     """
     if sys.platform == "linux":
         return LinuxMemory().read_sample(0.0)
@@ -39,7 +39,7 @@ def sample_here() -> Sample:
 
 
 def footprints_here(pids: Sequence[int]) -> dict[int, int]:
-    """Return what processes of this machine use with all below them, without a provider; blocks."""
+    """Return the memory of processes of this machine and their descendants; blocks."""
     if sys.platform == "linux":
         return PssSampler().footprints(pids, 0.0)
     return DarwinMemory(_kernel()).footprints(pids)
@@ -47,7 +47,7 @@ def footprints_here(pids: Sequence[int]) -> dict[int, int]:
 
 @attrs.frozen
 class GpuLimit:
-    """What a Mac's GPU may hold: None where it has no limit, who says so, and whether that is a cautious guess."""
+    """The memory limit of a Mac's GPU, None if unknown; its source, and whether it is a cautious guess."""
 
     limit_bytes: int | None
     source: str
@@ -55,14 +55,14 @@ class GpuLimit:
 
 
 def gpu_limit_of(kernel: LibSystem, total_bytes: int) -> GpuLimit:
-    """Ask a Mac's kernel and Metal, once; blocks as long as Metal takes."""
+    """Query a Mac's kernel and Metal, once; blocks as long as Metal takes."""
     limit_bytes, source = DarwinMemory(kernel, working_set_bytes=working_set_of(kernel)).device_limit(total_bytes)
     return GpuLimit(limit_bytes, source, limit_bytes is not None and source == GUESS)
 
 
 @functools.cache
 def _kernel() -> LibSystem:
-    """The kernel's door, once per process: each one opened makes a send right to the host port, and keeps it."""
+    """Return the only instance of this process: each one creates a send right to the host port, and keeps it."""
     return LibSystem()
 
 

@@ -1,9 +1,9 @@
-"""Bytes of this host: which engine is promised how many, which service waits, which engine has to end.
+"""Memory of one host: which engine reserves how many bytes, which service waits, which engine is evicted.
 
 reservation, capacity, budget, policy   the values
-admission, refusal                      which service starts and which engine ends for it, why another one waits
-eviction                                which engine ends when memory is short
-book, records                           the decisions about one host, who was promised what, what has to come back; pure
-ledger, eviction_manager                the tasks: scopes that hold memory, and the loop that looks and decides
-learned                                 what engines really took, for the next time
+admission, refusal                      which service starts, which engines are displaced for it, why another one waits
+eviction                                which engine is evicted when memory is short
+book, records                           decisions about one host, its reservations, the releases it expects; pure
+ledger, eviction_manager                the tasks: scopes that hold memory, and the loop that samples and decides
+learned                                 memory that engines really used, for the next start
 """

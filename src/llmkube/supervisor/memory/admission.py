@@ -1,7 +1,7 @@
-"""Which services start now, and which less important ones have to go for that. Pure.
+"""Decide which services start now, and which less important ones are displaced for them. Pure.
 
-Why one service may not start is decided in `refusal`. The engines that end
-so that a more important service may start are the cheapest set, and none for nothing.
+`refusal` decides why a service may not start. Engines are displaced only if that lets the more important service start,
+and then the cheapest set of them.
 """
 
 import enum
@@ -17,28 +17,28 @@ from llmkube.supervisor.memory.refusal import Block, Refusal, find_refusal, rela
 from llmkube.supervisor.memory.reservation import Request, Reservation, Role
 
 BUSY_SECONDS: Final = 300.0
-"""An engine that had work more recently than this is in use, and costs its users something when it ends."""
+"""An engine that worked more recently than this is in use: stopping it affects its users."""
 
 
 def victims_of(request: Request, host: Capacity) -> tuple[Reservation, ...]:
-    """Return the less important engines that end for a request; none if that would not be enough."""
+    """Return the less important engines to displace for a request; none if that would not be enough."""
     rank = request.spec.rank
     lower = [each for each in _stoppable(host) if each.spec.rank < rank and not each.spec.protected]
     return _cheapest_for(request, host, lower)
 
 
 def stoppable_for(request: Request, host: Capacity) -> tuple[Reservation, ...]:
-    """Return the engines that a person could stop for a request; never a more important one."""
+    """Return the engines that a person could stop for a request, none of them more important than it."""
     return _cheapest_for(request, host, [each for each in _stoppable(host) if each.spec.rank <= request.spec.rank])
 
 
 def cheapest(
     candidates: Iterable[Reservation], enough: Callable[[Sequence[Key]], bool], now: float
 ) -> tuple[Reservation, ...]:
-    """Return the engines whose end would be enough and costs least; none if all of them together are not enough.
+    """Return the cheapest set of engines that is enough; none if all candidates together are not enough.
 
-    The least important go first, of equals those without work, then those that load quickly, then the smallest. Of the
-    set that is found so, an engine that is not needed for the sum stays, the most costly first.
+    Candidates are added in ascending order of cost: priority, idle before busy, load time, size. Then every engine that
+    the sum does not need is dropped from the set again, the most expensive first.
     """
     chosen: list[Reservation] = []
     for each in sorted(candidates, key=lambda one: _cost(one, now)):
@@ -55,12 +55,12 @@ def cheapest(
 
 
 def _cheapest_for(request: Request, host: Capacity, candidates: list[Reservation]) -> tuple[Reservation, ...]:
-    soon = host.after_exits()  # with the victims end those that are on their way out already
+    soon = host.after_exits()  # engines that are already exiting will be gone as well
     return cheapest(candidates, lambda keys: find_refusal(request, soon.without(keys)) is None, host.now)
 
 
 def _stoppable(host: Capacity) -> list[Reservation]:
-    """Each service once: a successor goes with the engine that it is to replace."""
+    """Return one engine per service: a successor is stopped together with the engine that it would replace."""
     staying = (each for each in host.reservations if not each.exits_in_time(host.now))
     return [each for each in staying if each.role is not Role.SUCCESSOR]
 
@@ -71,15 +71,15 @@ def _cost(engine: Reservation, now: float) -> tuple[bool, int, bool, float, int,
 
 
 class Strategy(enum.Enum):
-    """How an engine gives way to one of another plan."""
+    """The method by which an engine is replaced by one with another plan."""
 
-    ROLLING_UPDATE = "RollingUpdate"  # the host holds both: the old one serves until the new one answers
-    RECREATE = "Recreate"  # the new one starts when the old one has ended
+    ROLLING_UPDATE = "RollingUpdate"  # the host holds both: the old engine serves until the new one answers
+    RECREATE = "Recreate"  # the new engine starts when the old one has exited
 
 
 @attrs.frozen
 class Displacement:
-    """One service that has to go, and the more important one for which it goes."""
+    """A service that is displaced, and the more important one that needs its memory."""
 
     victim: Key
     winner: Key
@@ -88,7 +88,7 @@ class Displacement:
 
 @attrs.frozen
 class Outcome:
-    """Which services start, which have to go for it, and why the others wait."""
+    """Services that start, services that are displaced for others, and the refusals of those that wait."""
 
     admitted: tuple[Key, ...] = ()
     displaced: tuple[Displacement, ...] = ()
@@ -96,9 +96,10 @@ class Outcome:
 
 
 def step(queue: Sequence[Request], host: Capacity) -> Outcome:
-    """Decide about every service that waits, the most important first.
+    """Decide about every waiting service, the most important first.
 
-    One that does not fit holds up no other, unless engines are already on their way out for it: that room is taken.
+    A service that does not fit does not block the others, unless engines are already exiting for it: their memory is
+    spoken for.
     """
     admitted: list[Key] = []
     displaced: list[Displacement] = []
@@ -131,9 +132,9 @@ def step(queue: Sequence[Request], host: Capacity) -> Outcome:
 
 
 def replacement(request: Request, host: Capacity) -> Strategy | Refusal:
-    """Return how the engine of a service is replaced by one with another need, or why the old one had better stay.
+    """Return how to replace the engine of a service by one with another need, or why the old one should stay.
 
-    An engine is not ended for one that would have to wait: an edit that asks for too much costs no request.
+    An engine is not stopped for one that would have to wait: an edit that needs too much memory fails no request.
     """
     if request.need.sized and find_refusal(request, host) is None:
         return Strategy.ROLLING_UPDATE
@@ -141,23 +142,23 @@ def replacement(request: Request, host: Capacity) -> Strategy | Refusal:
     refusal = find_refusal(request, alone)
     if refusal is None:
         return Strategy.RECREATE
-    makes_room = request.may_displace and refusal.block.lacks_memory and victims_of(request, alone)
-    return Strategy.RECREATE if makes_room else _with_hint(request, refusal, alone)
+    can_displace = request.may_displace and refusal.block.lacks_memory and victims_of(request, alone)
+    return Strategy.RECREATE if can_displace else _with_hint(request, refusal, alone)
 
 
 def _queue_order(request: Request) -> tuple[int, bool, float, Key]:
-    """The most important first, then who had been here before, then who has waited longest."""
+    """Order by priority, then services that return after an eviction, then the longest wait."""
     return -request.spec.rank, not request.returns, request.since, request.key
 
 
 def _with_expected_start(request: Request, refusal: Refusal, keys: Sequence[Key]) -> Refusal:
     names = ", ".join(f"`{relative_name(key, request.key)}`" for key in keys)
-    when = f"{names} {'has' if len(keys) == 1 else 'have'} ended" if keys else "the memory of an ended engine is back"
+    when = f"{names} {'has' if len(keys) == 1 else 'have'} exited" if keys else "memory of an exited engine is released"
     return attrs.evolve(refusal, message=f"{refusal.message}; starts when {when}", fit_bytes=None)
 
 
 def _with_hint(request: Request, refusal: Refusal, host: Capacity) -> Refusal:
-    """Say which engines a person could stop."""
+    """Add the engines that a person could stop."""
     others = stoppable_for(request, host)
     if not others:
         return refusal
@@ -166,7 +167,7 @@ def _with_hint(request: Request, refusal: Refusal, host: Capacity) -> Refusal:
 
 
 def _described(engine: Reservation, other: Key, now: float) -> str:
-    """`draft` (priority low, idle 14m)."""
+    """Return, for example, "`draft` (priority low, idle 14m)"."""
     facts, idle = [f"priority {engine.spec.priority}"], engine.idle_seconds(now)
     if idle >= 60:
         facts.append(f"idle {format_age(idle)}")

@@ -1,12 +1,12 @@
-"""Decide on the memory of one host, and enter what was decided. Pure: no clock, no task, no process.
+"""Decide on the memory of one host, and record the decisions. Pure: no clock, no task, no process.
 
-`admission` and `eviction` decide, `records` keeps who was promised what. Every method that can change which engines run
-returns orders, which the ledger carries out before anything else happens: two services that ask at the same moment
-cannot be promised the same bytes.
+`admission` and `eviction` decide, `records` stores the reservations. Every method that can change which engines run
+returns orders, which the ledger carries out before anything else happens: two simultaneous requests cannot reserve the
+same bytes.
 
-Memory of engines that have ended counts until it is seen to be back. macOS may keep what the GPU had wired for a
-process that was killed until the next boot (oMLX issue 2184). No process has it then, so that only a sum tells: what is
-wired, less what engines have on the device.
+The memory of an engine that has exited stays reserved until samples show that it was released. macOS may keep memory
+that the GPU had wired for a killed process until the next boot (oMLX issue 2184). No process owns it then; it shows
+only as a difference: wired memory minus the device memory of the engines.
 """
 
 from collections import Counter
@@ -28,7 +28,7 @@ from llmkube.supervisor.memory.refusal import Refusal, find_refusal
 from llmkube.supervisor.memory.reservation import MemorySpec, Need, Request, Reservation, Role
 
 RECOVERED_SHARE: Final = 0.8
-"""Memory is back when so much of it is seen; other programs may have taken the rest meanwhile."""
+"""Memory counts as released when this share of it is available again; other programs may have taken the rest."""
 
 
 @attrs.frozen
@@ -41,25 +41,25 @@ class _Release:
 
 @attrs.define(eq=False)
 class PendingReleases:
-    """Memory of engines that have ended, as long as it is not seen to be back, or its deadline is over."""
+    """Memory of exited engines until a sample shows that it was released, or its deadline has passed."""
 
     _open: list[_Release] = attrs.field(factory=list)
 
     def __bool__(self) -> bool:
-        """Whether any is expected."""
+        """Whether a release is pending."""
         return bool(self._open)
 
     @property
     def size_bytes(self) -> int:
-        """How much is expected."""
+        """Bytes that are expected to be released."""
         return sum(each.size_bytes for each in self._open)
 
     def expect(self, size_bytes: int, before_bytes: int, until: float, device_bytes: int = 0) -> None:
-        """So much more should be seen than was available before, by then; so much of it was the device's."""
+        """Expect the release of `size_bytes`, `device_bytes` of them on the device; `before_bytes` were available."""
         self._open.append(_Release(size_bytes, before_bytes, until, min(size_bytes, device_bytes)))
 
     def update(self, sample: Sample, now: float) -> int:
-        """Take in a look at the host; returns what of the device's was not seen and is not waited for any more."""
+        """Update the pending releases with a sample; return the device bytes whose deadline has passed."""
         before = min((each.before_bytes for each in self._open), default=0)
         if sample.level is not Level.UNKNOWN and sample.available_bytes >= before + RECOVERED_SHARE * self.size_bytes:
             self._open.clear()
@@ -70,35 +70,35 @@ class PendingReleases:
 
 @attrs.define(eq=False)
 class UnreturnedMemory:
-    """What is wired for no process since engines have ended.
+    """Memory that has stayed wired, for no process, after engines exited.
 
     Attributes:
-        size_bytes: How much that is.
-        min_bytes: Less than this is not told: other programs wire memory, too.
+        min_bytes: Smaller amounts are not reported: other programs wire memory, too.
     """
 
     min_bytes: int
     size_bytes: int = 0
     _max_bytes: int = 0
-    _usual_bytes: int | None = None  # what others than engines have wired while all is well
+    _usual_bytes: int | None = None  # wired memory of other programs while nothing is unreturned
 
     def suspect(self, size_bytes: int) -> None:
-        """So much of an engine that has ended was not seen to be back in time."""
+        """Add memory of an exited engine whose release was not seen in time."""
         self._max_bytes += size_bytes
 
     def update(self, others_bytes: int, *, settled: bool) -> None:
-        """Take in a look at the host.
+        """Update the estimate with a sample.
 
         Args:
-            others_bytes: What is wired, less what engines have been promised on the device.
-            settled: Whether no engine loads or ends: else the difference may be too small, and only its growth counts.
+            others_bytes: Wired memory minus the device memory that engines have reserved.
+            settled: Whether no engine is loading or exiting: otherwise the difference may be too small, and can only
+                raise the estimate.
         """
         if self._usual_bytes is None or (settled and not self._max_bytes):
             self._usual_bytes, self._max_bytes = others_bytes, 0
             return
         unexplained = min(self._max_bytes, max(0, others_bytes - self._usual_bytes))
         unexplained = unexplained if unexplained >= self.min_bytes else 0
-        if settled:  # it can only become less, as no other engine has ended
+        if settled:  # it can only shrink, since no other engine has exited
             self.size_bytes = self._max_bytes = unexplained
         else:
             self.size_bytes = max(self.size_bytes, unexplained)
@@ -106,14 +106,14 @@ class UnreturnedMemory:
 
 @attrs.frozen
 class Grant:
-    """The wait of a service is over: this is its reservation."""
+    """Grants a waiting service its reservation."""
 
     reservation: Reservation
 
 
 @attrs.frozen
 class ReportRefusal:
-    """A service is told why it waits."""
+    """Reports to a service why it waits."""
 
     key: Key
     refusal: Refusal
@@ -121,7 +121,7 @@ class ReportRefusal:
 
 @attrs.frozen
 class StopEngine:
-    """An engine has to end."""
+    """Stops an engine."""
 
     reservation: Reservation
     evict: Eviction
@@ -129,7 +129,7 @@ class StopEngine:
 
 @attrs.frozen
 class ExpediteStop:
-    """An engine that has to end does not finish its requests any more."""
+    """Makes an engine that is stopping cut its requests short."""
 
     reservation: Reservation
 
@@ -145,14 +145,13 @@ class Book:
     Times (`now`) are those of the monotonic clock, in seconds.
 
     Attributes:
-        rules: What the operator has decided.
-        sample: The last good look at the host.
-        budget: What engines may take.
-        decision: What was last decided about pressure; None before the first look, while nothing is admitted.
-        evictions: How many engines were evicted since the agent started, by the cause.
-        skips: How often no engine was evicted although memory was short, by the reason; counted when that changes.
-        records: Every service with its reservations and its request.
-        unreturned: What macOS has kept of engines that have ended.
+        rules: The operator's settings.
+        sample: The last credible sample of the host.
+        budget: The limit for all engines together.
+        decision: The last decision about pressure; None before the first sample, when nothing is admitted.
+        evictions: Evictions since the agent started, by cause.
+        skips: Times that no engine was evicted although memory was short, by reason; counted when the reason changes.
+        unreturned: Memory that macOS has kept after engines exited.
     """
 
     rules: Rules = Rules()
@@ -164,8 +163,7 @@ class Book:
     records: Records = attrs.field(factory=Records)
     unreturned: UnreturnedMemory = attrs.field(init=False)
     _releases: PendingReleases = attrs.field(factory=PendingReleases)
-    _host_free_bytes: int = 0  # what the host had left at the last look, also at one that is not believed
-
+    _host_free_bytes: int = 0  # available bytes of the last sample, even if that was not credible
     _engines_limit: int | None = None
 
     def __attrs_post_init__(self) -> None:
@@ -174,50 +172,49 @@ class Book:
     # -- services -------------------------------------------------------------------------------------------------
 
     def follow(self, key: Key, spec: MemorySpec, now: float) -> Orders:
-        """Take in what the objects say now."""
+        """Update the spec of a service from its objects."""
         return self.admit(now) if self.records[key].follow(spec) else ()
 
     def adopt(self, key: Key, need: Need, now: float) -> None:
-        """Promise at once what an engine has already that an earlier agent left."""
-        self.records.promise(key, need, now, held=False)
+        """Reserve at once the memory of a running engine that an earlier agent started."""
+        self.records.reserve(key, need, now, held=False)
 
     def forget(self, key: Key, now: float) -> Orders:
-        """Strike a service that is no longer this host's, with all that its engines hold."""
+        """Remove a service that this host no longer serves, with its reservations."""
         record = self.records.pop(key, None)
         for each in record.reservations.values() if record else ():
             self._expect_release(each, now)
         return self.admit(now)
 
     def make_request(self, key: Key, need: Need, now: float) -> Orders:
-        """Have a service wait for memory."""
+        """Let a service wait for memory."""
         record = self.records[key]
         record.request, record.reported = record.make_request(self.rules.policy, Request(key, need, since=now)), None
         return self.admit(now)
 
     def withdraw(self, key: Key) -> None:
-        """Have a service wait no longer."""
+        """Withdraw the request of a service."""
         if (record := self.records.get(key)) is not None:
             record.request = None
 
     def request_successor(self, key: Key, need: Need, now: float) -> Reservation | None:
-        """Promise a second engine of a service what it needs, if there is room now; None otherwise."""
+        """Reserve memory for a second engine of a service; return None if there is not enough now."""
         if (
             self.records[key].engine(Role.SUCCESSOR) is not None
             or self.replacement(key, need, now) is not Strategy.ROLLING_UPDATE
         ):
             return None
-        return self._promise(key, need.capped_at(self._max_bytes(key)), now, role=Role.SUCCESSOR)
+        return self._reserve(key, need.capped_at(self._max_bytes(key)), now, role=Role.SUCCESSOR)
 
     def replacement(self, key: Key, need: Need, now: float) -> Strategy | Refusal:
-        """Return how the engine of a service gives way to one of another plan, or why it should not yet."""
+        """Return how to replace the engine of a service by one with another plan, or why not to do it yet."""
         if self.decision is None:
-            return Strategy.RECREATE  # whether the host holds both is not known
-        return admission.replacement(
-            self._up_to_date(self.records[key], Request(key, need, since=now), now), self.capacity(now)
-        )
+            return Strategy.RECREATE  # it is not known whether the host can hold both
+        request = self._up_to_date(self.records[key], Request(key, need, since=now), now)
+        return admission.replacement(request, self.capacity(now))
 
     def permanent_refusal(self, key: Key, need: Need, now: float) -> Refusal | None:
-        """Return why a service could not start if it had the host to itself; None if it could, or it is not known."""
+        """Return why a service could not start even alone on the host; None if it could, or that is not known."""
         if self.decision is None:
             return None
         record = self.records[key]
@@ -228,22 +225,20 @@ class Book:
     # -- engines --------------------------------------------------------------------------------------------------
 
     def loaded(self, reservation: Reservation, now: float) -> None:
-        """The engine answers: what it needs is there, and the next evicted service may return."""
-        record = self.records.get(reservation.key)
+        """Record that the engine answers: its memory is allocated, and the next evicted service may return."""
+        record, load_seconds = self.records.get(reservation.key), now - reservation.since
         if record is not None:
-            record.load_seconds, record.evicted = now - reservation.since, None
+            record.load_seconds, record.evicted = load_seconds, None
             record.relapses = record.relapses if reservation.returns else 0
-        # What was measured while it loaded is out of date.
-        self.records.change(
-            reservation, loaded_at=now, busy_at=now, measured=False, load_seconds=now - reservation.since
-        )
+        # A measurement from the time of loading is out of date.
+        self.records.change(reservation, loaded_at=now, busy_at=now, measured=False, load_seconds=load_seconds)
 
     def set_device_limit(self, limit_bytes: int) -> None:
-        """An engine's GPU has told it how much it may hold; counts where this host itself could only guess."""
+        """Set the GPU memory limit that an engine reported; it applies where this host could only guess."""
         self._engines_limit = limit_bytes
 
     def take_over(self, successor: Reservation, now: float) -> None:
-        """The successor serves from now on; its predecessor is on its way out."""
+        """Make the successor the serving engine, and its predecessor an exiting one."""
         record = self.records.get(successor.key)
         if record is None or self.records.newest(successor).role is not Role.SUCCESSOR:
             return
@@ -253,29 +248,27 @@ class Book:
             self._mark_exiting(before, now + self.rules.gentle_seconds, role=Role.PREDECESSOR)
 
     def release(self, reservation: Reservation, now: float) -> Orders:
-        """The engine's process has gone."""
+        """Release the reservation of an engine whose process is gone."""
         record = self.records.get(reservation.key)
-        gone = record.strike(reservation.number) if record else None
+        gone = record.remove(reservation.number) if record else None
         if gone is None:
-            return ()  # the service is not this host's any more, and all has been given back
+            return ()  # the service was forgotten, and its memory released with it
         self._expect_release(gone, now)
         return self.admit(now)
 
     # -- the host -------------------------------------------------------------------------------------------------
 
     def observe(self, sample: Sample, footprints: Mapping[int, int], now: float) -> None:
-        """Take in one look at the host, and what processes hold, by pid; `decide` follows."""
+        """Record a sample of the host and the memory of processes by pid; call `decide` next."""
         self._host_free_bytes = sample.available_bytes
         for each in self.records.reservations():
             if each.pid in footprints:
                 held = footprints[each.pid]
-                promised = each.need.total_bytes if each.need.elsewhere and each.loaded_at is not None else 0
-                # A process that leaves and is not seen may be gone by now, and its memory back.
+                reserved = each.need.total_bytes if each.need.elsewhere and each.loaded_at is not None else 0
+                # An exiting process that is not among the footprints may be gone, and its memory released.
                 left = sample.available_bytes if each.is_exiting else 0
-                peak = max(each.peak_bytes, held)
-                self.records.change(
-                    each, measured=True, resident_bytes=max(held, promised), peak_bytes=peak, host_free_bytes=left
-                )
+                resident, peak = max(held, reserved), max(each.peak_bytes, held)
+                self.records.change(each, measured=True, resident_bytes=resident, peak_bytes=peak, host_free_bytes=left)
         self.unreturned.suspect(self._releases.update(sample, now))
         if sample.level is Level.UNKNOWN:
             return
@@ -291,7 +284,7 @@ class Book:
                 self.records.change(each, capacity_bytes=spare)
 
     def decide(self, decision: Decision, now: float) -> Orders:
-        """Take in what follows from the look: admit what fits now, and have go what has to."""
+        """Apply a decision about pressure: admit what fits, evict what was chosen."""
         self.decision = decision
         expedited: Orders = ()
         if decision.level is Level.CRITICAL:
@@ -301,7 +294,7 @@ class Book:
         return orders + self.evict(decision.evict, now) if decision.evict is not None else orders
 
     def evict(self, evict: Eviction, now: float) -> Orders:
-        """Have a service's engine go; the service waits for its turn to come back. A successor goes with it."""
+        """Stop the engine of a service, and its successor; the service then waits to return."""
         record = self.records.get(evict.key)
         if record is None:
             return ()
@@ -319,19 +312,16 @@ class Book:
         return orders + self._stop_engine(engine, evict, now)
 
     def admit(self, now: float) -> Orders:
-        """Promise memory to every service that fits now, have go what has to for that, and say why the others wait."""
+        """Reserve memory for every service that fits now, displace others for it, and report why the rest wait."""
         if self.decision is None:
             return ()
-        queue = {
-            key: self._current_request(record, now)
-            for key, record in self.records.items()
-            if record.request is not None
-        }
+        waiting = [(key, record) for key, record in self.records.items() if record.request is not None]
+        queue = {key: self._current_request(record, now) for key, record in waiting}
         outcome = admission.step(tuple(queue.values()), self.capacity(now))
         orders: list[Order] = []
         for key in outcome.admitted:
             queued = queue[key]
-            orders.append(Grant(self._promise(key, queued.need, now, returns=queued.returns)))
+            orders.append(Grant(self._reserve(key, queued.need, now, returns=queued.returns)))
         for key, refusal in outcome.refused:
             if self.records[key].should_report(refusal, now):
                 orders.append(ReportRefusal(key, refusal))
@@ -341,14 +331,14 @@ class Book:
         return tuple(orders)
 
     def assess(self, sample: Sample) -> Observation:
-        """What the eviction policy decides on, after a sample has been observed."""
+        """Return the input of the eviction policy; call `observe` with the sample first."""
         unsettled = self.is_releasing or self.records.is_adopting
         return Observation(sample, self.records.reservations(), unsettled, self.records.over_bytes(self.budget))
 
     def capacity(self, now: float) -> Capacity:
-        """What admission decides on."""
+        """Return the input of admission."""
         decision, sample, policy = self.decision, self.sample, self.rules.policy
-        assert decision is not None, "nothing is admitted before the first look"
+        assert decision is not None, "nothing is admitted before the first sample"
         return Capacity(
             budget=self.budget,
             available_bytes=sample.available_bytes,
@@ -364,33 +354,33 @@ class Book:
             now=now,
         )
 
-    # -- what others want to know ---------------------------------------------------------------------------------
+    # -- queries --------------------------------------------------------------------------------------------------
 
     def evicted(self, key: Key) -> Eviction | None:
-        """Why a service had to go, until it is loaded again."""
+        """Return why a service was evicted; None once it is loaded again."""
         return record.evicted if (record := self.records.get(key)) else None
 
     @property
     def is_short(self) -> bool:
-        """Whether the host was short of memory at the last look."""
+        """Whether the host was short of memory at the last decision."""
         return self.decision is not None and self.decision.level >= Level.WARNING
 
     @property
     def is_critical(self) -> bool:
-        """Whether it was about to run out of memory then."""
+        """Whether the host was about to run out of memory at the last decision."""
         return self.decision is not None and self.decision.level is Level.CRITICAL
 
     @property
     def is_releasing(self) -> bool:
-        """Whether memory of an engine that has ended is not seen to be back."""
+        """Whether memory of an exited engine has yet to be released."""
         return bool(self._releases)
 
     def capacity_summary(self, now: float) -> CapacitySummary | None:
-        """What there is for engines; None before the first look."""
+        """Return the memory for engines; None before the first sample."""
         return None if self.decision is None else summarize_capacity(self.capacity(now), self.sample.total_bytes)
 
     def view(self, now: float) -> MemoryView | None:
-        """A snapshot for people and metrics; None before the first look."""
+        """Return a snapshot for people and metrics; None before the first sample."""
         capacity_summary = self.capacity_summary(now)
         if self.decision is None or capacity_summary is None:
             return None
@@ -408,23 +398,16 @@ class Book:
 
     # -- details --------------------------------------------------------------------------------------------------
 
-    def _promise(
+    def _reserve(
         self, key: Key, need: Need, now: float, *, role: Role = Role.SERVING, returns: bool = False
     ) -> Reservation:
         max_bytes = self._max_bytes(key)
         granted_bytes = max_bytes if max_bytes > self.budget.limit_bytes else 0
-        return self.records.promise(
-            key,
-            need,
-            now,
-            role=role,
-            returns=returns,
-            granted_bytes=granted_bytes,
-            capacity_bytes=self._capacity_bytes(),
-        )
+        limits = {"granted_bytes": granted_bytes, "capacity_bytes": self._capacity_bytes()}
+        return self.records.reserve(key, need, now, role=role, returns=returns, **limits)
 
     def _max_bytes(self, key: Key) -> int:
-        """What all engines may take once one of this service is among them."""
+        """Return the limit for all engines together once one of this service is among them."""
         return self.budget.for_model(self.records[key].spec.hardware).limit_bytes
 
     def _up_to_date(self, record: ServiceRecord, request: Request, now: float) -> Request:
@@ -432,8 +415,8 @@ class Book:
         return attrs.evolve(request, may_displace=request.may_displace and not self.records.is_adopting)
 
     def _current_request(self, record: ServiceRecord, now: float) -> Request:
-        """A request as the newest objects have it."""
-        assert record.request is not None, "only what waits is asked"
+        """Return the request of a service with its newest spec."""
+        assert record.request is not None, "only waiting services are passed"
         request, dwell = self._up_to_date(record, record.request, now), 0.0
         if request.returns:
             dwell = record.dwell_seconds(self.rules.policy, self._capacity_bytes(), self._reclaim_bytes)
@@ -454,7 +437,7 @@ class Book:
         return self.records.change(engine, exit_deadline=now + self.rules.urgent_seconds, urgent=True)
 
     def _capacity_bytes(self) -> int:
-        """What all engines could have: what they hold, what is coming back, and what is left."""
+        """Return the bytes that all engines could have: available, held, and being released."""
         return self.sample.available_bytes + self.records.held_bytes() + self._releases.size_bytes
 
     @property
@@ -462,7 +445,7 @@ class Book:
         return self.rules.policy.reclaim_bytes(self.sample.total_bytes)
 
     def _expect_release(self, gone: Reservation, now: float) -> None:
-        """The bytes of a process that has gone count until they are seen to be back, or for so long."""
+        """Keep the bytes of a process that is gone reserved until a sample shows their release, or a deadline."""
         policy = self.rules.policy
         if gone.resident_bytes >= policy.worthwhile_bytes:
             before = gone.host_free_bytes if gone.is_exiting else self._host_free_bytes

@@ -1,8 +1,8 @@
-"""How much of a host its models may take: the guide's table, the operator's fraction, a Model's own cap. Pure.
+"""Memory that models may use on a host: the default table, the operator's fraction, a Model's own cap. Pure.
 
-Three bounds, each with a message of its own: the host's budget over all engines, the device's working set over what
-lies on the device, and what one Model says of itself. The last one bounds that claim, and where the host's budget is
-the table's word and not a flag's, a `memoryBudget` wins over it for that claim, up to all of the host's memory.
+There are three limits, each with its own message: the host's budget for all engines, the device's working set for
+device memory, and the cap that a Model sets itself. The cap limits that model; where the host's budget comes from the
+table and not from a flag, a larger `memoryBudget` overrides it for that model, up to all of the host's memory.
 """
 
 from typing import Final
@@ -16,13 +16,13 @@ from llmkube.k8s.crd.placement import Hardware
 GIB: Final = 1 << 30
 
 FRACTIONS: Final = ((16, 0.67), (36, 0.67), (48, 0.75), (64, 0.75), (128, 0.90))
-"""Share of the memory that models may take by default, from so many GiB of it on: the rows of the guide."""
+"""Minimum host memory in GiB, and the share of it that models may use by default: the rows of the guide."""
 
 
 def default_fraction(total_bytes: int) -> float:
-    """Return the share of a host's memory that models may take unless a flag says otherwise.
+    """Return the share of a host's memory that models may use unless a flag sets it.
 
-    Between two rows of the table the row below holds; under the first one the first, above the last one the last.
+    It is that of the largest row that the host reaches; below the first row, the first row applies.
     """
     fraction = FRACTIONS[0][1]
     for row_gib, share in FRACTIONS:
@@ -33,14 +33,14 @@ def default_fraction(total_bytes: int) -> float:
 
 @attrs.frozen
 class Budget:
-    """What all engines of a host may take together.
+    """Memory that all engines of a host may use together.
 
     Attributes:
         total_bytes: The host's memory.
-        limit_bytes: How much of it the engines may take.
-        source: Where that comes from, for people.
-        device_limit_bytes: How much may lie on the device, when that is known.
-        by_default: Whether it is the table's, and not what a flag of the host says.
+        limit_bytes: The part of it that engines may use.
+        source: The origin of the limit, for people.
+        device_limit_bytes: The limit for device memory; None if unknown.
+        by_default: Whether the limit comes from the table, not from a flag.
     """
 
     total_bytes: int
@@ -50,11 +50,11 @@ class Budget:
     by_default: bool = False
 
     def for_model(self, hardware: Hardware | None) -> "Budget":
-        """Return what all engines may take together once an engine of this Model is among them.
+        """Return the budget for all engines together once an engine of this Model is among them.
 
-        The Model's `memoryBudget` wins over a budget by default, and not over `--memory-fraction`: who may edit an
-        object does not undo what the host's owner has said.
+        The Model's `memoryBudget` overrides a default budget, but not `--memory-fraction`.
         """
+        # A user who may edit an object must not override the host's owner.
         cap = _budget_of(hardware)
         if cap is None or cap.limit_bytes <= self.limit_bytes:
             return self
@@ -66,7 +66,7 @@ class Budget:
         return attrs.evolve(self, limit_bytes=self.total_bytes, source=source)
 
     def __str__(self) -> str:
-        """`48.0 GiB (75 % of 64.0 GiB by default)`."""
+        """Format as `48.0 GiB (75 % of 64.0 GiB by default)`."""
         return f"{format_bytes(self.limit_bytes)} ({self.source})"
 
 
@@ -74,9 +74,9 @@ def host_budget(total_bytes: int, fraction: float | None = None, device_limit_by
     """Return the budget of a host.
 
     Args:
-        total_bytes: Its memory.
-        fraction: `--memory-fraction`, if it was given: more than 0, at most 1.
-        device_limit_bytes: The device's working set, when it could be read.
+        total_bytes: The host's memory.
+        fraction: `--memory-fraction`, more than 0 and at most 1; None if not given.
+        device_limit_bytes: The device's working set; None if it could not be read.
     """
     share = default_fraction(total_bytes) if fraction is None else fraction
     why = "by default" if fraction is None else "by --memory-fraction"
@@ -86,18 +86,18 @@ def host_budget(total_bytes: int, fraction: float | None = None, device_limit_by
 
 @attrs.frozen
 class Cap:
-    """What one Model may take by its own word, and which field says so."""
+    """The limit that a Model sets for itself, and the field that sets it."""
 
     limit_bytes: int
     field: str
 
     def __str__(self) -> str:
-        """`24.0 GiB by spec.hardware.memoryBudget`."""
+        """Format as `24.0 GiB by Model.spec.hardware.memoryBudget`."""
         return f"{format_bytes(self.limit_bytes)} by {self.field}"
 
 
 def _budget_of(hardware: Hardware | None) -> Cap | None:
-    """Return a Model's `memoryBudget`; None for one that the planner refuses by its field's name."""
+    """Return a Model's `memoryBudget`; None if it is not set, or invalid, which the planner reports."""
     if hardware is None or hardware.memory_budget is None:
         return None
     try:
@@ -110,7 +110,7 @@ def own_cap(hardware: Hardware | None, total_bytes: int) -> Cap | None:
     """Return the cap that a Model sets itself: memoryBudget, else memoryFraction of the host; None when it sets none.
 
     Raises:
-        UserError: The cap is nothing, or not a quantity.
+        UserError: The cap is 0 or malformed.
     """
     if hardware is None:
         return None
@@ -118,12 +118,12 @@ def own_cap(hardware: Hardware | None, total_bytes: int) -> Cap | None:
         path = "Model.spec.hardware.memoryBudget"
         limit = parse_bytes(hardware.memory_budget, field=path)
         if limit == 0:
-            raise UserError("a budget of 0 lets nothing run; leave it out, or give one such as 24Gi", field=path)
+            raise UserError("a budget of 0 lets no model run; remove it or set one such as 24Gi", field=path)
         return Cap(limit, path)
     if hardware.memory_fraction is not None:
         path = "Model.spec.hardware.memoryFraction"
         if not 0 < hardware.memory_fraction <= 1:
-            problem = f"{hardware.memory_fraction:g} is no share of the host's memory"
-            raise UserError(f"{problem}; give more than 0, at most 1", field=path)
+            problem = f"{hardware.memory_fraction:g} is not a share of the host's memory"
+            raise UserError(f"{problem}; set a value greater than 0 and at most 1", field=path)
         return Cap(int(total_bytes * hardware.memory_fraction), path)
     return None

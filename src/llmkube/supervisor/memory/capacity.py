@@ -1,4 +1,4 @@
-"""What a host has for engines, and what of it is promised; and how that looks once some of them have gone. Pure."""
+"""Memory of a host for engines: available, reserved, and as it will be once some engines have exited. Pure."""
 
 from collections.abc import Iterable, Mapping
 
@@ -13,21 +13,19 @@ from llmkube.supervisor.memory.reservation import Request, Reservation
 
 @attrs.frozen
 class Capacity:
-    """What there is, and what of it is promised.
+    """Memory of a host at one moment.
 
     Attributes:
-        budget: What engines may take.
-        available_bytes: What programs could still take.
-        floor_bytes: What of it is left to other programs.
-        small_bytes: A need up to this does not have to leave the floor.
-        level: How short memory is.
-        admitting: Whether there is no pressure, nor has been a moment ago.
-        calm_seconds: How long memory has been normal.
-        reservations: What every engine has been promised.
-        releasing_bytes: What engines held that have ended, while it is not seen to be back.
-        unreturned_bytes: What of that stays wired, and belongs to no process.
-        admit_unsized: Whether a need that is not known is admitted.
-        now: The moment of all this, by the monotonic clock.
+        available_bytes: Bytes that programs could still allocate.
+        floor_bytes: The part of them that is left to other programs.
+        small_bytes: Needs up to this may use the floor.
+        admitting: Whether memory is normal, and has been for long enough.
+        calm_seconds: Seconds for which memory has been normal.
+        reservations: Those of all engines.
+        releasing_bytes: Memory of exited engines whose release has not been seen.
+        unreturned_bytes: Memory of exited engines that stays wired for no process.
+        admit_unsized: Whether an engine with an unknown need is admitted.
+        now: Monotonic time in seconds.
     """
 
     budget: Budget
@@ -45,39 +43,39 @@ class Capacity:
 
     @property
     def free_bytes(self) -> int:
-        """What of the budget is not promised; below 0 when an engine has grown."""
+        """Bytes of the budget that are not reserved; below 0 when an engine has grown."""
         gone_bytes = self.releasing_bytes + self.unreturned_bytes
         return self.budget.limit_bytes - gone_bytes - sum(each.total_bytes for each in self.reservations)
 
     @property
     def device_free_bytes(self) -> int | None:
-        """The same for the device, if its limit is known."""
+        """Unreserved bytes of the device; None if its limit is unknown."""
         limit = self.budget.device_limit_bytes
         taken = self.unreturned_bytes + sum(each.need.device_bytes for each in self.reservations)
         return None if limit is None else limit - taken
 
     @property
-    def promised_bytes(self) -> int:
-        """What has been promised and is not resident yet: it is not free twice."""
+    def unused_bytes(self) -> int:
+        """Reserved bytes that are not resident yet: samples still show them as available."""
         return sum(each.unused_bytes for each in self.reservations)
 
     @property
     def headroom_bytes(self) -> int:
-        """What the host has to give now and leaves the floor untouched."""
-        return self.available_bytes - self.floor_bytes - self.promised_bytes
+        """Bytes that the host can give now without touching the floor."""
+        return self.available_bytes - self.floor_bytes - self.unused_bytes
 
     @property
     def exiting(self) -> tuple[Reservation, ...]:
-        """The engines that have been told to go, and may still do so in time."""
+        """The engines that are exiting and have not passed their deadline."""
         return tuple(each for each in self.reservations if each.exits_in_time(self.now))
 
     def without(self, keys: Iterable[Key]) -> "Capacity":
-        """The same host once the engines of these services have gone and their memory is back."""
+        """Return the capacity once the engines of these services have exited and their memory is released."""
         gone = frozenset(keys)
         return self._after_exit_of([each for each in self.reservations if each.key in gone])
 
     def after_exits(self) -> "Capacity":
-        """The same host once all engines that are on their way out have gone, and all memory is back."""
+        """Return the capacity once all exiting engines are gone and all pending memory is released."""
         soon = self._after_exit_of(self.exiting)
         return attrs.evolve(soon, available_bytes=soon.available_bytes + self.releasing_bytes, releasing_bytes=0)
 
@@ -88,12 +86,12 @@ class Capacity:
         return attrs.evolve(self, reservations=stay, available_bytes=self.available_bytes + back)
 
     def with_reservation(self, request: Request) -> "Capacity":
-        """The same host once this service has been admitted."""
-        promised = Reservation(0, request.key, request.need, request.spec, returns=request.returns)
-        return attrs.evolve(self, reservations=(*self.reservations, promised))
+        """Return the capacity once this service has been admitted."""
+        admitted = Reservation(0, request.key, request.need, request.spec, returns=request.returns)
+        return attrs.evolve(self, reservations=(*self.reservations, admitted))
 
     def with_exiting(self, keys: Iterable[Key]) -> "Capacity":
-        """The same host once the engines of these services have been told to go."""
+        """Return the capacity with the engines of these services exiting."""
         selected = frozenset(keys)
         after = tuple(
             attrs.evolve(each, exit_deadline=float("inf")) if each.key in selected else each
@@ -104,12 +102,12 @@ class Capacity:
 
 @attrs.frozen
 class CapacitySummary:
-    """What a host has for engines.
+    """Memory of a host for engines.
 
     Attributes:
-        total_bytes: Its memory.
-        limit_bytes: What engines may take of it.
-        free_bytes: What a service that comes now could take: of that limit, and of what the host has.
+        total_bytes: The host's memory.
+        limit_bytes: The part of it that engines may use.
+        free_bytes: Bytes that a new service could reserve, within that limit and the host's headroom.
     """
 
     total_bytes: int
@@ -118,7 +116,7 @@ class CapacitySummary:
 
 
 def summarize_capacity(host: Capacity, total_bytes: int) -> CapacitySummary:
-    """Return what a host has for engines."""
+    """Return the memory of a host for engines."""
     free_bytes = max(0, min(host.free_bytes, host.headroom_bytes))
     return CapacitySummary(total_bytes, host.budget.limit_bytes, free_bytes)
 
@@ -128,15 +126,12 @@ class MemoryView:
     """A host's memory at one moment, for people and metrics.
 
     Attributes:
-        level: How short it is.
-        sample: The last good look.
-        budget: What engines may take.
-        free_bytes: What a service that comes now could take: of the budget, and of what the host has.
-        reservations: What every engine has been promised.
-        requests: Which services wait for memory.
-        evictions: How many engines were evicted since the agent started, by the cause.
-        skips: How often no engine was evicted although memory was short, by the reason.
-        unreturned_bytes: What macOS keeps of engines that have ended.
+        sample: The last credible one.
+        free_bytes: Bytes that a new service could reserve, within the budget and the host's headroom.
+        requests: Those of the services that wait for memory.
+        evictions: Evictions since the agent started, by cause.
+        skips: Times that no engine was evicted although memory was short, by reason.
+        unreturned_bytes: Memory that macOS has kept after engines exited.
     """
 
     level: Level

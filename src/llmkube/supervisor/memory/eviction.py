@@ -1,18 +1,18 @@
-"""Whether a service is evicted, which, why and how gently; or none, and why not. Pure.
+"""Decide which service is evicted when memory is short, why and how gently, or why none is. Pure.
 
 ```
  level      at once               while it lasts
- WARNING    admit nothing more    idle services are unloaded, then one service after the other is ended, gently;
-                                  not those that have work if only the kernel says so, and the figures are fine
- CRITICAL   admit nothing more    one service after the other is ended, without waiting for its requests
+ WARNING    stop admitting        evict idle services, then busy ones, one at a time, gently; busy ones stay if only
+                                  the kernel reports pressure and the figures are fine
+ CRITICAL   stop admitting        evict one service after the other, without waiting for its requests
  NORMAL     -                     after the dwell time: admit again, evicted services first
- UNKNOWN    admit nothing more    nothing: a model must not die of a reading that failed
+ UNKNOWN    stop admitting        nothing: a failed reading must not stop a model
 ```
 
-After each eviction the release is measured before another service is chosen. There is no rung for cheap memory: over
-HTTP llama-server gives back nothing that it has allocated. Erasing a slot only empties its cache; what does free
-memory, `--sleep-idle-seconds`, is a clock of the engine's own that cannot be asked for, and the next request takes the
-memory back without asking (docs/memory.md has what was measured).
+After each eviction the release is measured before the next service is chosen. There is no cheaper step: over HTTP,
+llama-server releases nothing that it has allocated. Erasing a slot only empties its cache. `--sleep-idle-seconds` does
+free memory, but it is a timer inside the engine that cannot be triggered, and the next request allocates the memory
+again without admission (docs/memory.md has measurements).
 """
 
 import enum
@@ -31,7 +31,7 @@ _NEVER = float("-inf")
 
 
 class Skip(enum.StrEnum):
-    """Why no service is evicted although memory is short."""
+    """The reason why no service is evicted although memory is short."""
 
     DISABLED = "disabled"
     DRY_RUN = "dry_run"
@@ -48,7 +48,7 @@ class Skip(enum.StrEnum):
 
 
 class Cause(enum.StrEnum):
-    """Why a service has to go."""
+    """The reason why a service is evicted."""
 
     CRITICAL = "critical"
     WARNING = "warning"
@@ -59,13 +59,13 @@ class Cause(enum.StrEnum):
 
 @attrs.frozen
 class Observation:
-    """What is decided on.
+    """The input of a decision.
 
     Attributes:
-        sample: The host's memory, as it is believed.
-        engines: Every engine that runs.
-        releasing: The memory of one that has ended is not seen to be back yet.
-        over_bytes: How much more than the budget all engines hold.
+        sample: The host's memory, the last credible sample.
+        engines: All engines that run.
+        releasing: Whether memory of an exited engine has yet to be released.
+        over_bytes: Bytes by which all engines exceed the budget.
     """
 
     sample: Sample
@@ -76,16 +76,16 @@ class Observation:
 
 @attrs.frozen
 class PressureState:
-    """What is remembered between two looks; times are those of the monotonic clock.
+    """The state between two samples; times are those of the monotonic clock.
 
     Attributes:
-        level: As it is shown: it rises at once, and falls when the lower one has lasted.
+        level: The level to show: it rises at once, and falls when the lower one has lasted.
         short_since: When memory became short; None while it is not.
-        critical_at: When it was critical last.
-        calm_since: Since when every look has said NORMAL.
-        over_since: Since when the engines hold more than the budget.
-        acted_at: When a service was last chosen.
-        under_pressure: Admission has been closed by pressure and is not open again.
+        critical_at: When it was last critical.
+        calm_since: Start of the current run of NORMAL samples.
+        over_since: When the engines exceeded the budget; None while they do not.
+        acted_at: When a service was last evicted.
+        under_pressure: Whether pressure has closed admission and it has not reopened.
     """
 
     level: Level = Level.UNKNOWN
@@ -99,10 +99,10 @@ class PressureState:
 
 @attrs.frozen
 class Eviction:
-    """Who has to go, why, and whether requests in flight are waited for.
+    """The eviction of a service, with its reason.
 
-    With `successor` it is not the engine that serves, but the one that was to replace it. `winner` is the service for
-    which it has to go, if it goes for one.
+    With `successor` only the engine that was to replace the serving one is stopped. `winner` is the service for which
+    this one is displaced, if it is.
     """
 
     key: Key
@@ -119,16 +119,15 @@ class Eviction:
 
 @attrs.frozen
 class Decision:
-    """What follows from one observation.
+    """The result of one observation.
 
     Attributes:
-        level: What to tell people.
-        why: What makes it short.
-        admitting: Whether any but the smallest may start.
-        calm_seconds: How long memory has been normal.
-        evict: Who has to go now.
-        dry_run_evict: Who would have to go, if this were not a dry run.
-        skip: Why none has to, although memory is short.
+        level: The level to show.
+        why: The reason for the level.
+        admitting: Whether more than the smallest services may start.
+        calm_seconds: Time for which memory has been normal.
+        dry_run_evict: The eviction that a dry run leaves out.
+        skip: The reason why none is evicted although memory is short.
         note: The same as a sentence.
     """
 
@@ -143,7 +142,7 @@ class Decision:
 
 
 def step(policy: Policy, state: PressureState, observed: Observation, now: float) -> tuple[PressureState, Decision]:
-    """Take in one look, and return what to do."""
+    """Return the next state and the decision for one observation."""
     state = _next_state(policy, state, observed, now)
     calm = 0.0 if state.calm_since is None else now - state.calm_since
     level = observed.sample.level
@@ -155,9 +154,8 @@ def step(policy: Policy, state: PressureState, observed: Observation, now: float
     if cause is None:
         return state, plain
     if isinstance(cause, Skip):
-        return state, attrs.evolve(
-            plain, skip=cause, note="no service is evicted yet: memory has not been short for long enough"
-        )
+        note = "no service is evicted yet: memory has not been short for long enough"
+        return state, attrs.evolve(plain, skip=cause, note=note)
     chosen = (
         _deferral(policy, state, observed, cause, now)
         or _choose_successor(observed, cause, now)
@@ -173,7 +171,7 @@ def step(policy: Policy, state: PressureState, observed: Observation, now: float
 
 
 def _next_state(policy: Policy, state: PressureState, observed: Observation, now: float) -> PressureState:
-    """Remember since when what has been so."""
+    """Update the timestamps and the level."""
     level = observed.sample.level
     over_since = (now if state.over_since is None else state.over_since) if observed.over_bytes > 0 else None
     state = attrs.evolve(state, over_since=over_since)
@@ -199,7 +197,7 @@ def _next_state(policy: Policy, state: PressureState, observed: Observation, now
 
 
 def _cause(policy: Policy, state: PressureState, observed: Observation, now: float) -> Cause | Skip | None:
-    """Why a service would have to go; None when none has to."""
+    """Return why a service should be evicted, or why not yet; None when none should."""
     level = observed.sample.level
     if level is Level.CRITICAL:
         return Cause.CRITICAL
@@ -214,7 +212,7 @@ def _cause(policy: Policy, state: PressureState, observed: Observation, now: flo
 
 
 def _choose_successor(observed: Observation, cause: Cause, now: float) -> Eviction | None:
-    """Name the engine that is to replace another one and does not serve yet, if there is any: the largest."""
+    """Choose the largest engine that would replace another one and does not serve yet; None if there is none."""
     successors = [each for each in observed.engines if not each.is_exiting and each.role is Role.SUCCESSOR]
     if not successors:
         return None
@@ -223,44 +221,40 @@ def _choose_successor(observed: Observation, cause: Cause, now: float) -> Evicti
 
 
 def _choose_victim(policy: Policy, observed: Observation, cause: Cause, now: float) -> Eviction | tuple[Skip, str]:
-    """Name the one that has to go, or say why none has to."""
+    """Choose the service to evict, or return why none is."""
     staying = [each for each in observed.engines if not each.is_exiting and each.role is not Role.SUCCESSOR]
     missing = _missing_bytes(policy, observed, cause)
     enough_bytes = missing + policy.reclaim_bytes(observed.sample.total_bytes)
     order = partial(_eviction_order, policy, enough_bytes, now)
     evictable = sorted((each for each in staying if not each.spec.protected), key=order)
     if not evictable:
-        return Skip.ALL_PROTECTED, "no service is evicted: every engine is protected, or was told to end and has not"
+        return Skip.ALL_PROTECTED, "no service is evicted: every engine is protected or already stopping"
     worthwhile = [each for each in evictable if each.reclaimable_bytes >= policy.worthwhile_bytes]
     if not worthwhile:
-        return Skip.TOO_SMALL, "no service is evicted: no engine holds so much memory that its end would help"
+        return Skip.TOO_SMALL, "no service is evicted: no engine holds enough memory for its eviction to help"
     if policy.keep_last and len(worthwhile) == sum(
         each.reclaimable_bytes >= policy.worthwhile_bytes for each in staying
     ):
         worthwhile = worthwhile[:-1]
         if not worthwhile:
-            return Skip.LAST_SERVICE, "no service is evicted: the last engine of a host is kept"
+            return Skip.LAST_SERVICE, "no service is evicted: the last engine is kept"
     gain = sum(each.reclaimable_bytes for each in worthwhile)
     if gain < missing:
         return Skip.CANNOT_HELP, (
-            f"no service is evicted: {format_bytes(missing)} are missing, and all services that may be evicted hold "
+            f"no service is evicted: {format_bytes(missing)} must be freed, and all services that may be evicted hold "
             f"{format_bytes(gain)}; stop other programs, or services with eviction protection"
         )
     if cause is Cause.IDLE:
-        high = rank_of("high")  # high and critical mean that an answer must not wait for a load
+        high = rank_of("high")  # requests to high and critical services must not wait for a load
         worthwhile = [
             each for each in worthwhile if each.idle_seconds(now) >= policy.idle_seconds and each.spec.rank < high
         ]
         if not worthwhile and _is_above_floor(policy, observed.sample):
-            return (
-                Skip.FIGURES_FINE,
-                "no service is evicted: only the kernel reports that memory is short, and services that have work stay",
-            )
+            note = "no service is evicted: only the kernel reports that memory is short, and busy services are kept"
+            return Skip.FIGURES_FINE, note
         if not worthwhile:
-            return (
-                Skip.NOT_LONG_ENOUGH,
-                "no service is evicted yet: memory has not been short for long enough to end services that have work",
-            )
+            note = "no service is evicted yet: memory has not been short for long enough to stop busy services"
+            return Skip.NOT_LONG_ENOUGH, note
     victim = worthwhile[0]
     return Eviction(victim.key, cause, _message(observed, cause, victim, now))
 
@@ -268,13 +262,13 @@ def _choose_victim(policy: Policy, observed: Observation, cause: Cause, now: flo
 def _deferral(
     policy: Policy, state: PressureState, observed: Observation, cause: Cause, now: float
 ) -> tuple[Skip, str] | None:
-    """Whether no service has to go at this moment, whichever run here."""
+    """Return why no service is evicted at this moment, independent of which services run; None if one may be."""
     if policy.mode is Mode.OFF:
         return Skip.DISABLED, "no service is evicted: eviction is switched off"
     if not observed.engines:
-        return Skip.EMPTY, "no service is evicted: no engine runs here, other programs hold the memory"
+        return Skip.EMPTY, "no service is evicted: no engine is running; other programs hold the memory"
     if observed.releasing or any(each.exits_in_time(now) for each in observed.engines):
-        return Skip.RELEASE_PENDING, "no service is evicted yet: the memory of the last one is not back"
+        return Skip.RELEASE_PENDING, "no service is evicted yet: the memory of the last one has not been released"
     doubtful = _is_above_floor(policy, observed.sample) and cause is not Cause.OVER_BUDGET
     pause = policy.doubt_seconds if doubtful else policy.cooldown_seconds
     if now - state.acted_at < pause:
@@ -283,31 +277,28 @@ def _deferral(
 
 
 def _is_above_floor(policy: Policy, sample: Sample) -> bool:
-    """Whether so much is available that others could still start, whatever the kernel says.
-
-    macOS counts what is compressed: with most of the memory wired, a full browser is enough for its warning.
-    """
+    """Whether enough is available for other services to start, independent of the kernel's level."""
+    # macOS looks at compressed memory: with most memory wired, a full browser is enough for its warning.
     return sample.available_bytes >= policy.floor_bytes(sample.total_bytes)
 
 
 def _eviction_order(policy: Policy, enough_bytes: int, now: float, engine: Reservation) -> tuple[int, bool, int, Key]:
-    """The lowest priority first, then one without work if it alone frees enough, then the one that frees most."""
+    """Order by priority, then idle engines that alone free enough, then the engine that frees most."""
     spared = engine.idle_seconds(now) < policy.idle_seconds or engine.reclaimable_bytes < enough_bytes
     return engine.spec.rank, spared, -engine.reclaimable_bytes, engine.key
 
 
 def _missing_bytes(policy: Policy, observed: Observation, cause: Cause) -> int:
-    """How much has to come back; 0 when only the kernel knows."""
-    sample = observed.sample
+    """Return the bytes that must be freed; 0 when only the kernel reports a shortage."""
+    sample, limits = observed.sample, policy.thresholds
     if cause is Cause.OVER_BUDGET:
         return observed.over_bytes
-    lines = policy.thresholds
-    line = lines.critical_bytes if cause is Cause.CRITICAL else lines.warning_bytes
-    return max(0, line(sample.total_bytes) - sample.available_bytes)
+    threshold = limits.critical_bytes if cause is Cause.CRITICAL else limits.warning_bytes
+    return max(0, threshold(sample.total_bytes) - sample.available_bytes)
 
 
 def _message(observed: Observation, cause: Cause, victim: Reservation, now: float) -> str:
-    """What happened, why, and what comes next, as one sentence about the service."""
+    """Return the message for the service: what happened, why, and what comes next."""
     sample = observed.sample
     text = sample.why or f"{format_bytes(sample.available_bytes)} of {format_bytes(sample.total_bytes)} left"
     held = f"this service held {format_bytes(victim.reclaimable_bytes)} and starts again when memory is normal"

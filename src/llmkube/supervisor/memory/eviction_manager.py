@@ -1,13 +1,13 @@
-"""The loop that keeps a host from running out of memory: look, decide, carry out, look again.
+"""The loop that keeps a host from running out of memory: sample, decide, carry out, repeat.
 
-It looks when the kernel says that something has changed, when the ledger asks for it, and at intervals: short ones
-while anything moves, long ones that fall together with those of other tasks otherwise.
+It samples when the kernel signals a change, when the ledger requests it, and at intervals: short ones while figures
+change, otherwise long ones that coincide with the ticks of other tasks.
 
-What each engine holds is measured beside that, by a task of its own: to add up a large process takes the kernel up to
-two seconds, and a host that runs out of memory has not got them. A look decides on what was measured last.
+A separate task measures the memory of each engine: the kernel takes up to two seconds to add up a large process, which
+is too long for a host that runs out of memory. A decision uses the latest measurement.
 
-A reading that cannot be true is no reading. For three samples in a row the last good one stands in for it; after that
-the level is UNKNOWN, under which nothing is admitted and nothing is evicted: a model must not die of a failed read.
+An implausible sample is discarded. For three samples in a row the last good one is used instead; after that the level
+is UNKNOWN, at which nothing is admitted and nothing is evicted: a failed read must not stop a model.
 """
 
 import math
@@ -26,60 +26,59 @@ from llmkube.supervisor.memory.ledger import Ledger
 log = structlog.get_logger(__name__)
 
 MAX_MISSED_SAMPLES: Final = 3
-"""For so many samples in a row the last good one is held."""
+"""Consecutive implausible samples for which the last good one is used."""
 
 IMPLAUSIBLE_FACTOR: Final = 4
 """A total that has changed by more than this factor needs a second reading that agrees: a limit may have been set, but
-a half-read file is likelier."""
-
+a half-read file is more likely."""
 
 RELEASE_SECONDS: Final = 0.25
-"""Between two looks while the memory of an engine that has ended is not back."""
+"""Time between two samples while the memory of an exited engine has not been released."""
 
 MOVING_SECONDS: Final = 1.0
-"""Between two looks while memory is short, or engines load or go."""
+"""Time between two samples while memory is short, or engines load or exit."""
 
 AWAITED_SECONDS: Final = 2.0
-"""Between two looks while a service waits for memory."""
+"""Time between two samples while a service waits for memory."""
 
 CALM_SECONDS: Final = 5.0
-"""Between two looks otherwise."""
+"""Time between two samples otherwise."""
 
 MEASURE_SECONDS: Final = 30.0
-"""Between two measurements of every engine while nothing moves: to add up what a large process holds takes the kernel
-tens of milliseconds."""
+"""Time between two measurements of all engines while nothing changes: the kernel takes tens of milliseconds to add up a
+large process."""
 
 UNCHANGED_SHARE: Final = 0.01
-"""Of the host's memory. While less than this comes or goes, and nothing else happens, there is nothing to decide."""
+"""Share of the host's memory. A smaller change alone needs no new decision."""
 
 SIGNAL_PAUSE_SECONDS: Final = 0.2
-"""After the kernel has spoken: it may go on without a pause."""
+"""Pause after a signal of the kernel, which may repeat it continuously."""
 
 
 @attrs.frozen
 class Readings:
-    """What is known of a host from the samples so far; begin with `Readings()`."""
+    """The samples of a host so far; begin with `Readings()`."""
 
     good: Sample | None = None
+    """The last plausible sample."""
     missed: int = 0
-    """Samples in a row that could not be believed."""
+    """Implausible samples since then."""
     doubted_total_bytes: int = 0
-    """The total that the last sample claimed, if that was why it was not believed."""
+    """The total of the last sample, if that was why it was implausible."""
 
     @property
     def trusted(self) -> Sample:
-        """The sample to decide by; its level is UNKNOWN when there has been no good one for too long, or none ever."""
+        """The sample to decide on; its level is UNKNOWN if there was no plausible one for too long, or ever."""
         if self.good is None:
-            return Sample(0, 0, Level.UNKNOWN, why="this host's memory could not be read yet")
+            return Sample(0, 0, Level.UNKNOWN, why="this host's memory has not been read yet")
         if self.missed > MAX_MISSED_SAMPLES:
-            return attrs.evolve(
-                self.good, level=Level.UNKNOWN, why=f"none of the last {self.missed} samples could be believed"
-            )
+            why = f"none of the last {self.missed} samples was plausible"
+            return attrs.evolve(self.good, level=Level.UNKNOWN, why=why)
         return self.good
 
 
 def update_readings(before: Readings, sample: Sample) -> Readings:
-    """Take in one sample; decide by `trusted` of what is returned."""
+    """Return the readings with one more sample; decide on their `trusted` sample."""
     if not _is_plausible(sample):
         return attrs.evolve(before, missed=before.missed + 1, doubted_total_bytes=0)
     implausible = before.good is not None and _is_implausible(before.good.total_bytes, sample.total_bytes)
@@ -90,14 +89,9 @@ def update_readings(before: Readings, sample: Sample) -> Readings:
 
 
 def _is_plausible(sample: Sample) -> bool:
-    """Whether a sample's figures can be true, and are known."""
-    figures = (
-        sample.total_bytes,
-        sample.available_bytes,
-        sample.swap_out_bytes_per_second,
-        sample.compress_bytes_per_second,
-        sample.device_limit_bytes or 0,
-    )
+    """Whether a sample is readable and its figures are possible."""
+    rates = sample.swap_out_bytes_per_second, sample.compress_bytes_per_second
+    figures = sample.total_bytes, sample.available_bytes, *rates, sample.device_limit_bytes or 0
     if sample.level is Level.UNKNOWN or not all(math.isfinite(figure) and figure >= 0 for figure in figures):
         return False
     return 0 < sample.total_bytes >= sample.available_bytes
@@ -109,7 +103,7 @@ def _is_implausible(one: int, other: int) -> bool:
 
 @attrs.frozen
 class _Measurement:
-    """What engines held, and what the host had left then."""
+    """The memory of the engines by pid, and the sample of the host at that time."""
 
     sample: Sample
     footprints: Mapping[int, int]
@@ -120,9 +114,7 @@ class EvictionManager:
     """Keep one host within its memory.
 
     Attributes:
-        memory: The host's.
-        ledger: Who has been promised what of it.
-        announce: Called with what was decided, and with what had been decided before.
+        announce: Called with each decision and the one before it.
     """
 
     memory: HostMemory
@@ -134,24 +126,24 @@ class EvictionManager:
     _decided_on: Sample = UNREADABLE
     _decided_at: float = -math.inf
     _measured_at: float = -math.inf
-    _measurement: _Measurement | None = None  # and not taken in yet
+    _measurement: _Measurement | None = None  # not applied yet
     _measuring: bool = False
     _measure_requests: Mailbox[Sample] = attrs.field(factory=lambda: Mailbox(UNREADABLE))
 
     async def run(self) -> None:
-        """Never return: look and act."""
+        """Sample and act, forever."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._run_signals)
             nursery.start_soon(self._run_measurements)
             while True:
-                self.ledger.sample_requested = trio.Event()  # what is asked for during a look is asked for the next one
+                self.ledger.sample_requested = trio.Event()  # a request from now on is one for the next sample
                 await self.assess()
                 now, pace = trio.current_time(), self._interval()
                 with trio.move_on_at((math.floor(now / pace) + 1) * pace):
                     await self.ledger.sample_requested.wait()
 
     async def assess(self) -> None:
-        """Look once and carry out what follows."""
+        """Take one sample, decide, and carry out the decision."""
         self._readings = update_readings(self._readings, await self.memory.sample())
         sample, now = self._readings.trusted, trio.current_time()
         if self._is_unchanged(sample, now):
@@ -183,7 +175,7 @@ class EvictionManager:
             self.ledger.request_sample()
 
     def _is_unchanged(self, sample: Sample, now: float) -> bool:
-        """Whether a decision would be the last one again: to go through hundreds of engines for it costs something."""
+        """Whether the decision would be the same again; deciding costs something with hundreds of engines."""
         last, book = self._decided_on, self.ledger.book
         if now - self._decided_at >= MEASURE_SECONDS or self._measurement is not None or self._is_short:
             return False
@@ -193,26 +185,23 @@ class EvictionManager:
         return sample.level is Level.NORMAL is last.level and sample.total_bytes == last.total_bytes and alike
 
     def _apply_measurement(self) -> None:
-        """Footprints count together with what the host had left then: since then an engine may have ended."""
+        """Record the pending measurement with its own sample: an engine may have exited since."""
         if self._measurement is None:
             return
         awaited = self.ledger.book.records.is_unmeasured
         self.ledger.observe(self._measurement.sample, self._measurement.footprints)
         self._measurement = None
         if awaited and not self.ledger.book.records.is_unmeasured:
-            self._measured_at = -math.inf  # an engine has loaded since this began, and may have held less then
+            self._measured_at = -math.inf  # an engine has loaded since it began, and may have held less then
 
     def _should_measure(self, sample: Sample, now: float) -> bool:
-        """Not at every look, since it is the most expensive part of one; never while the last one is under way."""
+        """Whether to measure now: not with every sample, since it is expensive, and one measurement at a time."""
         fresh = self._last_decision is None or self._last_decision.level is not Level.CRITICAL
         book = self.ledger.book
         if self._measuring or not book.records.pids() or (sample.level is Level.CRITICAL and fresh):
-            return False  # at the first sign of CRITICAL the processor has something better to do
-        pause = (
-            MOVING_SECONDS
-            if self._is_short or book.records.is_moving or sample.level > Level.NORMAL
-            else MEASURE_SECONDS
-        )
+            return False  # at the first sign of CRITICAL, evicting comes first
+        is_changing = self._is_short or book.records.is_moving or sample.level > Level.NORMAL
+        pause = MOVING_SECONDS if is_changing else MEASURE_SECONDS
         if book.records.is_unmeasured:
             pause = RELEASE_SECONDS
         return now - self._measured_at >= pause
@@ -230,12 +219,12 @@ class EvictionManager:
 
     def _report_decision(self, decision: Decision, before: Decision | None) -> None:
         if decision.evict is not None:
-            self._log("evicting", decision.evict)
+            self._log("service evicted", decision.evict)
         if decision.skip is not None and (before is None or before.skip is not decision.skip):
             self.ledger.book.skips[decision.skip] += 1
-            log.debug("no service evicted", reason=str(decision.skip), note=decision.note)
+            log.debug("eviction skipped", reason=str(decision.skip), note=decision.note)
         if decision.dry_run_evict is not None and (before is None or before.dry_run_evict is None):
-            self._log("would evict", decision.dry_run_evict)
+            self._log("eviction simulated", decision.dry_run_evict)
 
     def _log(self, message: str, evict: Eviction) -> None:
         log.warning(message, name=evict.key.name, namespace=evict.key.namespace, cause=str(evict.cause), why=evict.why)

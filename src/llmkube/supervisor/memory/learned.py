@@ -1,8 +1,8 @@
-"""What models really took on this host, so that the next start is promised that much and not a guess.
+"""Memory that models really used on this host, so that the next start reserves that much instead of a guess.
 
-A figure is kept for everything that changes it: the bytes of the weights, the command line's demands (context, slots,
-cache types …) and the build of the engine. One small file, `learned.json` in the state directory; one that cannot be
-read is as good as none, and one that cannot be written costs only what was learned.
+There is one figure for each combination that affects it: weights, demands of the command line (context, slots, cache
+types …) and build of the engine. They are stored in `learned.json` in the state directory. An unreadable file is
+ignored, and a failed write loses only what was learned.
 """
 
 import hashlib
@@ -23,18 +23,18 @@ log = structlog.get_logger(__name__)
 
 FORMAT: Final = 1
 MAX_FIGURES: Final = 500
-"""Who runs more models than this on one host has to learn the first ones anew."""
+"""With more models than this on one host, the oldest figures are dropped and learned again."""
 
 
 @attrs.frozen
 class Figure:
-    """What one model took with one set of demands, in bytes; 0 for what is not known.
+    """Memory of one model with one set of demands, in bytes; 0 if unknown.
 
     Attributes:
         measured_bytes: The most that its processes have held.
-        reported_bytes: The sum of the buffers that the engine says it has allocated.
-        device_bytes: What of them lies on the device.
-        estimated_bytes: What had been expected.
+        reported_bytes: The sum of the buffers that the engine reported.
+        device_bytes: The part of them on the device.
+        estimated_bytes: The estimate.
     """
 
     measured_bytes: int = 0
@@ -43,7 +43,7 @@ class Figure:
     estimated_bytes: int = 0
 
     def merged(self, other: "Figure") -> "Figure":
-        """The larger of each, except that the newer estimate counts."""
+        """Return the larger of each figure, but the newer estimate."""
         return Figure(
             measured_bytes=max(self.measured_bytes, other.measured_bytes),
             reported_bytes=max(self.reported_bytes, other.reported_bytes),
@@ -53,7 +53,7 @@ class Figure:
 
 
 def figure_key(plan: LaunchPlan, engine_version: str) -> str:
-    """Return what a figure is kept under: two services with the same weights and demands learn from each other."""
+    """Return the key of a figure: services with the same weights and demands share it."""
     demand = attrs.asdict(plan.demand) if plan.demand is not None else plan.digest
     facts = json.dumps([plan.weights_identity, demand, engine_version], separators=(",", ":"))
     return hashlib.sha256(facts.encode()).hexdigest()
@@ -64,7 +64,7 @@ class LearnedFigures:
     """The figures of one host.
 
     Attributes:
-        path: Where they are kept; None to keep them in memory alone.
+        path: The file; None to store them in memory only.
         limiter: For the threads that write it.
     """
 
@@ -74,7 +74,7 @@ class LearnedFigures:
     _changed: Mailbox[None] = attrs.field(factory=lambda: Mailbox(None))
 
     def read(self) -> None:
-        """Take in what an earlier agent has learned; blocks."""
+        """Read the figures of an earlier agent; blocks."""
         if self.path is None:
             return
         try:
@@ -82,24 +82,24 @@ class LearnedFigures:
         except FileNotFoundError:
             return
         except (OSError, ValueError) as error:
-            log.warning("what was learned about memory cannot be read", path=str(self.path), error=str(error))
+            log.warning("learned figures not read", path=str(self.path), error=str(error))
 
     def get(self, key: str) -> Figure | None:
-        """Return what is known, if anything is."""
+        """Return the figure for a key; None if there is none."""
         return self._figures.get(key)
 
     def record(self, key: str, figure: Figure) -> None:
-        """Learn; what is smaller than what is known changes nothing."""
+        """Merge a figure with the known one; smaller figures change nothing."""
         before = self._figures.pop(key, None)
         after = figure if before is None else before.merged(figure)
-        self._figures[key] = after  # at the end: the first ones are forgotten first
+        self._figures[key] = after  # at the end: the first ones are dropped first
         while len(self._figures) > MAX_FIGURES:
             del self._figures[next(iter(self._figures))]
         if after != before:
             self._changed.put_nowait(None)
 
     async def run(self) -> None:
-        """Never return: write what is new."""
+        """Write changes, forever."""
         while True:
             version = self._changed.version
             if version and self.path is not None:
@@ -117,20 +117,20 @@ def load(data: Any) -> dict[str, Figure]:
     """Read what `dump` wrote.
 
     Raises:
-        ValueError: It is of another format, or not whole.
+        ValueError: It has another format, or is incomplete.
     """
     try:
         if data["format"] != FORMAT:
             raise ValueError(f"not of format {FORMAT}")
         return {str(key): _figure(one) for key, one in data["figures"].items()}
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"not figures of ours: {error!r}") from error
+        raise ValueError(f"malformed figures: {error!r}") from error
 
 
 def _figure(data: Mapping[str, Any]) -> Figure:
     figure = Figure(**data)
     if not all(isinstance(size, int) and size >= 0 for size in attrs.astuple(figure)):
-        raise ValueError(f"no sizes: {data}")
+        raise ValueError(f"sizes expected: {data}")
     return figure
 
 
@@ -138,4 +138,4 @@ def _replace(path: Path, text: str) -> None:
     try:
         write_private(path, text, durable=False)
     except OSError as error:
-        log.warning("what was learned about memory cannot be kept", path=str(path), error=str(error))
+        log.warning("learned figures not written", path=str(path), error=str(error))

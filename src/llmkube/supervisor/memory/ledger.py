@@ -1,12 +1,12 @@
-"""One host's memory as scopes: within `admitted()` and `beside()` the bytes are one engine's own.
+"""One host's memory as scopes: within `admitted()` and `reserve_successor()` the bytes belong to one engine.
 
 ```
- wait ──▶ admitted ──▶ spawned, loaded, served, ended ──▶ process gone ──▶ memory seen to be back
-          └ reserved ─────────────────────────────────────────────────────┘ (or its deadline is over)
+ wait ──▶ admitted ──▶ spawned, loaded, served, stopped ──▶ process gone ──▶ memory released
+          └ reserved ───────────────────────────────────────────────────────┘ (or its deadline has passed)
 ```
 
-The `Book` decides; the ledger carries its orders out at once and without an await, so that what is entered and what
-runs never differ. A service that waits holds nothing that another one needs.
+The `Book` decides; the ledger carries out its orders at once and without an await, so that records and running engines
+never differ. A waiting service holds no memory.
 """
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -27,11 +27,11 @@ from llmkube.supervisor.memory.reservation import MemorySpec, Need, Reservation,
 
 @attrs.define(eq=False)
 class Allocation:
-    """What a scope of the ledger gives its body: a reservation, and the word that the engine has to go.
+    """The value of a ledger scope: a reservation, and the means to stop its engine.
 
     Attributes:
-        scope: Cancelled when the engine has to go.
-        expedited: Set when its requests are not waited for.
+        scope: Cancelled when the engine must stop.
+        expedited: Set when its requests are cut short.
     """
 
     _book: Book
@@ -41,22 +41,22 @@ class Allocation:
 
     @property
     def reservation(self) -> Reservation:
-        """The reservation as it is now."""
+        """The newest state of the reservation."""
         return self._book.records.newest(self._reservation)
 
     @property
     def urgent(self) -> bool:
-        """Whether the engine has to go without waiting for its requests."""
+        """Whether the engine must stop without waiting for its requests."""
         return self.expedited.is_set()
 
     def worked(self) -> None:
-        """The engine has had work just now."""
+        """Record that the engine has just had work."""
         self._book.records.change(self._reservation, busy_at=trio.current_time())
 
 
 @attrs.define(eq=False)
 class _Wait:
-    """One service's wait: the reservation that ends it, or why it goes on."""
+    """The wait of a service: the reservation that ends it, or the next refusal to report."""
 
     reservation: Reservation | None = None
     refusal: Refusal | None = None
@@ -65,13 +65,12 @@ class _Wait:
 
 @attrs.define(eq=False)
 class Ledger:
-    """The tasks that hold memory, wait for it, and have to give it back.
+    """The tasks that hold memory, wait for it, and must release it.
 
     Attributes:
-        book: What is promised.
         watched: Whether the host's memory is sampled; without that every engine is admitted at once.
-        notified: Called with each service that has to go, before its scope is cancelled.
-        sample_requested: Set when the host is to be looked at without waiting for the next regular look.
+        notified: Called with each eviction, before the scope is cancelled.
+        sample_requested: Set to sample the host before the next interval.
         decided: Set, and replaced, at every decision.
     """
 
@@ -89,13 +88,13 @@ class Ledger:
     async def admitted(
         self, key: Key, need: Need, *, scope: trio.CancelScope, report: Callable[[Refusal], None]
     ) -> AsyncIterator[Allocation]:
-        """Wait until there is room, and hold it for as long as the body runs, and its memory after that.
+        """Wait for memory and hold it while the body runs, and after that until it is released.
 
         Args:
             key: The service.
-            need: How much its engine will take.
-            scope: Encloses the whole of this; cancelled when the engine has to go.
-            report: Called with why it waits: at once, and when that has changed.
+            need: The memory of its engine.
+            scope: Encloses this context; cancelled when the engine must stop.
+            report: Called with why the service waits, at once and whenever that changes.
         """
         if not self.watched:
             yield Allocation(self.book, Reservation(0, key, need), scope)
@@ -110,17 +109,17 @@ class Ledger:
             if self._waits.get(key) is wait:
                 del self._waits[key]
                 self.book.withdraw(key)
-            if wait.reservation is not None:  # also when the wait was cancelled in the moment of its end
+            if wait.reservation is not None:  # also if the wait was cancelled when it had just been granted
                 self._release(wait.reservation)
 
     @contextmanager
-    def beside(self, key: Key, need: Need, *, scope: trio.CancelScope) -> Iterator[Allocation | None]:
-        """Hold what a second engine of a service needs for as long as the body runs; None when there is no room now.
+    def reserve_successor(self, key: Key, need: Need, *, scope: trio.CancelScope) -> Iterator[Allocation | None]:
+        """Hold memory for a second engine of a service while the body runs; yield None if there is not enough now.
 
         Args:
-            key: The service; its engine keeps what it has.
-            need: How much the other one will take.
-            scope: Cancelled when memory is short: of two engines the one that does not serve yet goes first.
+            key: The service; its first engine keeps its reservation.
+            need: The memory of the second engine.
+            scope: Cancelled when memory is short: the engine that does not serve yet is stopped first.
         """
         reservation = self.book.request_successor(key, need, trio.current_time()) if self.watched else None
         if reservation is None:
@@ -133,76 +132,76 @@ class Ledger:
             self._release(reservation)
 
     async def wait_urgent(self, allocation: Allocation) -> None:
-        """Return when the engine, which ends already, has to end at once: the host is about to run out of memory."""
+        """Return when an engine that is already stopping must stop at once: the host is about to run out of memory."""
         while not (allocation.urgent or self.book.is_critical):
             await self.decided.wait()
 
     # -- services and engines -------------------------------------------------------------------------------------
 
     def follow(self, key: Key, spec: MemorySpec) -> None:
-        """Take in what the objects say now; an edit is a new chance for a service that waits."""
+        """Update the spec of a service; an edit may admit a service that waits."""
         self.carry_out(self.book.follow(key, spec, trio.current_time()))
 
     def adopt(self, key: Key, need: Need) -> None:
-        """Promise at once what an engine has already that an earlier agent left; `admitted` finds it there."""
+        """Reserve at once the memory of a running engine that an earlier agent started; `admitted` uses it."""
         if self.watched:
             self.book.adopt(key, need, trio.current_time())
 
     def forget(self, key: Key) -> None:
-        """The service is no longer this host's."""
+        """Remove a service that this host no longer serves."""
         self.carry_out(self.book.forget(key, trio.current_time()))
         self.request_sample()
 
     def replacement(self, key: Key, need: Need) -> Strategy | Refusal:
-        """Return how the engine of a service gives way to one of another plan, or why it should not yet."""
+        """Return how to replace the engine of a service by one with another plan, or why not to do it yet."""
         return self.book.replacement(key, need, trio.current_time()) if self.watched else Strategy.RECREATE
 
     def permanent_refusal(self, key: Key, need: Need) -> Refusal | None:
-        """Return why a service could not start if it had the host to itself; None if it could, or it is not known."""
+        """Return why a service could not start even alone on the host; None if it could, or that is not known."""
         return self.book.permanent_refusal(key, need, trio.current_time())
 
     def started(self, allocation: Allocation, pid: int) -> None:
-        """The engine's process has been started, or found."""
+        """Record the engine's process, started or adopted."""
         self.book.records.change(allocation.reservation, pid=pid)
         self.request_sample()
 
     def loaded(self, allocation: Allocation) -> None:
-        """The engine answers."""
+        """Record that the engine answers."""
         self.book.loaded(allocation.reservation, trio.current_time())
         self.request_sample()
 
     def set_device_limit(self, limit_bytes: int) -> None:
-        """An engine's GPU has told it how much it may hold."""
+        """Set the GPU memory limit that an engine reported."""
         self.book.set_device_limit(limit_bytes)
         self.request_sample()
 
     def take_over(self, allocation: Allocation) -> None:
-        """The second engine of a service serves from now on; the first one is on its way out."""
+        """Make the second engine of a service the serving one; the first one is exiting."""
         self.book.take_over(allocation.reservation, trio.current_time())
 
     # -- the host -------------------------------------------------------------------------------------------------
 
     def request_sample(self) -> None:
-        """Have the host looked at without waiting for the next regular look."""
+        """Request a sample of the host before the next interval."""
         self.sample_requested.set()
 
     def observe(self, sample: Sample, footprints: Mapping[int, int]) -> None:
-        """Take in one look at the host; `decide` follows."""
+        """Record a sample of the host; call `decide` next."""
         self.book.observe(sample, footprints, trio.current_time())
 
     def decide(self, decision: Decision) -> None:
-        """Take in what follows from the look, and carry it out."""
+        """Apply a decision about pressure, and carry out its orders."""
         orders = self.book.decide(decision, trio.current_time())
         self.decided.set()
         self.decided = trio.Event()
         self.carry_out(orders)
 
     def capacity_summary(self) -> CapacitySummary | None:
-        """What there is for engines; None before the first look."""
+        """Return the memory for engines; None before the first sample."""
         return self.book.capacity_summary(trio.current_time())
 
     def view(self) -> MemoryView | None:
-        """A snapshot for people and metrics; None before the first look."""
+        """Return a snapshot for people and metrics; None before the first sample."""
         return self.book.view(trio.current_time())
 
     # -- details --------------------------------------------------------------------------------------------------
@@ -218,8 +217,8 @@ class Ledger:
 
     @contextmanager
     def _allocated(self, reservation: Reservation, scope: trio.CancelScope) -> Iterator[Allocation]:
-        """Have orders reach the engine's task while the body runs; one may have come before."""
-        reservation = self.book.records.change(reservation, held=True)  # from now on it can be told to go
+        """Route orders to the engine's task while the body runs, including one that came before."""
+        reservation = self.book.records.change(reservation, held=True)  # from now on it can be stopped
         allocation = self._allocations[reservation.number] = Allocation(self.book, reservation, scope)
         if reservation.urgent:
             allocation.expedited.set()
@@ -235,7 +234,7 @@ class Ledger:
         self.request_sample()
 
     def carry_out(self, orders: Orders) -> None:
-        """Pass on what the book has decided to the tasks that it concerns."""
+        """Carry out the book's orders on the tasks that they concern."""
         for order in orders:
             match order:
                 case Grant(reservation):

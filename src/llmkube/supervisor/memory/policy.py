@@ -1,4 +1,4 @@
-"""What an operator decides about a host's memory: thresholds, dwell times and switches. Pure."""
+"""The operator's settings for a host's memory: thresholds, dwell times and switches. Pure."""
 
 import enum
 
@@ -8,7 +8,7 @@ from llmkube.supervisor.host.pressure_level import DEFAULTS, Thresholds
 
 
 class Mode(enum.StrEnum):
-    """Whether services are ended for memory."""
+    """Whether services are evicted."""
 
     ON = "on"
     DRY_RUN = "dry-run"
@@ -17,30 +17,30 @@ class Mode(enum.StrEnum):
 
 @attrs.frozen
 class Policy:
-    """Every threshold, dwell and switch.
+    """Thresholds, dwell times and switches.
 
     Attributes:
-        mode: Whether services are ended for memory at all.
-        keep_last: The last service on a host that is worth mentioning stays, whatever happens.
-        thresholds: When memory is short. Admission leaves as much to other programs as WARNING begins at, and no
-            service is evicted if that would not bring the line back.
-        reclaim_share: How far beyond the line memory has to come before a service returns, up to `reclaim_cap_bytes`.
-        reclaim_cap_bytes: The most that is asked for that reason.
-        worthwhile_bytes: Who would give back less is left alone.
-        small_bytes: Who needs no more than this is admitted as long as there is that much, except at CRITICAL.
-        idle_seconds: Who has had no work for so long is idle.
-        unload_seconds: WARNING for so long unloads idle services.
-        soft_seconds: WARNING for so long, or too much for the budget, ends services that have work.
-        clear_seconds: NORMAL for so long ends an episode; a shorter one was a flap.
-        return_seconds: NORMAL for so long opens admission after an episode.
-        cooldown_seconds: The least time between two evictions.
-        doubt_seconds: The same when the figures look fine and only the kernel says otherwise.
-        release_seconds: How long memory may take to be seen again after a process has ended.
-        margin_share: Who was evicted returns if there is this much more than it needs.
-        relapse_seconds: Evicted so soon after its return although no other engine has grown, a service waits as long
-            for the next one, then twice as long, and so on.
-        dwell_cap_seconds: The longest that it ever waits for that reason.
-        displace_seconds: The least time between two displacements in favour of one service.
+        mode: Whether services are evicted or displaced at all.
+        keep_last: Whether to keep the last engine of the host that holds at least `worthwhile_bytes`.
+        thresholds: Limits below which memory is short. Admission leaves as much to other programs as WARNING begins at,
+            and no service is evicted if that could not bring memory back above the threshold.
+        reclaim_share: Share of memory beyond the threshold that must be free before a service returns, up to
+            `reclaim_cap_bytes`.
+        worthwhile_bytes: Engines that would release less than this are not evicted.
+        small_bytes: A service that needs at most this is admitted if that much is available, except at CRITICAL.
+        idle_seconds: Time without work after which an engine is idle.
+        unload_seconds: Duration of WARNING after which idle services are evicted.
+        soft_seconds: Duration of WARNING, or of an exceeded budget, after which busy services are evicted.
+        clear_seconds: Duration of NORMAL that ends an episode of pressure; a shorter one is a flap.
+        return_seconds: Duration of NORMAL after which services are admitted again.
+        cooldown_seconds: Minimum time between two evictions.
+        doubt_seconds: The same while the figures are fine and only the kernel reports pressure.
+        release_seconds: Time that samples may take to show the memory of an exited process as released.
+        margin_share: Share of its need that must be free in addition before an evicted service returns.
+        relapse_seconds: If a service is evicted within this time after its return although no other program has taken
+            memory, its next return waits this long, the one after that twice as long, and so on.
+        dwell_cap_seconds: Maximum of that wait.
+        displace_seconds: Minimum time between two displacements for the same service.
     """
 
     mode: Mode = Mode.ON
@@ -64,15 +64,15 @@ class Policy:
     displace_seconds: float = 600.0
 
     def reclaim_bytes(self, total_bytes: int) -> int:
-        """How far beyond a line is far enough."""
+        """Return the bytes beyond a threshold that must be free as well."""
         return int(min(self.reclaim_share * total_bytes, self.reclaim_cap_bytes))
 
     def floor_bytes(self, total_bytes: int) -> int:
-        """What admission leaves to other programs: the line of WARNING, and a step beyond it."""
+        """Return the bytes that admission leaves to other programs: the WARNING threshold and `reclaim_bytes`."""
         return self.thresholds.warning_bytes(total_bytes) + self.reclaim_bytes(total_bytes)
 
     def dwell_seconds(self, relapses: int) -> float:
-        """How long memory has to be normal before a service returns whose returns have brought so many evictions."""
+        """Return how long memory must be normal before a service with this many relapses returns."""
         if relapses == 0:
             return self.return_seconds
         return float(min(self.relapse_seconds * 2.0 ** min(relapses - 1, 20), self.dwell_cap_seconds))
@@ -80,14 +80,13 @@ class Policy:
 
 @attrs.frozen
 class Rules:
-    """What an operator has decided about this host's memory.
+    """The operator's settings for this host's memory.
 
     Attributes:
-        policy: Thresholds, dwells and switches.
-        fraction: The share of the memory that models may take; None for the default of its size.
-        admit_unsized: Whether a service starts whose need is not known.
-        gentle_seconds: The longest that a service may take to end with its requests waited for.
-        urgent_seconds: The same without.
+        fraction: The share of memory that models may use; None for the default for its size.
+        admit_unsized: Whether to start a service whose need is unknown.
+        gentle_seconds: Maximum time to stop an engine that finishes its requests.
+        urgent_seconds: Maximum time to stop an engine whose requests are cut short.
     """
 
     policy: Policy = Policy()

@@ -1,8 +1,8 @@
-"""What stands in the way of one service's start, the most lasting thing first. Pure.
+"""Find what blocks the start of a service, the most permanent obstacle first. Pure.
 
-Two sums have to come out, and each alone is wrong. The budget's: what all engines have been promised is no more than
-the budget. The host's: what it has to give now, less what was promised and is not resident yet, is enough. With the
-first one alone a host under pressure would start again what it has just evicted, for ever.
+Memory is checked twice. The budget: all reservations together stay within it. The host: the memory that it has now,
+minus reservations that are not resident yet, is enough. With the budget alone, a host under pressure would restart what
+it has just evicted, over and over.
 """
 
 import enum
@@ -20,15 +20,15 @@ from llmkube.supervisor.memory.reservation import MemorySpec, Request
 
 
 class Block(enum.StrEnum):
-    """What stands in the way of a start."""
+    """The obstacle to a start."""
 
-    UNSIZED = "unsized"  # how much it needs is not known
-    OWN_BUDGET = "own_budget"  # more than its Model says that it may take
-    HOST_BUDGET = "host_budget"  # more than all models of this host together may take
-    DEVICE = "device"  # more than the device holds at all
-    FULL = "full"  # others have been promised it
-    DEVICE_FULL = "device_full"
-    HEADROOM = "headroom"  # the host itself does not have it now
+    UNSIZED = "unsized"  # its need is unknown
+    OWN_BUDGET = "own_budget"  # it needs more than its Model allows
+    HOST_BUDGET = "host_budget"  # it needs more than all models on this host may use together
+    DEVICE = "device"  # it needs more than the whole device
+    FULL = "full"  # the budget is reserved by others
+    DEVICE_FULL = "device_full"  # the device is reserved by others
+    HEADROOM = "headroom"  # the host does not have that much now
     PRESSURE = "pressure"
     DWELL = "dwell"
     TURN = "turn"  # another service comes first
@@ -36,12 +36,12 @@ class Block(enum.StrEnum):
 
     @property
     def lacks_memory(self) -> bool:
-        """Whether the end of another engine could help."""
+        """Whether stopping another engine could help."""
         return self in {Block.FULL, Block.DEVICE_FULL, Block.HEADROOM}
 
     @property
     def is_permanent(self) -> bool:
-        """Whether it stays however long the service waits, and whatever ends meanwhile."""
+        """Whether neither waiting nor stopping other engines helps."""
         return self in {Block.OWN_BUDGET, Block.HOST_BUDGET, Block.DEVICE}
 
 
@@ -50,10 +50,8 @@ class Refusal:
     """Why a service has to wait, with figures that a person can act on.
 
     Attributes:
-        block: What stands in the way.
-        message: A sentence.
-        fit_bytes: What a smaller need would have to fit into; None when a smaller one would not start either.
-        free_bytes: What is free, to see when the sentence is out of date.
+        fit_bytes: The largest need that would start; None if a smaller one would not start either.
+        free_bytes: Free bytes, to detect when the message is out of date.
     """
 
     block: Block
@@ -63,21 +61,21 @@ class Refusal:
 
     @property
     def reason(self) -> Reason:
-        """The word for the condition `Loaded`."""
+        """The reason for the condition `Loaded`."""
         if self.block in {Block.UNSIZED, Block.UNREADABLE}:
             return Reason.MEMORY_CHECK_FAILED
         return Reason.EXCEEDS_MEMORY if self.block.is_permanent else Reason.INSUFFICIENT_MEMORY
 
 
 def find_refusal(request: Request, host: Capacity) -> Refusal | None:
-    """Return what stands in the way of one service, the most lasting thing first; None when nothing does."""
+    """Return the most permanent obstacle to the start of a service; None if it may start."""
     budget = host.budget.for_model(request.spec.hardware)
     need, host = request.need, attrs.evolve(host, budget=budget)
     if not need.sized and not host.admit_unsized:
-        unknown = f"how much memory it needs is not known: {need.why}"
-        return Refusal(Block.UNSIZED, f"{unknown}; with --memory-check warn the agent starts it on a guess")
+        message = f"its memory need is unknown: {need.why}; --memory-check warn starts it on a guess"
+        return Refusal(Block.UNSIZED, message)
     if host.level is Level.UNKNOWN:
-        return Refusal(Block.UNREADABLE, "this host's memory cannot be read: no engine is started until it can")
+        return Refusal(Block.UNREADABLE, "this host's memory cannot be read; no engine starts until it can be")
     if not need.sized:
         return _admission_refusal(request, host)
     needs = f"needs {format_bytes(need.total_bytes)}"
@@ -97,22 +95,18 @@ def find_refusal(request: Request, host: Capacity) -> Refusal | None:
 
 
 def _admission_refusal(request: Request, host: Capacity) -> Refusal | None:
-    """Whether it is the wrong moment, however small the need."""
+    """Return the refusal if it is the wrong moment to start, independent of free memory."""
     if host.level is Level.CRITICAL:
-        return Refusal(
-            Block.PRESSURE, "memory is critically short on this host: no engine is started until it is normal again"
-        )
+        return Refusal(Block.PRESSURE, "memory is critically short on this host; engines start once it is normal again")
     small = request.need.sized and request.need.total_bytes <= host.small_bytes
     if not host.admitting and not small:
         if host.level is Level.NORMAL:
-            return Refusal(
-                Block.DWELL,
-                "memory has been short on this host: engines start again when it has stayed normal for a while",
-            )
-        return Refusal(Block.PRESSURE, "memory is short on this host: no engine is started until it is normal again")
+            message = "memory was short on this host; engines start once it has been normal for a while"
+            return Refusal(Block.DWELL, message)
+        return Refusal(Block.PRESSURE, "memory is short on this host; engines start once it is normal again")
     if request.returns:
         if host.calm_seconds < request.dwell_seconds:
-            message = f"starts again when memory has been normal for {format_age(request.dwell_seconds)}"
+            message = f"starts again once memory has been normal for {format_age(request.dwell_seconds)}"
             return Refusal(Block.DWELL, message)
         ahead = [each.key for each in host.reservations if each.is_reloading]
         if ahead:
@@ -121,22 +115,23 @@ def _admission_refusal(request: Request, host: Capacity) -> Refusal | None:
 
 
 def _shortage_refusal(request: Request, host: Capacity, needs: str, on_device: str) -> Refusal | None:
-    """Whether there is not enough: promised to others, on the device, or taken by other programs."""
+    """Return the refusal if memory is short: in the budget, on the device, or on the host."""
     need, free = request.need, host.free_bytes
-    room = host.headroom_bytes - request.margin_bytes
+    headroom = host.headroom_bytes - request.margin_bytes
     if need.total_bytes <= host.small_bytes:
-        room = host.available_bytes - host.promised_bytes
+        headroom = host.available_bytes - host.unused_bytes
     if need.total_bytes > free:
         message = f"{needs}, {format_bytes(max(0, free))} free of {host.budget}{_unreturned(host)}"
-        return Refusal(Block.FULL, message, max(0, min(free, room)), free)
+        return Refusal(Block.FULL, message, max(0, min(free, headroom)), free)
     device_free = host.device_free_bytes
     if device_free is not None and need.device_bytes > device_free:
         limit = format_bytes(host.budget.device_limit_bytes or 0)
         message = f"{on_device}, {format_bytes(max(0, device_free))} free of {limit}{_unreturned(host)}"
         return Refusal(Block.DEVICE_FULL, message, free_bytes=device_free)
-    if need.total_bytes > room:
-        message = f"{needs}, but this host has only {format_bytes(max(0, room))} to give: other programs hold the rest"
-        return Refusal(Block.HEADROOM, message, max(0, room), room)
+    if need.total_bytes > headroom:
+        available = format_bytes(max(0, headroom))
+        message = f"{needs}, but this host has only {available} available; other programs use the rest"
+        return Refusal(Block.HEADROOM, message, max(0, headroom), headroom)
     return None
 
 
@@ -145,21 +140,19 @@ def _unreturned(host: Capacity) -> str:
 
 
 def unreturned_message(size_bytes: int) -> str:
-    """Say what it means that so much has stayed wired."""
-    return (
-        f"macOS has kept {format_bytes(size_bytes)} of wired memory of engines that have ended; restart this Mac to "
-        "get it back"
-    )
+    """Explain to the user that memory has stayed wired."""
+    kept = f"macOS still holds {format_bytes(size_bytes)} of wired memory of engines that have exited"
+    return f"{kept}; restart this Mac to free it"
 
 
 def _cap(spec: MemorySpec, total_bytes: int) -> tuple[int, str] | None:
     try:
         cap = own_cap(spec.hardware, total_bytes)
-    except UserError:  # the planner refuses such a spec by its field's name
+    except UserError:  # the planner reports such a spec
         return None
     return None if cap is None else (cap.limit_bytes, str(cap))
 
 
 def relative_name(key: Key, other: Key) -> str:
-    """Return a service's name as another one's sentence has it: with the namespace where that differs."""
+    """Return a service's name for a message about another one: with the namespace where that differs."""
     return key.name if key.namespace == other.namespace else str(key)

@@ -1,4 +1,4 @@
-"""What a service asks for and what an engine has been promised: the values that decisions about memory read. Pure.
+"""Requests of services and reservations of engines: the values that decisions about memory read. Pure.
 
 ```
  Request ──admitted──▶ Reservation(SERVING) ──replaced──▶ PREDECESSOR ──process gone──▶ released
@@ -16,18 +16,18 @@ from llmkube.k8s.resource import Key
 
 
 def rank_of(priority: str) -> int:
-    """Return a priority as a number, the lowest first; an unknown one counts as normal."""
+    """Return a priority as a number, the lowest first; an unknown priority is treated as normal."""
     return PRIORITIES.index(priority) if priority in PRIORITIES else PRIORITIES.index("normal")
 
 
 @attrs.frozen
 class MemorySpec:
-    """What a service's objects say about memory; an edit counts from the next decision on.
+    """The memory settings of a service's objects; an edit applies from the next decision on.
 
     Attributes:
         priority: `spec.priority`.
         protected: `spec.evictionProtection`: the service is neither evicted nor displaced.
-        hardware: The Model's, for its own `memoryBudget` or `memoryFraction`.
+        hardware: That of the Model, for `memoryBudget` and `memoryFraction`.
     """
 
     priority: str = "normal"
@@ -42,16 +42,17 @@ class MemorySpec:
 
 @attrs.frozen
 class Need:
-    """How much an engine will take: the largest of what was estimated, learned and measured.
+    """Memory that an engine will use: the largest of estimated, learned and measured figures.
 
     Attributes:
-        total_bytes: All of it; a guess when it is not sized, which counts only where guesses are allowed.
-        device_bytes: What of it lies on the device.
+        total_bytes: The sum of host and device memory; a guess if not `sized`, which is used only where guesses are
+            allowed.
+        device_bytes: The part of it on the device.
         sized: Whether the figure is known.
-        why: Why it is not known.
-        estimated_bytes: What was expected before anything was measured; 0 if nothing was.
-        elsewhere: Whether a process may hold it that is not the engine's, such as a daemon's: what the engine's own
-            processes hold says little then, and the model counts with what was promised once it is loaded.
+        why: The reason why it is not.
+        estimated_bytes: The estimate before anything was measured; 0 if there is none.
+        elsewhere: Whether a process outside the engine, such as a daemon, may hold the memory: measuring the engine's
+            own processes says little then, so once loaded it holds at least its reservation.
     """
 
     total_bytes: int
@@ -62,9 +63,10 @@ class Need:
     elsewhere: bool = False
 
     def capped_at(self, max_bytes: int) -> "Need":
-        """Return it as a start counts: an engine that had grown must not make its model one that never fits."""
+        """Return the need with at most `max_bytes`, or its estimate if that is larger."""
         if not self.estimated_bytes:
             return self
+        # An engine that had grown must not make its model one that never fits.
         return attrs.evolve(self, total_bytes=min(self.total_bytes, max(max_bytes, self.estimated_bytes)))
 
 
@@ -73,13 +75,10 @@ class Request:
     """A service that waits for memory.
 
     Attributes:
-        key: The service.
-        need: How much its engine will take.
-        spec: What its objects say.
         since: When it began to wait.
-        dwell_seconds: How long memory must have been normal; more than 0 after an eviction for pressure.
-        margin_bytes: How much more than its need must be there; after an eviction.
-        may_displace: Whether less important services may be ended for it.
+        dwell_seconds: Time for which memory must have been normal; more than 0 after an eviction for pressure.
+        margin_bytes: Bytes that must be available beyond its need, after an eviction.
+        may_displace: Whether less important services may be displaced for it.
     """
 
     key: Key
@@ -97,42 +96,39 @@ class Request:
 
 
 class Role(enum.Enum):
-    """Which of its service's engines a reservation is for."""
+    """The role of an engine among those of its service."""
 
     SERVING = "serving"
-    SUCCESSOR = "successor"  # it starts beside the one that serves, and replaces it when it answers
-    PREDECESSOR = "predecessor"  # it has been replaced, and ends its requests
+    SUCCESSOR = "successor"  # it starts while another engine serves, and replaces that one when it answers
+    PREDECESSOR = "predecessor"  # it has been replaced, and finishes its requests
 
 
 @attrs.frozen
 class Reservation:
-    """The bytes that one engine has been promised, and what is known of the process that uses them.
+    """Bytes that are reserved for one engine, and the state of the process that uses them.
 
     Times are those of the monotonic clock, in seconds.
 
     Attributes:
-        number: Names the reservation within its book; 0 for one that is only supposed.
-        key: The service.
-        need: What was promised.
-        spec: What the service's objects say now.
-        role: Which of the service's engines this is for.
+        number: Identifies the reservation within its book; 0 for a hypothetical one.
+        spec: The newest spec of the service.
         since: When it was made.
-        held: Whether a task has taken it over; until then an adopted engine cannot be told to go.
-        returns: The engine starts again after an eviction for pressure.
-        pid: The process; 0 while there is none.
-        resident_bytes: What the process held when it was last measured.
+        held: Whether a task runs the engine; until then an adopted engine cannot be stopped.
+        returns: Whether the engine starts again after an eviction for pressure.
+        pid: The engine's process; 0 while there is none.
+        resident_bytes: Bytes that the process held when it was last measured.
         peak_bytes: The most that it ever held.
-        measured: Whether it was measured, since it was loaded if it is.
-        loaded_at: When the engine answered; None before.
-        busy_at: When it had work last.
-        load_seconds: How long the service's last load took.
-        evicted_why: Why the engine has to go; None while it may stay.
-        exit_deadline: When it should have gone; None while it stays.
-        urgent: Whether its requests are not waited for.
-        host_free_bytes: What the host had left when the process was last seen, once it has to go.
-        granted_bytes: What all engines may take together by the word of this one's Model when it was promised; 0 where
-            that was the host's budget. An edit of the word ends no engine.
-        capacity_bytes: The most that all engines could have had since this was made: what they held, and what was left.
+        measured: Whether it has been measured; for a loaded engine, since it was loaded.
+        loaded_at: When the engine first answered; None before.
+        busy_at: When it last had work.
+        load_seconds: Duration of the service's last load.
+        evicted_why: Why the engine is evicted; None while it is not.
+        exit_deadline: When it should have exited; None while it is not exiting.
+        urgent: Whether its requests are cut short.
+        host_free_bytes: Available bytes of the host when the exiting process was last seen.
+        granted_bytes: The limit for all engines together that this engine's Model set when this was made; 0 where the
+            host's budget applied. An edit of the Model stops no engine.
+        capacity_bytes: The most that all engines could have had since this was made: held and available bytes.
     """
 
     number: int
@@ -159,38 +155,38 @@ class Reservation:
 
     @property
     def total_bytes(self) -> int:
-        """What counts: what was promised, or what the engine has taken if that is more."""
+        """Reserved bytes, or the engine's peak if that is larger."""
         return max(self.need.total_bytes, self.peak_bytes)
 
     @property
     def held_bytes(self) -> int:
-        """What is there now; an engine that was not measured since it loaded counts with its whole reservation."""
+        """Bytes held now; an engine that has not been measured since it loaded holds its whole reservation."""
         return self.total_bytes if self.loaded_at is not None and not self.measured else self.resident_bytes
 
     @property
     def reclaimable_bytes(self) -> int:
-        """What the end of the engine gives back: what it holds, or is about to hold while it loads."""
+        """Bytes that stopping the engine releases: those that it holds, or will hold once loaded."""
         return self.total_bytes if self.loaded_at is None else self.held_bytes
 
     @property
     def unused_bytes(self) -> int:
-        """What was promised and is not resident yet."""
+        """Reserved bytes that are not resident yet."""
         return max(0, self.total_bytes - self.held_bytes)
 
     @property
     def is_exiting(self) -> bool:
-        """Whether the engine has been told to go."""
+        """Whether the engine has been asked to stop."""
         return self.exit_deadline is not None
 
     @property
     def is_reloading(self) -> bool:
-        """Whether the engine loads again after an eviction for pressure."""
+        """Whether the engine is loading again after an eviction for pressure."""
         return self.returns and self.loaded_at is None
 
     def exits_in_time(self, now: float) -> bool:
-        """Whether the engine has been told to go, and may still do so in time."""
+        """Whether the engine is exiting and has not passed its deadline."""
         return self.exit_deadline is not None and now < self.exit_deadline
 
     def idle_seconds(self, now: float) -> float:
-        """How long the engine has had no work; one that loads has."""
+        """Return the time since the engine last had work; 0 while it loads."""
         return now - self.busy_at if self.loaded_at is not None else 0.0

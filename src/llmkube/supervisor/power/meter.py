@@ -1,18 +1,19 @@
-"""What is known of a host's power at one moment: the newest sample, the energy since the start, and whose it was.
+"""Power and energy of a host: the newest sample, the energy since the start, and its attribution to services.
 
-A sample is a mean over its own seconds, so its energy is exact. Samples get lost: a hole between two of them is filled
-with the mean of both (the trapezoid) while it is short, and is unknown when it is long. All times are of the monotonic
-clock, which stands still while the machine sleeps: a sample never counts for more time than that clock has passed.
+A sample is a mean over its own duration, so its energy is exact. Samples may get lost: a short gap between two samples
+is filled with their mean (trapezoidal rule), a long one is unknown. All times are of the monotonic clock, which pauses
+while the machine sleeps: a sample never covers more time than has passed on that clock.
 
-What the chip draws while engines work is shared among them by their processor time. The rule, for one interval:
+Energy is attributed to engines by their processor time. The rules for one interval:
 
-* An engine works if its process took at least `WORKING_SHARE` of a core. While no engine works, no energy is anybody's.
-* Of a GPU, and of the neural engine, the engines that work share all: no kernel tells GPU time by process without root.
-  An engine has to encode each batch on the CPU, so the one that computes more takes more processor time.
-* Of all else (cores, package, memory), an engine gets its part of the processor time that *all* programs took: what a
-  compiler draws meanwhile is not the model's.
+* An engine works if its process used at least `WORKING_SHARE` of a core. While no engine works, energy is not
+  attributed.
+* The energy of the GPU and the neural engine is divided among the working engines: no kernel reports GPU time by
+  process without root. An engine encodes each batch on the CPU, so one that computes more uses more processor time.
+* Of all other energy (cores, package, memory), an engine gets its share of the processor time of *all* programs, so
+  that a compiler's energy is not attributed to a model.
 
-What the host draws at rest is part of it: it belongs to those that work while they work.
+Idle power of the host is included: it is attributed to the engines that work.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,22 +28,21 @@ from llmkube.supervisor.power.sample import COMBINED, STALE_SECONDS, PowerProble
 from llmkube.supervisor.power.token_energy import TokenCount, TokenEnergy
 
 MAX_GAP_SECONDS: Final = STALE_SECONDS
-"""What a host drew in a longer one is not known."""
-
+"""Longest gap between samples that is filled."""
 
 WORKING_SHARE: Final = 0.01
-"""Of one core; below it is what answering health checks costs (`nouns.liveness.ALIVE_CPU_SHARE`)."""
+"""Share of one core; answering health checks costs less (`values.liveness.ALIVE_CPU_SHARE`)."""
 
 EXCLUSIVE_DOMAINS: Final = frozenset({"gpu", "ane"})
-"""The domains that other programs are taken to leave alone."""
+"""The domains that are assumed to be used by engines only."""
 
 IDLE: Final = frozenset({"idle", "iowait", "guest", "guest_nice", "steal"})
-"""What is no work of this machine's programs, or is counted under another name as well (proc_stat(5))."""
+"""Times that are not work of this machine's programs, or are included in another one (proc_stat(5))."""
 
 
 @attrs.frozen
 class Point:
-    """Where the integral has come to: the newest sample, and when it ended."""
+    """The end of the integral: the newest sample, and when it ended."""
 
     at: float
     watts: Mapping[str, float]
@@ -50,10 +50,10 @@ class Point:
 
 @attrs.frozen
 class Interval:
-    """What was drawn between two points.
+    """The energy between two points.
 
     Attributes:
-        joules: By domain, without that of the sum.
+        joules: By domain, without the sum.
         measured_seconds: The time for which they are known.
         lost_seconds: The time for which they are not.
     """
@@ -64,10 +64,10 @@ class Interval:
 
 
 def integrate(before: Point | None, sample: PowerSample, now: float) -> tuple[Point, Interval]:
-    """Return the new point and what was drawn since the one before.
+    """Return the new point and the energy since the previous one.
 
     Args:
-        before: The point of the last sample; None for the first one.
+        before: The previous point; None for the first sample.
         sample: A sample that ends now.
         now: Monotonic time in seconds.
     """
@@ -87,29 +87,29 @@ def integrate(before: Point | None, sample: PowerSample, now: float) -> tuple[Po
 def share(
     joules: Mapping[str, float], cpu_seconds: Mapping[Key, float], *, host_cpu_seconds: float, seconds: float
 ) -> dict[Key, float]:
-    """Return the joules of each engine that works; their sum is never more than what was drawn.
+    """Return the joules of each working engine; their sum never exceeds the energy of the interval.
 
     Args:
-        joules: What was drawn in the interval, by domain.
-        cpu_seconds: Processor time that each engine took in it.
-        host_cpu_seconds: Processor time that all programs took in it, the engines' included.
-        seconds: How long the interval was.
+        joules: Energy in the interval, by domain.
+        cpu_seconds: Processor time of each engine in it.
+        host_cpu_seconds: Processor time of all programs in it, including engines.
+        seconds: Length of the interval.
     """
-    working = {key: took for key, took in cpu_seconds.items() if took > 0 and took >= WORKING_SHARE * seconds}
+    working = {key: used for key, used in cpu_seconds.items() if used > 0 and used >= WORKING_SHARE * seconds}
     engines = sum(working.values())
     if not engines:
         return {}
     total_seconds = max(engines, host_cpu_seconds)
     exclusive = sum(each for domain, each in joules.items() if domain in EXCLUSIVE_DOMAINS)
     shared = sum(each for domain, each in joules.items() if domain not in EXCLUSIVE_DOMAINS)
-    return {key: took / engines * exclusive + took / total_seconds * shared for key, took in working.items()}
+    return {key: used / engines * exclusive + used / total_seconds * shared for key, used in working.items()}
 
 
 class CpuTime:
-    """Processor time of this machine, in seconds; each look is one read of the kernel."""
+    """Processor time on this machine, in seconds."""
 
     def of_process(self, pid: int) -> float | None:
-        """What a process has taken since its start; None when it has ended, or cannot be looked at."""
+        """Return the processor time of a process since its start; None if it has exited or cannot be read."""
         try:
             times = psutil.Process(pid).cpu_times()
         except (psutil.Error, OSError):
@@ -117,7 +117,7 @@ class CpuTime:
         return float(times.user + times.system)
 
     def of_host(self) -> float:
-        """What all programs have taken since the machine was started; 0.0 when that cannot be read."""
+        """Return the processor time of all programs since boot; 0.0 if it cannot be read."""
         try:
             times = psutil.cpu_times()._asdict()
         except (OSError, RuntimeError):
@@ -130,7 +130,7 @@ NOTHING: Final = Interval({}, 0.0)
 
 @attrs.frozen
 class EngineUse:
-    """The engine of a service: its process (None while none runs), and what it has said of its tokens."""
+    """The engine of a service: its process (None while none runs), and its newest token count."""
 
     pid: int | None = None
     tokens: TokenCount | None = None
@@ -138,7 +138,7 @@ class EngineUse:
 
 @attrs.frozen
 class ServicePower:
-    """What one service draws: `watts` and `joules_per_token` are None when they are not known now."""
+    """Power and energy of one service; `watts` and `joules_per_token` are None if they are not known now."""
 
     watts: float | None
     joules: float
@@ -147,14 +147,14 @@ class ServicePower:
 
 @attrs.frozen
 class PowerView:
-    """What is known at one moment: nothing but energy when the newest sample is older than `STALE_SECONDS`.
+    """Power and energy at one moment; only energy if the newest sample is older than `STALE_SECONDS`.
 
     Attributes:
         watts: By domain.
         joules: By domain, since the start of the agent.
         services: By key.
-        problem: Why nothing is measured, or a domain is not; None while all is.
-        source: What the figures are called after.
+        problem: Why nothing is measured, or a domain is missing; None if everything is measured.
+        source: The name of the source, which selects the names of the metrics.
     """
 
     watts: Mapping[str, float] = attrs.field(factory=dict)
@@ -174,13 +174,13 @@ class _Use:
 
 @attrs.define(eq=False)
 class PowerMeter:
-    """Takes the samples of a source; looks at the engines when one comes.
+    """Integrate the samples of a source, and attribute their energy to engines.
 
     Attributes:
-        source: What its figures are called after.
-        domains: What is measured apart; the energy of each begins at zero.
+        source: The name of the source, which selects the names of the metrics.
+        domains: The domains that it measures; the energy of each starts at zero.
         engines: Returns the services of this host, each with its engine.
-        cpu_time: How long programs have computed.
+        cpu_time: Reads processor time.
     """
 
     source: str
@@ -202,25 +202,26 @@ class PowerMeter:
         self._joules = dict.fromkeys(self.domains, 0.0)
 
     def take(self, sample: PowerSample) -> None:
-        """Note a sample that ends now."""
+        """Add a sample that ends now."""
         now, before, host = trio.current_time(), self._point, self.cpu_time.of_host()
-        host_took, self._host_cpu_seconds = max(0.0, host - self._host_cpu_seconds), host
+        host_used, self._host_cpu_seconds = max(0.0, host - self._host_cpu_seconds), host
         elapsed = now - before.at if before is not None else 0.0
-        moving = without_stalled(sample, host_took / elapsed) if elapsed else sample
-        self._point, drawn = integrate(before, moving, now)
-        self._problem, self._stalled = None, moving is not sample
-        for domain, joules in drawn.joules.items():
+        plausible = without_stalled(sample, host_used / elapsed) if elapsed else sample
+        self._point, interval = integrate(before, plausible, now)
+        self._problem, self._stalled = None, plausible is not sample
+        for domain, joules in interval.joules.items():
             self._joules[domain] = self._joules.get(domain, 0.0) + joules
-        # A part of what a service draws is no figure of it.
-        self._interval = Interval({}, 0.0, drawn.measured_seconds + drawn.lost_seconds) if self._stalled else drawn
-        self._share(elapsed, host_took)
+        if self._stalled:  # without one domain, the energy of a service is unknown
+            interval = Interval({}, 0.0, interval.measured_seconds + interval.lost_seconds)
+        self._interval = interval
+        self._share(elapsed, host_used)
 
     def failed(self, problem: PowerProblem) -> None:
-        """Note that no sample comes."""
+        """Record why there are no samples."""
         self._problem = problem
 
     def view(self) -> PowerView:
-        """Return what is known now."""
+        """Return the current power and energy."""
         fresh = self._point is not None and trio.current_time() - self._point.at < STALE_SECONDS
         services = {key: self._of_service(key, fresh=fresh) for key in sorted(self.engines())}
         watts = self._point.watts if fresh and self._point is not None else {}
@@ -233,19 +234,18 @@ class PowerMeter:
         per_token = self._per_token[key].joules_per_token if fresh and key in self._per_token else None
         return ServicePower(watts, self._total_joules.get(key, 0.0), per_token)
 
-    def _share(self, elapsed_seconds: float, host_took: float) -> None:
+    def _share(self, elapsed_seconds: float, host_used: float) -> None:
         engines, before = self.engines(), self._uses
-        self._uses, took = {}, {}
+        self._uses, used = {}, {}
         for key, engine in engines.items():
             if engine.pid is None or (seconds := self.cpu_time.of_process(engine.pid)) is None:
                 continue
             self._uses[key] = _Use(engine.pid, seconds)
-            if (known := before.get(key)) is not None and known.pid == engine.pid:  # else: since when is not known
-                took[key] = max(0.0, seconds - known.cpu_seconds)
-        self._last_joules = share(self._interval.joules, took, host_cpu_seconds=host_took, seconds=elapsed_seconds)
-        self._total_joules = {
-            key: self._total_joules.get(key, 0.0) + self._last_joules.get(key, 0.0) for key in engines
-        }
+            if (known := before.get(key)) is not None and known.pid == engine.pid:  # a new engine has no start value
+                used[key] = max(0.0, seconds - known.cpu_seconds)
+        last = share(self._interval.joules, used, host_cpu_seconds=host_used, seconds=elapsed_seconds)
+        self._last_joules = last
+        self._total_joules = {key: self._total_joules.get(key, 0.0) + last.get(key, 0.0) for key in engines}
         self._per_token = {key: self._token_energy(key, engine) for key, engine in engines.items()}
 
     def _token_energy(self, key: Key, engine: EngineUse) -> TokenEnergy:
@@ -253,11 +253,8 @@ class PowerMeter:
             return TokenEnergy()
         interval, count = self._interval, engine.tokens
         known = self._per_token.get(key, TokenEnergy())
-        if known.last is not None and known.last.pid != engine.pid:  # another engine, which has said nothing yet
+        if known.last is not None and known.last.pid != engine.pid:  # a new engine, which has reported nothing yet
             known = TokenEnergy()
-        known = known.drew(
-            self._last_joules.get(key, 0.0),
-            measured_seconds=interval.measured_seconds,
-            lost_seconds=interval.lost_seconds,
-        )
-        return known if count is None or count.pid != engine.pid else known.counted(count)
+        joules, measured, lost = self._last_joules.get(key, 0.0), interval.measured_seconds, interval.lost_seconds
+        known = known.with_energy(joules, measured_seconds=measured, lost_seconds=lost)
+        return known if count is None or count.pid != engine.pid else known.with_count(count)

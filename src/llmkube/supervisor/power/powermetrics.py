@@ -1,11 +1,11 @@
-"""What the chip of a Mac draws: macOS's powermetrics measures it, and prints every two seconds while the agent reads.
+"""Power of a Mac's chip, from macOS's powermetrics, which prints a sample every two seconds while the agent reads.
 
-powermetrics wants root. An agent that is not root gets it for this one command line: `sudoers_rule` renders the grant,
-and sudo compares every word of it, since there is no pattern in it. What the agent cannot do is to signal a process of
-root: a sampler whose agent has gone ends at its next line, which has no reader (SIGPIPE).
+powermetrics must run as root. An agent that is not root may run exactly this command line through sudo: `sudoers_rule`
+renders the grant, which has no wildcards, so that sudo compares every argument. The agent cannot signal a process of
+root; a sampler whose agent is gone exits at its next line, which has no reader (SIGPIPE).
 
-The text is what `powermetrics --samplers cpu_power,gpu_power` prints on Apple silicon since macOS 13. Its manual,
-powermetrics(1), calls the figures estimates: they compare runs on one machine, and not one machine with another.
+The format is that of `powermetrics --samplers cpu_power,gpu_power` on Apple silicon since macOS 13. powermetrics(1)
+calls the figures estimates: they are comparable between runs on one machine, but not between machines.
 """
 
 import contextlib
@@ -27,29 +27,29 @@ from llmkube.supervisor.power.sample import COMBINED, STALE_SECONDS, PowerProble
 log = structlog.get_logger(__name__)
 
 SAMPLE_SECONDS: Final = 2
-"""Over how long powermetrics takes the mean; a stop of the agent waits that long for its next line."""
+"""Time over which powermetrics takes the mean; a stop of the agent waits up to that long for its next line."""
 
 FIRST_SECONDS: Final = 30.0
-"""How long the first sample may take; the next ones have `STALE_SECONDS` each."""
+"""Time that the first sample may take; later ones may take `STALE_SECONDS`."""
 
 POWERMETRICS: Final = (
     "/usr/bin/powermetrics",
-    *("--buffer-size", "1"),  # line by line: a pipe would get some kilobytes at once, minutes late
+    *("--buffer-size", "1"),  # line by line; otherwise a pipe gets several kilobytes at once, minutes late
     *("--samplers", "cpu_power,gpu_power"),
     *("--sample-rate", str(SAMPLE_SECONDS * 1000)),
 )
-"""The command; Apple's own program, and no other, since it runs as root."""
+"""The command; the absolute path of Apple's program, since it runs as root."""
 
 SUDO: Final = ("/usr/bin/sudo", "-n")
 
 DOMAINS: Final = ("cpu", "gpu", "ane")
-"""What is measured apart; `combined` is what powermetrics gives for them together."""
+"""The domains that are measured; powermetrics also prints their sum, `combined`."""
 
 HINTS: Final = {
-    PowerProblem.NOT_PERMITTED: "`make install-powermetrics-sudo`, or `llmkube agent sudoers`, lets it run as root",
-    PowerProblem.NOT_FOUND: "macOS has it at /usr/bin/powermetrics; elsewhere leave out --apple-power-enabled",
+    PowerProblem.NOT_PERMITTED: "run `make install-powermetrics-sudo` or `llmkube agent sudoers` to let it run as root",
+    PowerProblem.NOT_FOUND: "only macOS has /usr/bin/powermetrics; remove --apple-power-enabled on other systems",
 }
-"""What mends a problem, where its owner can."""
+"""Fixes for problems that the user can solve."""
 
 RETRY: Final = Backoff(base_seconds=5, cap_seconds=600)
 
@@ -61,7 +61,7 @@ _PERMISSION_MESSAGES: Final = (
     "not allowed to execute",
     "as the superuser",
 )
-"""What sudo says without a line in sudoers, and powermetrics without root."""
+"""Messages of sudo without a rule in sudoers, and of powermetrics without root."""
 
 _MAX_LINE_BYTES: Final = 65536
 _LAST_LINES: Final = 5
@@ -69,9 +69,10 @@ _LAST_LINES: Final = 5
 
 @attrs.define(eq=False)
 class PowerReader:
-    """Make samples of lines; a line that says nothing about power is passed over.
+    """Parse lines into samples; lines without power are ignored.
 
-    The line of the sum ends a sample. macOS 12 writes none: there the next sample's header does, and the sum is ours.
+    A sample ends with the line of the sum. macOS 12 prints none: there a sample ends with the header of the next one,
+    and the sum is computed here.
     """
 
     _seconds: float = 0.0
@@ -87,7 +88,7 @@ class PowerReader:
                 return attrs.evolve(before, watts={**before.watts, **combined})
         elif (found := _POWER.match(line)) and self._seconds:
             domain = found[1].lower()
-            self._watts.setdefault(domain, int(found[2]) / 1000)  # the GPU's section says the GPU's again
+            self._watts.setdefault(domain, int(found[2]) / 1000)  # the GPU section repeats the figure
             if domain == COMBINED:
                 sample = PowerSample(self._watts, self._seconds)
                 self._seconds = 0.0
@@ -96,12 +97,12 @@ class PowerReader:
 
 
 def problem_of(output_tail: str, code: int | None, *, writes: bool) -> PowerProblem:
-    """Return why a sampler gives no sample.
+    """Return why a sampler delivers no sample.
 
     Args:
-        output_tail: Its last ones.
-        code: What it has exited with, or the negated signal; None while it runs.
-        writes: Whether it has written anything of late.
+        output_tail: The last lines of its output.
+        code: Its exit code, or the negated signal; None while it runs.
+        writes: Whether it has recently written anything.
     """
     if any(each in output_tail for each in _PERMISSION_MESSAGES):
         return PowerProblem.NOT_PERMITTED
@@ -111,15 +112,15 @@ def problem_of(output_tail: str, code: int | None, *, writes: bool) -> PowerProb
 
 
 def power_command(uid: int) -> tuple[str, ...]:
-    """Return the command line for a user: through sudo, unless that is root."""
+    """Return the command line for a user: through sudo unless the user is root."""
     return POWERMETRICS if uid == 0 else (*SUDO, *POWERMETRICS)
 
 
 def sudoers_rule(uid: int) -> str:
     r"""Return the lines for /etc/sudoers.d that let a user run powermetrics with exactly these arguments.
 
-    The user is named by number: no name has to be quoted. A comma ends a command there, unless it is written `\,`
-    (sudoers(5)); no wildcard is used, for one would match across spaces and so admit `--output-file` to any file.
+    The user is given by number, which needs no quoting. A comma must be written `\,`, since it separates commands
+    (sudoers(5)). No wildcard is used: it would match across spaces, and so allow `--output-file` with any file.
     """
     command = " ".join(POWERMETRICS).replace(",", r"\,")
     return (
@@ -130,13 +131,13 @@ def sudoers_rule(uid: int) -> str:
 
 @attrs.define(eq=False)
 class Powermetrics:
-    """The source of a Mac; a sampler that ends, or tells nothing any more, is told with its last words and tried again.
+    """The source of a Mac; a sampler that exits or becomes silent is logged with its last output, and restarted.
 
     Attributes:
-        command: How it is run.
-        rng: Dice for the pauses.
-        name: What its figures are called after.
-        domains: What it measures apart.
+        command: The command line.
+        rng: Random numbers for the back-off.
+        name: The name that selects the names of the metrics.
+        domains: The domains that it measures.
     """
 
     command: Sequence[str]
@@ -145,24 +146,19 @@ class Powermetrics:
     domains: tuple[str, ...] = DOMAINS
 
     async def run(self, take: Callable[[PowerSample], None], failed: Callable[[PowerProblem], None]) -> Never:
-        """Never return: feed samples, and tell failures."""
+        """Deliver samples and failures, forever."""
         failures = 0
         while True:
-            received, problem, why = await self._listen(take)
+            received, problem, output = await self._listen(take)
             failed(problem)
             failures = 1 if received else failures + 1
             delay = RETRY.delay(failures, self.rng)
-            log.warning(
-                "powermetrics gives no samples",
-                problem=str(problem),
-                said=why,
-                hint=HINTS.get(problem, ""),
-                againInSeconds=round(delay),
-            )
+            hint, again = HINTS.get(problem, ""), round(delay)
+            log.warning("powermetrics failed", problem=str(problem), said=output, hint=hint, againInSeconds=again)
             await trio.sleep(delay)
 
     async def _listen(self, take: Callable[[PowerSample], None]) -> tuple[bool, PowerProblem, str]:
-        """Feed samples until none comes any more; return whether one came, why no other does, and the last words."""
+        """Deliver samples until they stop; return whether there was one, the problem, and the last output."""
         try:
             process = await trio.lowlevel.open_process(
                 self.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -171,7 +167,7 @@ class Powermetrics:
             return False, PowerProblem.NOT_FOUND, f"{self.command[0]}: {error.strerror}"
         reader, received, written_at = PowerReader(), False, -math.inf
         output_tail: deque[str] = deque(maxlen=_LAST_LINES)
-        assert process.stdout is not None, "it was asked for"
+        assert process.stdout is not None, "it is a pipe"
         try:
             async with process.stdout as output:
                 with trio.move_on_after(FIRST_SECONDS) as waiting:
@@ -188,20 +184,20 @@ class Powermetrics:
                                 take(sample)
                                 received, waiting.deadline = True, trio.current_time() + STALE_SECONDS
                 if not waiting.cancelled_caught:
-                    with trio.move_on_after(SAMPLE_SECONDS):  # its output has ended, and so has it
+                    with trio.move_on_after(SAMPLE_SECONDS):  # it has closed its output, and so is exiting
                         await process.wait()
                 code, writes = process.returncode, trio.current_time() - written_at < 2 * SAMPLE_SECONDS
         finally:
-            # Also when cancelled: no other task would reap it.
+            # Also on cancellation: no other task would reap it.
             with trio.move_on_after(2 * (SAMPLE_SECONDS + 1) + 1, shield=True):
                 await _end(process)
         return received, problem_of("\n".join(output_tail), code, writes=writes), "\n".join(output_tail)
 
 
 async def _end(process: trio.Process) -> None:
-    """End a sampler; one of root's is not ours to signal, and ends at its next line, which has no reader.
+    """Stop a sampler; one of root cannot be signalled, and exits at its next line, which has no reader.
 
-    One that is stopped hears KILL alone.
+    KILL is needed for one that is stopped by SIGSTOP.
     """
     for signal_it in (process.terminate, process.kill):
         with contextlib.suppress(OSError):

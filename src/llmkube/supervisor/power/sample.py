@@ -1,4 +1,4 @@
-"""What a source of power tells: means over seconds, or why it tells none. Pure."""
+"""Samples of a power source: means over some seconds, or the problem why there is none. Pure."""
 
 import enum
 from collections.abc import Mapping
@@ -7,17 +7,16 @@ from typing import Final
 import attrs
 
 STALE_SECONDS: Final = 10.0
-"""A figure that is older says nothing about now; sources tell one every two to five seconds."""
+"""Age from which a sample is out of date; sources deliver one every two to five seconds."""
 
 COMBINED: Final = "combined"
-"""What a source gives for its domains together; the energy of the domains is not counted twice for it."""
-
+"""The pseudo-domain for the sum of all domains; it is left out of energy, which would count twice."""
 
 CORES: Final = frozenset({"cpu", "package"})
 """The domains of a chip's cores."""
 
 BUSY_CORES: Final = 0.1
-"""Cores that compute so much, all programs together, draw more than the milliwatt that a source tells."""
+"""Use of cores by all programs, from which they draw more than 1 mW, the resolution of a source."""
 
 
 @attrs.frozen
@@ -29,25 +28,25 @@ class PowerSample:
 
 
 class PowerProblem(enum.StrEnum):
-    """Why a source tells nothing."""
+    """The reason why a source delivers nothing."""
 
     NOT_PERMITTED = "NotPermitted"  # no line in sudoers, or a file that only root may read
     NOT_FOUND = "NotFound"  # no such program, or no such counter
     KILLED = "Killed"  # by a signal
     ENDED = "Ended"  # by itself
     NOT_UNDERSTOOD = "NotUnderstood"  # it writes, but no sample
-    STALLED = "Stalled"  # a part of what it tells stands still while the cores compute
+    STALLED = "Stalled"  # some of its figures are 0 while the cores compute
     SILENT = "Silent"  # it runs and writes nothing: it is stopped, or hangs
 
 
 def without_stalled(sample: PowerSample, busy_cores: float) -> PowerSample:
-    """Return a sample without cores that draw nothing while they compute, and then without the sum; else the sample.
+    """Return the sample, without its cores and sum if they are reported as 0 W while cores compute.
 
-    macOS 27 tells 0 mW of the cores of several chips, also by powermetrics as root (exelban/stats issue 3336).
+    macOS 27 reports 0 mW for the cores of several chips, even by powermetrics as root (exelban/stats issue 3336).
 
     Args:
-        sample: What the source has told.
-        busy_cores: How many cores all programs together have used meanwhile.
+        sample: The sample of the source.
+        busy_cores: Mean number of cores that all programs used in that time.
     """
     stalled = {domain for domain in CORES if sample.watts.get(domain) == 0.0}
     if not stalled or busy_cores < BUSY_CORES:

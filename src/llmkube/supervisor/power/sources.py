@@ -1,8 +1,8 @@
-"""Which source measures this host, and RAPL: what Linux counts of a processor's energy (/sys/class/powercap).
+"""The power source of this host, and RAPL, Linux's energy counters of processors (/sys/class/powercap).
 
-RAPL is a counter in microjoules per package, and one for its memory where the processor has one
-(Documentation/power/powercap/powercap.rst of the kernel; AMD's have the same names). Since 2020 only root may read them
-(CVE-2020-8694): `chmod a+r` on `energy_uj`, at each boot, lets an agent measure. Most virtual machines have none.
+RAPL has one counter in microjoules per package, and one for its memory if the processor supports that
+(Documentation/power/powercap/powercap.rst of the kernel; the names are the same on AMD). Since 2020 only root may read
+them (CVE-2020-8694): `chmod a+r` on `energy_uj`, at each boot, lets an agent measure. Most virtual machines have none.
 """
 
 import random
@@ -27,17 +27,17 @@ POWERCAP: Final = Path("/sys/class/powercap")
 DOMAINS: Final = ("package", "dram")
 
 SAMPLE_SECONDS: Final = 5.0
-"""How often to look: with the looks at engines, so that an idle host wakes no more often."""
+"""Sampling interval, the same as that of engines, so that an idle host does not wake more often."""
 
 MAX_WATTS: Final = 10_000.0
-"""More than any package draws: the counter has begun anew, as after a sleep."""
+"""More than any package draws: the counter has been reset, as after a sleep."""
 
 RETRY: Final = Backoff(base_seconds=5, cap_seconds=600)
 
 
 @attrs.frozen
 class Counter:
-    """One counter at one moment; it begins again at zero after `range_joules`."""
+    """One counter at one moment; it wraps to zero after `range_joules`."""
 
     joules: float
     range_joules: float
@@ -45,7 +45,7 @@ class Counter:
 
 @attrs.frozen
 class CounterSnapshot:
-    """All counters at one moment, by the name of their folder; `domains` says what each counts."""
+    """All counters at one moment, by the name of their folder; `domains` maps the same names to domains."""
 
     at: float
     counters: Mapping[str, Counter]
@@ -53,7 +53,7 @@ class CounterSnapshot:
 
 
 def sample_between(before: CounterSnapshot, now: CounterSnapshot) -> PowerSample | None:
-    """Return the mean power between two looks; None where a counter has come, gone or begun anew."""
+    """Return the mean power between two snapshots; None if a counter was added, removed or reset."""
     seconds = now.at - before.at
     if seconds <= 0 or before.counters.keys() != now.counters.keys():
         return None
@@ -69,11 +69,11 @@ def sample_between(before: CounterSnapshot, now: CounterSnapshot) -> PowerSample
 
 
 def read_counters(folder: Path, now: float) -> CounterSnapshot:
-    """Read every package's counter, and its memory's; parts of a package and the whole system are counted in neither.
+    """Read the counters of every package and its memory, but not those of package parts and of the whole system.
 
     Raises:
-        OSError: One of them may not be read, or the folder is not there.
-        ValueError: One of them is no number.
+        OSError: A counter may not be read, or there is none.
+        ValueError: A counter is not a number.
     """
     counters, domains = {}, {}
     for zone in sorted(folder.iterdir()):
@@ -95,10 +95,10 @@ class Rapl:
     """The source of a Linux host.
 
     Attributes:
-        rng: Dice for the pauses after a failure.
-        folder: Where the counters are.
-        name: What its figures are called after.
-        domains: What it measures apart.
+        rng: Random numbers for the back-off.
+        folder: The folder with the counters.
+        name: The name that selects the names of the metrics.
+        domains: The domains that it measures.
     """
 
     rng: random.Random
@@ -107,7 +107,8 @@ class Rapl:
     domains: tuple[str, ...] = DOMAINS
 
     async def run(self, take: Callable[[PowerSample], None], failed: Callable[[PowerProblem], None]) -> Never:
-        """Never return: tell a sample every `SAMPLE_SECONDS`, and failures. The kernel makes these files at once."""
+        """Deliver a sample every `SAMPLE_SECONDS`, and failures, forever."""
+        # No thread: the kernel generates these files when they are read.
         before: CounterSnapshot | None = None
         failures = 0
         while True:
@@ -118,7 +119,7 @@ class Rapl:
                 problem = problem_of(error)
                 failed(problem)
                 delay = RETRY.delay(failures, self.rng)
-                log.warning("RAPL cannot be read", problem=str(problem), error=str(error), againInSeconds=round(delay))
+                log.warning("RAPL not read", problem=str(problem), error=str(error), againInSeconds=round(delay))
                 await trio.sleep(delay)
                 continue
             if before is not None and (sample := sample_between(before, now)) is not None:
@@ -129,34 +130,30 @@ class Rapl:
 
 
 def problem_of(error: Exception) -> PowerProblem:
-    """Return what an error of `read_counters` means."""
+    """Return the problem for an error of `read_counters`."""
     if isinstance(error, PermissionError):
         return PowerProblem.NOT_PERMITTED
     return PowerProblem.NOT_UNDERSTOOD if isinstance(error, ValueError) else PowerProblem.NOT_FOUND
 
 
 PowerSource = Powermetrics | Rapl
-"""Something that measures what this host draws."""
+"""Measures the power of this host."""
 
 
 def power_source(platform: str, uid: int, rng: random.Random, *, folder: Path = POWERCAP) -> PowerSource:
     """Return the source of a platform (`sys.platform`) for a user.
 
     Raises:
-        UserError: This host has none, or its counters may not be read.
+        UserError: This host has no source, or its counters may not be read.
     """
     if platform == "darwin":
         return Powermetrics(power_command(uid), rng)
     try:
         read_counters(folder, 0.0)
     except PermissionError as error:
-        raise UserError(
-            f"--power-enabled: {error.filename} may not be read; as root, at each boot: "
-            f"chmod a+r {folder}/intel-rapl:*/energy_uj"
-        ) from error
+        fix = f"run as root at each boot: chmod a+r {folder}/intel-rapl:*/energy_uj"
+        raise UserError(f"--power-enabled: {error.filename} is not readable; {fix}") from error
     except (OSError, ValueError) as error:
-        raise UserError(
-            f"--power-enabled: {folder} has no counter of RAPL that can be read ({error}); "
-            "leave the flag out on this host"
-        ) from error
+        problem = f"no readable RAPL counter in {folder} ({error})"
+        raise UserError(f"--power-enabled: {problem}; remove the flag on this host") from error
     return Rapl(rng, folder)

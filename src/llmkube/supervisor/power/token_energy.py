@@ -1,8 +1,8 @@
-"""Joules per token of one engine, over the times for which both are known. Pure.
+"""Joules per token of one engine, over the periods for which both are known. Pure.
 
-An engine says rarely how many tokens it has computed (every 30 s while it works), energy comes every few seconds. What
-was drawn between two counts belongs to the tokens between them. A count that is smaller than the one before, and a time
-for which the power is not known, say nothing about the ratio: both sides of that stretch are left out.
+An engine reports its token count rarely (every 30 s while it works); energy arrives every few seconds. The energy
+between two counts belongs to the tokens between them. A period is left out on both sides of the ratio if its power is
+unknown, or if the count decreased.
 """
 
 import math
@@ -11,17 +11,17 @@ from typing import Final
 import attrs
 
 KNOWN_SHARE: Final = 0.9
-"""Of the time between two counts; with less of it measured the stretch is left out."""
+"""Share of the time between two counts whose power must be known; otherwise the period is left out."""
 
 
 @attrs.frozen
 class TokenCount:
-    """What an engine has said.
+    """A token count that an engine reported.
 
     Attributes:
-        pid: Whose count it is.
-        tokens: Since its start.
-        at: Monotonic time of the answer.
+        pid: The engine's process.
+        tokens: Tokens since its start.
+        at: Monotonic time of the report.
     """
 
     pid: int
@@ -31,15 +31,15 @@ class TokenCount:
 
 @attrs.frozen
 class TokenEnergy:
-    """The sums of one engine so far.
+    """Energy and tokens of one engine so far.
 
     Attributes:
-        joules: What its counted tokens took.
-        tokens: Those that are counted.
+        joules: Energy of `tokens`.
+        tokens: Tokens whose energy is known.
         last: The newest count.
-        since_joules: What was drawn since that.
-        since_measured_seconds: The time since that for which it is known.
-        since_lost_seconds: The time since that for which it is not.
+        since_joules: Energy since `last`.
+        since_measured_seconds: Time since `last` with known power.
+        since_lost_seconds: Time since `last` with unknown power.
     """
 
     joules: float = 0.0
@@ -51,11 +51,11 @@ class TokenEnergy:
 
     @property
     def joules_per_token(self) -> float | None:
-        """None before the first token whose energy is known."""
+        """The ratio; None before the first token with known energy."""
         return self.joules / self.tokens if self.tokens else None
 
-    def drew(self, joules: float, *, measured_seconds: float, lost_seconds: float) -> "TokenEnergy":
-        """Take an interval into account that ends now."""
+    def with_energy(self, joules: float, *, measured_seconds: float, lost_seconds: float) -> "TokenEnergy":
+        """Add the energy of an interval that ends now."""
         return attrs.evolve(
             self,
             since_joules=self.since_joules + joules,
@@ -63,10 +63,10 @@ class TokenEnergy:
             since_lost_seconds=self.since_lost_seconds + lost_seconds,
         )
 
-    def counted(self, count: TokenCount) -> "TokenEnergy":
-        """Take a count into account; another process begins anew.
+    def with_count(self, count: TokenCount) -> "TokenEnergy":
+        """Add a count; a different process starts from zero.
 
-        Call it right after `drew`: what was drawn since, and is not told yet, would be missing.
+        Call it right after `with_energy`, so that no energy before the count is missing.
         """
         before = self.last
         if before is None or before.pid != count.pid:

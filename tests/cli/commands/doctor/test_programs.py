@@ -7,7 +7,6 @@ from pathlib import Path
 import attrs
 import pytest
 import trio
-from supervisor.nouns.entries import ENGINE, entry
 
 from cli.commands.doctor.places import check_finding, installation
 from free_ports import free_port
@@ -32,6 +31,7 @@ from llmkube.cli.commands.programs.background.start_limit import FailedStarts
 from llmkube.programs.config import AgentConfig, UpConfig
 from llmkube.supervisor.host.processes import start_of
 from llmkube.supervisor.values.journal import FileJournal
+from supervisor.values.entries import ENGINE, entry
 
 ALIVE = attrs.evolve(ENGINE, pid=os.getpid(), started=start_of(os.getpid()))
 LOST = entry(ENGINE)

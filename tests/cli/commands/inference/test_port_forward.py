@@ -362,7 +362,7 @@ async def test_its_ids_and_none_lead_to_the_model(port, named):
 async def test_another_model_is_not_there(port):
     """What the gateway has beside it is refused by name, and the list has this model with its own context."""
     answer = await port.post(CHAT, {"model": "other"})
-    assert (answer.status, "no model 'other'; there is 'chat'" in answer.body.decode()) == (404, True)
+    assert (answer.status, "no model 'other'; available: 'chat'" in answer.body.decode()) == (404, True)
     listed = json.loads((await port.get("/v1/models")).body)["data"]
     assert [(each["id"], each["meta"]["n_ctx"]) for each in listed] == [("chat", 512), ("nick", 512)]
 

@@ -167,7 +167,7 @@ async def test_a_crash_loop_shows_what_the_last_run_wrote():
 
 
 @pytest.mark.parametrize(
-    ("code", "reason", "wanted", "said"),
+    ("code", "reason", "options", "said"),
     [
         (403, "Forbidden", Options(), "you may not get pods/log in namespace default; a role with that verb gives it"),
         (403, "Forbidden", Options(follow=True), "you may not get pods/log in namespace default"),

@@ -4,7 +4,6 @@ import os
 
 import attrs
 import trio
-from supervisor.nouns.entries import CHAT, ENGINE, entry
 
 from cli.cli_objects import condition
 from llmkube.cli.commands.services.footprint import memory_of
@@ -12,6 +11,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.host.processes import start_of
 from llmkube.supervisor.values.journal import FileJournal
+from supervisor.values.entries import CHAT, ENGINE, entry
 
 
 def service(name, priority, **status):

@@ -123,7 +123,7 @@ def test_ctrl_c_prints_what_continues(run, monkeypatch):
         await trio.lowlevel.checkpoint()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("llmkube.cli.commands.services.deploy.arrive", interrupted)
+    monkeypatch.setattr("llmkube.cli.commands.services.deploy.wait_until_ready", interrupted)
     done = redeployed(run)
     assert done.exit_code == 130
     assert (

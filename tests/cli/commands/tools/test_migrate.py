@@ -79,7 +79,7 @@ def test_a_model_over_several_nodes_lists_what_it_needs(tmp_path):
     [
         ("llamacpp", "gguf", "cuda", "llamacpp does not serve one model over several nodes here"),
         ("sglang", "safetensors", "cuda", "sglang does not serve one model over several nodes here"),
-        ("llamacpp", "gguf", "metal", "a host serves a model alone"),
+        ("llamacpp", "gguf", "metal", "a model cannot span several machines here"),
     ],
 )
 def test_a_group_that_cannot_be_is_refused_by_its_field(tmp_path, runtime, weights, accelerator, words):
