@@ -95,7 +95,7 @@ async def test_a_bad_edit_leaves_the_engine_alone(tmp_path):
         await up.client.patch(InferenceService, key, {"spec": {"extraArgs": ["--port=1"]}})
         refused = await accepted(lambda found: found.status == "False")
         assert refused.reason == "Invalid"
-        assert refused.message.startswith("spec.extraArgs: --port is decided by LLMKube")
+        assert refused.message.startswith("spec.extraArgs: --port is controlled by LLMKube")
         degraded = await up.wait_condition(InferenceService, "demo", "Degraded", lambda found: found.status == "True")
         assert degraded.message == refused.message
         assert (await up.client.get(InferenceService, key)).status.phase == "Ready"

@@ -111,7 +111,7 @@ async def test_a_folder_that_cannot_be_loaded_is_told_with_the_servers_words(ser
     (folder / "config.json").write_text(json.dumps(config | {"model_type": "of_tomorrow"}))
     async with open_up_with(tmp_path, "--mlx-server", server, documents=documents("odd", folder)) as up:
         told = await up.wait_condition(InferenceService, "odd", "Loaded", lambda found: "of_tomorrow" in found.message)
-        assert "it cannot load or compute the model" in told.message
+        assert "it cannot load or run the model" in told.message
         assert "check the Model's spec.source" in told.message
 
 

@@ -47,7 +47,7 @@ async def test_a_refused_edit_is_told_with_what_serves_on(tmp_path):
     async with open_machine(tmp_path) as (_, run):
         assert (await run(*DEPLOY))[0] == 0
         code, _, err = await run(*DEPLOY, "--runtime", "vllm")
-        refused = "the newest spec was refused (Invalid: spec.runtime: vllm is not supported on a host yet"
+        refused = "the newest spec was refused (Invalid: spec.runtime: vllm is not supported as a local process yet"
         assert (code, refused in err, "; the previous one still serves\n" in err) == (1, True, True), err
         assert "cannot be served" not in err
         status = await settled(run, "Degraded True Invalid", "status", "demo")

@@ -272,7 +272,7 @@ async def test_the_controller_tells_nothing_of_the_secrets_that_pods_mount(autoj
         await hands.create_service(apiKeySecretRef={"name": "chat-keys"}, extraArgs=["--api-key", SECOND])
         await trio.sleep(60)
         live = await hands.json(InferenceService)
-        assert "--api-key is decided by a Secret" in str(live["status"])
+        assert "--api-key is controlled by spec.env with a Secret" in str(live["status"])
         said = json.dumps(live["status"]) + json.dumps(await hands.json(Deployment))
         said += "".join(json.dumps(encode(each)) for each in (await hands.client.list(Event)).items)
     said += "".join(capsys.readouterr())

@@ -106,9 +106,9 @@ UPSTREAM_FLAG = "error: invalid argument: --frobnicate"
         (127, LIBRARY, ExitCause.MISSING_LIBRARY, "libgomp.so.1"),
         (-6, DYLD, ExitCause.MISSING_LIBRARY, "libggml-metal.dylib"),
         (-11, "", ExitCause.CRASH, "SIGSEGV"),
-        (-4, "", ExitCause.CRASH, "this build may not suit this processor"),
+        (-4, "", ExitCause.CRASH, "this build may not support this processor"),
         (-15, "", ExitCause.SIGNAL, "SIGTERM"),
-        (0, "", ExitCause.UNKNOWN, "it ended with exit code 0"),
+        (0, "", ExitCause.UNKNOWN, "it exited with code 0"),
         (1, "goodbye", ExitCause.UNKNOWN, ""),
         (None, PORT, ExitCause.PORT_TAKEN, "Address already in use"),
         (None, "", ExitCause.UNKNOWN, ""),
@@ -132,7 +132,7 @@ def test_a_kill_for_want_of_memory_is_told_from_any_other():
 
 def test_what_a_host_short_of_memory_kills_is_suspected():
     """Where nobody counts such kills, a host that was short of memory is told of, also of an adopted engine."""
-    assert "this host was short of memory" in str(classify(-9, [], memory_short=True))
+    assert "memory was short" in str(classify(-9, [], memory_short=True))
     assert classify(None, ["all slots are idle"], memory_short=True).cause is ExitCause.MEMORY_KILL
     assert classify(None, [], memory_kills=1).cause is ExitCause.MEMORY_KILL
     assert classify(None, ["unknown argument"], memory_short=True).cause is ExitCause.BAD_FLAG
@@ -161,7 +161,7 @@ def test_a_very_long_line_is_cut():
     [
         ("0.00.009.257 I llama_model_loader: loaded meta data with 24 key-value pairs", "reading the model's header"),
         ("0.00.010.691 I load_tensors: loading model tensors, this can take a while...", "loading tensors"),
-        ("0.00.011.342 I llama_kv_cache:        CPU KV buffer size =     4.00 MiB", "making room for the context"),
+        ("0.00.011.342 I llama_kv_cache:        CPU KV buffer size =     4.00 MiB", "allocating the context"),
         ("0.00.018.054 I cmn  common_init_: warming up the model with an empty run - please wait ...", "warming up"),
         ("hello", ""),
     ],

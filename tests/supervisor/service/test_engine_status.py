@@ -243,8 +243,8 @@ def test_its_last_log_lines_are_appended():
     ("kills", "short", "why"),
     [
         (0, False, "LLMKube did not send it"),
-        (1, False, "the kernel killed a process of this host"),
-        (0, True, "this host was short of memory"),
+        (1, False, "the kernel killed a process for lack of memory"),
+        (0, True, "memory was short"),
     ],
 )
 def test_a_lack_of_memory_is_reported(kills, short, why):

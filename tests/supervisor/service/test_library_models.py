@@ -97,7 +97,7 @@ async def test_a_service_of_another_runtime_pulls_nothing(open_host, autojump_cl
         assert "/api/pull" not in fake.calls
         await world.apply("other", speculativeDecoding={"type": "draft", "draftModelRef": "chat"})
         await trio.sleep(60)
-        assert "llamacpp is given a file, and ollama://tiny is none" in (await world.condition("Loaded", "other"))[2]
+        assert "llamacpp needs a file, and ollama://tiny is not one" in (await world.condition("Loaded", "other"))[2]
         assert "/api/pull" not in fake.calls
 
 
@@ -110,7 +110,7 @@ async def test_a_service_of_another_runtime_pulls_nothing(open_host, autojump_cl
             "FetchFailed",
             "spec.sourceSecretRef: not supported: Ollama pulls without",
         ),
-        ({"files": ["a.gguf"]}, "InvalidFileSet", "leave spec.files out"),
+        ({"files": ["a.gguf"]}, "InvalidFileSet", "remove spec.files"),
         ({"source": "ollama://other"}, "SourceNotFound", "check name and tag at https://ollama.com/library"),
     ],
 )

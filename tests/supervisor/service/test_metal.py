@@ -49,8 +49,8 @@ def look(child, *, mac=True, layers=999, runtime="llamacpp"):
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        ((FAILED,), "a command of the GPU has failed: ggml_metal_synchronize"),
-        ((LATCHED,), "a command of the GPU has failed"),
+        ((FAILED,), "a GPU command failed: ggml_metal_synchronize"),
+        ((LATCHED,), "a GPU command failed"),
         ((FAILED, MEMORY), "there was not enough memory for the GPU: error: Insufficient Memory"),
     ],
 )

@@ -48,7 +48,7 @@ async def test_the_first_key_of_the_service_s_secret_is_shown():
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        (None, "there is none; --api-key-file FILE"),
+        (None, "there is none; show yours with --api-key-file FILE"),
         (b"", "is empty"),
         (b"CanaryFirst1 x\n", "an invalid key"),
     ],
