@@ -12,7 +12,7 @@ from k8s.scripted import Body, status_object
 from llmkube.apiserver.app import ApiServer
 from llmkube.apiserver.memory_transport import open_transport
 from llmkube.apiserver.storage.revisions import Store
-from llmkube.cli.commands.services.pod_logs import LINE_BYTES, LOOK_SECONDS, LineSplitter, Options, PodLogs
+from llmkube.cli.commands.services.pod_logs import LINE_BYTES, POLL_SECONDS, LineSplitter, Options, PodLogs
 from llmkube.cli.target_cluster import Cluster
 from llmkube.controller.render.pod import DEFAULT_CONTAINER
 from llmkube.k8s.client import Client
@@ -210,11 +210,11 @@ async def test_a_restart_a_broken_connection_and_a_new_pod_are_followed(autojump
         await make_pod(client, "chat-a")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(logs.run)
-            await trio.sleep(1.5 * LOOK_SECONDS)
+            await trio.sleep(1.5 * POLL_SECONDS)
             await set_status(client, "chat-a", AGAIN, restarts=1)
-            await trio.sleep(2 * LOOK_SECONDS)
+            await trio.sleep(2 * POLL_SECONDS)
             await make_pod(client, "chat-b")
-            await trio.sleep(3 * LOOK_SECONDS)
+            await trio.sleep(3 * POLL_SECONDS)
             nursery.cancel_scope.cancel()
     assert shown.out == b"a1\na2\nb1\n[chat-b] c1\n"
     tails = [(pod, params.get("tailLines")) for pod, params in kubelets.asked]
@@ -228,9 +228,9 @@ async def test_what_a_followed_pod_waits_for_is_reported_once(autojump_clock):
         await make_pod(client, "chat-a", {"waiting": {"reason": "ContainerCreating"}}, phase="Pending")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(logs.run)
-            await trio.sleep(5 * LOOK_SECONDS)
+            await trio.sleep(5 * POLL_SECONDS)
             await set_status(client, "chat-a", RUNNING)
-            await trio.sleep(2 * LOOK_SECONDS)
+            await trio.sleep(2 * POLL_SECONDS)
             nursery.cancel_scope.cancel()
     assert len(shown.notes) == 1
     assert shown.out == b"up\n"

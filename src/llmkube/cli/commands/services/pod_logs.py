@@ -19,7 +19,7 @@ from llmkube.k8s.resource import Key
 from llmkube.k8s.workloads import ContainerStatus, Pod
 from llmkube.programs.failures import CommandError
 
-LOOK_SECONDS: Final = 2.0
+POLL_SECONDS: Final = 2.0
 """Between two looks at pods that are followed."""
 
 LINE_BYTES: Final = 64 * 1024
@@ -93,7 +93,7 @@ class PodLogs:
                     if pod.key.name not in self._known:
                         self._known.add(pod.key.name)
                         nursery.start_soon(self._follow, pod)
-                await trio.sleep(LOOK_SECONDS)
+                await trio.sleep(POLL_SECONDS)
                 with answer_deadline():
                     pods = await self._list()
 
@@ -137,7 +137,7 @@ class PodLogs:
             if problem and problem != reported:
                 self.report(problem)
             reported = problem
-            await trio.sleep(LOOK_SECONDS)
+            await trio.sleep(POLL_SECONDS)
             try:
                 with answer_deadline():
                     pod = await self.cluster.client.get(Pod, pod.key)
