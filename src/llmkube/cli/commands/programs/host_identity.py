@@ -213,7 +213,7 @@ def portable_tls(tls: TlsSettings, context: str) -> TlsSettings:
         try:
             ca = ca.read_bytes()
         except OSError as error:
-            raise UserError(f"certificate authority of context {context} cannot be read: {error}") from error
+            raise UserError(f"certificate authority of {context} cannot be read: {error}") from error
     return TlsSettings(ca=ca, server_name=tls.server_name, insecure=tls.insecure)
 
 
