@@ -153,8 +153,8 @@ def missing_log_text(key: Key, hosts: Sequence[str], folders: Sequence[Path]) ->
         )
     if local_host_names(folders[0]) & set(hosts):
         return (
-            f"InferenceService {key} has no log in {searched}: its engine was not started yet, or its agent has another "
-            f"--state-dir; see what it waits for with `llmkube status {key.name}`"
+            f"InferenceService {key} has no log in {searched}: its engine has not started yet, or its agent uses "
+            f"another --state-dir; see what it waits for with `llmkube status {key.name}`"
         )
     return f"InferenceService {key} runs on {', '.join(hosts)}; run `{command}` there"
 

@@ -88,7 +88,8 @@ class EngineLoad:
 def top(*, interval: float, once: bool, where: ClusterFlags) -> None:
     """Show tokens per second, requests and memory of the engines, by service and by host.
 
-    Rates are averages between two updates. <none> is a figure that this machine cannot get: run it on the engine's host.
+    Rates are averages between two updates. Where this machine cannot read a figure it shows <none>; run the command on
+    the engine's host instead.
     """
     folders = state_dirs(where, None)
 
