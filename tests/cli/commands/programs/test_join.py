@@ -333,8 +333,8 @@ def test_a_silent_api_server_is_reported(run, cluster, monkeypatch):
         ((), "--network"),
         (("--network", "10.0.0.0/8", "-A", "-n", "ml"), "exclude each other"),
         (("--network", "10.0.0.1/8", "--name", "box"), "--network 10.0.0.1/8"),
-        (("--network", "10.0.0.0/8", "--name", "Ann's Mac"), "it has to be a DNS name"),
-        (("--network", "10.0.0.0/8", "--name", "box", "-A", "--secret", "*"), "any Secret of the cluster"),
+        (("--network", "10.0.0.0/8", "--name", "Ann's Mac"), "is not a DNS name"),
+        (("--network", "10.0.0.0/8", "--name", "box", "-A", "--secret", "*"), "every Secret of the cluster"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(run, cluster, args, said):

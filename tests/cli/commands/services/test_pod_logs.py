@@ -126,7 +126,7 @@ async def test_with_several_pods_each_line_names_its_pod():
         (
             {"waiting": {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "x:y"'}},
             {},
-            'pod chat-a does not run: ImagePullBackOff: container llama-server: Back-off pulling image "x:y"',
+            'pod chat-a is not running: ImagePullBackOff: container llama-server: Back-off pulling image "x:y"',
         ),
         (
             {"waiting": {"reason": "ContainerCreating"}},
@@ -136,7 +136,7 @@ async def test_with_several_pods_each_line_names_its_pod():
         (
             {"waiting": {"reason": "PodInitializing"}},
             {"initContainerStatuses": [{"name": "fetch", "state": RUNNING}]},
-            "fetch runs before llama-server; `-c fetch` shows what it writes",
+            "fetch runs before llama-server; see its log with `-c fetch`",
         ),
         (
             None,
@@ -169,10 +169,10 @@ async def test_a_crash_loop_shows_what_the_last_run_wrote():
 @pytest.mark.parametrize(
     ("code", "reason", "options", "said"),
     [
-        (403, "Forbidden", Options(), "you may not get pods/log in namespace default; a role with that verb gives it"),
+        (403, "Forbidden", Options(), "you may not get pods/log in namespace default: "),
         (403, "Forbidden", Options(follow=True), "you may not get pods/log in namespace default"),
-        (400, "BadRequest", Options(previous=True), "container llama-server has had no earlier run"),
-        (404, "NotFound", Options(), "pod chat-a is gone"),
+        (400, "BadRequest", Options(previous=True), "container llama-server has no previous run"),
+        (404, "NotFound", Options(), "pod chat-a was deleted"),
     ],
 )
 async def test_a_refusal_names_what_is_missing(code, reason, options, said):
@@ -197,7 +197,7 @@ async def test_another_container_is_named_or_refused():
 async def test_without_pods_the_status_is_pointed_to():
     """A service that is scaled to zero has nothing to read."""
     async with logs_of() as (logs, _, _kubelets, _client):
-        assert "has no pods now; `llmkube status chat` says why" in await refusal_of(logs)
+        assert "has no pods; see `llmkube status chat`" in await refusal_of(logs)
 
 
 async def test_a_restart_a_broken_connection_and_a_new_pod_are_followed(autojump_clock):
