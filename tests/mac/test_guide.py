@@ -211,5 +211,7 @@ async def test_a_running_up_is_left_alone(tmp_path):
         with hold_state_dir(mac.state, ENGINES_LOCK, SERVER_LOCK):
             for command in ("install", "uninstall", "start", "restart"):
                 said = await mac.llmkube("agent", command, code=1)
-                assert f"`llmkube up` (pid {os.getpid()}), not by an agent; stop it with `llmkube up stop`" in " ".join(said.split())
+                assert f"`llmkube up` (pid {os.getpid()}), not by an agent; stop it with `llmkube up stop`" in " ".join(
+                    said.split()
+                )
         assert mac.plist.exists()

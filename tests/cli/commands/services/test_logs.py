@@ -39,7 +39,7 @@ def test_another_hosts_service_is_pointed_to(run, state):
     assert done.exit_code == 1
     assert "runs on mac; run `llmkube logs demo` there" in done.output
     nowhere = run("logs", "demo")
-    assert "no host has reported it yet; see what it waits for with `llmkube status demo`" in nowhere.output
+    assert "no engine has been reported yet; see what it waits for with `llmkube status demo`" in nowhere.output
 
 
 def test_the_log_of_a_service_that_moved_has_a_note(run, state):

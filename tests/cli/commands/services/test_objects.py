@@ -114,7 +114,9 @@ def test_with_model_spares_a_shared_model(run, shared):
     else:
         assert left == []
         assert done.stdout == "InferenceService demo is gone\nModel demo is gone\n"
-        assert done.stderr == "the file remains in the store of its host; remove it with `llmkube cache prune` there\n"
+        assert (
+            done.stderr == "the file remains in the store of its machine; remove it with `llmkube cache prune` there\n"
+        )
 
 
 def test_scale_writes_replicas_and_nothing_else(run):
@@ -156,7 +158,7 @@ def test_scaling_beyond_the_hosts_is_reported(run):
     done = run("scale", "demo", "2", prepare=on_a_host)
     assert done.output.splitlines() == [
         "InferenceService demo scaled from 1 to 2",
-        "1 of 2 can run: a host runs one replica, and 1 host can serve cpu (mac)",
+        "1 of 2 can run: a machine runs one replica, and 1 can serve cpu (mac)",
     ]
 
 

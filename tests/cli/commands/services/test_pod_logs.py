@@ -116,7 +116,7 @@ async def test_with_several_pods_each_line_names_its_pod():
         await logs.run()
     assert shown.out == b"[chat-a] a1\n[chat-a] a2\n"
     [note] = shown.notes
-    assert note.startswith("the log of pod chat-b cannot be read")
+    assert note.startswith("log of pod chat-b cannot be read")
     assert "no route to host" in note
 
 

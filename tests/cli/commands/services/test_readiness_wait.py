@@ -97,7 +97,9 @@ def test_a_stopped_service_is_no_success(run):
     model = ("deploy", "demo", "--model", "demo", "--context-size", "512", "--extra-arg=--threads=1")
     done = run(*model, prepare=stop)
     assert done.exit_code == 1
-    assert "InferenceService default/demo is Stopped, as set in its spec; start it: `llmkube scale demo 1`" in done.stderr
+    assert (
+        "InferenceService default/demo is Stopped, as set in its spec; start it: `llmkube scale demo 1`" in done.stderr
+    )
     wished = run(*model, "--replicas", "0", prepare=stop)
     assert (wished.exit_code, wished.stdout) == (0, "InferenceService default/demo is Stopped\n")
 

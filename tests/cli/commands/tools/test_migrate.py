@@ -42,7 +42,7 @@ def test_what_people_run_lists_its_image_priority_and_what_is_refused(tmp_path):
     assert text.count("spec.priorityClassName") == 2
     assert "workloads.allow.priorityClasses" in text
     assert "llmkube-high there, which preempts ordinary pods; llmkube-service-high here" in text
-    assert "ModelPool ai/pool\n  left alone: no program of ours swaps its members" in text
+    assert "ModelPool ai/pool\n  left alone: members are not swapped here" in text
     assert "context: " not in text  # all of them say it
 
 

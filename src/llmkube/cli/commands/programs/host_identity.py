@@ -73,7 +73,7 @@ _GRANTS: Final[tuple[Decorator, ...]] = (
         multiple=True,
         metavar="NAME",
         help="Secret that the host may read there, for Models and services that refer to it; repeatable. "
-        "'*' allows every Secret of the namespace given with -n.",
+        "'*' allows every Secret of the one namespace.",
     ),
     click.option(
         "--lease-namespace",

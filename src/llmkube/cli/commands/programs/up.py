@@ -34,7 +34,7 @@ COMMANDS: Mapping[str, Entry] = {
     "status": Entry("background.up_commands:up_status", "Show whether `llmkube up` is running, and its addresses."),
     "logs": Entry("background.up_commands:up_logs", "Print the log of `llmkube up` in the background."),
     "install": Entry("background.up_commands:install", "Run `llmkube up` at every login, with launchd or systemd."),
-    "uninstall": Entry("background.up_commands:uninstall", "Stop running `llmkube up` at login."),
+    "uninstall": Entry("background.up_commands:uninstall", "Stop `llmkube up` and do not run it at login."),
 }
 """Subcommands; `llmkube up` itself imports none of them."""
 

@@ -127,13 +127,13 @@ class FirstSteps:
             raise CommandError(explain(key, health))
 
     def _assess(self, service: InferenceService, model: Model | None) -> Health:
-        """Assess a service; report an accelerator that this host does not serve without waiting for the controller."""
+        """Assess a service; report an accelerator that is not served here without waiting for the controller."""
         accelerator = model.spec.hardware.accelerator if model is not None else None
         if accelerator is None or accelerator in self.accelerators:
             return service_health(service, model)
         served = ", ".join(sorted(self.accelerators))
         message = (
-            f"the Model asks for {accelerator}, and this host serves {served}; "
+            f"the Model requires {accelerator}, but this machine serves {served}; "
             f"add --accelerator {accelerator}, or change spec.hardware.accelerator"
         )
         return Health(State.FAILING, 0, Reason.NO_HOST, message, faulty_kind=Model.RESOURCE.kind)

@@ -154,9 +154,10 @@ def explain_request(
     pick: float,
     form: str,
 ) -> None:
-    """Explain how a request is routed: the rule that applies, the backends in order, and why others are left out.
+    """Explain how a request is routed, without sending it.
 
-    Sends nothing, and assumes that every InferenceService exists and is ready.
+    Prints the rule that applies, the backends in order, and why others are left out. Every InferenceService is assumed
+    to exist and to be ready.
     """
     file = load_routing(name, _assume_available, keys_folder=_KEYS_FOLDER)
     config = file.config

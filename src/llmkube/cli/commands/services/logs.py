@@ -89,7 +89,7 @@ def logs(
         return
     assert found.path is not None, "_locate_log raises an error if there is none"
     if previous or container:
-        raise CommandError(f"--previous and --container are for pods; {found.path} is the log of a host, with all runs")
+        raise CommandError(f"--previous and --container are for pods; {found.path} is a file with all runs")
     _print_file(found.path, follow, lines)
 
 
@@ -148,7 +148,7 @@ def missing_log_text(key: Key, hosts: Sequence[str], folders: Sequence[Path]) ->
     searched = ", ".join(str(folder / "logs") for folder in folders)
     if not hosts:
         return (
-            f"InferenceService {key} has no log here ({searched}), and no host has reported it yet; "
+            f"InferenceService {key} has no log here ({searched}), and no engine has been reported yet; "
             f"see what it waits for with `llmkube status {key.name}`"
         )
     if local_host_names(folders[0]) & set(hosts):

@@ -132,8 +132,8 @@ async def _too_few_hosts(cluster: Cluster, key: Key, replicas: int) -> list[str]
     if len(able) >= replicas:
         return []
     named = f" ({', '.join(able)})" if able else ""
-    counted = f"{len(able)} host{'' if len(able) == 1 else 's'}"
-    return [f"{len(able)} of {replicas} can run: a host runs one replica, and {counted} can serve {accelerator}{named}"]
+    reason = f"a machine runs one replica, and {len(able) or 'none'} can serve {accelerator}{named}"
+    return [f"{len(able)} of {replicas} can run: {reason}"]
 
 
 @command("delete")
@@ -163,7 +163,7 @@ def delete(*, names: Sequence[str], with_model: bool, wait: bool, timeout: float
         for target, _, _ in deleted:
             click.echo(f"{target.title} {'is gone' if wait else 'deleted'}")
         if any(target.kind is Model for target, _, _ in deleted):
-            note = "the file remains in the store of its host; remove it with `llmkube cache prune` there"
+            note = "the file remains in the store of its machine; remove it with `llmkube cache prune` there"
             click.echo(output.wrapped(note, err=True), err=True)
         if problems:
             message = "\n".join(problem.format_message() for problem in problems)

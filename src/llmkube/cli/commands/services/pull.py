@@ -73,10 +73,10 @@ def pull(
             await cluster.client.apply(Model, empty_object(Model, key) | {"spec": spec}, field_manager=FIELD_MANAGER)
         click.echo(f"Model {key} applied", err=True)
         if isinstance(parsed, LocalFile):
-            click.echo(wrapped(f"Nothing to fetch: the host that serves it reads {source} in place"))
+            click.echo(wrapped(f"Nothing to fetch: {source} is read in place on the machine that serves it"))
             return False
         if isinstance(parsed, OllamaModel):
-            message = "Nothing to fetch: the Ollama of the host that serves it pulls it when a service needs it"
+            message = "Nothing to fetch: Ollama on the machine that serves it pulls it when a service needs it"
             click.echo(wrapped(message))
             return False
         if on_hosts and folder is None:

@@ -48,7 +48,7 @@ WAITING: Final = "waiting"
 NAMES: Final[Mapping[str, str]] = {
     name: figure for engine in read_table(__package__, "engine_metrics").values() for figure, name in engine.items()
 }
-"""The figure that each sample name stands for, for all engines; the series of a name are added up."""
+"""The figure for each sample name, for all engines; the series of a name are summed."""
 
 
 @attrs.frozen
@@ -88,8 +88,8 @@ class EngineLoad:
 def top(*, interval: float, once: bool, where: ClusterFlags) -> None:
     """Show tokens per second, requests and memory of the engines, by service and by host.
 
-    Rates are averages between two updates. Where this machine cannot read a figure it shows <none>; run the command on
-    the engine's host instead.
+    Rates are averages between two updates. Figures that this machine cannot read are shown as <none>; run the command
+    on the engine's host to see them.
     """
     folders = state_dirs(where, None)
 

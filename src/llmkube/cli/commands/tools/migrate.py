@@ -39,7 +39,7 @@ from llmkube.runtimes.registry import LLAMACPP_NAMES, check, container_plan_for
 GO_ONLY_KINDS: Final[Mapping[str, str]] = {
     "GPUQuota": "not enforced here: create a ResourceQuota for requests.nvidia.com/gpu, or use Kueue",
     "LoRAAdapter": "not loaded here: list adapters in spec.sglangConfig, which loads them at the start",
-    "ModelPool": "members are not swapped here: all of them run, or wait for a GPU in the order of spec.priority",
+    "ModelPool": "members are not swapped here: all run, or wait for a GPU in the order of spec.priority",
 }
 """Kinds that only the Go implementation has, with the effect of the migration. The objects are not changed."""
 

@@ -29,7 +29,10 @@ def test_what_runs_is_reported_with_its_addresses(tmp_path):
         assert shown.exit_code == 0
         assert f"llmkube up is running (pid {os.getpid()}) on {state}\n{ADDRESSES}\n" in shown.output
         again = invoke("start", state=state)
-        assert (again.exit_code, again.output) == (0, f"llmkube up is already running (pid {os.getpid()})\n{ADDRESSES}\n")
+        assert (again.exit_code, again.output) == (
+            0,
+            f"llmkube up is already running (pid {os.getpid()})\n{ADDRESSES}\n",
+        )
 
 
 def test_what_does_not_run(tmp_path):

@@ -1,4 +1,4 @@
-"""Property lists of launchd jobs (launchd.plist(5)), and the one that `llmkube agent install` writes: pure functions."""
+"""Property lists of launchd jobs (launchd.plist(5)), and that of `llmkube agent install`: pure functions."""
 
 import os
 import plistlib

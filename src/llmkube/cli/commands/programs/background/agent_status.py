@@ -54,7 +54,10 @@ _SHORTEST_SECONDS, _LONGEST_SECONDS = 60.0, 366 * 86400.0
 @state_dir_option
 @watch_option
 def status(state_dir: Path | None, watch: bool) -> None:
-    """Show whether the agent is running and what it cannot reach. Exits with 3 if it is not running."""
+    """Show whether the agent is running, how often it was started, and what it cannot reach.
+
+    Exits with 3 if it is not running.
+    """
     folder, user = chosen_folder(state_dir), current_user()
     read_state = partial(_read_state, folder, user, load("agent", AgentConfig, {"state_dir": folder}).port)
     if watch:

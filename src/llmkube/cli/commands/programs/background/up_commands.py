@@ -132,7 +132,7 @@ def install(**flags: Any) -> None:
 
 @command("uninstall")
 def uninstall() -> None:
-    """Stop `llmkube up` and remove it from the logins; models and objects are kept."""
+    """Stop `llmkube up` and do not run it at login; models and objects are kept."""
     file = _login_job_file()
     if not file.exists():
         raise CommandError(f"{file} not found", ExitCode.NOT_FOUND)
