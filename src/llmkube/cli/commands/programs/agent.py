@@ -118,12 +118,7 @@ def agent(context: click.Context, /, start_limit: int, **flags: Any) -> None:
         log.warning("interpreter changed", change=difference)
     if failed.count >= start_limit:
         configure_logging()
-        log.error(
-            "start limit reached",
-            failedStarts=failed.count,
-            problem=failed.problem,
-            next="llmkube agent start",
-        )
+        log.error("start limit reached", failedStarts=failed.count, problem=failed.problem, next="llmkube agent start")
         return
     with counted_start(folder, boot):
         _run(flags)

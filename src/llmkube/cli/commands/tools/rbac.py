@@ -78,11 +78,7 @@ def rbac(
 
 
 def agent_manifests(
-    lease_namespace: str,
-    namespace: str | None,
-    host: str | None,
-    networks: tuple[str, ...],
-    secrets: tuple[str, ...],
+    lease_namespace: str, namespace: str | None, host: str | None, networks: tuple[str, ...], secrets: tuple[str, ...]
 ) -> list[dict[str, Any]]:
     """Return the account and roles of all agents, or those of one host.
 

@@ -27,9 +27,7 @@ def unit_text(argv: Sequence[str], log: Path, *, stop_seconds: float) -> str:
         stop_seconds: Time to stop, in which engines finish requests in flight.
     """
     return Template(read_text(__package__, UNIT)).substitute(
-        command=" ".join(map(_quoted, argv)),
-        log=_specifiers(str(log)),
-        stop_seconds=f"{stop_seconds:g}",
+        command=" ".join(map(_quoted, argv)), log=_specifiers(str(log)), stop_seconds=f"{stop_seconds:g}"
     )
 
 

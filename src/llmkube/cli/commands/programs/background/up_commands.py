@@ -206,6 +206,5 @@ async def _wait_started(child: "subprocess.Popen[bytes]", folder: Path, offset: 
             await trio.sleep(POLL_SECONDS)
         raise CommandError(f"llmkube up exited: {last_lines(log, offset, _TAIL_LINES)}")
     raise CommandError(
-        f"llmkube up (pid {child.pid}) has not started after {seconds:g} s; see `llmkube up logs`",
-        ExitCode.TIMED_OUT,
+        f"llmkube up (pid {child.pid}) has not started after {seconds:g} s; see `llmkube up logs`", ExitCode.TIMED_OUT
     )
