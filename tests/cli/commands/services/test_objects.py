@@ -110,7 +110,7 @@ def test_with_model_spares_a_shared_model(run, shared):
     assert done.exit_code == 0, done.output
     if shared:
         assert left == ["demo"]
-        assert done.output == "Model demo not deleted: other refers to it\nInferenceService demo is gone\n"
+        assert done.output == "Model demo not deleted: in use by other\nInferenceService demo is gone\n"
     else:
         assert left == []
         assert done.stdout == "InferenceService demo is gone\nModel demo is gone\n"

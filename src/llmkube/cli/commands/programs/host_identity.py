@@ -182,7 +182,7 @@ async def _revoke_elsewhere(client: Client, record: JoinRecord) -> None:
                         await client.request_json("DELETE", resource.path(namespace, name))
     except ForbiddenError as error:
         raise CommandError(
-            f"roles of {record.host} from an earlier join may remain in other namespaces: {error}; "
+            f"{record.host} has the new grants, but may still have older ones in other namespaces: {error}; "
             "run this again as an administrator of the whole cluster"
         ) from error
 

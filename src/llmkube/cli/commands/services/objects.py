@@ -45,7 +45,7 @@ FIELD_MANAGER = "llmkube-restart"
 @output_option(*formats.FORMATS)
 @watch_option
 def status(*, name: str, where: ClusterFlags, form: str, watch: bool) -> None:
-    """Describe an InferenceService, or with model/NAME a Model.
+    """Describe an InferenceService, or a Model as model/NAME.
 
     Shows what it waits for, its progress, its last error and the next retry, and where it runs.
     """
@@ -143,7 +143,7 @@ async def _too_few_hosts(cluster: Cluster, key: Key, replicas: int) -> list[str]
 @click.option("--timeout", type=NumberRange(min=0), default=60.0, help="Seconds to wait with --wait. Default: 60.")
 @cluster_options()
 def delete(*, names: Sequence[str], with_model: bool, wait: bool, timeout: float, where: ClusterFlags) -> None:
-    """Delete InferenceServices, or with model/NAME Models.
+    """Delete InferenceServices, or Models as model/NAME.
 
     If an object cannot be deleted, the others still are; the exit code is that of the first failure.
     """
@@ -188,7 +188,7 @@ async def _delete_model(cluster: Cluster, service: InferenceService) -> list[tup
     others = (await cluster.client.list(InferenceService, namespace=key.namespace)).items
     users = sorted(each.key.name for each in others if each.spec.model_ref == key.name and each.key != service.key)
     if users:
-        click.echo(f"Model {key.name} not deleted: {', '.join(users)} refers to it", err=True)
+        click.echo(f"Model {key.name} not deleted: in use by {', '.join(users)}", err=True)
         return []
     try:
         model = await cluster.client.get(Model, key)

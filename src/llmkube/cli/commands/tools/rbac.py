@@ -57,7 +57,8 @@ def rbac(
 ) -> None:
     """Print the ServiceAccount, roles and bindings that a program needs.
 
-    `policies` prints the admission policies that confine each host to its own objects. They need Kubernetes 1.31 or later.
+    `policies` prints the admission policies that confine each host to its own objects; they need Kubernetes 1.31 or
+    later.
 
     To install them: llmkube rbac agent | kubectl apply --server-side -f -
     """

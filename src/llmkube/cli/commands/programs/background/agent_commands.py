@@ -248,7 +248,7 @@ async def _load(job: Job, user: User, config: AgentConfig, seconds: float) -> No
     with trio.move_on_after(_ADMITTED_SECONDS):
         while _modified_at(networks_path(folder)) == admitted:  # noqa: ASYNC110 - another program writes it
             await trio.sleep(POLL_SECONDS)
-        click.echo(f"its engines answer without a key: {admitted_sentence(folder)}")
+        click.echo(f"no key required from: {admitted_sentence(folder)}")
     if not job.daemon:
         await _print_lan_access(folder)
 

@@ -63,7 +63,7 @@ def plist_text(job: Job) -> bytes:
 
     * `KeepAlive`: the job is restarted unless it exits with 0. Either key is enough for a restart: `Crashed` alone
       would not cause one after a SIGKILL (macOS 26.4).
-    * `ProcessType`: without it launchd throttles the disk I/O of the job, and permanently of every engine it starts.
+    * `ProcessType`: without it launchd throttles the I/O of the job, and permanently that of every engine it starts.
     * `AbandonProcessGroup`: engines outlive an agent that exits, and the next one adopts them.
     * No `SoftResourceLimits` (in a daemon it sets the limit of the whole machine), no `Nice`.
     """
