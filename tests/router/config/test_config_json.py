@@ -1,6 +1,6 @@
-"""A config reads back as it was, and what is not one is refused with each field, its value and the way out.
+"""A config round-trips, and an invalid one is refused with each field, its value and the fix.
 
-A router that no API server has checked is held to what its definition says of each field.
+A router file that no API server has validated is checked against the CRD's field definitions.
 """
 
 import json
@@ -114,7 +114,7 @@ def test_a_config_reads_back_as_it_was_with_every_field():
 
 
 def test_the_same_config_has_the_same_bytes():
-    """Sets have an order when they are written: a digest that changes by itself would replace pods."""
+    """Sets are written in order: an unstable digest would replace pods."""
     again = attrs.evolve(FULL, backends={**FULL.backends})
     assert encode_config(again) == encode_config(FULL)
     assert config_digest(again) == config_digest(FULL)
@@ -122,14 +122,14 @@ def test_the_same_config_has_the_same_bytes():
 
 
 def test_what_is_compiled_passes_its_own_checks():
-    """The router that reads a config refuses nothing that the controller has written."""
+    """The router accepts each config that the controller writes."""
     config = running(BACKENDS + "defaultRoute: mac\n")
     assert decode_config(encode_config(config)) == config
 
 
 @pytest.mark.parametrize("version", [None, 2, "1", True, 0])
 def test_another_version_is_refused(version):
-    """And says which one this release reads."""
+    """The error has the version that this release reads."""
     said = refusal(changed(version=version))
     assert said.startswith("version: ")
     assert "this release reads 1; compile the ModelRouter again" in said
@@ -137,12 +137,11 @@ def test_another_version_is_refused(version):
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"7", b"\xff", b"[" * 100_000])
 def test_what_is_no_object_is_refused(data):
-    """Whatever the bytes are."""
     assert "one" in refusal(data)
 
 
 def test_all_problems_are_reported_at_once():
-    """Unknown keys, wrong kinds and what is missing, each with its place, its value and the way out."""
+    """Unknown keys, wrong types and missing fields each have their path, value and fix."""
     value = json.loads(encode_config(FULL))
     value["extra"] = 1
     value["byModel"] = "yes"
@@ -165,7 +164,7 @@ def test_all_problems_are_reported_at_once():
 
 
 def test_a_sensitive_class_over_a_cloud_is_refused_by_the_router_as_well():
-    """A ConfigMap that somebody edits gets no further than a ModelRouter that somebody writes."""
+    """The check also covers a ConfigMap that was edited by hand."""
     value = json.loads(encode_config(FULL))
     value["backends"]["mac"]["local"] = False
     said = refusal(json.dumps(value).encode())
@@ -177,7 +176,9 @@ def test_a_sensitive_class_over_a_cloud_is_refused_by_the_router_as_well():
 
 @pytest.mark.ci
 def test_damage_is_refused_or_means_the_same():
-    """A config with random values in random places is refused with a sentence, never with a bug."""
+    """A config with random values in random fields is refused with a message, never with an exception of another
+    type.
+    """
     dice = random.Random(5)
     values = [None, True, -1, 0, 1.5, "", "x", [], {}, [1], {"a": 1}, "pii", "1e999", float(2**60)]
     refused = 0
@@ -225,11 +226,11 @@ def test_damage_is_refused_or_means_the_same():
     ],
 )
 def test_a_field_is_held_to_its_definition(text, said):
-    """Path, value, and the way out."""
+    """The error has path, value, and fix."""
     assert said in errors(text)
 
 
 def test_a_long_value_is_cut():
-    """A sentence stays one."""
+    """The message stays one sentence."""
     said = next(line for line in errors(BACKENDS + f"surprise: {'x' * 5000}\n").splitlines() if "surprise" in line)
     assert len(said) < 400

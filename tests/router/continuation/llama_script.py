@@ -1,4 +1,4 @@
-"""What llama.cpp's server answers to a request, as a script says: with prefill, limits, timings and usage."""
+"""A scripted llama.cpp server: answers with prefill, limits, timings and usage."""
 
 import json
 import re
@@ -16,7 +16,7 @@ CHAT, COMPLETIONS = "/chat/completions", "/completions"
 
 
 def begun(path, body):
-    """The text that a request gives as the beginning of the answer."""
+    """Return the text that a request gives as the beginning of the answer."""
     if path == COMPLETIONS:
         return body["prompt"].removeprefix(PROMPT)
     last = body["messages"][-1]
@@ -24,7 +24,7 @@ def begun(path, body):
 
 
 def answer(path, body, name="a", *, model="m.gguf", extra_prompt=0):  # noqa: C901 (one script, from its top to its end)
-    """The events of the answer to one request, at the engine of that name."""
+    """Return the events of the answer to one request, from the engine of this name."""
     so_far, at = begun(path, body), 0
     while "".join(text for text, _ in PIECES[:at]) != so_far:
         at += 1
@@ -78,7 +78,7 @@ def answer(path, body, name="a", *, model="m.gguf", extra_prompt=0):  # noqa: C9
 
 
 def text_in(data):
-    """The text of a stream."""
+    """Return the text of a stream."""
     found = ""
     for line in re.findall(rb"^data: (\{.*)$", data, re.MULTILINE):
         for one in json.loads(line).get("choices", []):

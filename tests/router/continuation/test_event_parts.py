@@ -1,4 +1,4 @@
-"""What of an event is text, and what of it no other engine could go on with."""
+"""Text in an event, and parts that another engine could not continue."""
 
 import pytest
 
@@ -42,7 +42,7 @@ def test_what_is_no_text_is_named(said, why):
 
 
 def test_an_empty_part_is_none():
-    """Engines write fields that they have nothing for."""
+    """Engines write empty fields."""
     assert choice_of(chat(content="so", tool_calls=[], reasoning_content=None, refusal=""))[1] == ""
 
 

@@ -1,4 +1,4 @@
-"""Requests and answers that both dialects can say, drawn at random."""
+"""Random requests and answers that both dialects can express."""
 
 from hypothesis import strategies as st
 
@@ -61,7 +61,7 @@ CHOICE = st.sampled_from(
 
 @st.composite
 def messages_requests(draw):
-    """A request of messages."""
+    """Draw a Messages request."""
     body = {"model": draw(NAMES), "max_tokens": draw(st.integers(1, 9999)), "messages": draw(TURNS)}
     optional = {
         "system": WORDS,
@@ -82,7 +82,7 @@ def messages_requests(draw):
 
 @st.composite
 def chat_answers(draw):
-    """A whole answer of chat completions."""
+    """Draw a whole chat completion."""
     calls = [
         {
             "id": f"c{at}",
@@ -113,12 +113,12 @@ def chat_answers(draw):
 
 
 def cut(text, at):
-    """Two pieces of a text."""
+    """Return two pieces of a text."""
     return [piece for piece in (text[: at % (len(text) + 1)], text[at % (len(text) + 1) :]) if piece]
 
 
 def chunks_of(answer, at):
-    """The events of a stream that says a whole answer."""
+    """Return the stream events of a whole answer."""
     (choice,) = answer["choices"]
     said = choice["message"]
     deltas = [{"role": "assistant", "content": ""}]
@@ -137,7 +137,7 @@ def chunks_of(answer, at):
 
 
 def joined(chunks):
-    """The whole answer that a stream says."""
+    """Return the whole answer of a stream."""
     message = {"role": "assistant", "content": None, "refusal": None}
     calls, reason, usage = {}, None, None
     for chunk in chunks:

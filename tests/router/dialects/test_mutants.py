@@ -1,4 +1,4 @@
-"""Each deliberate bug of a translation is caught by what goes both ways: without that, the properties show nothing."""
+"""Each deliberate bug in a translation is caught by the round trips: else these properties would prove nothing."""
 
 import json
 
@@ -56,7 +56,7 @@ LIMITED = ANSWER | {
 
 
 def play():
-    """Go both ways with one request, and with two answers as whole ones and as streams."""
+    """Round-trip one request, and two answers, whole and as streams."""
     again, dropped = messages_backend.messages_request(messages_client.chat_request(REQUEST))
     assert (again, dropped) == (REQUEST, ())
     for answer in (ANSWER, LIMITED):
@@ -88,7 +88,7 @@ def play():
 
 
 def returning(change):
-    """A mutant of a function: what it returns is changed."""
+    """Return a mutant of a function whose result is changed."""
     return lambda real: lambda *args, **kwargs: change(real(*args, **kwargs))
 
 
@@ -124,14 +124,14 @@ MUTANTS = {
 
 @pytest.mark.soak
 def test_without_a_bug_everything_comes_back():
-    """Else the mutants would show nothing."""
+    """If this failed, the mutants would prove nothing."""
     play()
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_caught(name, monkeypatch):
-    """By an answer or a request that does not come back as it was."""
+    """An answer or a request does not round-trip."""
     module, patched, mutate = MUTANTS[name]
     monkeypatch.setattr(module, patched, mutate(getattr(module, patched)))
     with pytest.raises((AssertionError, KeyError)):

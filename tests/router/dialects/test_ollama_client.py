@@ -1,6 +1,6 @@
-"""Ollama's requests as chat completions and embeddings: tables of what becomes of each field.
+"""Ollama's requests as chat completions and embeddings: tables of each field's translation.
 
-Answers in Ollama's API: whole ones, and streams that say the same.
+Answers in Ollama's API: whole ones, and streams with the same content.
 """
 
 import json
@@ -43,7 +43,7 @@ PROMPT = {"model": "m", "prompt": "hi"}
     ],
 )  # fmt: skip
 def test_what_a_field_becomes(body, name, expected):
-    """As the documented APIs name it."""
+    """Names are those of the API documentation."""
     assert read_chat(body).body[name] == expected
 
 
@@ -54,7 +54,7 @@ def test_an_answer_is_whole_only_if_the_client_says_so():
 
 
 def test_results_belong_to_the_calls_before_them():
-    """By the tool's name, else by their order: chat completions want names of calls, Ollama has none."""
+    """The tool's name, else the order, selects the call: chat completions require call ids, which Ollama lacks."""
     called = [{"function": {"name": name, "arguments": {"a": 1}}} for name in ("f", "g", "f")]
     turns = [
         {"role": "assistant", "content": "", "tool_calls": called},
@@ -87,32 +87,32 @@ def test_results_belong_to_the_calls_before_them():
     ],
 )
 def test_what_only_ollama_does_is_refused_by_its_field(read, body, words):
-    """With what to write instead."""
+    """The error has an alternative."""
     with pytest.raises(DialectError, match=words):
         read(body)
 
 
 def test_how_ollama_would_run_its_engine_is_left_out_and_named():
-    """For the audit log."""
+    """The names are for the audit log."""
     found = read_chat(ASKED | {"keep_alive": "5m", "options": {"num_ctx": 4096, "seed": 1}})
     assert (found.dropped, found.body["seed"]) == (("keep_alive", "options.num_ctx"), 1)
 
 
 def test_a_prompt_is_a_chat_of_one_turn():
-    """Under the model's own template, as Ollama does it."""
+    """The model's own template applies, as in Ollama."""
     body = read_generate(PROMPT | {"system": "be brief"}).body
     assert body["messages"] == [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
 
 
 def test_texts_are_asked_for_vectors():
-    """One text is a list of one."""
+    """A single text becomes a list."""
     found = read_embed({"model": "m", "input": "a", "truncate": True, "dimensions": 8})
     assert (found.path, found.body) == ("/embeddings", {"model": "m", "input": ["a"], "dimensions": 8})
     assert found.dropped == ("truncate",)
 
 
 def test_errors_are_ollamas():
-    """A message, with how long too long a prompt is."""
+    """An error is a message, with the length of a prompt that is too long."""
     long = {"message": "too long", "n_prompt_tokens": 900, "n_ctx": 512}
     said = {"error": "too long (the prompt needs 900 tokens, 512 are available)"}
     assert [DIALECTS[f"/api/{path}"].refusal(400, long) for path in ("chat", "generate", "embed")] == [said] * 3
@@ -124,7 +124,7 @@ def lines_of(data):
 
 @given(chat_answers(), st.integers(0, 30))
 def test_a_stream_says_what_a_whole_answer_says(answer, at):
-    """However its texts are cut: text, thoughts, calls, reason and tokens; only the last line is done."""
+    """Texts may be cut anywhere; text, thoughts, calls, reason and tokens are the same; only the last line is done."""
     complete = OllamaTranslator(model="m").complete(200, answer)
     translator = OllamaTranslator(model="m")
     lines = lines_of(b"".join(translator.event(each) for each in chunks_of(answer, at)) + translator.end())
@@ -154,7 +154,7 @@ def test_what_generate_says():
 
 
 def test_half_a_call_ends_in_an_error():
-    """Its arguments are no JSON object."""
+    """Its arguments are not a JSON object."""
     translator = OllamaTranslator(model="m")
     call = {"index": 0, "function": {"name": "f", "arguments": '{"a'}}
     translator.event({"choices": [{"delta": {"tool_calls": [call]}}]})
@@ -163,7 +163,7 @@ def test_half_a_call_ends_in_an_error():
 
 
 def test_calls_that_are_held_have_a_bound():
-    """In how many they are, and in how long: they go to the client with the last line only."""
+    """Their number and length are bounded, since they are sent with the last line only."""
     for calls in (
         [{"index": at, "function": {"name": "f", "arguments": "{}"}} for at in range(MAX_CALLS + 1)],
         [{"index": 0, "function": {"arguments": "x" * (1 << 20)}} for _ in range((MAX_CALL_CHARACTERS >> 20) + 1)],
@@ -179,12 +179,12 @@ def test_calls_that_are_held_have_a_bound():
     "said", [{"created": 10**15}, {"timings": {"prompt_ms": 1e300}}, {"timings": {"prompt_ms": -1}}]
 )
 def test_odd_numbers_of_a_backend_are_left_out(said):
-    """They make no answer fail."""
+    """They do not make an answer fail."""
     assert OllamaTranslator(model="m").complete(200, said)["total_duration"] == 0
 
 
 def test_who_waits_reads_a_line_without_text():
-    """And who fails, an error."""
+    """A failed request ends with an error line."""
     translator = OllamaTranslator(model="m")
     (line,) = lines_of(translator.waiting())
     assert (line["message"]["content"], line["done"]) == ("", False)
@@ -192,7 +192,7 @@ def test_who_waits_reads_a_line_without_text():
 
 
 def test_vectors_come_in_the_order_of_their_texts():
-    """Whatever order the backend gives them."""
+    """The backend may return them in any order."""
     data = [{"index": 1, "embedding": [2.0]}, {"index": 0, "embedding": [1.0]}]
     said = EmbedTranslator(model="m").complete(200, {"data": data, "usage": {"prompt_tokens": 4}})
     assert (said["embeddings"], said["prompt_eval_count"]) == ([[1.0], [2.0]], 4)

@@ -1,4 +1,4 @@
-"""Items of responses as turns of a chat."""
+"""Responses items as turns of a chat."""
 
 import pytest
 
@@ -64,12 +64,12 @@ def call(name="f", call_id="c1"):
     ],
 )  # fmt: skip
 def test_each_item_is_a_turn(items, expected):
-    """A text where there are texts alone, else parts."""
+    """The content is a string if all parts are text, else a list of parts."""
     assert turns(*items) == expected
 
 
 def test_calls_belong_to_what_the_model_has_just_said():
-    """A text and two calls are one turn; a result between them begins another."""
+    """A text and two calls are one turn; a result between them starts another."""
     result = {"type": "function_call_output", "call_id": "c1", "output": "r"}
     found = turns(said("assistant", "a"), call(), call("g", "c2"), result, call("h", "c3"))
     assert [turn["role"] for turn in found] == ["assistant", "tool", "assistant"]
@@ -81,7 +81,7 @@ def test_calls_belong_to_what_the_model_has_just_said():
 
 
 def test_instructions_come_first():
-    """In one turn with the developer's words: templates know one system turn, at the beginning."""
+    """They share one turn with the developer's message: templates support one system turn, at the beginning."""
     assert turns(said("developer", "b"), said("user", "c"), instructions="a") == [
         said("system", "a\n\nb"),
         said("user", "c"),
@@ -89,7 +89,7 @@ def test_instructions_come_first():
 
 
 def test_reasoning_is_taken_and_passed_over():
-    """It reaches no backend, and its name is in the audit log; what is encrypted is not kept."""
+    """It reaches no backend, and its name is in the audit log; encrypted content is not stored."""
     dropped = []
     thought = {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "s"}],
                "content": [{"type": "reasoning_text", "text": "t"}], "encrypted_content": "x" * 99}  # fmt: skip
@@ -137,7 +137,7 @@ def test_reasoning_is_taken_and_passed_over():
     ],
 )
 def test_what_is_no_item_is_refused_by_its_place(asked, words):
-    """With what to write instead."""
+    """The error has an alternative."""
     with pytest.raises(DialectError) as caught:
         items_of(asked, [])
     assert words in str(caught.value)

@@ -1,4 +1,4 @@
-"""Clients and providers that speak Anthropic's messages, over the data path that all requests take."""
+"""Clients and providers that speak Anthropic's Messages, over the common data path."""
 
 import json
 
@@ -21,7 +21,7 @@ SAID = {
 
 
 def claude(**changes):
-    """Anthropic as a provider."""
+    """Return Anthropic as a provider."""
     return rl.cloud("claude", provider="anthropic", dialect="anthropic", model="opus", **changes)
 
 
@@ -41,7 +41,7 @@ PING = event(type="ping")
 
 
 async def test_a_client_of_messages_gets_a_message():
-    """From an engine that was asked for a chat; budgets, audit and headers are those of every request."""
+    """The engine gets a chat completion; budgets, audit and headers are as for every request."""
     async with rl.open_lab(rl.MAC, mac=rl.answer()) as lab:
         said = await lab.ask(rl.MESSAGE | {"top_k": 5, "service_tier": "auto"}, MESSAGES)
     body = json.loads(said.body)
@@ -56,7 +56,7 @@ async def test_a_client_of_messages_gets_a_message():
 
 
 async def test_a_client_of_messages_reads_a_stream():
-    """Its events come as the documentation says, tokens at the end."""
+    """Its events are those of the documentation, with the tokens at the end."""
     usage = b'data: {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 2}}\n\n'
     parts = rl.stream(rl.piece("one"), rl.piece(" two", "stop"), usage, rl.DONE)
     async with rl.open_lab(rl.MAC, mac=parts) as lab:
@@ -68,7 +68,7 @@ async def test_a_client_of_messages_reads_a_stream():
 
 
 async def test_a_provider_of_messages_is_asked_in_its_own_words():
-    """With its own headers; its answer is one of chat completions."""
+    """It gets its own headers; the client gets a chat completion."""
     async with rl.open_lab(rl.config_of(claude()), claude=rl.answer(said=SAID)) as lab:
         said = await lab.ask(rl.ASKED | {"max_tokens": 4, "seed": 3})
     body = json.loads(said.body)
@@ -83,7 +83,7 @@ async def test_a_provider_of_messages_is_asked_in_its_own_words():
 
 
 async def test_its_key_goes_where_it_reads_it(tmp_path):
-    """And not as a Bearer too."""
+    """The key is not sent as a Bearer token, too."""
     (tmp_path / "key").write_text("sk-ant")
     async with rl.open_lab(rl.config_of(claude(key_file=str(tmp_path / "key"))), claude=rl.answer(said=SAID)) as lab:
         assert (await lab.ask()).status == 200
@@ -93,7 +93,7 @@ async def test_its_key_goes_where_it_reads_it(tmp_path):
 
 
 async def test_a_providers_stream_of_messages_is_one_of_chat_completions():
-    """With usage only for a client that asks for it."""
+    """Usage is included only if the client requests it."""
     parts = rl.stream(START, PING, BLOCK, delta("one"), delta(" two"), LAST, STOP)
     async with rl.open_lab(rl.config_of(claude()), claude=parts) as lab:
         _, data, whole = await lab.read()
@@ -118,7 +118,7 @@ async def test_a_providers_stream_of_messages_is_one_of_chat_completions():
     ],
 )
 async def test_a_provider_of_messages_that_fails_is_left_for_the_next(parts):
-    """As long as nothing of its answer was said."""
+    """This is so until a part of its answer was sent."""
     async with rl.open_lab(
         rl.config_of(claude(), rl.local("mac")), claude=parts, mac=rl.stream(rl.piece("ok", "stop"), rl.DONE)
     ) as lab:
@@ -128,7 +128,7 @@ async def test_a_provider_of_messages_that_fails_is_left_for_the_next(parts):
 
 
 async def test_a_providers_stream_that_breaks_later_is_not_whole():
-    """`message_delta` alone does say why it ended; less does not."""
+    """Only `message_delta` has the reason of the end; without it the answer is incomplete."""
     async with rl.open_lab(rl.config_of(claude()), claude=rl.stream(START, BLOCK, delta("one"))) as lab:
         _, data, whole = await lab.read()
     assert not whole
@@ -136,7 +136,7 @@ async def test_a_providers_stream_that_breaks_later_is_not_whole():
 
 
 async def test_messages_to_a_provider_of_messages():
-    """Both translations in one: blocks, calls and tokens arrive."""
+    """Blocks, calls and tokens survive both translations."""
     call = {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Rome"}}
     said = SAID | {"content": [call], "stop_reason": "tool_use"}
     tool = {"name": "weather", "input_schema": {"type": "object"}}
@@ -147,7 +147,7 @@ async def test_messages_to_a_provider_of_messages():
 
 
 async def test_what_a_provider_cannot_be_asked_goes_to_one_that_can():
-    """And is refused with field and fix where there is none; no circuit counts it."""
+    """Without such a provider it is refused with field and fix; no circuit counts it."""
     async with rl.open_lab(
         rl.config_of(claude(), rl.local("mac")), claude=rl.answer(said=SAID), mac=rl.answer()
     ) as lab:
@@ -163,7 +163,7 @@ async def test_what_a_provider_cannot_be_asked_goes_to_one_that_can():
 
 
 async def test_tokens_are_counted_by_the_backend_and_charged_to_nobody():
-    """By llama.cpp's server and Anthropic; what counts none is asked nothing."""
+    """llama.cpp's server and Anthropic count tokens; other backends are not asked."""
     budget = Budget(name="all", scope="router", window_seconds=60, max_tokens=1000)
     for backend, name in ((rl.local("mac"), "mac"), (claude(), "claude")):
         async with rl.open_lab(
@@ -188,7 +188,7 @@ async def test_tokens_are_counted_by_the_backend_and_charged_to_nobody():
     ],
 )
 async def test_refusals_have_the_shape_of_their_dialect(body, headers, status, kind):
-    """Before a backend is asked."""
+    """They are refused before a backend is asked."""
     async with rl.open_lab(rl.config_of(rl.cloud("cloud")), cloud=rl.answer()) as lab:
         said = await lab.ask(body, MESSAGES, headers)
     error = json.loads(said.body)
@@ -197,7 +197,7 @@ async def test_refusals_have_the_shape_of_their_dialect(body, headers, status, k
 
 
 async def test_a_backends_refusal_has_the_shape_of_its_clients_dialect():
-    """With how long the prompt is, and what there is room for."""
+    """The error has the length of the prompt and the limit."""
     long = rl.error(400, "too long", n_prompt_tokens=900, n_ctx=512, type="exceed_context_size_error")
     async with rl.open_lab(rl.MAC, mac=long) as lab:
         said = await lab.ask(rl.MESSAGE, MESSAGES)
@@ -206,7 +206,7 @@ async def test_a_backends_refusal_has_the_shape_of_its_clients_dialect():
 
 
 async def test_a_client_of_messages_without_a_key_is_told_so_in_its_dialect(tmp_path):
-    """The head alone refuses it; its key is the one that its own header shows."""
+    """Only the head is read; the key comes from the header that this dialect uses."""
     (tmp_path / "team").write_text("k1")
     async with rl.open_lab(rl.config_of(rl.local("mac"), auth=Auth(keys_folder=str(tmp_path))), mac=rl.answer()) as lab:
         refused = await lab.ask(rl.MESSAGE, MESSAGES)
@@ -215,7 +215,7 @@ async def test_a_client_of_messages_without_a_key_is_told_so_in_its_dialect(tmp_
 
 
 async def test_a_client_of_ollama_reads_lines():
-    """A stream by default; whole if it says so; errors in its shape."""
+    """A stream is the default, a whole answer on request; errors have Ollama's shape."""
     usage = b'data: {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 2}}\n\n'
     parts = rl.stream(rl.piece("one"), rl.piece(" two", "stop"), usage, rl.DONE)
     async with rl.open_lab(rl.MAC, mac=(parts, rl.answer(), rl.saying(rl.stream(rl.piece("x"), end=b"")))) as lab:
@@ -230,7 +230,7 @@ async def test_a_client_of_ollama_reads_lines():
 
 
 async def test_what_ollama_lists_is_what_can_be_asked_for():
-    """The same ids as `/v1/models`; what engines of ours serve; and what one can."""
+    """The ids are those of `/v1/models`; running engines and capabilities are listed, too."""
     config = rl.config_of(rl.local("mac", capabilities=frozenset({"chat"})), rl.cloud("gpt-5"), rules=(), by_model=True)
     async with rl.open_lab(config, mac=rl.answer(), **{"gpt-5": rl.answer()}) as lab:
         tags = json.loads((await lab.ask(path="/api/tags", method="GET")).body)["models"]
@@ -258,7 +258,7 @@ BODIES = {
 
 @pytest.mark.parametrize("path", ROUTES)
 async def test_no_route_is_without_a_permit(path):
-    """A sensitive request reaches no provider by any of them."""
+    """A sensitive request reaches no provider by any route."""
     async with rl.open_lab(
         rl.config_of(claude(), rl.cloud("cloud")), claude=rl.answer(said=SAID), cloud=rl.answer()
     ) as lab:
@@ -270,7 +270,7 @@ async def test_no_route_is_without_a_permit(path):
 
 
 async def test_an_error_that_is_a_text_keeps_its_status():
-    """For clients of a dialect too."""
+    """The status is kept for clients of other dialects, too."""
     async with rl.open_lab(rl.MAC, mac=rl.answer(400, {"error": "no such thing"})) as lab:
         said = await lab.ask(rl.MESSAGE, MESSAGES)
         lines = await lab.ask(rl.ASKED, "/api/chat")
@@ -287,7 +287,7 @@ PICTURE = {"type": "image", "source": {"type": "base64", "media_type": "image/pn
 
 
 async def test_a_picture_for_a_model_that_reads_none_is_400_and_no_fault_of_the_backend():
-    """It goes to one that can; without one the client reads why, and the circuit stays closed."""
+    """A backend that supports it is asked; without one the client gets the reason, and the circuit stays closed."""
     asked = rl.MESSAGE | {"messages": [{"role": "user", "content": [PICTURE]}]}
     async with rl.open_lab(rl.MAC, mac=(*[NO_PICTURES] * 9, rl.answer())) as lab:
         for _ in range(9):
@@ -301,7 +301,7 @@ async def test_a_picture_for_a_model_that_reads_none_is_400_and_no_fault_of_the_
 
 
 async def test_a_result_that_is_an_error_stays_one():
-    """At a provider of messages; one of chat completions has no field for it, and the audit log says so."""
+    """A provider of Messages gets the flag; chat completions have no field for it, and the audit log reports that."""
     use = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
     result = {"type": "tool_result", "tool_use_id": "t", "content": "no such city", "is_error": True}
     turns = [{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]

@@ -1,6 +1,6 @@
-"""Which backend answers, in which order they are asked, and what a client is told when none does.
+"""Choice and order of backends, and the error that a client gets if none answers.
 
-What attempts came to, and what the client is told.
+Results of attempts as answers to the client.
 """
 
 import json
@@ -41,7 +41,7 @@ async def test_what_the_request_itself_got_wrong_is_an_answer(status):
     ],
 )
 async def test_a_refusal_of_the_content_is_an_answer(first):
-    """No other backend is asked for what one refuses."""
+    """No other backend is asked for content that one refuses."""
     async with rl.open_lab(TWO, a=first, b=rl.answer()) as lab:
         said = await lab.ask()
     assert not lab.players["b"].asked
@@ -57,7 +57,7 @@ async def test_a_refusal_of_the_content_is_an_answer(first):
     ],
 )
 async def test_what_is_said_when_none_answers(autojump_clock, first, status, code):
-    """By the last cause, with an honest Retry-After, and no address."""
+    """The last cause decides; Retry-After is correct, and no address is shown."""
     async with rl.open_lab(rl.config_of(rl.cloud("secret-host")), {}, **{"secret-host": first}) as lab:
         said = await lab.ask()
     assert (said.status, json.loads(said.body)["error"]["code"]) == (status, code)
@@ -66,7 +66,7 @@ async def test_what_is_said_when_none_answers(autojump_clock, first, status, cod
 
 
 async def test_a_rule_that_fails_closed_says_so():
-    """With 503, whatever the cause was."""
+    """The status is 503 for any cause."""
     rule = Rule(name="closed", match=Match(), backends=("mac",), fail_closed=True)
     async with rl.open_lab(rl.config_of(rl.local("mac"), rules=(rule,)), mac=rl.error(500)) as lab:
         said = await lab.ask()
@@ -97,7 +97,7 @@ async def test_time_bounds_silence_and_never_the_length_of_a_stream(autojump_clo
 
 
 async def test_a_backend_that_says_nothing_is_left_at_its_limit(autojump_clock):
-    """The rule's own limit wins."""
+    """The rule's limit takes precedence."""
     rule = Rule(name="all", match=Match(), backends=("a", "b"), first_byte_seconds=7)
     async with rl.open_lab(
         rl.config_of(rl.cloud("a"), rl.cloud("b"), rules=(rule,)), a=rl.until_gone, b=rl.answer()
@@ -109,7 +109,7 @@ async def test_a_backend_that_says_nothing_is_left_at_its_limit(autojump_clock):
 
 
 async def test_a_cold_engine_is_waited_for_and_its_client_hears_of_it(autojump_clock):
-    """Comments come while it loads, and then the answer in the same stream."""
+    """Comments are sent while it loads, and then the answer in the same stream."""
     loading = rl.error(503, "Loading model", code=503, type="unavailable_error")
     async with rl.open_lab(rl.MAC, mac=(*[loading] * 30, rl.stream(rl.WHOLE_STREAM))) as lab:
         status, body, clean = await lab.read()
@@ -121,7 +121,7 @@ async def test_a_cold_engine_is_waited_for_and_its_client_hears_of_it(autojump_c
 
 
 async def test_a_cold_engine_is_waited_for_no_longer_than_a_first_byte(autojump_clock):
-    """503 with a Retry-After where nothing was sent yet, an error event in a stream."""
+    """The client gets 503 with Retry-After, or an error event if the stream has started."""
     loading = rl.error(503, "Loading model")
     async with rl.open_lab(rl.config_of(rl.local("mac"), first_byte_seconds=20), mac=loading) as lab:
         said = await lab.ask()
@@ -132,7 +132,7 @@ async def test_a_cold_engine_is_waited_for_no_longer_than_a_first_byte(autojump_
 
 
 async def test_a_warm_backend_is_asked_before_a_cold_one_is_waited_for():
-    """Nobody waits while another one answers."""
+    """No client waits while another backend can answer."""
     async with rl.open_lab(
         rl.config_of(rl.local("mac"), rl.local("b")), mac=rl.error(503, "Loading model"), b=rl.answer()
     ) as lab:
@@ -144,7 +144,7 @@ async def test_a_warm_backend_is_asked_before_a_cold_one_is_waited_for():
 
 
 async def test_a_backend_that_fails_is_left_alone_and_then_asked_by_one(autojump_clock):
-    """Three failures in a row open its circuit for 15 seconds; then one request of many goes through."""
+    """Three failures in a row open its circuit for 15 seconds; then one request goes through."""
     async with rl.open_lab(TWO, a=rl.error(500), b=rl.answer()) as lab:
         for _ in range(6):
             assert (await lab.ask()).status == 200
@@ -165,7 +165,7 @@ async def test_a_backend_that_fails_is_left_alone_and_then_asked_by_one(autojump
 
 
 async def test_retry_after_is_the_time_that_a_backend_is_left_alone(autojump_clock):
-    """However short or long it is, after one 429."""
+    """After one 429, any duration applies, short or long."""
     async with rl.open_lab(TWO, a=(rl.error(429, lines=[b"Retry-After: 40"]), rl.answer()), b=rl.answer()) as lab:
         await lab.ask()
         await trio.sleep(39)
@@ -175,7 +175,7 @@ async def test_retry_after_is_the_time_that_a_backend_is_left_alone(autojump_clo
 
 
 async def test_a_client_that_leaves_during_the_probe_leaves_its_place_to_the_next(autojump_clock):
-    """Nothing became known of the backend."""
+    """The result of the probe is unknown."""
     async with rl.open_lab(
         rl.MAC, mac=(rl.error(500), rl.error(500), rl.error(500), rl.until_gone, rl.answer())
     ) as lab:
@@ -193,7 +193,7 @@ async def test_a_client_that_leaves_during_the_probe_leaves_its_place_to_the_nex
 
 
 async def test_weights_share_requests():
-    """1:3 over many requests, give or take."""
+    """Many requests are shared at about 1:3."""
     rule = Rule(name="w", match=Match(), backends=("a", "b"), strategy="weighted")
     async with rl.open_lab(
         rl.config_of(rl.cloud("a"), rl.cloud("b", weight=3), rules=(rule,)), a=rl.answer(), b=rl.answer()
@@ -204,7 +204,7 @@ async def test_weights_share_requests():
 
 
 async def test_the_least_loaded_backend_is_asked(autojump_clock):
-    """What is under way counts, to the end of its stream."""
+    """Requests count until the end of their stream."""
     rule = Rule(name="l", match=Match(), backends=("a", "b"), strategy="least-loaded")
     slow = rl.saying(
         rl.stream(rl.piece("x"), end=b""), rl.chunk(rl.piece("", "stop") + rl.DONE) + b"0\r\n\r\n", seconds=50
@@ -220,7 +220,7 @@ async def test_the_least_loaded_backend_is_asked(autojump_clock):
 
 
 async def test_a_shadow_gets_a_copy_and_neither_delays_nor_fails_the_request(autojump_clock):
-    """Its answer is dropped, also one that never comes; copies beyond the bound are left out."""
+    """Its answer is dropped, even if it never comes; copies beyond the limit are skipped."""
     rule = Rule(name="s", match=Match(), backends=("a", "b"), strategy="shadow")
     async with rl.open_lab(
         rl.config_of(rl.cloud("a"), rl.cloud("b"), rules=(rule,)), a=rl.answer(), b=rl.until_gone
@@ -237,7 +237,7 @@ async def test_a_shadow_gets_a_copy_and_neither_delays_nor_fails_the_request(aut
 
 
 async def test_usage_is_asked_for_and_shown_to_those_who_asked():
-    """An event with nothing but usage breaks clients that did not ask for it; the metrics have it in both cases."""
+    """An event with only usage breaks clients that did not request it; the metrics have it in both cases."""
     usage = b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":2}}\n\n'
     said = rl.stream(rl.piece("x"), rl.piece("", "stop"), usage, rl.DONE)
     async with rl.open_lab(rl.config_of(rl.cloud("a")), a=said) as lab:
@@ -249,7 +249,7 @@ async def test_usage_is_asked_for_and_shown_to_those_who_asked():
 
 
 async def test_a_backend_whose_streams_all_break_off_is_left_alone():
-    """Each has begun well; the fourth client is answered by the next backend. One that ends well counts them anew."""
+    """Each starts normally; the fourth client is answered by the next backend. A complete stream resets the count."""
     broken, whole = rl.saying(rl.stream(rl.piece("one"), end=b"")), rl.saying(rl.stream(rl.WHOLE_STREAM))
     async with rl.open_lab(TWO, a=(broken, broken, whole, broken), b=whole) as lab:
         ends = [(await lab.read())[2] for _ in range(7)]
@@ -294,13 +294,13 @@ def test_the_answer_follows_from_the_attempts(causes, status, code, headers):
     ("has_siblings", "status", "code"), [(True, 429, "tenant_queue_full"), (False, 503, "queue_full")]
 )
 def test_a_full_queue_is_the_tenants_own_or_everybodys(has_siblings, status, code):
-    """It says when to come again."""
+    """The error has a Retry-After."""
     said = told([Failure(Cause.QUEUE, "full", retry_after_seconds=7.0, has_siblings=has_siblings)])
     assert (said.response.status, said.code, again_in(said)["Retry-After"]) == (status, code, "7")
 
 
 def test_a_rule_that_fails_closed_is_named():
-    """Whatever the attempts came to: only what cannot be done at all is the client's to mend."""
+    """This applies to all results of attempts, except requests that no backend supports: the client must fix those."""
     said = told([Failure(Cause.TIMEOUT, "")], closed_by="pii")
     assert (said.response.status, said.code) == (503, "fail_closed_runtime")
     assert "rule 'pii' fails closed" in said.error["message"]
@@ -308,7 +308,7 @@ def test_a_rule_that_fails_closed_is_named():
 
 
 def test_a_client_does_not_ask_again_for_what_a_person_has_stopped():
-    """Unless another backend may answer by then."""
+    """If another backend may answer by then, the client may retry."""
     stopped, crashed = (Failure(Cause.NOT_READY, "", reason="Hung", is_stuck=is_stuck) for is_stuck in (True, False))
     assert again_in(told([stopped], closed_by="pii")) == {"X-Should-Retry": "false"}
     assert again_in(told([stopped, crashed], closed_by="pii")) == AGAIN

@@ -1,4 +1,4 @@
-"""Where the time of a request went: what its client is told, in the head of an answer and at the end of a stream."""
+"""Timing of a request, reported to the client in the head of an answer and at the end of a stream."""
 
 import re
 
@@ -16,7 +16,7 @@ LOADING = rl.error(503, "Loading model", code=503, type="unavailable_error")
 
 
 def parts_of(timing):
-    """Its parts by their names: a number of milliseconds, or a text."""
+    """Return the parts by name: milliseconds as a number, or a text."""
     found = {}
     for part in timing.split(", "):
         name, kind, value = re.fullmatch(r'([a-z]+);(dur|desc)="?([^"]*?)"?', part).groups()
@@ -51,7 +51,7 @@ async def test_what_is_known_is_said_and_nothing_else(changes, said, autojump_cl
 
 
 async def test_a_whole_answer_says_all_of_it_in_its_head():
-    """Tokens from the cache, prefill and decode are llama.cpp's own."""
+    """Cached tokens, prefill and decode are llama.cpp's own values."""
     async with rl.open_lab(rl.config_of(rl.local("mac", slots=1)), mac=rl.answer(said=rl.ANSWER | TIMED)) as lab:
         said = parts_of((await lab.ask()).headers.get("server-timing"))
     assert list(said) == ["total", "queue", "backend", "attempts", "cached", "prefill", "decode"]
@@ -59,7 +59,7 @@ async def test_a_whole_answer_says_all_of_it_in_its_head():
 
 
 async def test_a_turn_that_is_waited_for_is_told(autojump_clock):
-    """The second request waits 12 s for the first; its stream's end says so, for its head was sent before."""
+    """The second request waits 12 s for the first; the stream's end reports it, since its head was sent before."""
     slow = rl.saying(b"", rl.stream(rl.piece("one"), rl.piece(" two", "stop", **TIMED), rl.DONE), seconds=12)
     async with rl.open_lab(rl.config_of(rl.local("mac", slots=1)), mac=slow) as lab:
         async with trio.open_nursery() as nursery:
@@ -76,7 +76,7 @@ async def test_a_turn_that_is_waited_for_is_told(autojump_clock):
 
 
 async def test_an_engine_that_loads_is_told(autojump_clock):
-    """It loads for 30 s: a whole answer says so in its head, a stream at its end; one that was warm says nothing."""
+    """After 30 s of loading, a whole answer reports it in its head, a stream at its end; a warm engine reports none."""
     cold = (*[LOADING] * 30, rl.answer(said=rl.ANSWER | TIMED))
     async with rl.open_lab(rl.config_of(rl.local("mac", slots=1)), mac=cold) as lab:
         whole = parts_of((await lab.ask()).headers.get("server-timing"))
@@ -92,7 +92,7 @@ async def test_an_engine_that_loads_is_told(autojump_clock):
 
 
 async def test_a_refusal_says_what_was_waited_for(autojump_clock):
-    """An engine that never loaded, and attempts."""
+    """The refusal names an engine that never loaded, and the attempts."""
     async with rl.open_lab(rl.config_of(rl.local("mac"), first_byte_seconds=20), mac=LOADING) as lab:
         refused = await lab.ask()
     said = parts_of(refused.headers.get("server-timing"))
@@ -111,7 +111,7 @@ async def test_a_refusal_says_what_was_waited_for(autojump_clock):
     ],
 )
 async def test_the_end_of_a_stream_is_told_before_its_last_event(path, body, comes, monkeypatch):
-    """As a comment, where the client reads server-sent events; lines of JSON have none."""
+    """It is a comment if the client reads server-sent events; JSON lines have none."""
     monkeypatch.setattr("router.proxy.router_lab.without_times", lambda data: data)
     said = (
         rl.piece("one", "stop") if path != "/v1/completions" else rl.piece("one", "stop").replace(b'"delta"', b'"text"')
@@ -145,7 +145,7 @@ MUTANTS = {
 @pytest.mark.soak
 @pytest.mark.parametrize("name", MUTANTS)
 async def test_each_deliberate_bug_is_seen(name, monkeypatch, autojump_clock):
-    """Without that the timelines would show nothing."""
+    """If a bug passed, the timelines would prove nothing."""
 
     def timing(record):
         return server_timing(attrs.evolve(record, answered=attrs.evolve(record.answered, **{name: None})))

@@ -1,7 +1,7 @@
-"""A real router before engines that are killed at random, and clients that hold every answer against what it has to be.
+"""A real router with engines that are killed at random, and clients that check every answer.
 
-An answer is whole, or the client is told that it is not: by an error's status, or in a stream by an error event, no
-`[DONE]` and no clean end. Whatever else is wrong, and a word that is not the answer's next one is wrong as well.
+An answer is complete, or the client gets an error: an error status, or in a stream an error event, no `[DONE]` and no
+clean end. Everything else is wrong, including a word that is not the answer's next one.
 """
 
 import json
@@ -31,14 +31,14 @@ WHOLE, TOLD, REFUSED = "whole", "ended with an error event", "refused with an er
 
 @attrs.define(eq=False)
 class Found:
-    """What became of the requests.
+    """Results of the requests.
 
     Attributes:
-        answers: How many of each kind.
-        wrong: What should not be, with the request's number.
-        deaths: How often an engine was killed.
+        answers: Number of each kind.
+        wrong: Descriptions of wrong answers, with the request's number.
+        deaths: Number of killed engines.
         memory: Bytes of the router (RSS), after equal shares of the requests.
-        seconds: Of all.
+        seconds: Total duration.
     """
 
     answers: Counter[str] = attrs.field(factory=Counter)
@@ -49,7 +49,7 @@ class Found:
 
 
 def written_router(ports: list[int]) -> dict[str, Any]:
-    """A router whose one rule has all engines, the least loaded first; a dead one is left alone for a second."""
+    """Return a router whose one rule has all engines, the least loaded first; a circuit opens for a second."""
     backends = [{"name": f"e{number}", "inferenceServiceRef": {"name": f"e{number}"}} for number in range(len(ports))]
     route = {"backends": [each["name"] for each in backends], "strategy": "least-loaded"}
     budget = {"name": "all", "scope": "router", "windowSeconds": 3600, "maxTokens": 10**12}
@@ -67,7 +67,7 @@ def written_router(ports: list[int]) -> dict[str, Any]:
 
 
 async def keep_alive(port: int, number: int, found: Found) -> None:
-    """Start an engine, and again whenever it has been killed."""
+    """Start an engine, and restart it whenever it was killed."""
     while True:
         seed = number + ENGINES * (found.deaths + 1)
         command = [sys.executable, engine.__file__, str(port), str(seed), str(ODDS)]
@@ -96,7 +96,7 @@ async def ask(stream: trio.SocketStream, number: int) -> tuple[int, bytes, bool]
 
 
 def judge(number: int, status: int, data: bytes, clean: bool) -> str:
-    """Return what an answer is; what is wrong begins with `wrong`."""
+    """Return the kind of an answer; a wrong one's starts with `wrong`."""
     answer = "".join(words_of(number))
     if status >= 429:
         return REFUSED if clean and b'"error"' in data else f"wrong: {status} {data!r}"
@@ -118,7 +118,7 @@ def judge(number: int, status: int, data: bytes, clean: bool) -> str:
 
 
 async def client(port: int, numbers: Callable[[], int | None], found: Found) -> None:
-    """Ask one request after the other; a connection that ends is opened anew."""
+    """Send one request after another; reopen a connection that ends."""
     stream = None
     while (number := numbers()) is not None:
         if stream is None:
@@ -155,7 +155,7 @@ async def open_router(folder: Path, ports: list[int]) -> AsyncIterator[tuple[int
 async def play(
     count: int, folder: Path, tell: Callable[[str], None] = lambda text: None, *, seconds: float = math.inf
 ) -> Found:
-    """Ask so many requests while engines die, or as many as are answered within a time."""
+    """Send this many requests, or as many as are answered in time, while engines are killed."""
     found, ports = Found(), [free_port() for _ in range(ENGINES)]
     asked = 0
     async with open_router(folder, ports) as (port, process), trio.open_nursery() as nursery:

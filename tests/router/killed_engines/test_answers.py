@@ -1,4 +1,4 @@
-"""Engines are killed at random while they answer: each answer is whole, or its client is told that it is not."""
+"""Engines are killed at random while they answer: each answer is complete, or its client gets an error."""
 
 import pytest
 
@@ -12,7 +12,7 @@ MIB = 1 << 20
 
 @pytest.mark.e2e
 async def test_each_answer_is_whole_or_its_client_is_told(tmp_path, monkeypatch):
-    """By a real router, over sockets; its memory stays as it is, and it goes on answering."""
+    """A real router keeps serving over sockets, and its memory does not grow."""
     monkeypatch.setattr(session, "ODDS", min(session.ODDS, KILLED_ENGINES))
     found = await session.play(KILLED_ENGINES, tmp_path)
     assert found.wrong == []
@@ -35,11 +35,11 @@ WORDS = words_of(4)
     [
         (200, events(*WORDS), True, WHOLE),
         (200, events(*WORDS[:2], done=False, error=True), False, TOLD),
-        (200, events(*WORDS[:2]), True, "wrong"),  # cut, as if it were whole
-        (200, events(*WORDS[:2], done=False), False, "wrong"),  # cut without a word
+        (200, events(*WORDS[:2]), True, "wrong"),  # truncated, but presented as complete
+        (200, events(*WORDS[:2], done=False), False, "wrong"),  # truncated without an error
         (200, events(*WORDS[:2], error=True), True, "wrong"),  # a failure that ends like an answer
-        (200, events(WORDS[1], done=False, error=True), False, "wrong"),  # not how the answer begins
-        (200, events(*WORDS, *WORDS), True, "wrong"),  # said twice
+        (200, events(WORDS[1], done=False, error=True), False, "wrong"),  # not the beginning of the answer
+        (200, events(*WORDS, *WORDS), True, "wrong"),  # a word twice
         (503, b'{"error": {}}', True, REFUSED),
         (503, b"", True, "wrong"),
         (404, b'{"error": {}}', True, "wrong"),
@@ -47,5 +47,5 @@ WORDS = words_of(4)
     ],
 )
 def test_what_an_answer_is(status, data, clean, kind):
-    """Else no wrong answer would be seen among a million."""
+    """If a wrong kind passed here, no wrong answer would be found among a million."""
     assert judge(4, status, data, clean).partition(":")[0] == kind

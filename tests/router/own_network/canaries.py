@@ -1,4 +1,4 @@
-"""Providers in a network namespace of their own, which write down every byte that reaches them, and whose it was.
+"""Providers in a network namespace of their own that record every byte they receive, by request.
 
 A program: `python canaries.py REPORT`, in a namespace that its parent has made. It waits for a line on stdin, answers
 on every address of the namespace, and writes its report when stdin ends.
@@ -28,7 +28,7 @@ def _answer(status: int, said: object, line: str = "X: y") -> bytes:
 
 
 def drawn_answer(dice: random.Random, streams: bool) -> tuple[bytes, bool]:
-    """Return what a canary answers, and whether the connection goes on: half the time it fails in some way."""
+    """Return the answer of a canary, and whether the connection stays open: half of the answers are failures."""
     error = {"error": {"message": "no", "code": "no"}}
     away = f"Location: http://{dice.choice(ELSEWHERE)}:{PORT}/v1/chat/completions"
     kind = dice.randrange(14)
@@ -47,7 +47,7 @@ def drawn_answer(dice: random.Random, streams: bool) -> tuple[bytes, bool]:
 
 
 class Canaries:
-    """What has come: bytes by request and address, and those that belong to no request."""
+    """Received bytes by request and address, and those that belong to no request."""
 
     def __init__(self) -> None:
         self.seen: defaultdict[str, Counter[str]] = defaultdict(Counter)
@@ -88,7 +88,7 @@ class Canaries:
 
 
 def received() -> dict[str, int]:
-    """Return the bytes that each interface of this namespace has received, by the kernel's own count."""
+    """Return the bytes that each interface of this namespace has received, from the kernel's counters."""
     lines = Path("/proc/self/net/dev").read_text().splitlines()[2:]
     return {name.strip(): int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
 
