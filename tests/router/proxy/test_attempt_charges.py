@@ -1,4 +1,4 @@
-"""What a request is charged whose attempts end in every way; deliberate bugs show that each is looked at."""
+"""The charge of a request for every way its attempts end; deliberate bugs prove that each is checked."""
 
 import json
 
@@ -33,19 +33,21 @@ def taken(lab):
 
 
 def reserve_of(body):
-    """What is reserved for this request."""
+    """Return the amount that is reserved for this request."""
     return len(json.dumps(body)) + body.get("max_tokens", DEFAULT_TOKENS)
 
 
 async def undisturbed():
-    """What an answer is charged that one engine gives."""
+    """Return the charge of an answer from one engine."""
     async with rl.open_lab(budgeted(TWINS[0]), {"a": engine_at("a")}) as lab:
         await lab.read(CONTINUED)
         return taken(lab)
 
 
 async def charged(first, body=PLAIN, **changes):
-    """What a request is charged beside its answer, whose first backend ends like this and whose second answers."""
+    """Return the charge of a request besides its answer, if the first backend ends like this and the second one
+    answers.
+    """
     counted = rl.piece("", "stop", usage=rl.ANSWER["usage"])
     second = rl.stream(counted, rl.DONE) if body.get("stream") else rl.answer()
     a = rl.local("a", first_byte_seconds=3, **changes)
@@ -75,13 +77,13 @@ ENDINGS = {
 
 
 async def each_ending(name):
-    """An attempt that was sent and has no answer that can be counted costs its reserve; a refused one nothing."""
+    """A sent attempt without a countable answer costs its reservation; a refused one is free."""
     script, body, reserves = ENDINGS[name]
     assert await charged(script, body) == reserves * reserve_of(body)
 
 
 async def nothing_is_sent_that_is_not_reserved():
-    """A second attempt needs a second reservation: without room the client gets 429, and nobody else is asked."""
+    """A second attempt needs a second reservation: if it does not fit, the client gets 429, and no backend is asked."""
     room = 2 * reserve_of(PLAIN) - 1
     config = budgeted(*(rl.local(name, first_byte_seconds=3) for name in "abc"), tokens=room)
     async with rl.open_lab(config, a=SILENT, b=rl.answer(), c=rl.answer()) as lab:
@@ -95,7 +97,7 @@ async def nothing_is_sent_that_is_not_reserved():
 
 
 async def who_leaves_before_anything_is_sent_pays_nothing():
-    """A request that waits for its turn has cost no engine anything; the one that has the turn pays."""
+    """A queued request has cost no engine anything; a request that was sent is charged."""
     config = budgeted(rl.local("a", slots=1, first_byte_seconds=60))
     async with rl.open_lab(config, a=SILENT) as lab, trio.open_nursery() as clients:
         clients.start_soon(lab.read, PLAIN)
@@ -108,7 +110,7 @@ async def who_leaves_before_anything_is_sent_pays_nothing():
 
 
 async def a_continued_answer_is_charged_once():
-    """What a dead engine wrote is not charged again by the one that goes on, and nothing stays reserved."""
+    """Text of a dead engine is not charged again by the next one, and nothing stays reserved."""
     async with rl.open_lab(budgeted(*TWINS), {"a": dying("a", place_of("a", 5)), "b": engine_at("b")}) as lab:
         _, data, whole = await lab.read(CONTINUED)
         assert (text_in(data), whole) == (TEXT, True)
@@ -116,7 +118,7 @@ async def a_continued_answer_is_charged_once():
 
 
 async def an_engine_that_fails_to_go_on_is_charged_as_well():
-    """It was sent the whole request, and says nothing: its reserve, beside what the answer took."""
+    """It was sent the whole request without a result, so its reservation is charged besides the answer."""
     twins = (TWINS[0], rl.local("b", model_digest="x", first_byte_seconds=3), rl.local("c", model_digest="x"))
     players = {"a": dying("a", place_of("a", 5)), "b": dying("b", 0), "c": engine_at("c")}
     async with rl.open_lab(budgeted(*twins), players) as lab:
@@ -188,13 +190,13 @@ TIMELINES = [
 
 @pytest.mark.parametrize("name", ENDINGS)
 async def test_each_ending(name, autojump_clock):
-    """An attempt is charged by how it ends."""
+    """The end of an attempt determines its charge."""
     await each_ending(name)
 
 
 @pytest.mark.parametrize("timeline", TIMELINES, ids=lambda one: one.__name__)
 async def test_timelines(timeline, autojump_clock):
-    """What each says of itself is so."""
+    """Each timeline's docstring holds."""
     await timeline()
 
 

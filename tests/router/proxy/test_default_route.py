@@ -1,4 +1,4 @@
-"""What engines do not speak, at the default route: a router answers it, and asks the engine itself."""
+"""Dialects that engines do not support, at the default route: the gateway's router translates and asks the engine."""
 
 import json
 import random
@@ -32,7 +32,7 @@ MODEL = decode(Model, {"metadata": {"name": "phi", "namespace": "ml", "uid": "u"
 
 @attrs.frozen
 class View:
-    """What the agent knows of a service."""
+    """The agent's state of a service."""
 
     port: int = 1
     ready: bool = True
@@ -57,7 +57,7 @@ def completion(text):
 
 
 def pieces(*texts):
-    """A stream of a chat, as an engine writes it."""
+    """Return the stream of a chat, as an engine writes it."""
     choices = [{"index": 0, "delta": {"content": text}, "finish_reason": None} for text in texts]
     choices[-1]["finish_reason"] = "stop"
     said = [json.dumps({"object": "chat.completion.chunk", "choices": [each]}).encode() for each in choices]
@@ -65,7 +65,7 @@ def pieces(*texts):
 
 
 class Engine:
-    """An engine that has chat completions, and what `more` says; what it has not is 404."""
+    """An engine that has chat completions and the paths in `more`; others are 404."""
 
     def __init__(self, **more):
         self.listener = MemoryListener()
@@ -93,7 +93,7 @@ class Engine:
 
 
 class Mortal(Engine):
-    """An engine of llama.cpp's words, which dies after so many events of its first answer."""
+    """An engine with llama.cpp's script that dies after this many events of its first answer."""
 
     def __init__(self, events):
         super().__init__()
@@ -114,7 +114,7 @@ class Mortal(Engine):
 
 
 class World:
-    """A gateway over services, and somebody to ask it."""
+    """A gateway over services, and a client."""
 
     def __init__(self, engines):
         self.engines = dict(enumerate(engines, 1))
@@ -126,7 +126,7 @@ class World:
         self.directory = AgentDirectory(lambda: self.views, lambda: self.version)
 
     def serve(self, name, namespace="ml", spec=None, **view):
-        """Let there be a service, or another one of its name."""
+        """Add a service, or replace it."""
         found = service(name, namespace, **spec or {})
         self.services[found.key] = found
         self.views[found.key] = View(aliases=found.spec.aliases, **view)
@@ -146,7 +146,7 @@ class World:
             turns=self.turns,
         )
 
-    async def connect(self, host, port):  # and to nothing else: no request comes back to the gateway
+    async def connect(self, host, port):  # only this address: no request returns to the gateway
         assert host == "engine"
         return await self.engines[port].listener.connect(host, port)
 
@@ -163,7 +163,7 @@ class World:
 
 @asynccontextmanager
 async def open_world(*engines):
-    """Hold a gateway with its router; the service `chat` is there."""
+    """Run a gateway with its router and the service `chat`."""
     world = World(engines or (Engine(),))
     world.serve("chat")
     async with open_http_client(world.connect) as client, trio.open_nursery() as nursery:
@@ -176,7 +176,7 @@ async def open_world(*engines):
 
 
 async def test_ollama_s_clients_are_answered_whatever_the_engine():
-    """It is asked for a chat completion by its own id, with its own key; the client reads lines of Ollama's."""
+    """The engine gets a chat completion with its own id and key; the client reads Ollama's lines."""
     engine = Engine()
     async with open_world(engine) as world:
         answer = await world.ask("/api/chat", HELLO, authorization="Bearer client")
@@ -192,7 +192,7 @@ async def test_ollama_s_clients_are_answered_whatever_the_engine():
 
 
 async def test_what_an_engine_speaks_itself_passes_as_it_is():
-    """Not a byte of such a request or of its answer is another one, and fields that no list knows are in it."""
+    """The request and the answer are unchanged byte for byte, including unknown fields."""
     engine = Engine(messages={"by": "the engine"}, responses={"by": "the engine"})
     written = b'{"model":  "engine-alias", "odd": [1.0], "max_tokens": "many"}'
     async with open_world(engine) as world:
@@ -205,7 +205,7 @@ async def test_what_an_engine_speaks_itself_passes_as_it_is():
 
 
 async def test_messages_are_there_where_the_engine_has_none():
-    """It says that there is nothing, and is asked for a chat completion; errors have the shape of the dialect."""
+    """After its 404, the engine gets a chat completion; errors have the dialect's shape."""
     engine = Engine()
     async with open_world(engine) as world:
         said = await world.said("/v1/messages", MESSAGE)
@@ -218,7 +218,7 @@ async def test_messages_are_there_where_the_engine_has_none():
 
 
 async def test_responses_are_kept_where_the_engine_has_none():
-    """The next one continues it, and it can be read and deleted."""
+    """The next response continues it, and it can be read and deleted."""
     engine = Engine()
     async with open_world(engine) as world:
         first = await world.said("/v1/responses", {"model": "chat", "input": "one"})
@@ -233,7 +233,7 @@ async def test_responses_are_kept_where_the_engine_has_none():
 
 @pytest.mark.parametrize("path", ["/v1/messages/count_tokens", "/v1/audio/speech"])
 async def test_what_an_engine_alone_can_do_comes_back_once(path):
-    """Its router asks engines for that, too: its 404 is the answer, and no request goes round."""
+    """The router supports these paths only through an engine, too: its 404 is the answer, without a loop."""
     engine = Engine()
     async with open_world(engine) as world:
         with trio.fail_after(60):
@@ -249,7 +249,7 @@ async def test_what_an_engine_alone_can_do_comes_back_once(path):
     ],
 )
 async def test_a_model_that_is_not_ready_is_said_at_once(autojump_clock, view, header):
-    """As for the other paths, in the words of the directory; nobody waits for a model that a person has stopped."""
+    """The error is the directory's, as for the other paths; a stopped model is not waited for."""
     async with open_world() as world:
         world.serve("chat", ready=False, **view)
         began = trio.current_time()
@@ -261,7 +261,7 @@ async def test_a_model_that_is_not_ready_is_said_at_once(autojump_clock, view, h
 
 
 async def test_a_model_is_known_as_soon_as_the_gateway_knows_it():
-    """No look of the router at its config has to pass: the requests that come together all find it."""
+    """The router's config need not be reloaded first: all concurrent requests find it."""
     async with open_world() as world:
         world.serve("new", spec={"aliases": ["org/new"]})
         answers = []
@@ -276,7 +276,9 @@ async def test_a_model_is_known_as_soon_as_the_gateway_knows_it():
 
 
 async def test_the_lists_are_what_the_directory_knows():
-    """`/api/tags` has the ids of `/v1/models`; `/api/ps` those with an engine; one is shown by what it is for."""
+    """`/api/tags` has the ids of `/v1/models`; `/api/ps` those with an engine; details have the model's
+    capabilities.
+    """
     async with open_world() as world:
         world.serve("emb", mode="embedding", spec={"aliases": ["org/emb"]})
         world.serve("off", ready=False, reason="ScaledToZero")
@@ -293,7 +295,9 @@ async def test_the_lists_are_what_the_directory_knows():
 
 
 async def test_two_services_of_one_name_are_two_models():
-    """Each id leads where it leads at the gateway: what is of two is of none, and a name wins over an alias."""
+    """Ids resolve as they do at the gateway: an ambiguous id has no model, and a name takes precedence over an
+    alias.
+    """
     async with open_world(Engine(), Engine()) as world:
         world.serve("chat", "other", port=2)
         assert (await world.ask("/api/chat", HELLO)).status == 404
@@ -305,7 +309,7 @@ async def test_two_services_of_one_name_are_two_models():
 
 
 async def test_requests_wait_for_a_slot(autojump_clock):
-    """An engine with one slot gets one after the other."""
+    """An engine with one slot gets one request after another."""
     engine = Engine()
     engine.pause = 1.0
     async with open_world(engine) as world:
@@ -317,7 +321,7 @@ async def test_requests_wait_for_a_slot(autojump_clock):
 
 
 async def test_what_passes_takes_a_slot(autojump_clock):
-    """What is translated waits for it, and comes before what passes later, which waits at the engine, if at all."""
+    """Translated requests wait in the router, and come before later direct ones, which wait at the engine."""
     engine, ended = Engine(), []
     engine.pause = 1.0
     async with open_world(engine) as world, trio.open_nursery() as nursery:
@@ -334,11 +338,11 @@ async def test_what_passes_takes_a_slot(autojump_clock):
         nursery.start_soon(ask, "translated", "/api/chat", 0.2)
         nursery.start_soon(ask, "third", CHAT, 1.05)
     assert ended == ["first", "second", "translated", "third"]
-    assert engine.most_at_once == 3  # without a bound of ours, as ever
+    assert engine.most_at_once == 3  # the router adds no limit
 
 
 async def test_an_answer_survives_its_engine(autojump_clock):
-    """A client of Ollama's reads one stream, whose end is clean, and the same text as of an engine that lives."""
+    """An Ollama client reads one stream with a clean end, and the same text as without a crash."""
     engine = Mortal(4)
     async with open_world(engine) as world:
         answer = await world.ask("/api/chat", HELLO | {"options": {"temperature": 0}})
@@ -348,7 +352,7 @@ async def test_an_answer_survives_its_engine(autojump_clock):
 
 
 async def test_pages_are_judged_as_elsewhere_at_the_gateway():
-    """A page of this machine reads the answer, and asks before; one from elsewhere is refused."""
+    """A local page gets a preflight and the answer; a foreign one is refused."""
     async with open_world() as world:
         near, far = {"origin": "http://localhost:3000"}, {"origin": "https://evil.example"}
         assert (await world.ask("/api/chat", HELLO, **far)).status == 403
@@ -359,10 +363,10 @@ async def test_pages_are_judged_as_elsewhere_at_the_gateway():
 
 
 async def test_a_body_that_would_be_parsed_for_too_long_is_refused():
-    """The gateway holds longer ones; this one is refused in the words of its dialect."""
+    """The gateway allows longer ones; this one is refused in the shape of its dialect."""
     async with open_world() as world:
         long = json.dumps(HELLO).encode() + b" " * LIMITS.max_body_bytes
-        answer = await world.ask("/v1/messages", long[1:])  # no JSON: what is too long is not read
+        answer = await world.ask("/v1/messages", long[1:])  # not JSON: a body that is too long is not parsed
         assert answer.status == 400
         padded = b'{"model": "chat", "pad": "%b"}' % (b"x" * LIMITS.max_body_bytes)
         answer = await world.ask("/api/chat", padded)
@@ -371,7 +375,7 @@ async def test_a_body_that_would_be_parsed_for_too_long_is_refused():
 
 
 def test_the_config_has_what_continues_an_answer():
-    """Slots, digest and cache are those of a ModelRouter's backend of the same service."""
+    """Slots, digest and cache equal those of a ModelRouter's backend of the same service."""
     world = World([])
     world.serve("chat", spec={"parallelSlots": 3})
     config = default_config(world.there)

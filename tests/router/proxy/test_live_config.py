@@ -13,7 +13,7 @@ from router.proxy.router_lab import DONE, answer, chunk, cloud, config_of, error
 
 
 async def test_another_config_counts_for_the_next_request_and_drops_none():
-    """A stream that began under the old one goes on to its end."""
+    """A stream that started under the old one continues to its end."""
     goes_on = trio.Event()
 
     async def slow(connection):
@@ -41,7 +41,7 @@ async def test_another_config_counts_for_the_next_request_and_drops_none():
 
 
 async def test_a_config_that_cannot_be_used_changes_nothing_and_is_told():
-    """In /readyz, in the metric, and no longer once the file is right."""
+    """It is reported in /readyz and in the metric, until the file is valid again."""
     async with open_lab(config_of(local("mac")), mac=answer()) as lab:
 
         def broken():
@@ -61,7 +61,7 @@ async def test_a_config_that_cannot_be_used_changes_nothing_and_is_told():
 
 
 async def test_a_backend_that_changed_is_asked_anew():
-    """Its circuit was that of another address; one that did not change keeps its own."""
+    """Its circuit belonged to another address; an unchanged backend keeps its circuit."""
     async with open_lab(config_of(cloud("a"), cloud("b")), a=error(500), b=error(500), c=answer()) as lab:
         for _ in range(3):
             await lab.ask()
@@ -73,6 +73,6 @@ async def test_a_backend_that_changed_is_asked_anew():
 
 
 def test_keys_that_cannot_be_read_are_told(tmp_path):
-    """And are not taken for none, which would let everybody in."""
+    """They are not treated as an empty list, which would admit every client."""
     with pytest.raises(UserError, match="file per team"):
         keys_for(config_of(local("a"), auth=Auth(keys_folder=str(tmp_path / "none"))))
