@@ -60,7 +60,7 @@ BEARER = f"Authorization: Bearer {KEY}\r\n"
         (CHAT, "Origin: http://10.42.3.9\r\n", POD, True),
     ],
 )
-def test_the_network_or_the_key_lets_a_request_in(path, lines, peer, let_in):
+def test_the_network_or_the_key_admits_a_request(path, lines, peer, let_in):
     """A pod needs a key only for other clients' prompts; strangers and foreign pages need one except for probes."""
     refusal = proxy_judge(KEY, ADMITS)(head_of(path, lines), peer)
     assert (refusal is None) == let_in
@@ -125,7 +125,7 @@ def test_without_networks_every_request_needs_the_key():
         ("/v1;SLOTS", BEARER, "GET", 403),
     ],
 )
-def test_only_a_key_of_the_service_lets_a_request_in(path, lines, method, status):
+def test_only_a_key_of_the_service_admits_a_request(path, lines, method, status):
     """Each of its keys works from any network; paths without prompts are readable by all, and /slots by none."""
     digests = frozenset(map(digest_of_key, (KEY, "other")))
     judge = keys_judge(lambda: digests, {"/health", "/metrics"})
@@ -136,7 +136,7 @@ def test_only_a_key_of_the_service_lets_a_request_in(path, lines, method, status
         assert (refusal.headers.get("www-authenticate") == "Bearer") == (status == 401)
 
 
-def test_without_keys_nothing_is_let_in_and_a_new_key_counts_at_once():
+def test_without_keys_all_is_refused_and_a_new_key_works_at_once():
     """The digests are read for each request: without one even an empty key is refused."""
     digests = frozenset()
     judge = keys_judge(lambda: digests, ())
@@ -180,8 +180,8 @@ async def test_a_client_with_a_key_gets_no_tunnel_to_the_engine(nursery):
         handler = proxy_handler(("127.0.0.1", 1), "", upstream)
         more = "Connection: close, Upgrade, Content-Length, X-Kept\r\nUpgrade: websocket\r\nX-Kept: no\r\n"
         request = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\n{BEARER}{BEARER}{more}Content-Length: 2\r\n\r\n{{}}"
-        said = await converse(handler, request.encode())
-    assert said.startswith(b"HTTP/1.1 200 ")
+        response = await converse(handler, request.encode())
+    assert response.startswith(b"HTTP/1.1 200 ")
     (passed,) = asked
     assert passed.body == b"{}"
     assert not {"authorization", "upgrade", "x-kept"} & {name.lower() for name, _ in passed.headers}
@@ -238,14 +238,14 @@ async def test_an_engine_that_loads_for_long_is_one_line_of_the_log(nursery):
     await nursery.start(run_server, engine, [inner])
     async with open_http_client(connect, max_idle_per_origin=0) as upstream, open_http_client(outer.connect) as client:
         await nursery.start(partial(run_server, proxy_handler(("127.0.0.1", 1), "", upstream), [outer]))
-        with structlog.testing.capture_logs() as said:
+        with structlog.testing.capture_logs() as logs:
             answers = [(await client.request("GET", "http://proxy/health")).status for _ in expected]
     assert answers == expected
-    assert len(said) == 2
+    assert len(logs) == 2
 
 
 @pytest.mark.parametrize(("key", "let_in"), [(KEY, True), ("of-a-client", True), ("of-a-clien", False)])
-def test_a_proxy_asks_in_the_place_of_an_engine_that_cannot(key, let_in):
+def test_the_proxy_checks_keys_for_an_engine_that_cannot(key, let_in):
     """Keys of the service's clients work as the engine's own does, and no network suffices."""
     judge = proxy_judge(KEY, lambda _: False, ("of-a-client",))
     assert (judge(head_of(CHAT, f"Authorization: Bearer {key}\r\n"), POD) is None) is let_in

@@ -20,9 +20,7 @@ from router.proxy.router_lab import local
 
 
 def served(queue, turns, charged):
-    """Serve one request after another; return their tenants. `charged` has the estimate and the actual tokens of
-    each.
-    """
+    """Serve requests one by one; return their tenants. `charged` has estimated and actual tokens."""
     names = []
     for _ in range(turns):
         ((name, _),) = queue.admit()
@@ -31,7 +29,7 @@ def served(queue, turns, charged):
     return names
 
 
-def test_a_quiet_tenant_is_before_every_waiting_request_of_a_busy_one():
+def test_a_light_tenant_is_before_every_waiting_request_of_a_busy_one():
     """It gets the next free slot, although it came last."""
     queue = FairQueue(1)
     for number in range(5):
@@ -43,7 +41,7 @@ def test_a_quiet_tenant_is_before_every_waiting_request_of_a_busy_one():
 
 
 @pytest.mark.parametrize(("quiet_tokens", "every"), [(20, 1), (20, 3), (400, 20), (1000, 40)])
-def test_a_quiet_tenant_gets_the_next_slot_however_soon_it_asks_again(quiet_tokens, every):
+def test_a_light_tenant_gets_the_next_slot_however_soon_it_asks_again(quiet_tokens, every):
     """Twelve tenants always wait for two slots: they start together, and the light one a little later."""
     queue = FairQueue(2)
     for busy in range(12):
@@ -88,13 +86,13 @@ def test_saving_nothing_or_everything_is_noticed(monkeypatch):
     """Deliberate bugs: a light tenant waits for a turn of all others, or accumulates its idle time."""
     monkeypatch.setattr(FairQueue, "_earliest", property(lambda queue: queue.virtual_time))
     with pytest.raises(AssertionError):
-        test_a_quiet_tenant_gets_the_next_slot_however_soon_it_asks_again(20, 1)
+        test_a_light_tenant_gets_the_next_slot_however_soon_it_asks_again(20, 1)
     monkeypatch.setattr(FairQueue, "_earliest", property(lambda queue: queue.virtual_time - 10**9))
     with pytest.raises(AssertionError):
         test_idle_time_saves_no_more_than_one_request_up()
 
 
-def test_a_quiet_tenant_gets_no_more_than_its_share():
+def test_a_light_tenant_gets_no_more_than_its_share():
     """A tenant with small requests gets as many tokens as the others, and its savings give it no more."""
     queue, had = FairQueue(1), {"long": 0, "short": 0}
     sizes = {"long": 400, "short": 20}
@@ -120,7 +118,7 @@ def test_tenants_of_equal_requests_take_turns():
     assert order in (["a", "b"] * 3, ["a", "b", "b", "a", "a", "b"])
 
 
-def test_tokens_count_and_not_requests():
+def test_shares_are_in_tokens_and_not_in_requests():
     """A tenant with requests four times as long gets a quarter as many."""
     queue = FairQueue(1)
     for number in range(100):
@@ -155,7 +153,7 @@ def test_idle_time_saves_no_more_than_one_request_up():
     assert names.count("back") == pytest.approx(5, abs=1)
 
 
-def test_a_full_queue_drops_the_newest_of_whoever_has_most():
+def test_a_full_queue_drops_the_newest_of_the_busiest_tenant():
     """A light tenant is queued; the flood loses a request."""
     queue = FairQueue(1)
     for number in range(MAX_WAITING):
@@ -165,7 +163,7 @@ def test_a_full_queue_drops_the_newest_of_whoever_has_most():
     assert (queue.waiting, queue.waiting_of("quiet")) == (MAX_WAITING, 1)
 
 
-def test_the_end_of_what_is_not_there_is_nothing():
+def test_ending_an_unknown_request_has_no_effect():
     """No slot or place in the queue is added."""
     queue = FairQueue(1)
     queue.ended("nobody", 1, 1)
@@ -328,9 +326,7 @@ async def test_what_is_learned_of_answers(autojump_clock):
 
 
 async def simulate(seed, *, fair):
-    """Simulate two slots, twelve flooders with five requests each and a light tenant; return its waits, and the
-    starts.
-    """
+    """Simulate two slots, twelve flooders and a light tenant; return its waits, and the starts."""
     rng = random.Random(seed)
     turns, backend = Turns(), local("mac", slots=2)
     ends, waits, served = [], [], [0]
@@ -377,7 +373,7 @@ async def simulate(seed, *, fair):
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_a_quiet_tenant_waits_for_the_first_slot_that_ends_and_no_longer(autojump_clock, seed):
+async def test_a_light_tenant_waits_only_for_the_first_free_slot(autojump_clock, seed):
     """It waits no longer than is necessary without preemption, and the slots stay busy."""
     waits, used = await simulate(seed, fair=True)
     assert all(wait <= first + 1e-6 for wait, first in waits)
@@ -385,7 +381,7 @@ async def test_a_quiet_tenant_waits_for_the_first_slot_that_ends_and_no_longer(a
 
 
 @pytest.mark.ci
-async def test_without_the_queue_it_waits_for_all_who_came_before(autojump_clock):
+async def test_without_the_queue_it_waits_for_all_earlier_requests(autojump_clock):
     """First come, first served keeps the light tenant behind 58 requests of others."""
     waits, used = await simulate(0, fair=False)
     late = [wait / first for wait, first in waits if first > 0.1]

@@ -166,9 +166,7 @@ async def test_refusals_are_shaped_like_openai(  # noqa: PLR0917 (a table's colu
     assert (error["type"] == "invalid_request_error") is (status < 500)
     stopped = "ScaledToZero" in error["message"]
     assert answer.headers.get("retry-after") == ("7" if status == 503 and not stopped else None)
-    assert answer.headers.get("x-should-retry") == (
-        "false" if stopped else None
-    )  # U4: a client does not wait for a user's action
+    assert answer.headers.get("x-should-retry") == ("false" if stopped else None)  # U4: only a user can start it
     assert ("allow" in answer.headers) is (status == 405)
 
 
@@ -289,7 +287,7 @@ async def test_a_page_reads_every_answer_and_every_refusal(world, origin):
     assert GRANT not in (await gateway.ask("POST", CHAT, {"model": "gone"})).headers
 
 
-async def test_an_engine_that_has_gone_is_told_to_a_page(world):
+async def test_an_unreachable_engine_is_reported_to_a_page(world):
     """The 502 of the gateway is readable for the page."""
     gateway = await world(ONE)
     answer = await gateway.ask("POST", CHAT, {"model": "only"}, {"Origin": PAGES[0]})
@@ -306,8 +304,8 @@ async def test_a_preflight_allows_what_the_page_will_send(world, path):
     assert answer.headers.get("access-control-allow-methods") == "GET, HEAD, POST"
     assert answer.headers.get("access-control-allow-headers") == "authorization,x-stainless-os"
     assert "access-control-allow-private-network" not in answer.headers
-    wishes = ASKED | {"Origin": PAGES[1], "Access-Control-Request-Private-Network": "true"}
-    answer = await gateway.ask("OPTIONS", path, None, wishes | {"Access-Control-Request-Headers": "a b; c"})
+    requested = ASKED | {"Origin": PAGES[1], "Access-Control-Request-Private-Network": "true"}
+    answer = await gateway.ask("OPTIONS", path, None, requested | {"Access-Control-Request-Headers": "a b; c"})
     assert answer.headers.get("access-control-allow-private-network") == "true"
     assert "access-control-allow-headers" not in answer.headers
 
@@ -322,7 +320,7 @@ async def test_a_page_from_elsewhere_is_granted_nothing(world, origin):
 
 
 @pytest.mark.parametrize("path", ["/", "/v1"])
-async def test_the_root_says_what_this_is(world, path):
+async def test_the_root_describes_the_gateway(world, path):
     """A browser at the gateway's address or base URL gets the paths to use."""
     answer = await (await world()).ask("GET", path)
     assert answer.status == 200
@@ -483,7 +481,7 @@ async def test_half_an_answer_is_never_passed_on_as_a_whole(nursery, answer):
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-async def test_a_probe_is_told_that_the_gateway_is_there(world, method):
+async def test_a_probe_of_the_gateway_succeeds(world, method):
     """`/health` answers 200 as an engine's does, even without a model."""
     answer = await (await world(NONE)).ask(method, "/health")
     assert (answer.status, answer.body) == (200, b'{"status":"ok"}' if method == "GET" else b"")

@@ -41,8 +41,8 @@ def replaced(pattern, by):
 HEADS = {
     "the first length counts": (without_but(b"content-length", "first"), ["two lengths"]),
     "the last length counts": (without_but(b"content-length", "last"), ["two lengths, the other order"]),
-    "chunks count beside a length": (dropped_beside(b"content-length", b"transfer-encoding"), ["CL.TE", "TE.CL"]),
-    "a length counts beside chunks": (dropped_beside(b"transfer-encoding", b"content-length"), ["CL.TE", "TE.CL"]),
+    "chunks win over a length": (dropped_beside(b"content-length", b"transfer-encoding"), ["CL.TE", "TE.CL"]),
+    "a length wins over chunks": (dropped_beside(b"transfer-encoding", b"content-length"), ["CL.TE", "TE.CL"]),
     "the first coding counts": (without_but(b"transfer-encoding", "first"), ["TE.TE", "TE.TE, the same"]),
     "a coding that is not known is none": (replaced(rb"(?i)transfer-encoding: xchunked\r\n", b""), ["TE unknown"]),
     "a coding like chunked is chunked": (

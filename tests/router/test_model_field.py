@@ -121,16 +121,16 @@ def test_a_replaced_model_is_all_that_changes(body, name):
 def test_bodies_of_every_kind(monkeypatch, body, model):
     """Small bodies are parsed and large ones scanned, with the same result."""
 
-    def said():
+    def model_in():
         try:
             value, _ = run(read_model, body)
         except BodyError:
             return "refused"
         return value if value is None or isinstance(value, str) else 0
 
-    assert said() == model
+    assert model_in() == model
     monkeypatch.setattr(model_field, "PARSE_BYTES", 0)
-    assert said() == model
+    assert model_in() == model
 
 
 @pytest.mark.ci
@@ -205,7 +205,7 @@ async def test_a_form_without_a_model_gets_one():
     assert after == form(part("model", b"whisper"), part("file", b"x"))
 
 
-async def test_of_several_the_last_counts():
+async def test_of_several_the_last_is_used():
     """JSON is handled the same way."""
     assert (await read_form_model(form(part("model", b"a"), part("model", b"b")), b"xyz")).value == "b"
 

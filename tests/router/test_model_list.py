@@ -44,8 +44,8 @@ async def engine(nursery, answers):
 
 async def test_the_context_is_the_engines_own_and_asked_for_once(nursery):
     """The list has the engine's value, requested with its key, and requests it again only from another engine."""
-    said = {"data": [{"id": "x", "meta": META, "architecture": TEXT, "owned_by": "llamacpp"}]}
-    listener, asked = await engine(nursery, [orjson.dumps(said)])
+    listed = {"data": [{"id": "x", "meta": META, "architecture": TEXT, "owned_by": "llamacpp"}]}
+    listener, asked = await engine(nursery, [orjson.dumps(listed)])
     chat = Backend("h", 1, "x", b"Authorization: Bearer k\r\n", "chat")
     async with open_http_client(listener.connect) as client:
         models, directory = ModelList(None, 7, client), Directory(chat=chat)
@@ -57,7 +57,7 @@ async def test_the_context_is_the_engines_own_and_asked_for_once(nursery):
     assert asked == [("/v1/models", "Bearer k")]
 
 
-async def test_what_an_engine_does_not_say_is_left_out(nursery):
+async def test_unreported_figures_are_omitted(nursery):
     """A model is listed without figures if its engine returns something else, or is not running."""
     answers = [b"no JSON", b"[]", json.dumps({"data": []}).encode(), json.dumps({"data": [{"meta": "?"}]}).encode()]
     for answer in answers:
@@ -90,7 +90,7 @@ async def test_an_engine_that_does_not_answer_holds_the_list_up_for_two_seconds(
     assert (model["id"], round(trio.current_time() - began)) == ("e", 2)
 
 
-async def test_a_model_that_does_not_answer_says_why():
+async def test_an_unavailable_model_has_a_reason():
     """The list has state, reason, message, and whether to wait."""
     entries = {
         "a": UnavailableModel("Loading", "it loads", 2),

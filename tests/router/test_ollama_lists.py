@@ -51,5 +51,5 @@ def test_one_is_shown_by_its_name():
 )
 def test_each_has_its_method(method, path, allow):
     """Other methods are refused with the allowed one."""
-    said = answer(path, b"{}", method)
-    assert (said.headers.get("allow"), said.status == 405) == (allow, allow is not None)
+    response = answer(path, b"{}", method)
+    assert (response.headers.get("allow"), response.status == 405) == (allow, allow is not None)

@@ -109,7 +109,7 @@ def test_a_program_is_granted_nothing():
     ],
 )
 def test_a_preflight_is_what_a_browser_asks_by_itself(method, lines, is_one):
-    """Any other OPTIONS request needs a key if there is one."""
+    """Other OPTIONS requests need a key if there is one."""
     assert is_preflight(head_of(CHAT, lines, method)) is is_one
 
 

@@ -24,7 +24,7 @@ ENGINES: Final[Mapping[str, Callable[[int], float]]] = {
     "a batch gains nothing": lambda taken: 50.0 / taken,
     "a batch loses": lambda taken: 50.0 / taken * 0.85 ** (taken - 1),
 }
-"""Tokens per second of each request, by how many are computed side by side."""
+"""Tokens per second of each request, by the number of concurrent requests."""
 
 
 @attrs.frozen
@@ -121,7 +121,7 @@ def p99(values):
 
 @pytest.mark.parametrize("slots", [1, 2, 4])
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_quiet_tenant_waits_for_the_first_end_and_the_engine_computes_as_much(engine, slots):
+def test_a_light_tenant_waits_for_the_first_end_at_equal_throughput(engine, slots):
     """The references are a schedule that knows all ends without preemption, and the engine's own queue."""
     speed = ENGINES[engine]
     ours, alone = play(FairQueue(slots), slots, speed), play(FirstComeFirstServed(slots), slots, speed)
@@ -131,7 +131,7 @@ def test_a_quiet_tenant_waits_for_the_first_end_and_the_engine_computes_as_much(
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_without_the_queue_the_quiet_tenant_waits_for_all(engine):
+def test_without_the_queue_the_light_tenant_waits_for_all(engine):
     """If this failed, the test above would prove nothing."""
     alone = play(FirstComeFirstServed(2), 2, ENGINES[engine])
     assert p99(alone.waits) > 3 * p99(alone.shortest)

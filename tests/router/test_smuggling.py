@@ -165,7 +165,7 @@ async def test_what_is_too_large_ends_the_connection(place, autojump_clock, data
 
 
 @pytest.mark.parametrize("data", SLOW.values(), ids=SLOW)
-async def test_a_client_that_stops_is_sent_away(place, autojump_clock, data):
+async def test_a_client_that_stops_sending_gets_an_error(place, autojump_clock, data):
     """A head or body that never ends gets 408, and the backend gets nothing."""
     front, asked = place
     assert statuses(await send(front, data)) == [408]

@@ -28,7 +28,7 @@ DIGESTS = frozenset(map(digest_of_key, ("first-key", "second-key")))
         ("Cookie: key=first-key\r\n", False),
     ],
 )
-def test_each_key_counts_in_each_of_two_headers(lines, shown):
+def test_each_key_works_in_each_of_two_headers(lines, shown):
     """A partial key, another scheme and the second of two header lines are not accepted."""
     assert presents_key(head_of("/v1/chat/completions?api_key=first-key", lines), DIGESTS) == shown
 

@@ -83,7 +83,7 @@ def test_a_key_that_cannot_be_used_is_left_out_alone(given, why):
         b"<html>moved</html>",
     ],
 )
-def test_what_is_no_set_is_none(data):
+def test_an_invalid_set_is_rejected(data):
     """The whole set is rejected, and the error quotes nothing from it."""
     with pytest.raises(KeySetError) as caught:
         parse_key_set(data)
@@ -106,7 +106,7 @@ ODD = st.one_of(
     name=st.sampled_from(["rsa-1", "p256-1", "p384-1", "ed-1"]),
     fields=st.dictionaries(st.sampled_from(["kty", "crv", "n", "e", "x", "y", "alg", "use", "kid", "key_ops"]), ODD),
 )
-def test_whatever_stands_in_a_field_ends_no_router(name, fields):
+def test_no_field_value_crashes_the_router(name, fields):
     """The key is read or skipped, and the other keys are still used."""
     found = read(jwk(name) | fields, "ed-2")
     assert "ed-2" in [each.key_id for each in found.keys]

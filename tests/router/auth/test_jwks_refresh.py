@@ -85,7 +85,7 @@ async def test_a_file_that_changes_is_read_again(in_file, tmp_path):
     assert "secret-of-a-page" not in str(logs)
 
 
-async def test_a_file_that_stays_counts_for_ever_and_one_that_is_gone_for_an_hour(in_file, tmp_path, autojump_clock):
+async def test_an_existing_file_is_trusted_forever_and_a_missing_one_for_an_hour(in_file, tmp_path, autojump_clock):
     """A deleted Secret is trusted for an hour at most."""
     (tmp_path / "jwks.json").write_bytes(jwks("ed-1"))
     refresh = JwksRefresh(lambda: in_file, no_fetch)
@@ -154,7 +154,7 @@ async def test_an_issuer_that_is_down_is_asked_less_and_less(autojump_clock, no_
     assert len([each for each in logs if each["log_level"] == "warning"]) == 1
 
 
-async def test_keys_of_another_config_are_fetched_at_the_next_look(autojump_clock, no_threads):
+async def test_keys_of_another_config_are_fetched_at_the_next_check(autojump_clock, no_threads):
     """A late response for the old config does not affect the new one."""
     first, second = (TokenKeys(f"https://id.example/{at}", "", random.Random(1)) for at in "12")
     current = [first]
@@ -182,9 +182,7 @@ def response(status=200, body=SET, lines=""):
 
 
 async def fetched(script, uri="http://issuer/keys?p=a", most=4096):
-    """Fetch from an issuer that follows this script; return the result and the request heads that the issuer
-    received.
-    """
+    """Fetch from an issuer with this script; return the result and the request heads that it received."""
     heads, listener = [], MemoryListener()
 
     async def serve():

@@ -24,7 +24,7 @@ def test_keys_are_fetched_at_once_and_then_every_five_minutes(keys):
     assert keys.is_due(10.0 + REFRESH_SECONDS)
 
 
-def test_keys_that_cannot_be_fetched_count_for_an_hour(keys):
+def test_keys_that_cannot_be_fetched_are_valid_for_an_hour(keys):
     """The hour starts when the keys were read; failures do not extend it."""
     keys.read(parse_key_set(jwks("ed-1")), 0.0)
     for at in range(300, 3600, 60):
@@ -49,7 +49,7 @@ def test_pauses_between_failures_grow_to_a_minute(keys):
     assert keys.is_due(now + 1)
 
 
-def test_a_failure_is_no_leave_for_unknown_names_to_ask(keys):
+def test_a_failure_lets_unknown_names_fetch_no_sooner(keys):
     """Unknown key names wait as long as after a success, however many there are."""
     keys.failed("no", 0.0)
     assert not keys.request_refetch(REFETCH_SECONDS - 1)

@@ -25,7 +25,7 @@ def lab(tmp_path, script=None, **changes):
     return open_lab(limited(**changes), budgets_folder=tmp_path, a=script or answered())
 
 
-async def test_what_was_taken_counts_after_a_restart(tmp_path):
+async def test_charges_survive_a_restart(tmp_path):
     async with lab(tmp_path) as one:
         assert (await one.ask(ASKED | SMALL)).status == 200
         assert taken(one) == 8
@@ -34,9 +34,7 @@ async def test_what_was_taken_counts_after_a_restart(tmp_path):
 
 
 async def still_under_way(tmp_path):
-    """Send a request to a backend that never answers, and return a copy of the files that a killed process would
-    leave.
-    """
+    """Send a request to a silent backend; return a copy of the files that a killed process would leave."""
     reached = trio.Event()
 
     async def script(connection):
@@ -53,7 +51,7 @@ async def still_under_way(tmp_path):
     return reserved
 
 
-async def test_a_request_is_in_the_file_before_its_backend_hears_of_it(tmp_path):
+async def test_a_request_is_in_the_file_before_it_is_sent(tmp_path):
     """Killing the router makes no request free: it is charged as reserved."""
     reserved = await still_under_way(tmp_path)
     assert reserved > 10

@@ -36,7 +36,7 @@ async def lab(server, tmp_path, script=None, *, config=None, password=PASSWORD):
 
 async def test_two_routers_have_one_count(server, tmp_path):
     """One router cannot take what the other has taken; its refusal has the correct wait."""
-    never = answer(said=ANSWER | {"usage": None})  # charged as reserved: nothing is released after the refusal
+    never = answer(content=ANSWER | {"usage": None})  # charged as reserved: nothing is released after the refusal
     async with lab(server, tmp_path, never) as one, lab(server, tmp_path) as other:
         while (answered := await one.ask(ASKED | {"max_tokens": 100})).status == 200:
             pass
@@ -48,7 +48,7 @@ async def test_two_routers_have_one_count(server, tmp_path):
 
 
 @pytest.mark.ci
-async def test_what_was_taken_counts_after_a_restart(server, tmp_path):
+async def test_charges_survive_a_restart(server, tmp_path):
     """The next process reads the server; charges that the last one settled are included."""
     async with lab(server, tmp_path) as one:
         assert (await one.ask(ASKED | SMALL)).status == 200
@@ -85,7 +85,7 @@ async def test_never_more_is_admitted_than_the_limit(server, tmp_path):
         answered = await held.ask(ASKED | {"max_tokens": 10})
         admitted.append(answered.status)
 
-    never = answer(said=ANSWER | {"usage": None})  # charged as reserved
+    never = answer(content=ANSWER | {"usage": None})  # charged as reserved
     config = limited(max_tokens=2000)
     async with (
         lab(server, tmp_path, never, config=config) as one,
@@ -142,9 +142,9 @@ async def test_a_wrong_password_is_reported_without_its_text(server, tmp_path, c
     """The log and `/readyz` have the server's error and not the password."""
     async with lab(server, tmp_path, password="opensesame") as held:
         assert (await held.ask(ASKED | SMALL)).status == 503
-        said = held.router.ready()[1] + capsys.readouterr().out
-        assert "127.0.0.1" in said
-        assert "opensesame" not in said
+        text = held.router.ready()[1] + capsys.readouterr().out
+        assert "127.0.0.1" in text
+        assert "opensesame" not in text
 
 
 async def test_settlements_wait_for_the_server(server, tmp_path, monkeypatch):
@@ -178,8 +178,8 @@ async def test_a_budget_of_each_team_and_of_all(server, tmp_path):
     team = Budget(name="t", scope="team", window_seconds=3600, max_tokens=100)
     every = Budget(name="all", scope="router", window_seconds=60, max_tokens=250)
     config = config_of(local("a"), budgets=(every, team))
-    unsaid = answer(said=ANSWER | {"usage": None})
-    async with lab(server, tmp_path, unsaid, config=config) as held:
+    without_usage = answer(content=ANSWER | {"usage": None})
+    async with lab(server, tmp_path, without_usage, config=config) as held:
         blue, red = {"X-LLMKube-Team": "blue"}, {"X-LLMKube-Team": "red"}
         assert (await held.ask(ASKED | SMALL, headers=blue)).status == 200
         for _ in range(5):
@@ -189,14 +189,14 @@ async def test_a_budget_of_each_team_and_of_all(server, tmp_path):
 
 async def test_a_stream_is_settled_by_its_usage(server, tmp_path):
     """A stream is settled like an answer in one piece."""
-    said = piece("yes", "stop", usage={"prompt_tokens": 3, "completion_tokens": 5})
-    async with lab(server, tmp_path, stream(said, DONE)) as held:
+    last = piece("yes", "stop", usage={"prompt_tokens": 3, "completion_tokens": 5})
+    async with lab(server, tmp_path, stream(last, DONE)) as held:
         for _ in range(20):  # 100 tokens reserved each, 8 taken
             assert (await held.read(ASKED | SMALL | {"stream": True}))[0] == 200
 
 
 @pytest.mark.ci
-async def test_a_settlement_whose_answer_is_lost_counts_once(server, tmp_path, monkeypatch):
+async def test_a_settlement_whose_answer_is_lost_is_applied_once(server, tmp_path, monkeypatch):
     """It is repeated under its name, and releases nothing twice."""
     real, call_ids = redis_budgets._run, []
 

@@ -64,7 +64,7 @@ def test_the_last_write_leaves_no_room():
     assert write(aside, is_last=True) == (ONE, ONE)
 
 
-def test_after_a_failed_write_both_files_count():
+def test_after_a_failed_write_both_files_are_respected():
     """The smaller of the old and the new amount is available, and the next write has the full state."""
     aside = Holds()
     aside.reserve(ONE, seconds)

@@ -22,7 +22,7 @@ def take(of, tokens, now):
     return True
 
 
-def test_what_is_reserved_counts_until_it_is_settled():
+def test_a_reservation_is_held_until_it_is_settled():
     """A second request sees the first one's reservation, and later what it consumed."""
     one = account()
     one.reserve(Amount(80))
@@ -55,7 +55,7 @@ def test_dollars_and_tokens_both_count():
     assert one.wait_seconds(Amount(10, 11), 0.0) != 0.0
 
 
-def test_where_only_requests_under_way_stand_in_the_way_a_step_is_waited():
+def test_a_budget_reserved_by_running_requests_is_retried_after_a_step():
     """Their end is not known."""
     one = account()
     one.reserve(Amount(100))
@@ -64,7 +64,7 @@ def test_where_only_requests_under_way_stand_in_the_way_a_step_is_waited():
 
 @pytest.mark.parametrize("seed", range(20))
 def test_no_window_holds_more_than_the_limit(seed):
-    """Requests are random, some of them long; the limit holds in each window."""
+    """Requests are random, some long; the limit holds in each window."""
     rng, one, now = random.Random(seed), account(), 0.0
     open_requests, took = [], []
     for _ in range(2000):

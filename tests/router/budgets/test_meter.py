@@ -70,9 +70,7 @@ def test_without_a_budget_nothing_is_reserved_or_capped():
 
 
 def test_prompt_and_answer_are_reserved_and_settled():
-    """The reservation is one token per byte of the body plus the requested maximum; then the actual usage is
-    charged.
-    """
+    """One token per byte of the body plus the requested maximum is reserved; the actual usage is charged."""
     meter, config = Meter(), config_of(budget())
     found = reserve(meter, config)
     assert used(meter, config) == {"b": 200}
@@ -107,7 +105,7 @@ def test_no_limit_hides_behind_a_smaller_one(asked, cap):
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("asked", "expected"),
     [
         ({"max_tokens": 5}, {"max_tokens": 5}),
         ({"max_tokens": 5, "n_predict": -1, "max_output_tokens": 9}, {"max_tokens": 9}),
@@ -118,9 +116,9 @@ def test_no_limit_hides_behind_a_smaller_one(asked, cap):
         ({}, {"max_tokens": 9}),
     ],
 )
-def test_a_backend_gets_one_limit(asked, told):
+def test_a_backend_gets_one_limit(asked, expected):
     """The field is one that the backend reads: a field that is dropped or unknown would limit nothing."""
-    assert with_max_tokens(asked, told.get("max_tokens") or told["max_completion_tokens"]) == told
+    assert with_max_tokens(asked, expected.get("max_tokens") or expected["max_completion_tokens"]) == expected
 
 
 @pytest.mark.parametrize("name", ["n", "n_cmpl", "best_of"])
@@ -132,7 +130,7 @@ def test_each_of_several_answers_is_reserved(name):
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "n_predict"])
-def test_the_longest_of_all_limits_counts(name):
+def test_the_longest_limit_applies(name):
     """This applies to each field name and to any number of answers."""
     meter, config = Meter(), config_of(budget())
     reserve(meter, config, body={"max_tokens": 10, name: 50, "n": 3})
@@ -231,7 +229,7 @@ def test_teams_that_make_up_names_do_not_fill_memory(monkeypatch):
     assert used(meter, config, 3 * 3600.0) == {"b": 0}
 
 
-def test_what_an_earlier_process_left_counts():
+def test_charges_of_an_earlier_process_apply():
     """Charges stay until they expire; reservations become charges. The limit is the config's."""
     config, before = config_of(budget(max_tokens=300)), Meter()
     charges = before.settle(reserve(before, config, now=0.0), Consumption(prompt=20, answer=30), now=0.0)

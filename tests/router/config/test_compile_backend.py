@@ -72,23 +72,23 @@ def test_a_base_url_has_its_path_once(url, base):
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "expected"),
     [
         ("https://llm.example/v1/chat/completions", "is an endpoint, not a base URL; remove /chat/completions"),
         ("https://llm.example/v1?key=abc", "is not a base URL"),
         ("http://llm.example/v1", "would send requests and the key unencrypted; write https"),
     ],
 )
-def test_a_url_that_cannot_be_is_refused(url, said):
+def test_a_url_that_cannot_be_is_refused(url, expected):
     """The error has the field and the fix."""
-    assert f"spec.backends[away].external.url: '{url}' {said}" in errors(external(url=f'"{url}"'))
+    assert f"spec.backends[away].external.url: '{url}' {expected}" in errors(external(url=f'"{url}"'))
 
 
 def test_a_password_in_a_url_is_not_repeated():
     """Errors are written to status and logs."""
-    said = errors(external(url='"https://me:hunter2@llm.example/v1"'))
-    assert "is not a base URL" in said
-    assert "hunter2" not in said
+    message = errors(external(url='"https://me:hunter2@llm.example/v1"'))
+    assert "is not a base URL" in message
+    assert "hunter2" not in message
 
 
 @pytest.mark.parametrize("provider", ["anthropic", "openai", "litellm", "bedrock", "vertex_ai"])

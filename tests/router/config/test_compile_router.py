@@ -154,16 +154,16 @@ def test_a_store_of_budgets_is_compiled_with_its_password():
 
 
 @pytest.mark.parametrize(
-    ("address", "said"),
+    ("address", "expected"),
     [
         ("'-:6379'", "spec.policy.budgetStore.address: '-' is not a host"),
         ("redis:99999", "spec.policy.budgetStore.address: 99999 is not a port"),
     ],
 )
-def test_a_store_without_an_address_is_refused(address, said):
+def test_a_store_without_an_address_is_refused(address, expected):
     """The error has the field and the cause."""
     [problem] = compiled(BACKENDS + STORE % address).errors
-    assert problem.startswith(said)
+    assert problem.startswith(expected)
 
 
 def test_a_store_without_budgets_is_refused():
@@ -210,7 +210,7 @@ policy:
     )
     found = compiled(text)
     assert found.config is None
-    said = list(found.errors)
+    problems = list(found.errors)
     for part in (
         "spec.backends: 'mac' is repeated",
         "spec.rules[0].match.models: '[x]'",
@@ -227,14 +227,14 @@ policy:
         "spec.policy.budgets[b].ruleName: 'nobody' does not fit scope 'rule'",
         "spec.policy.auth.allowlists: 'red' is repeated",
     ):
-        assert sum(part in each for each in said) == 1, (part, said)
+        assert sum(part in each for each in problems) == 1, (part, problems)
 
 
 def test_a_time_out_of_range_is_refused():
     """The CRD has the bounds in a validation rule; a file that no API server has validated is checked, too."""
     for written in ("0s", "50ms", "31m"):
-        said = errors(BACKENDS + f"rules: [{{ name: r, timeout: {written}, route: {{ backends: [mac] }} }}]\n")
-        assert said == f"spec.rules[0].timeout: '{written}' is out of range; write 100ms to 30m"
+        message = errors(BACKENDS + f"rules: [{{ name: r, timeout: {written}, route: {{ backends: [mac] }} }}]\n")
+        assert message == f"spec.rules[0].timeout: '{written}' is out of range; write 100ms to 30m"
 
 
 def test_what_has_no_effect_is_named():
@@ -317,12 +317,12 @@ def test_a_hostile_name_costs_no_more_than_its_length():
 
 
 @pytest.mark.parametrize(
-    ("pattern", "said"),
+    ("pattern", "expected"),
     [("", "an empty pattern"), ("gpt-[45]", "'['"), ("a{b", "'{'"), ("a b", "' '"), ("a\\*", "'\\\\'")],
 )
-def test_an_invalid_pattern_is_reported(pattern, said):
+def test_an_invalid_pattern_is_reported(pattern, expected):
     """Wildcards of other languages are refused: they would silently match nothing."""
-    assert said in pattern_problem(pattern)
+    assert expected in pattern_problem(pattern)
 
 
 def test_a_pattern_covers_another():

@@ -70,7 +70,7 @@ def test_a_sound_config_is_not_complained_about():
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "expected"),
     [
         ({"backends": {}, "rules": (), "default_backend": ""}, "backends: empty; add one"),
         (with_mac(name="Mac"), "backends[mac].name: 'Mac' must be the key"),
@@ -189,10 +189,10 @@ def test_a_sound_config_is_not_complained_about():
         (with_budget(team_header="X-Team"), "budgets[b].teamHeader: 'X-Team' is not a header name"),
     ],
 )
-def test_an_invalid_config_is_reported(fields, said):
+def test_an_invalid_config_is_reported(fields, expected):
     """There is one problem, and no other."""
     found = config_problems(attrs.evolve(SOUND, **fields))
-    assert any(said in each for each in found), found
+    assert any(expected in each for each in found), found
     assert len(found) == 1
 
 
@@ -212,9 +212,7 @@ def test_an_invalid_config_is_reported(fields, said):
     ],
 )
 def test_what_looks_alike_and_is_sound(fields):
-    """A missing backend with its reason, a provider of this network and a default class that a rule matches are
-    valid.
-    """
+    """A missing backend with its reason, a local provider and a default class that a rule matches are valid."""
     assert config_problems(attrs.evolve(SOUND, **fields)) == []
 
 
@@ -250,9 +248,7 @@ def rule(name, match="{}", closed="false", backends="mac"):
     ],
 )
 def test_a_rule_that_another_covers_is_named(earlier, later):
-    """If the earlier rule fails closed, the later one is never reached; else only if the earlier one has no usable
-    backend.
-    """
+    """Later rules apply only if the earlier one has no usable backend, and never if it fails closed."""
     closed = rules(rule("first", earlier, "true"), rule("second", later))
     assert "spec.rules[1]: second never applies: first above it matches every" in warned(closed)
     passed = rules(rule("first", earlier), rule("second", later))

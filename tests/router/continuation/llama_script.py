@@ -6,7 +6,7 @@ import re
 import orjson
 
 PIECES = [("Hel", 1), ("lo", 1), (" w", 1), ("ö", 2), ("rld", 1), (" 😀", 3), (" </s", 2), ("top>", 1), ("!", 1)]
-"""The answer: each piece, and how many tokens it takes. One that ends in the middle of a letter is no piece."""
+"""Pieces of the answer, with their tokens. A token that ends in the middle of a character is not a piece."""
 
 TEXT = "".join(text for text, _ in PIECES)
 TOKENS = sum(tokens for _, tokens in PIECES)
@@ -67,13 +67,13 @@ def answer(path, body, name="a", *, model="m.gguf", extra_prompt=0):  # noqa: C9
         "total_tokens": total + written,
         "prompt_tokens_details": {"cached_tokens": cached},
     }
-    told = {"usage": usage, "timings": timings()}
+    counts = {"usage": usage, "timings": timings()}
     if path == COMPLETIONS:
-        yield event(choice(None, finish), **told)
+        yield event(choice(None, finish), **counts)
     else:
         yield event(choice(None, finish))
         if body.get("stream_options", {}).get("include_usage"):
-            yield event([], **told)
+            yield event([], **counts)
     yield b"data: [DONE]\n\n"
 
 

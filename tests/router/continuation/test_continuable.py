@@ -20,7 +20,7 @@ GOES_ON = {
     "a picture": (CHAT, {"messages": [{"role": "user", "content": [PICTURE]}]}),
     "begun by the client": (CHAT, {"messages": [USER, {"role": "assistant", "content": "I "}]}),
     "begun in parts": (CHAT, {"messages": [USER, {"role": "assistant", "content": [TEXT_PART]}]}),
-    "begun and said so": (
+    "begun with continue_final_message": (
         CHAT,
         {"messages": [{"role": "assistant", "content": "I "}], "continue_final_message": True},
     ),
@@ -65,13 +65,13 @@ def request(path, changes):
 
 
 @pytest.mark.parametrize("name", GOES_ON)
-def test_what_text_makes_goes_on(name):
+def test_plain_text_can_be_continued(name):
     path, changes = GOES_ON[name]
     assert obstacle(path, request(path, changes)) == ""
 
 
 @pytest.mark.parametrize("name", DOES_NOT)
-def test_what_more_than_text_makes_does_not(name):
+def test_other_output_cannot_be_continued(name):
     """The reason is given."""
     path, changes = DOES_NOT[name]
     assert obstacle(path, request(path, changes))

@@ -39,8 +39,8 @@ def read(joined, backend, events, *, hides=False):
     for event in events:
         if event == DONE:
             return found + joined.release() + event
-        said = json.loads(event[6:])
-        found += joined.take(event[6:-2], event, hidden=hides and not said["choices"])
+        chunk = json.loads(event[6:])
+        found += joined.take(event[6:-2], event, hidden=hides and not chunk["choices"])
     return found
 
 
@@ -80,9 +80,7 @@ def interrupted(path, body, ends):
 
 @pytest.mark.parametrize("name", BODIES)
 def test_an_engine_that_dies_after_any_event_leaves_no_trace(name):
-    """After one or two deaths at any event, the bytes are the same, with one id, one role, one end and the full
-    usage.
-    """
+    """After one or two deaths at any event the bytes are the same, with one id, role and end, and full usage."""
     path, body = BODIES[name]
     whole = timeless(undisturbed(path, body))
     most = len(list(answer(path, asked(path, body))))
@@ -94,7 +92,7 @@ def test_an_engine_that_dies_after_any_event_leaves_no_trace(name):
             assert joined.continuations <= 2
 
 
-def test_the_undisturbed_stream_is_what_the_engine_says():
+def test_the_undisturbed_stream_is_the_engines_own():
     """Only timings that the router itself requested are removed; those at the end stay."""
     path, body = BODIES["with usage"]
     plain = b"".join(answer(path, body, "a"))
@@ -132,8 +130,8 @@ def test_what_was_counted_is_known_also_of_an_answer_that_ends_in_the_middle():
 
 def piece(delta, **more):
     choice = {"index": 0, "delta": delta, "finish_reason": None} | more
-    said = {"id": "1", "model": "m.gguf", "system_fingerprint": "b1-x", "choices": [choice]}
-    return b"data: %b\n\n" % json.dumps(said).encode()
+    event = {"id": "1", "model": "m.gguf", "system_fingerprint": "b1-x", "choices": [choice]}
+    return b"data: %b\n\n" % json.dumps(event).encode()
 
 
 NOT_TEXT = {
@@ -161,7 +159,7 @@ def test_what_is_no_text_is_not_joined(name):
         read(later, engine("b"), [NOT_TEXT[name]])
 
 
-def test_an_engine_that_is_not_known_is_not_gone_on_from():
+def test_an_unknown_engine_is_not_continued():
     """It has no digest and no llama.cpp build."""
     joined = new(CHAT, MESSAGES)
     read(joined, engine("a", digest=""), [piece({"content": "a"}).replace(b"b1-x", b"fp_1")])
@@ -211,8 +209,8 @@ def test_a_limit_without_a_count_ends_it():
     assert unlimited.mark_interrupted() == ""
 
 
-def test_it_goes_on_three_times():
-    """A request that kills engines must not kill all of them."""
+def test_an_answer_is_continued_three_times():
+    """A request that kills engines must not kill every engine."""
     joined = new(CHAT, MESSAGES)
     for _ in range(MAX_CONTINUATIONS):
         read(joined, engine("a"), list(answer(CHAT, MESSAGES))[:2])

@@ -14,12 +14,12 @@ def test_the_text_is_the_last_message_and_its_tokens_are_off_the_limit():
     """Nothing else changes, and the first request is not modified."""
     before = dict(BODY)
     found = next_request(CHAT, BODY, "Once", 3)
-    said = [USER, {"role": "assistant", "content": "Once"}]
-    assert found == BODY | MODE | {"messages": said, "max_tokens": 7}
+    messages = [USER, {"role": "assistant", "content": "Once"}]
+    assert found == BODY | MODE | {"messages": messages, "max_tokens": 7}
     assert before == BODY
 
 
-def test_before_a_word_was_said_it_is_the_first_request():
+def test_without_text_it_is_the_first_request():
     """An empty assistant message would be a finished answer."""
     assert next_request(CHAT, BODY, "", 0) == BODY
 

@@ -31,7 +31,7 @@ def test_engines_of_the_same_model_come_first_and_the_dead_one_last():
     assert names(order, order[2]) == ["a", "b"]
 
 
-def test_one_whose_model_is_not_known_goes_on_at_itself_alone():
+def test_a_backend_of_unknown_model_continues_only_its_own_answer():
     """Two unknown models are not the same one."""
     order = permits(local("a"), local("b"))
     assert names(order, order[0]) == ["a"]
@@ -56,6 +56,6 @@ def test_what_is_not_permitted_is_no_place():
         (cloud("a", model_digest="x"), "b1-x", False),
     ],
 )
-def test_llama_cpps_server_goes_on_and_providers_do_not(backend, fingerprint, does):
+def test_llama_cpps_server_continues_and_providers_do_not(backend, fingerprint, does):
     """The config decides, or the build that the engine reports."""
     assert can_continue(backend, fingerprint) is does

@@ -68,7 +68,7 @@ def test_a_later_engine_has_read_the_prompt_and_the_text(read, is_greedy, refuse
         count.check_prompt(is_greedy=is_greedy)
 
 
-def test_an_end_that_the_engine_did_not_say_is_closed_with_what_the_client_has():
+def test_a_missing_end_is_completed_with_the_clients_text():
     count = TokenCount()
     write(count, 10, 4)
     total = count.total

@@ -13,13 +13,13 @@ from llmkube.router.dialects.dialect import (
 )
 
 
-def test_too_long_a_prompt_says_needed_and_available():
+def test_an_error_for_a_long_prompt_has_needed_and_available_tokens():
     """The numbers are those of llama.cpp's server; other errors are reduced to their message."""
     assert message_of({"message": "x", "n_prompt_tokens": 9, "n_ctx": 4}) == (
         "x (the prompt needs 9 tokens, 4 are available)"
     )
-    said = "9 tokens exceed 4"
-    assert message_of({"message": said, "n_prompt_tokens": 9, "n_ctx": 4}) == said
+    message = "9 tokens exceed 4"
+    assert message_of({"message": message, "n_prompt_tokens": 9, "n_ctx": 4}) == message
     assert message_of({"message": "x"}) == "x"
     assert message_of({}) == "the request failed"
 

@@ -18,6 +18,6 @@ def test_what_is_no_dialect_passes_as_it_is():
 def test_each_dialect_has_errors_of_its_own():
     """A path with a trailing slash has them, too."""
     for path in DIALECTS:
-        said = json.loads(refusal_at(f"{path}/", Response.json(404, {"error": {"message": "no"}})).body)
-        assert "no" in (said["error"], said["error"]["message"] if isinstance(said["error"], dict) else "")
-        assert ("type" in said) == path.startswith("/v1/messages")
+        error = json.loads(refusal_at(f"{path}/", Response.json(404, {"error": {"message": "no"}})).body)
+        assert "no" in (error["error"], error["error"]["message"] if isinstance(error["error"], dict) else "")
+        assert ("type" in error) == path.startswith("/v1/messages")

@@ -16,8 +16,8 @@ def events_of(data):
     """Return the events of a stream; each has the name of its type."""
     found = []
     for each in data.decode().split("\n\n")[:-1]:
-        name, _, said = each.partition("\n")
-        event = json.loads(said.removeprefix("data: "))
+        name, _, line = each.partition("\n")
+        event = json.loads(line.removeprefix("data: "))
         assert name == f"event: {event['type']}"
         found.append(event)
     return found
@@ -56,7 +56,7 @@ def test_a_stream_comes_back_as_it_was(answer, at):
     assert open_at is None
 
 
-def test_a_tool_call_that_goes_on_after_its_end_ends_in_an_error():
+def test_a_tool_call_that_continues_after_its_end_is_an_error():
     """Its arguments would be another call's, or incomplete."""
     translator = MessagesTranslator(model="m")
     calls = [{"index": at, "id": f"c{at}", "function": {"name": "f", "arguments": "{"}} for at in (0, 1, 0)]
@@ -66,7 +66,7 @@ def test_a_tool_call_that_goes_on_after_its_end_ends_in_an_error():
         translator.event({"choices": [{"delta": {"tool_calls": [calls[2]]}}]})
 
 
-def test_a_client_that_waits_hears_a_ping():
+def test_a_waiting_client_gets_a_ping():
     """A stream that fails ends with an error event."""
     translator = MessagesTranslator(model="m")
     assert events_of(translator.waiting()) == [{"type": "ping"}]

@@ -9,7 +9,7 @@ CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 
 
-def said(*messages, **more):
+def chat_request(*messages, **more):
     return CHAT | {"messages": list(messages)} | more
 
 
@@ -25,10 +25,10 @@ def said(*messages, **more):
         (CHAT | {"tools": TOOLS, "parallel_tool_calls": False}, "tool_choice",
          {"type": "auto", "disable_parallel_tool_use": True}),
         (CHAT | {"tools": TOOLS}, "tools", [{"name": "f", "input_schema": {"type": "object"}}]),
-        (said({"role": "system", "content": "a"}, {"role": "user", "content": "q"},
+        (chat_request({"role": "system", "content": "a"}, {"role": "user", "content": "q"},
               {"role": "developer", "content": "b"}), "system",
          [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]),
-        (said({"role": "user", "content": "a"}, {"role": "user", "content": "b"}), "messages",
+        (chat_request({"role": "user", "content": "a"}, {"role": "user", "content": "b"}), "messages",
          [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]),
         (CHAT | {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}},
          "output_config", {"format": {"type": "json_schema", "schema": {}}}),
@@ -48,10 +48,16 @@ def test_what_a_field_becomes(chat, name, expected):
         (CHAT | {"modalities": ["audio"]}, "modalities has audio"),
         (CHAT | {"response_format": {"type": "json_object"}}, "json_schema only"),
         (CHAT | {"tools": [{"type": "web"}]}, r"tools\[0\].function.name is missing"),
-        (said({"role": "user", "content": [{"type": "input_audio"}]}), "input_audio"),
-        (said({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}), "data: URL"),
-        (said({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}), "arguments must"),
-        (said({"role": "robot", "content": "x"}), "'robot'"),
+        (chat_request({"role": "user", "content": [{"type": "input_audio"}]}), "input_audio"),
+        (
+            chat_request({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}),
+            "data: URL",
+        ),
+        (
+            chat_request({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}),
+            "arguments must",
+        ),
+        (chat_request({"role": "robot", "content": "x"}), "'robot'"),
         (CHAT | {"tools": TOOLS, "tool_choice": "all"}, "tool_choice is 'all'"),
         (CHAT | {"tools": TOOLS, "tool_choice": []}, r"tool_choice is \[\]"),
     ],
@@ -95,14 +101,14 @@ def test_why_an_answer_ended(reason, finish):
     assert (last["choices"][0]["finish_reason"], usage["choices"]) == (finish, [])
 
 
-def test_an_answer_that_counts_nothing_says_no_usage():
+def test_an_answer_without_counts_has_no_usage():
     """A usage of 0 would be charged as 0, and not as reserved."""
     assert chat_of_message({"type": "message", "content": []})["usage"] is None
-    said = MessageEvents().take({"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {}})
-    assert [each.get("usage") for each in said] == [None]
+    chunks = MessageEvents().take({"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {}})
+    assert [each.get("usage") for each in chunks] == [None]
 
 
-def test_nothing_is_said_before_the_model_says_something():
+def test_nothing_is_sent_before_the_first_content():
     """Until then another backend can answer: a stream that fails at once has not started."""
     events = MessageEvents()
     assert events.take({"type": "message_start", "message": {"id": "m1", "usage": {"input_tokens": 3}}}) == []
@@ -116,12 +122,12 @@ def test_nothing_is_said_before_the_model_says_something():
 def test_tokens_of_a_cache_are_part_of_the_prompt():
     """They are paid for and charged to budgets."""
     usage = {"input_tokens": 1, "cache_creation_input_tokens": 2, "cache_read_input_tokens": 4, "output_tokens": 8}
-    said = chat_of_message({"type": "message", "content": [], "usage": usage})["usage"]
-    assert (said["prompt_tokens"], said["completion_tokens"], said["total_tokens"]) == (7, 8, 15)
-    assert said["prompt_tokens_details"] == {"cached_tokens": 4}
+    counts = chat_of_message({"type": "message", "content": [], "usage": usage})["usage"]
+    assert (counts["prompt_tokens"], counts["completion_tokens"], counts["total_tokens"]) == (7, 8, 15)
+    assert counts["prompt_tokens_details"] == {"cached_tokens": 4}
 
 
 def test_a_count_costs_nothing():
     """It is not translated."""
-    said = chat_of_message({"input_tokens": 9})
-    assert (said["input_tokens"], said["usage"]["total_tokens"]) == (9, 0)
+    count = chat_of_message({"input_tokens": 9})
+    assert (count["input_tokens"], count["usage"]["total_tokens"]) == (9, 0)

@@ -89,8 +89,8 @@ def test_a_count_is_asked_without_a_limit():
 def test_errors_have_anthropics_types():
     """They contain the length of a prompt that is too long."""
     long = {"message": "too long", "n_prompt_tokens": 900, "n_ctx": 512, "code": 400}
-    said = DIALECTS["/v1/messages"].refusal(400, long)
-    assert said["error"] == {
+    error = DIALECTS["/v1/messages"].refusal(400, long)
+    assert error["error"] == {
         "type": "invalid_request_error",
         "message": "too long (the prompt needs 900 tokens, 512 are available)",
     }

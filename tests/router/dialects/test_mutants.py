@@ -72,13 +72,13 @@ def play():
         lines = ollama_client.OllamaTranslator(model="m")
         data = b"".join(lines.event(each) for each in chunks_of(answer, 3)) + lines.end()
         last = json.loads(data.splitlines()[-1])
-        said = ollama_client.OllamaTranslator(model="m").complete(200, answer)
+        whole = ollama_client.OllamaTranslator(model="m").complete(200, answer)
         assert (last["eval_count"], last["prompt_eval_count"]) == (4, 9)
-        assert last["message"].get("tool_calls") == said["message"].get("tool_calls")
-        calls = [call["function"] for call in said["message"].get("tool_calls", ())]
+        assert last["message"].get("tool_calls") == whole["message"].get("tool_calls")
+        calls = [call["function"] for call in whole["message"].get("tool_calls", ())]
         expected = [] if answer is LIMITED else [{"name": f"f{at}", "arguments": {"a": at}} for at in range(2)]
         assert calls == expected
-        assert last["done_reason"] == said["done_reason"] == ("length" if answer is LIMITED else "stop")
+        assert last["done_reason"] == whole["done_reason"] == ("length" if answer is LIMITED else "stop")
     turns = [
         {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]},
         {"role": "tool", "content": "r", "tool_name": "f"},
@@ -93,32 +93,32 @@ def returning(change):
 
 
 def without(name):
-    return returning(lambda said: {key: each for key, each in said.items() if key != name})
+    return returning(lambda value: {key: each for key, each in value.items() if key != name})
 
 
 MUTANTS = {
-    "a request forgets its tools": (messages_client, "_tools", returning(lambda said: {})),
-    "any tool becomes automatic": (messages_client, "_tool_choice", returning(lambda said: "auto")),
+    "a request forgets its tools": (messages_client, "_tools", returning(lambda value: {})),
+    "any tool becomes automatic": (messages_client, "_tool_choice", returning(lambda value: "auto")),
     "results become the user's words": (messages_client, "_tool_result", returning(lambda one: one | {"role": "user"})),
     "an error looks like a result": (messages_client, "_tool_result", without("is_error")),
-    "an image loses its kind": (messages_client, "_data_url", returning(lambda said: said.replace("jpeg", "png"))),
+    "an image loses its kind": (messages_client, "_data_url", returning(lambda value: value.replace("jpeg", "png"))),
     "a model's calls are forgotten": (messages_client, "_assistant_message", without("tool_calls")),
-    "a backend is not asked for a choice": (messages_backend, "_tool_choice", returning(lambda said: None)),
-    "a backend gets half of a turn": (messages_backend, "_blocks", returning(lambda said: said[:1])),
+    "a backend is not asked for a choice": (messages_backend, "_tool_choice", returning(lambda value: None)),
+    "a backend gets half of a turn": (messages_backend, "_blocks", returning(lambda value: value[:1])),
     "a tool loses its schema": (messages_backend, "_tool", without("input_schema")),
-    "an image is sent as another": (messages_backend, "_source", returning(lambda said: said | {"data": ""})),
+    "an image is sent as another": (messages_backend, "_source", returning(lambda value: value | {"data": ""})),
     "cached tokens are lost": (messages_answers, "usage_of_chat", without("cache_read_input_tokens")),
     "cached tokens count twice": (
-        messages_answers, "usage_of_chat", returning(lambda said: said | {"input_tokens": 9})),
+        messages_answers, "usage_of_chat", returning(lambda value: value | {"input_tokens": 9})),
     "a cut answer looks finished": (messages_answers, "STOP_REASONS", lambda real: real | {"length": "end_turn"}),
     "a call looks like an end": (messages_answers, "STOP_REASONS", lambda real: real | {"tool_calls": "end_turn"}),
     "a cut answer of a backend looks finished": (
         messages_backend, "FINISH_REASONS", lambda real: real | {"max_tokens": "stop"}),
-    "a backend's tokens are not read": (messages_backend, "count_in", returning(lambda said: 0)),
-    "Ollama's calls are lost": (ollama_client, "_calls_of", returning(lambda said: said[:1])),
-    "Ollama's tokens are lost": (ollama_client, "count_in", returning(lambda said: 0)),
+    "a backend's tokens are not read": (messages_backend, "count_in", returning(lambda value: 0)),
+    "Ollama's calls are lost": (ollama_client, "_calls_of", returning(lambda value: value[:1])),
+    "Ollama's tokens are lost": (ollama_client, "count_in", returning(lambda value: 0)),
     "a cut answer looks finished to Ollama": (ollama_client, "_REASONS", lambda real: {}),
-    "a result belongs to another call": (ollama_client, "_pop_call_id", returning(lambda said: "call_9")),
+    "a result belongs to another call": (ollama_client, "_pop_call_id", returning(lambda value: "call_9")),
 }  # fmt: skip
 
 

@@ -28,8 +28,8 @@ ANSWER = {"id": "x", "choices": [{"index": 0, "message": MESSAGE, "finish_reason
 
 
 def limited(reason="length", **message):
-    said = {"role": "assistant", "content": "a", "refusal": None} | message
-    return {"id": "x", "choices": [{"index": 0, "message": said, "finish_reason": reason}], "usage": USAGE}
+    turn = {"role": "assistant", "content": "a", "refusal": None} | message
+    return {"id": "x", "choices": [{"index": 0, "message": turn, "finish_reason": reason}], "usage": USAGE}
 
 
 def new(kept=None, **more):
@@ -132,19 +132,23 @@ def play():
         "total_tokens": 13,
     }
     assert (complete["status"], complete["completed_at"], complete["incomplete_details"]) == ("completed", 7, None)
-    for reason, said in (("length", "max_output_tokens"), ("content_filter", "content_filter")):
+    for reason, response in (("length", "max_output_tokens"), ("content_filter", "content_filter")):
         cut = new().complete(200, limited(reason))
-        assert (cut["status"], cut["incomplete_details"], cut["completed_at"]) == ("incomplete", {"reason": said}, None)
+        assert (cut["status"], cut["incomplete_details"], cut["completed_at"]) == (
+            "incomplete",
+            {"reason": response},
+            None,
+        )
         assert cut["output"][-1]["status"] == "incomplete"
     kept = []
-    said = streamed(ANSWER, translator=new(kept))[-1]["response"]
-    assert kept == [(said, said["output"])]
-    assert said["store"] is True
+    response = streamed(ANSWER, translator=new(kept))[-1]["response"]
+    assert kept == [(response, response["output"])]
+    assert response["store"] is True
     assert new(kept, store=False).complete(200, ANSWER)["store"] is False
     assert len(kept) == 1
 
 
-def test_a_stream_says_what_a_whole_answer_says():
+def test_a_stream_equals_a_whole_answer():
     """Events are in the API's order, numbered from 0; both answers are stored once at their end, unless disabled."""
     play()
 
@@ -157,12 +161,12 @@ def test_whatever_is_answered_comes_whole_and_as_a_stream(answer, cut):
     assert complete["usage"] == events[-1]["response"]["usage"]
 
 
-def test_calls_go_on_side_by_side():
+def test_calls_may_be_interleaved():
     """Interleaved pieces of two calls, and a text after them, become separate items."""
     translator = new()
 
-    def delta(**said):
-        return translator.event({"choices": [{"index": 0, "delta": said}]})
+    def delta(**fields):
+        return translator.event({"choices": [{"index": 0, "delta": fields}]})
 
     def called(index, arguments, **named):
         return delta(tool_calls=[{"index": index, "function": {"arguments": arguments} | named} | {"id": f"c{index}"}])
@@ -185,10 +189,10 @@ def test_a_call_without_arguments_has_an_empty_object():
 
 def test_an_error_has_openais_shape():
     """The error has the lengths of a prompt that is too long, whatever other fields the backend sends."""
-    said = {
+    error = {
         "error": {"message": "too long", "type": "exceed", "code": 400, "n_prompt_tokens": 9, "n_ctx": 4, "url": "x"}
     }
-    found = new().complete(400, said)["error"]
+    found = new().complete(400, error)["error"]
     assert found == {
         "message": "too long (the prompt needs 9 tokens, 4 are available)",
         "type": "exceed",
@@ -203,10 +207,8 @@ def test_an_error_has_openais_shape():
     }
 
 
-def test_a_stream_that_fails_says_so_twice_and_is_not_kept():
-    """`response.failed` has the partial answer, and an error event makes clients raise; `response.created` comes
-    first.
-    """
+def test_a_failed_stream_has_two_error_events_and_is_not_stored():
+    """`response.failed` has the partial answer, the error event makes clients raise; both follow the start."""
     kept = []
     for before in (b"", b"part"):
         translator = new(kept)
@@ -246,7 +248,7 @@ def test_what_is_no_piece_of_an_answer_ends_it(delta):
 
 
 @pytest.mark.parametrize("of_calls", [False, True])
-def test_an_answer_without_an_end_is_not_held_for_ever(monkeypatch, of_calls):
+def test_an_endless_answer_is_not_held_forever(monkeypatch, of_calls):
     """The bound covers texts and calls, with or without arguments."""
     monkeypatch.setattr(responses_answers, "MAX_CHARACTERS", 1000)
     translator = new()
@@ -261,7 +263,7 @@ def test_an_answer_without_an_end_is_not_held_for_ever(monkeypatch, of_calls):
         go_on()
 
 
-def test_a_client_that_waits_hears_a_comment():
+def test_a_waiting_client_gets_a_comment():
     """Clients ignore comments."""
     assert ResponsesTranslator(echo={}, items=()).waiting().startswith(b":")
 
@@ -273,8 +275,8 @@ def returning(change):
 MUTANTS = {
     "a cut answer looks finished": ("INCOMPLETE", lambda real: {}),
     "a filtered answer looks cut": ("INCOMPLETE", lambda real: real | {"content_filter": "max_output_tokens"}),
-    "tokens are lost": ("count_in", returning(lambda said: 0)),
-    "calls fall together": ("index_of", returning(lambda said: 0)),
+    "tokens are lost": ("count_in", returning(lambda value: 0)),
+    "calls fall together": ("index_of", returning(lambda value: 0)),
     "a refusal looks like a text": ("_FIELDS", lambda real: real | {"refusal": "output_text"}),
     "reasoning looks like a text": ("_FIELDS", lambda real: real | {"reasoning_content": "output_text"}),
     "deltas have another name": ("_DELTAS", lambda real: real | {"output_text": "response.text"}),

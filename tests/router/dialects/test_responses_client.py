@@ -131,7 +131,7 @@ def test_what_changes_no_meaning_is_left_out_by_name():
     }
 
 
-def test_a_history_stands_between_the_instructions_and_the_own_items():
+def test_the_history_is_between_instructions_and_new_items():
     """Instructions of earlier requests do not apply."""
     translated = read(instructions="now", previous_response_id="resp_1")
     history = [
@@ -150,7 +150,7 @@ def test_a_history_stands_between_the_instructions_and_the_own_items():
     assert not read(store=False).translator.store
 
 
-def test_a_response_says_what_was_asked():
+def test_a_response_repeats_the_request_parameters():
     """Omitted fields have the API's defaults."""
     more = {"tools": [{"type": "function", "name": "f"}], "text": {"format": FORMAT}, "metadata": {"a": "b"}}
     echo = read(**more, temperature=0, reasoning={"effort": "low"}).translator.echo

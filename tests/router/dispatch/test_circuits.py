@@ -62,7 +62,7 @@ def test_what_was_under_way_when_it_opened_does_not_prolong_it():
     assert (circuit.open_until, circuit.opened) == (15, 1)
 
 
-def test_a_backend_that_says_when_is_left_alone_until_then():
+def test_retry_after_of_a_backend_is_respected():
     """It has not failed; the longer of both times applies."""
     circuit = Circuit().rate_limited(10, 40)
     assert (circuit.state(49.9), circuit.state(50)) == (State.OPEN, State.HALF_OPEN)

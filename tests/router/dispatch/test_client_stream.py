@@ -25,8 +25,8 @@ def claude(**changes):
     return rl.cloud("claude", provider="anthropic", dialect="anthropic", model="opus", **changes)
 
 
-def event(**said):
-    return f"event: {said['type']}\ndata: {json.dumps(said)}\n\n".encode()
+def event(**fields):
+    return f"event: {fields['type']}\ndata: {json.dumps(fields)}\n\n".encode()
 
 
 def delta(text):
@@ -43,16 +43,16 @@ PING = event(type="ping")
 async def test_a_client_of_messages_gets_a_message():
     """The engine gets a chat completion; budgets, audit and headers are as for every request."""
     async with rl.open_lab(rl.MAC, mac=rl.answer()) as lab:
-        said = await lab.ask(rl.MESSAGE | {"top_k": 5, "service_tier": "auto"}, MESSAGES)
-    body = json.loads(said.body)
+        response = await lab.ask(rl.MESSAGE | {"top_k": 5, "service_tier": "auto"}, MESSAGES)
+    body = json.loads(response.body)
     text = {"type": "text", "text": "yes", "citations": None}
-    assert (said.status, body["type"], body["content"]) == (200, "message", [text])
+    assert (response.status, body["type"], body["content"]) == (200, "message", [text])
     assert (body["usage"]["input_tokens"], body["usage"]["output_tokens"]) == (3, 5)
     (asked,) = lab.players["mac"].bodies
     assert asked == {"model": "m", "max_tokens": 9, "messages": rl.MESSAGE["messages"], "top_k": 5}
     (line,) = lab.audit
     assert (line["path"], line["outcome"], line["droppedFields"]) == (MESSAGES, "ok", ["service_tier"])
-    assert said.headers.get("x-llmkube-backend") == "mac"
+    assert response.headers.get("x-llmkube-backend") == "mac"
 
 
 async def test_a_client_of_messages_reads_a_stream():
@@ -69,9 +69,9 @@ async def test_a_client_of_messages_reads_a_stream():
 
 async def test_a_provider_of_messages_is_asked_in_its_own_words():
     """It gets its own headers; the client gets a chat completion."""
-    async with rl.open_lab(rl.config_of(claude()), claude=rl.answer(said=SAID)) as lab:
-        said = await lab.ask(rl.ASKED | {"max_tokens": 4, "seed": 3})
-    body = json.loads(said.body)
+    async with rl.open_lab(rl.config_of(claude()), claude=rl.answer(content=SAID)) as lab:
+        response = await lab.ask(rl.ASKED | {"max_tokens": 4, "seed": 3})
+    body = json.loads(response.body)
     assert body["choices"][0]["message"]["content"] == "yes"
     assert body["usage"]["total_tokens"] == 8
     (head,), (asked,) = lab.players["claude"].heads, lab.players["claude"].bodies
@@ -85,7 +85,7 @@ async def test_a_provider_of_messages_is_asked_in_its_own_words():
 async def test_its_key_goes_where_it_reads_it(tmp_path):
     """The key is not sent as a Bearer token, too."""
     (tmp_path / "key").write_text("sk-ant")
-    async with rl.open_lab(rl.config_of(claude(key_file=str(tmp_path / "key"))), claude=rl.answer(said=SAID)) as lab:
+    async with rl.open_lab(rl.config_of(claude(key_file=str(tmp_path / "key"))), claude=rl.answer(content=SAID)) as lab:
         assert (await lab.ask()).status == 200
     head = lab.players["claude"].heads[0].lower()
     assert "x-api-key: sk-ant" in head
@@ -114,7 +114,7 @@ async def test_a_providers_stream_of_messages_is_one_of_chat_completions():
         rl.stream(START, b"data: {\n\n"),
         rl.stream(START, event(type="content_block_delta", index=0, delta="text")),
         rl.error(529, "busy", type="overloaded_error"),
-        rl.answer(said=b"no json"),
+        rl.answer(content=b"no json"),
     ],
 )
 async def test_a_provider_of_messages_that_fails_is_left_for_the_next(parts):
@@ -138,9 +138,9 @@ async def test_a_providers_stream_that_breaks_later_is_not_whole():
 async def test_messages_to_a_provider_of_messages():
     """Blocks, calls and tokens survive both translations."""
     call = {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Rome"}}
-    said = SAID | {"content": [call], "stop_reason": "tool_use"}
+    message = SAID | {"content": [call], "stop_reason": "tool_use"}
     tool = {"name": "weather", "input_schema": {"type": "object"}}
-    async with rl.open_lab(rl.config_of(claude()), claude=rl.answer(said=said)) as lab:
+    async with rl.open_lab(rl.config_of(claude()), claude=rl.answer(content=message)) as lab:
         got = json.loads((await lab.ask(rl.MESSAGE | {"tools": [tool]}, MESSAGES)).body)
     assert (got["content"], got["stop_reason"]) == ([call], "tool_use")
     assert lab.players["claude"].bodies[0]["tools"] == [tool]
@@ -149,33 +149,33 @@ async def test_messages_to_a_provider_of_messages():
 async def test_what_a_provider_cannot_be_asked_goes_to_one_that_can():
     """Without such a provider it is refused with field and fix; no circuit counts it."""
     async with rl.open_lab(
-        rl.config_of(claude(), rl.local("mac")), claude=rl.answer(said=SAID), mac=rl.answer()
+        rl.config_of(claude(), rl.local("mac")), claude=rl.answer(content=SAID), mac=rl.answer()
     ) as lab:
         assert json.loads((await lab.ask(rl.ASKED | {"n": 2})).body) == rl.ANSWER
-    async with rl.open_lab(rl.config_of(claude()), claude=rl.answer(said=SAID)) as lab:
+    async with rl.open_lab(rl.config_of(claude()), claude=rl.answer(content=SAID)) as lab:
         for _ in range(9):
-            said = await lab.ask(rl.ASKED | {"n": 2})
-        assert (said.status, json.loads(said.body)["error"]["message"]) == (
+            response = await lab.ask(rl.ASKED | {"n": 2})
+        assert (response.status, json.loads(response.body)["error"]["message"]) == (
             400,
             "n is 2; the Messages API supports one answer only",
         )
         assert (await lab.ask()).status == 200
 
 
-async def test_tokens_are_counted_by_the_backend_and_charged_to_nobody():
+async def test_tokens_are_counted_by_the_backend_without_charge():
     """llama.cpp's server and Anthropic count tokens; other backends are not asked."""
     budget = Budget(name="all", scope="router", window_seconds=60, max_tokens=1000)
     for backend, name in ((rl.local("mac"), "mac"), (claude(), "claude")):
         async with rl.open_lab(
-            rl.config_of(backend, budgets=(budget,)), **{name: rl.answer(said={"input_tokens": 12})}
+            rl.config_of(backend, budgets=(budget,)), **{name: rl.answer(content={"input_tokens": 12})}
         ) as lab:
-            said = await lab.ask({"model": "m", "messages": rl.MESSAGE["messages"]}, COUNT)
-            assert json.loads(said.body) == {"input_tokens": 12}
+            response = await lab.ask({"model": "m", "messages": rl.MESSAGE["messages"]}, COUNT)
+            assert json.loads(response.body) == {"input_tokens": 12}
             assert lab.router.budgets()[0]["tokensUsed"] == 0
         assert lab.players[name].heads[0].startswith("POST /v1/messages/count_tokens")
     async with rl.open_lab(rl.config_of(rl.cloud("cloud")), cloud=rl.answer()) as lab:
-        said = await lab.ask({"model": "m", "messages": rl.MESSAGE["messages"]}, COUNT)
-        assert (said.status, json.loads(said.body)["error"]["type"]) == (400, "invalid_request_error")
+        response = await lab.ask({"model": "m", "messages": rl.MESSAGE["messages"]}, COUNT)
+        assert (response.status, json.loads(response.body)["error"]["type"]) == (400, "invalid_request_error")
         assert not lab.players["cloud"].asked
 
 
@@ -190,9 +190,9 @@ async def test_tokens_are_counted_by_the_backend_and_charged_to_nobody():
 async def test_refusals_have_the_shape_of_their_dialect(body, headers, status, kind):
     """They are refused before a backend is asked."""
     async with rl.open_lab(rl.config_of(rl.cloud("cloud")), cloud=rl.answer()) as lab:
-        said = await lab.ask(body, MESSAGES, headers)
-    error = json.loads(said.body)
-    assert (said.status, error["type"], error["error"]["type"]) == (status, "error", kind)
+        response = await lab.ask(body, MESSAGES, headers)
+    error = json.loads(response.body)
+    assert (response.status, error["type"], error["error"]["type"]) == (status, "error", kind)
     assert not lab.players["cloud"].asked
 
 
@@ -200,12 +200,12 @@ async def test_a_backends_refusal_has_the_shape_of_its_clients_dialect():
     """The error has the length of the prompt and the limit."""
     long = rl.error(400, "too long", n_prompt_tokens=900, n_ctx=512, type="exceed_context_size_error")
     async with rl.open_lab(rl.MAC, mac=long) as lab:
-        said = await lab.ask(rl.MESSAGE, MESSAGES)
-    assert said.status == 400
-    assert json.loads(said.body)["error"]["message"] == "too long (the prompt needs 900 tokens, 512 are available)"
+        response = await lab.ask(rl.MESSAGE, MESSAGES)
+    assert response.status == 400
+    assert json.loads(response.body)["error"]["message"] == "too long (the prompt needs 900 tokens, 512 are available)"
 
 
-async def test_a_client_of_messages_without_a_key_is_told_so_in_its_dialect(tmp_path):
+async def test_a_missing_key_is_reported_in_the_clients_dialect(tmp_path):
     """Only the head is read; the key comes from the header that this dialect uses."""
     (tmp_path / "team").write_text("k1")
     async with rl.open_lab(rl.config_of(rl.local("mac"), auth=Auth(keys_folder=str(tmp_path))), mac=rl.answer()) as lab:
@@ -223,8 +223,8 @@ async def test_a_client_of_ollama_reads_lines():
         lines = [json.loads(line) for line in data.splitlines()]
         assert (status, whole, [line["message"]["content"] for line in lines]) == (200, True, ["one", " two", ""])
         assert (lines[-1]["done"], lines[-1]["prompt_eval_count"], lines[-1]["eval_count"]) == (True, 7, 2)
-        said = await lab.ask({"model": "m", "prompt": "hi", "stream": False}, "/api/generate")
-        assert json.loads(said.body)["response"] == "yes"
+        response = await lab.ask({"model": "m", "prompt": "hi", "stream": False}, "/api/generate")
+        assert json.loads(response.body)["response"] == "yes"
         _, data, whole = await lab.read(rl.ASKED, "/api/chat")
         assert (whole, set(json.loads(data.splitlines()[-1]))) == (False, {"error"})
 
@@ -236,8 +236,8 @@ async def test_what_ollama_lists_is_what_can_be_asked_for():
         tags = json.loads((await lab.ask(path="/api/tags", method="GET")).body)["models"]
         assert [each["model"] for each in tags] == ["mac", "gpt-5"]
         for each in tags:
-            said = await lab.ask(rl.ASKED | {"model": each["model"], "stream": False}, "/api/chat")
-            assert said.status == 200
+            response = await lab.ask(rl.ASKED | {"model": each["model"], "stream": False}, "/api/chat")
+            assert response.status == 200
         running = json.loads((await lab.ask(path="/api/ps", method="GET")).body)["models"]
         assert [each["model"] for each in running] == ["mac"]
         assert json.loads((await lab.ask({"model": "mac"}, "/api/show")).body)["capabilities"] == ["completion"]
@@ -260,10 +260,10 @@ BODIES = {
 async def test_no_route_is_without_a_permit(path):
     """A sensitive request reaches no provider by any route."""
     async with rl.open_lab(
-        rl.config_of(claude(), rl.cloud("cloud")), claude=rl.answer(said=SAID), cloud=rl.answer()
+        rl.config_of(claude(), rl.cloud("cloud")), claude=rl.answer(content=SAID), cloud=rl.answer()
     ) as lab:
-        said = await lab.ask(BODIES.get(path, rl.ASKED), path, {"x-llmkube-classification": "pii"})
-    assert said.status == 503
+        response = await lab.ask(BODIES.get(path, rl.ASKED), path, {"x-llmkube-classification": "pii"})
+    assert response.status == 503
     assert not lab.players["claude"].asked
     assert not lab.players["cloud"].asked
     assert lab.audit[0]["path"] == path
@@ -272,9 +272,9 @@ async def test_no_route_is_without_a_permit(path):
 async def test_an_error_that_is_a_text_keeps_its_status():
     """The status is kept for clients of other dialects, too."""
     async with rl.open_lab(rl.MAC, mac=rl.answer(400, {"error": "no such thing"})) as lab:
-        said = await lab.ask(rl.MESSAGE, MESSAGES)
+        response = await lab.ask(rl.MESSAGE, MESSAGES)
         lines = await lab.ask(rl.ASKED, "/api/chat")
-    assert (said.status, json.loads(said.body)["error"]["message"]) == (400, "no such thing")
+    assert (response.status, json.loads(response.body)["error"]["message"]) == (400, "no such thing")
     assert (lines.status, json.loads(lines.body)) == (400, {"error": "no such thing"})
 
 
@@ -291,9 +291,9 @@ async def test_a_picture_for_a_model_that_reads_none_is_400_and_no_fault_of_the_
     asked = rl.MESSAGE | {"messages": [{"role": "user", "content": [PICTURE]}]}
     async with rl.open_lab(rl.MAC, mac=(*[NO_PICTURES] * 9, rl.answer())) as lab:
         for _ in range(9):
-            said = await lab.ask(asked, MESSAGES)
-            body = json.loads(said.body)
-            assert (said.status, body["error"]["type"]) == (400, "invalid_request_error")
+            response = await lab.ask(asked, MESSAGES)
+            body = json.loads(response.body)
+            assert (response.status, body["error"]["type"]) == (400, "invalid_request_error")
             assert "image input is not supported" in body["error"]["message"]
         assert (await lab.ask(rl.MESSAGE, MESSAGES)).status == 200
     async with rl.open_lab(rl.config_of(rl.local("mac"), rl.cloud("sees")), mac=NO_PICTURES, sees=rl.answer()) as lab:
@@ -306,7 +306,7 @@ async def test_a_result_that_is_an_error_stays_one():
     result = {"type": "tool_result", "tool_use_id": "t", "content": "no such city", "is_error": True}
     turns = [{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
     asked = rl.MESSAGE | {"messages": [*rl.MESSAGE["messages"], *turns]}
-    async with rl.open_lab(rl.config_of(claude()), claude=rl.answer(said=SAID)) as lab:
+    async with rl.open_lab(rl.config_of(claude()), claude=rl.answer(content=SAID)) as lab:
         assert (await lab.ask(asked, MESSAGES)).status == 200
         assert lab.players["claude"].bodies[0]["messages"][-1]["content"] == [result]
     async with rl.open_lab(rl.config_of(rl.cloud("gpt")), gpt=rl.answer()) as lab:

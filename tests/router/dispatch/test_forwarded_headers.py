@@ -43,7 +43,7 @@ async def test_a_provider_gets_its_own_key_and_nothing_of_the_client(tmp_path):
     assert "client-secret" not in written
 
 
-async def test_a_rotated_key_counts_without_a_restart(tmp_path):
+async def test_a_rotated_key_is_used_without_a_restart(tmp_path):
     """The next request uses it; if it is missing, the operator sees an error and nothing is sent."""
     file = tmp_path / "key"
     async with open_lab(config_of(cloud("a", key_file=str(file))), a=answer()) as lab:
@@ -67,27 +67,27 @@ async def test_an_engine_of_ours_gets_no_credential_of_the_client():
     assert "client" not in head.lower()
 
 
-async def test_what_a_backend_says_of_itself_stays_here():
+async def test_a_backends_own_headers_are_not_forwarded():
     """Limits and times pass; cookies, server name and location do not."""
     lines = [b"Set-Cookie: a=b", b"Server: secret", b"Location: http://10.0.0.1/", b"x-ratelimit-remaining-tokens: 7"]
     async with open_lab(config_of(cloud("a")), a=answer(lines=lines)) as lab:
-        said = await lab.ask()
-    names = {name.lower() for name, _ in said.headers}
+        response = await lab.ask()
+    names = {name.lower() for name, _ in response.headers}
     assert names == {
         "x-ratelimit-remaining-tokens", "x-request-id", "x-llmkube-backend", "content-type", "server-timing",
         "content-length",
     }  # fmt: skip
-    assert "total;dur=" in said.headers.get("server-timing")
+    assert "total;dur=" in response.headers.get("server-timing")
 
 
 async def test_an_error_names_no_address():
     """It names backends only; the audit log has the details."""
     config = config_of(cloud("a", base_url="http://10.1.2.3:8443/v1"))
     async with open_lab(config, {"10.1.2.3": None}) as lab:
-        said = await lab.ask()
-    assert said.status == 502
-    assert b"10.1.2.3" not in said.body
-    assert json.loads(said.body)["error"]["message"] == "no backend answered (a: connect_error)"
+        response = await lab.ask()
+    assert response.status == 502
+    assert b"10.1.2.3" not in response.body
+    assert json.loads(response.body)["error"]["message"] == "no backend answered (a: connect_error)"
     assert "10.1.2.3:8443" in lab.audit[0]["attempts"][0]["detail"]
 
 

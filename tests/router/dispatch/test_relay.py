@@ -57,9 +57,9 @@ async def test_a_stream_that_cannot_be_translated_ends_like_every_other_broken_o
 async def test_a_whole_answer_that_cannot_be_translated_is_502_everywhere():
     """The client, the audit log and the metrics have it; the reservation is charged."""
     call = {"function": {"name": "f", "arguments": '{"a": '}}
-    said = {"choices": [{"message": {"tool_calls": [call]}}]}
+    completion = {"choices": [{"message": {"tool_calls": [call]}}]}
     budget = Budget(name="all", scope="router", window_seconds=60, max_tokens=100_000)
-    async with rl.open_lab(rl.config_of(rl.local("mac"), budgets=(budget,)), mac=rl.answer(said=said)) as lab:
+    async with rl.open_lab(rl.config_of(rl.local("mac"), budgets=(budget,)), mac=rl.answer(content=completion)) as lab:
         got = await lab.ask(rl.MESSAGE, MESSAGES)
         used = lab.router.budgets()[0]["tokensUsed"]
     assert (got.status, json.loads(got.body)["error"]["type"]) == (502, "api_error")

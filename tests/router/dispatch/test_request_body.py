@@ -85,7 +85,7 @@ def test_an_engine_of_ours_is_named_no_file_host_or_model(field, path):
     assert field in found.dropped
 
 
-def test_openai_itself_is_told_a_limit_by_its_newer_name():
+def test_openai_gets_a_limit_by_its_newer_name():
     """OpenAI's newer models refuse `max_tokens`; other servers of its API may know only that name."""
     own = cloud("c", base_url="https://api.openai.com/v1")
     assert sent({"model": "m", "max_tokens": 5}, own)["max_completion_tokens"] == 5

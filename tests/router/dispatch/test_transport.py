@@ -33,7 +33,7 @@ from router.proxy.router_lab import answer, cloud, config_of, local, open_lab
         ("http://[::1]/v1/", False, ("::1", 80), "[::1]", "/v1"),
     ],
 )
-def test_a_base_url_says_where(url, secure, origin, host, path):
+def test_parts_of_a_base_url(url, secure, origin, host, path):
     """A default port is not in the Host header: some providers do not expect it."""
     assert Address.of(url) == Address(secure, origin, host, path)
 
@@ -151,7 +151,7 @@ async def attempts_over(found, model="default/m"):
         nursery.cancel_scope.cancel()
 
 
-async def test_the_engine_of_a_service_is_dialled_where_the_directory_says_with_its_own_key_and_name():
+async def test_a_services_engine_is_dialled_at_the_directorys_address_with_its_own_key_and_name():
     """Requests and health probes do not use the backend's address, which is the gateway's."""
     async with attempts_over(ENGINE) as (attempts, permit, asked):
         assert await attempts.ask(permit, "/slots") == Reply(200, "llama.cpp", body=b"[]")

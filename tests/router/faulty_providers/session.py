@@ -58,7 +58,7 @@ DRIPS: Final = {
 }
 RESETS: Final = {PLAIN: resetting(rl.answer()[:20]), STREAM: resetting(rl.SSE[:30]), AFTER: resetting(HALF)}
 REAL: Final = {"slow drip": DRIPS, "reset": RESETS}
-"""What is other on sockets than in memory: a drip that is no slower than a test, and a reset that is one."""
+"""Scripts that differ between sockets and memory: a drip faster than a test's timeout, and a real reset."""
 
 
 @attrs.frozen
@@ -96,7 +96,7 @@ def judge(case: Case, got: tuple[int, bytes, bool], audit: Mapping[str, Any], se
     if case.kind == AFTER:
         events = body.strip().split(b"\n\n")
         if b"[DONE]" in body:
-            return f"said to be whole: {body!r}"
+            return f"presented as complete: {body!r}"
         last = json.loads(events[-1].removeprefix(b"data: "))
         if status != 200 or clean or "error" not in last or events[0] != rl.piece("one").strip():
             return f"{status} {body!r}, clean end {clean}"
@@ -177,11 +177,11 @@ async def play(folder: Path) -> dict[Case, str]:
             lab = rl.Lab(None, {}, None, [])
             lab.front = Front(port)
             began = trio.current_time()
-            said = await lab.read(
+            response = await lab.read(
                 (rl.ASKED if case.kind == PLAIN else rl.STREAMED) | {"model": case.slug},
                 headers={"X-Request-Id": case.slug},
             )
-            got[case] = said, trio.current_time() - began
+            got[case] = response, trio.current_time() - began
 
         async with trio.open_nursery() as clients:
             for case in CASES:
@@ -198,8 +198,8 @@ async def play(folder: Path) -> dict[Case, str]:
         if (named := re.search(r"X-Request-Id: (\S+)", head))
     )
     return {
-        case: judge(case, said, audited[case.slug], seconds, fell_over[case.slug])
-        for case, (said, seconds) in got.items()
+        case: judge(case, response, audited[case.slug], seconds, fell_over[case.slug])
+        for case, (response, seconds) in got.items()
     }
 
 

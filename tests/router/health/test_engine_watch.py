@@ -34,7 +34,7 @@ async def backend_of(lab, **asked):
     return response.headers.get("x-llmkube-backend"), trio.current_time() - began
 
 
-async def test_a_frozen_engine_is_left_within_ten_seconds(autojump_clock):
+async def test_a_frozen_engine_is_abandoned_within_ten_seconds(autojump_clock):
     """The next permitted backend answers; the circuit opens, and closes only when the engine answers again."""
     there = {"a": engine(FIRST, rl.until_gone, FIRST), "b": rl.Player((rl.answer(),))}
     async with rl.open_lab(TWO, there) as lab:
@@ -57,7 +57,7 @@ async def test_a_frozen_engine_is_left_within_ten_seconds(autojump_clock):
 
 
 @pytest.mark.ci
-async def test_a_long_prefill_is_never_left(autojump_clock):
+async def test_a_long_prefill_is_never_abandoned(autojump_clock):
     """An hour without a byte passes under a limit of two minutes: the engine answers a health query every second."""
     config = attrs.evolve(TWO, first_byte_seconds=7200.0)
     there = {"a": engine(after(3600, FIRST)), "b": rl.Player((rl.answer(),))}
@@ -108,7 +108,7 @@ async def test_an_engine_that_begins_is_held_to_the_time_between_two_events(auto
         assert trio.current_time() - began == pytest.approx(300 + 120, abs=1)
 
 
-async def test_a_stream_that_has_not_begun_is_left_too(autojump_clock):
+async def test_a_stream_that_has_not_started_is_abandoned_too(autojump_clock):
     """Its client gets the whole stream of the next backend."""
     there = {"a": engine(FIRST, rl.until_gone), "b": rl.Player((rl.stream(rl.WHOLE_STREAM),))}
     async with rl.open_lab(TWO, there) as lab:
@@ -126,7 +126,7 @@ def flowing(seconds, pieces=60):
     return rl.saying(first, *[more] * pieces, seconds=seconds, then=rl.until_gone)
 
 
-async def test_one_that_freezes_in_the_middle_of_a_stream_is_left(autojump_clock):
+async def test_an_engine_that_freezes_in_a_stream_is_abandoned(autojump_clock):
     """Within ten seconds an identical engine continues, long before the two minutes between two events are over."""
     twins = rl.config_of(*(rl.local(name, model_digest="x") for name in "ab"))
     half = rl.stream(rl.piece("one"), end=b"").replace(b"HTTP/1.1 200 OK", LLAMA_200)
@@ -141,7 +141,7 @@ async def test_one_that_freezes_in_the_middle_of_a_stream_is_left(autojump_clock
     assert there["a"].gone_at[0] - began <= 10
 
 
-async def test_a_decode_that_hangs_goes_on_when_its_agent_ends_it(autojump_clock):
+async def test_a_hanging_decode_is_continued_once_its_agent_ends_it(autojump_clock):
     """The server answers, so only the agent can distinguish it from a long prefill, by its progress counters."""
     twins = rl.config_of(*(rl.local(name, model_digest="x") for name in "ab"))
     half = rl.stream(rl.piece("one"), end=b"").replace(b"HTTP/1.1 200 OK", LLAMA_200)
@@ -208,7 +208,7 @@ async def test_a_slow_client_loses_no_half_of_a_piece(autojump_clock):
     assert all(json.loads(each)["choices"][0]["delta"]["content"] == "x" * 60_000 for each in events[:-1])
 
 
-async def test_one_that_freezes_while_it_computes_is_left(autojump_clock):
+async def test_an_engine_that_freezes_while_it_computes_is_abandoned(autojump_clock):
     """It is abandoned ten seconds after it froze, no matter how long it has computed before."""
     there = {"a": engine(rl.until_gone), "b": rl.Player((rl.answer(),))}
     async with rl.open_lab(TWO, there) as lab, trio.open_nursery() as nursery:
@@ -359,13 +359,13 @@ def asks_whatever_flows(patch):
 
 
 SHOWN = {
-    leaves_no_stream: test_one_that_freezes_in_the_middle_of_a_stream_is_left,
+    leaves_no_stream: test_an_engine_that_freezes_in_a_stream_is_abandoned,
     breaks_off_a_write: test_a_slow_client_loses_no_half_of_a_piece,
     asks_whatever_flows: test_a_stream_that_flows_costs_no_questions,
-    never_frozen: test_a_frozen_engine_is_left_within_ten_seconds,
-    frozen_by_time_alone: test_a_long_prefill_is_never_left,
-    forgets_what_it_is: test_a_frozen_engine_is_left_within_ten_seconds,
-    opens_no_circuit: test_a_frozen_engine_is_left_within_ten_seconds,
+    never_frozen: test_a_frozen_engine_is_abandoned_within_ten_seconds,
+    frozen_by_time_alone: test_a_long_prefill_is_never_abandoned,
+    forgets_what_it_is: test_a_frozen_engine_is_abandoned_within_ten_seconds,
+    opens_no_circuit: test_a_frozen_engine_is_abandoned_within_ten_seconds,
 }
 
 

@@ -126,7 +126,7 @@ def test_a_pause_of_this_process_is_held_against_no_engine():
 
 
 @pytest.mark.parametrize("patched", ["FROZEN_CHECKS", "FROZEN_SECONDS"])
-def test_both_bounds_count(monkeypatch, patched):
+def test_both_limits_are_necessary(monkeypatch, patched):
     """A mutant without one of them takes a pause, or three quick refusals, for a frozen engine."""
     pause, refusals = KNOWN.timed_out(10.0), KNOWN.timed_out(0.0).timed_out(1.0).timed_out(2.0)
     assert (pause.is_frozen(70.0), refusals.is_frozen(3.0)) == (False, False)
@@ -137,7 +137,7 @@ def test_both_bounds_count(monkeypatch, patched):
 IDLE = {"id": 0, "n_ctx": 512, "speculative": False, "is_processing": False}
 LAST = IDLE | {"id_task": 1, "n_prompt_tokens": 453, "n_prompt_tokens_processed": 53, "n_prompt_tokens_cache": 400}
 BUSY = LAST | {"is_processing": True, "next_token": [{"has_next_token": True, "n_decoded": 11}]}
-"""As llama.cpp's server says it in the middle of an answer: 400 tokens were cached, 53 read, 11 written."""
+"""/slots of llama.cpp's server in the middle of an answer: 400 tokens were cached, 53 read, 11 written."""
 
 
 @pytest.mark.parametrize(
@@ -176,6 +176,6 @@ def test_invalid_json_has_no_cache_use():
     assert cache_use(json.dumps([BUSY]).encode()[:-1], True) is None
 
 
-def test_a_share_is_of_one():
+def test_cache_use_is_a_fraction():
     """The endpoint picker reads it as a fraction."""
     assert CacheUse(464, 512).share == 0.90625

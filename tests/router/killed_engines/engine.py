@@ -29,8 +29,8 @@ def _chunk(data: bytes) -> bytes:
 
 def _event(text: str, finish: str | None) -> bytes:
     choice = {"index": 0, "delta": {"content": text}, "finish_reason": finish}
-    said = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice]}
-    return b"data: %b\n\n" % json.dumps(said).encode()
+    event = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice]}
+    return b"data: %b\n\n" % json.dumps(event).encode()
 
 
 def _usage(count: int) -> dict[str, int]:
@@ -79,16 +79,16 @@ class Engine:
         turns = asked["messages"]
         words = words_of(int(turns[0]["content"]))
         if turns[-1]["role"] == "assistant":
-            said, rest = turns[-1]["content"], list(words)
-            while rest and said.startswith(rest[0]):
-                said = said.removeprefix(rest.pop(0))
+            completion, rest = turns[-1]["content"], list(words)
+            while rest and completion.startswith(rest[0]):
+                completion = completion.removeprefix(rest.pop(0))
             words = tuple(rest)
         await self.step()
         if not asked.get("stream"):
             message = {"role": "assistant", "content": "".join(words)}
             choice = {"index": 0, "message": message, "finish_reason": "stop"}
-            said = {"id": "c", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
-            body = json.dumps(said | {"usage": _usage(len(words))}).encode()
+            completion = {"id": "c", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
+            body = json.dumps(completion | {"usage": _usage(len(words))}).encode()
             head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
             await stream.send_all(head + body[:20])
             await self.step()

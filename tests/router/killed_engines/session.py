@@ -1,7 +1,7 @@
 """A real router with engines that are killed at random, and clients that check every answer.
 
 An answer is complete, or the client gets an error: an error status, or in a stream an error event, no `[DONE]` and no
-clean end. Everything else is wrong, including a word that is not the answer's next one.
+clean end. Everything else is wrong, including an unexpected word.
 """
 
 import json
@@ -30,7 +30,7 @@ WHOLE, TOLD, REFUSED = "whole", "ended with an error event", "refused with an er
 
 
 @attrs.define(eq=False)
-class Found:
+class Results:
     """Results of the requests.
 
     Attributes:
@@ -66,7 +66,7 @@ def written_router(ports: list[int]) -> dict[str, Any]:
     }
 
 
-async def keep_alive(port: int, number: int, found: Found) -> None:
+async def keep_alive(port: int, number: int, found: Results) -> None:
     """Start an engine, and restart it whenever it was killed."""
     while True:
         seed = number + ENGINES * (found.deaths + 1)
@@ -103,13 +103,13 @@ def judge(number: int, status: int, data: bytes, clean: bool) -> str:
     if status != 200:
         return f"wrong: status {status} {data[:200]!r}"
     if number % 3 == 0:
-        said = json.loads(data) if clean else {}
-        return WHOLE if said and said["choices"][0]["message"]["content"] == answer else f"wrong: {data!r}"
+        chunks = json.loads(data) if clean else {}
+        return WHOLE if chunks and chunks["choices"][0]["message"]["content"] == answer else f"wrong: {data!r}"
     events = [line.removeprefix(b"data: ") for line in data.split(b"\n") if line.startswith(b"data: ")]
     done = events[-1:] == [b"[DONE]"]
-    said = [json.loads(each) for each in events[: -1 if done else None]]
-    text = "".join(each["choices"][0]["delta"].get("content") or "" for each in said if each.get("choices"))
-    failed = bool(said) and "error" in said[-1]
+    chunks = [json.loads(each) for each in events[: -1 if done else None]]
+    text = "".join(each["choices"][0]["delta"].get("content") or "" for each in chunks if each.get("choices"))
+    failed = bool(chunks) and "error" in chunks[-1]
     if done and clean and not failed and text == answer:
         return WHOLE
     if failed and not done and not clean and answer.startswith(text):
@@ -117,7 +117,7 @@ def judge(number: int, status: int, data: bytes, clean: bool) -> str:
     return f"wrong: {'clean' if clean else 'broken'} end, done {done}, error {failed}, {text!r} of {answer!r}"
 
 
-async def client(port: int, numbers: Callable[[], int | None], found: Found) -> None:
+async def client(port: int, numbers: Callable[[], int | None], found: Results) -> None:
     """Send one request after another; reopen a connection that ends."""
     stream = None
     while (number := numbers()) is not None:
@@ -153,10 +153,10 @@ async def open_router(folder: Path, ports: list[int]) -> AsyncIterator[tuple[int
 
 
 async def play(
-    count: int, folder: Path, tell: Callable[[str], None] = lambda text: None, *, seconds: float = math.inf
-) -> Found:
+    count: int, folder: Path, report: Callable[[str], None] = lambda text: None, *, seconds: float = math.inf
+) -> Results:
     """Send this many requests, or as many as are answered in time, while engines are killed."""
-    found, ports = Found(), [free_port() for _ in range(ENGINES)]
+    found, ports = Results(), [free_port() for _ in range(ENGINES)]
     asked = 0
     async with open_router(folder, ports) as (port, process), trio.open_nursery() as nursery:
         for number, each in enumerate(ports):
@@ -168,7 +168,7 @@ async def play(
             nonlocal asked
             if asked % max(1, count // LOOKS) == 0 and len(found.memory) <= LOOKS:
                 found.memory.append(process.memory_info().rss)
-                tell(f"{asked} asked, {dict(found.answers)}, {found.deaths} deaths, {found.memory[-1] >> 20} MiB")
+                report(f"{asked} asked, {dict(found.answers)}, {found.deaths} deaths, {found.memory[-1] >> 20} MiB")
             asked += 1
             return asked if asked <= count and trio.current_time() < began + seconds else None
 

@@ -11,7 +11,7 @@ MIB = 1 << 20
 
 
 @pytest.mark.e2e
-async def test_each_answer_is_whole_or_its_client_is_told(tmp_path, monkeypatch):
+async def test_each_answer_is_complete_or_an_error(tmp_path, monkeypatch):
     """A real router keeps serving over sockets, and its memory does not grow."""
     monkeypatch.setattr(session, "ODDS", min(session.ODDS, KILLED_ENGINES))
     found = await session.play(KILLED_ENGINES, tmp_path)
@@ -23,8 +23,8 @@ async def test_each_answer_is_whole_or_its_client_is_told(tmp_path, monkeypatch)
 
 
 def events(*texts, done=True, error=False):
-    said = [f'data: {{"choices": [{{"index": 0, "delta": {{"content": "{each}"}}}}]}}\n\n' for each in texts]
-    return "".join([*said, 'data: {"error": {}}\n\n' * error, "data: [DONE]\n\n" * done]).encode()
+    lines = [f'data: {{"choices": [{{"index": 0, "delta": {{"content": "{each}"}}}}]}}\n\n' for each in texts]
+    return "".join([*lines, 'data: {"error": {}}\n\n' * error, "data: [DONE]\n\n" * done]).encode()
 
 
 WORDS = words_of(4)

@@ -21,8 +21,8 @@ PIECE: Final = b'data: {"choices": [{"index": 0, "delta": {"content": "yes"}, "f
 SSE: Final = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
 
 
-def _answer(status: int, said: object, line: str = "X: y") -> bytes:
-    body = json.dumps(said).encode()
+def _answer(status: int, content: object, line: str = "X: y") -> bytes:
+    body = json.dumps(content).encode()
     head = f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\n{line}\r\nContent-Length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
@@ -75,8 +75,8 @@ class Canaries:
                 whole = len(head) + 4 + length
                 self.seen[lines.partition(NAME)[2].partition(b"\r\n")[0].decode()][address] += whole
                 data = data[whole:]
-                said, goes_on = drawn_answer(self.dice, b'"stream":true' in rest)
-                await stream.send_all(said)
+                answer, goes_on = drawn_answer(self.dice, b'"stream":true' in rest)
+                await stream.send_all(answer)
                 if not goes_on:
                     data = b""
                     return

@@ -104,9 +104,7 @@ def written(request: dict[str, Any], router: dict[str, Any], name: str) -> tuple
 async def play(
     count: int, seed: int, classes: str, folder: Path, *, seconds: float = math.inf
 ) -> dict[str, frozenset[str]]:
-    """Send `count` drawn routers two requests each, or as many as time allows; return the permitted backends of
-    each.
-    """
+    """Send up to `count` drawn routers two requests each, as time allows; return the permitted backends."""
     from llmkube.base.http.dial import dial  # functions that a bug replaces are looked up when the router is imported
     from router.proxy.router_lab import config_of as lab_config
     from router.proxy.router_lab import local, open_lab
@@ -189,9 +187,9 @@ def main(count: int, seed: int, classes: str, bug: str, seconds: float = math.in
         for address, size in by_address.items()
         if address not in may_reach.get(name, ())
     ]
-    said = {"asked": len(may_reach), "reached": len(found["seen"]), "leaks": len(leaks), "examples": leaks[:9]}
-    said |= {"stray": found["stray"], "received": found["received"]}
-    sys.stdout.write(json.dumps(said) + "\n")
+    summary = {"asked": len(may_reach), "reached": len(found["seen"]), "leaks": len(leaks), "examples": leaks[:9]}
+    summary |= {"stray": found["stray"], "received": found["received"]}
+    sys.stdout.write(json.dumps(summary) + "\n")
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ CAUGHT = {
     "a refusal goes to the default": 200,
     "copies go to all of a rule": 1500,
 }
-"""Deliberate bugs, and how many routers show one."""
+"""Deliberate bugs, with the number of routers that reveal each."""
 
 
 @pytest.mark.soak

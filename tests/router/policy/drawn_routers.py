@@ -18,7 +18,7 @@ TEAMS: Final = ("red", "blue", "green", "")
 STRATEGIES: Final = ("primary-fallback", "weighted", "shadow", "least-loaded")
 COMPLEXITIES: Final = ("simple", "moderate", "complex")
 _SPACE: Final = "\u00a0".encode().decode("latin-1")
-"""A space that does not break, as a client that writes UTF-8 sends it and a head is read."""
+"""A no-break space in UTF-8, read as Latin-1."""
 HEADER: Final = "x-llmkube-classification"
 
 

@@ -47,7 +47,7 @@ def test_weighted_draws_the_first_by_its_share(pick, found):
     assert order(with_rule("weighted"), pick=pick) == found
 
 
-def test_weights_count_among_what_is_permitted():
+def test_weights_apply_to_permitted_backends():
     """The share of a closed backend goes to the others; if none has a share, the rule's order applies."""
     config = running(
         THREE.replace("name: b, inf", "name: b, region: eu, inf").replace("name: c, inf", "name: c, region: eu, inf")
@@ -82,7 +82,7 @@ def test_waits_are_the_rules_then_the_backends_then_the_routers():
     assert ask(with_rule("primary-fallback", ", timeout: 9s")).first_byte_seconds == {"a": 9.0, "b": 9.0, "c": 9.0}
 
 
-def test_each_condition_of_a_rule_counts():
+def test_each_condition_of_a_rule_applies():
     """A rule matches if all its conditions are met; header names are case-insensitive."""
     config = running(
         BACKENDS

@@ -123,7 +123,7 @@ def test_a_request_with_an_image_reaches_what_sees():
     assert order(running(BACKENDS + asks)) == ["cloud"]
 
 
-def test_a_pattern_goes_over_slashes():
+def test_a_pattern_matches_slashes():
     """`*` fits openai/gpt-5."""
     rule = 'rules: [{{ name: m, match: {{ models: ["{}"] }}, route: {{ backends: [cloud] }} }}]\n'
     for pattern in ("*", "*gpt-5", "openai/*", "open*5"):

@@ -191,7 +191,7 @@ MUTANTS = {
             facts,
         )
     ),
-    "nothing is sensitive beside what is not": of_permits(
+    "nothing is sensitive next to another class": of_permits(
         lambda config, facts: (
             config,
             facts if facts.classes <= config.classes.sensitive else attrs.evolve(facts, classes=frozenset()),
@@ -200,7 +200,7 @@ MUTANTS = {
     "one of the needs is enough": of_permits(
         lambda config, facts: (config, attrs.evolve(facts, capabilities=frozenset(sorted(facts.capabilities)[:1])))
     ),
-    "needs that nobody has are dropped": of_permits(
+    "needs that no backend has are dropped": of_permits(
         lambda config, facts: (
             config,
             attrs.evolve(facts, capabilities=facts.capabilities & config.capabilities),

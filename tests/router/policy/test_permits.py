@@ -17,7 +17,7 @@ from llmkube.router.policy.request_facts import Principal, RequestFacts
 SOURCES = Path(llmkube.__file__).parent
 HOME = "router/policy/permits.py"
 COPIES_HEADS = "base/http/heads.py"
-"""Copies a head by `object.__new__`; by the contract of the floors it knows nothing of routers."""
+"""It copies a head by `object.__new__`; the layering contract keeps it independent of routers."""
 
 
 def backend(name, **fields):

@@ -78,7 +78,7 @@ def test_no_header_means_the_default_class():
 
 
 def test_capabilities_come_from_header_and_body():
-    """Any tag of the header is included, of the body those that some backend of the router has."""
+    """Every tag of the header is included, and of the body those that some backend of the router has."""
     assert facts({"x-llmkube-capabilities": "Chat, LONG"}).capabilities == {"chat", "long"}
     image = {"model": "m", "messages": [{"content": [{"type": "image_url"}]}], "tools": [{}]}
     assert facts(body=image).capabilities == {"vision"}  # no backend has tools

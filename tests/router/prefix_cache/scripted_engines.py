@@ -19,7 +19,7 @@ from llmkube.router.prefix_cache.warm_prefixes import WarmPrefixes
 PATH = "/chat/completions"
 NAMES = ("a", "b")
 WRITES = 20
-"""Writing a token takes as long as reading so many."""
+"""Tokens that are read in the time of writing one."""
 
 
 @attrs.define(eq=False)

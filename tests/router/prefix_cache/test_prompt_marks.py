@@ -38,7 +38,7 @@ def test_the_places_are_few_and_no_further_apart_than_a_sixteenth():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_turn_that_goes_on_has_all_marks_of_the_one_before(seed):
+def test_a_continued_turn_has_all_marks_of_the_one_before(seed):
     """This is so for all lengths: the brackets at the end of a body are not part of the prompt."""
     dice = random.Random(seed)
     texts = ["x" * dice.randrange(1, 700) for _ in range(12)]

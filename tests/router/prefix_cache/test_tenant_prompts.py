@@ -57,7 +57,7 @@ def test_a_prompt_that_diverges_reports_the_position():
     assert divergence(ONE[:300], model="other") is None  # whose engine had no cached tokens
 
 
-def test_of_several_the_nearest_counts():
+def test_of_several_the_nearest_is_compared():
     """Later prompts do not matter."""
     divergence = DivergenceProbe()
     divergence(ONE + TWO)
@@ -78,15 +78,15 @@ def test_more_cached_tokens_mean_that_another_prompt_is_nearer():
 
 def test_a_conversation_that_grows_keeps_one_text():
     """All its prompts are exact at the cost of the longest; a prompt that continues an answered one as well."""
-    divergence, said = DivergenceProbe(), [random.Random(at).randbytes(3500).hex() for at in range(MAX_PROMPTS)]
+    divergence, texts = DivergenceProbe(), [random.Random(at).randbytes(3500).hex() for at in range(MAX_PROMPTS)]
     for count in range(1, MAX_PROMPTS + 1):
-        assert divergence("".join(said[:count])) is None
-    assert divergence("".join(said[:7])) is None
+        assert divergence("".join(texts[:count])) is None
+    assert divergence("".join(texts[:7])) is None
     own = divergence.own._tenants["t"]
     assert len({id(each.text) for each in own.prompts.values()}) == 1
     assert own.text_bytes == START + 7000 * MAX_PROMPTS
-    assert divergence("".join(said[:7]) + "x") is None
-    assert divergence("".join(said[:7])[:-1] + "x") == exact(6999 + 6 * 7000)
+    assert divergence("".join(texts[:7]) + "x") is None
+    assert divergence("".join(texts[:7])[:-1] + "x") == exact(6999 + 6 * 7000)
 
 
 def test_a_dropped_text_is_compared_by_its_marks():
@@ -187,9 +187,9 @@ def _history(seed, others):
         texts.append(text)
         for _ in range(others):  # equal prompts, continuations, prompts that differ, and others
             cut = crowd.randrange(len(text))
-            for said in (text, text + ONE, text[:cut] + TWO, ONE):
-                divergence(said, f"other{crowd.randrange(9)}", share=crowd.random())
-        found.append(_work(lambda said=text: divergence(said, share=0.1)))
+            for prompt in (text, text + ONE, text[:cut] + TWO, ONE):
+                divergence(prompt, f"other{crowd.randrange(9)}", share=crowd.random())
+        found.append(_work(lambda prompt=text: divergence(prompt, share=0.1)))
     return found
 
 
@@ -215,7 +215,9 @@ def test_how_much_others_ask_changes_nothing():
 
 def _one_for_all(patch):
     plain = TenantPrompts.answered
-    patch.setattr(TenantPrompts, "answered", lambda self, tenant, prompt, **said: plain(self, "all", prompt, **said))
+    patch.setattr(
+        TenantPrompts, "answered", lambda self, tenant, prompt, **options: plain(self, "all", prompt, **options)
+    )
 
 
 def _marks_without_a_tenant(patch):
@@ -272,9 +274,9 @@ BEFORE = len('[[{"role":"user","content":"')
 
 
 async def _divergences(lab, body, key):
-    said = await lab.ask(body, headers={"authorization": f"Bearer {key}"})
-    assert json.loads(said.body)["choices"]
-    return [each for each in said.headers.get("server-timing").split(", ") if each.startswith("diverged")]
+    response = await lab.ask(body, headers={"authorization": f"Bearer {key}"})
+    assert json.loads(response.body)["choices"]
+    return [each for each in response.headers.get("server-timing").split(", ") if each.startswith("diverged")]
 
 
 async def _divergences_of_text(lab, text, key):
@@ -288,8 +290,8 @@ async def test_a_team_reads_of_its_own_prompts_alone(strategy, tmp_path):
         (tmp_path / team).write_text(f"{key}\n")
     config = config_of(local("a"), local("b"), auth=Auth(keys_folder=str(tmp_path)))
     config = attrs.evolve(config, rules=(attrs.evolve(config.rules[0], strategy=strategy),))
-    said = answer(said=ANSWER | TIMED)
-    async with open_lab(config, a=said, b=said) as lab:
+    script = answer(content=ANSWER | TIMED)
+    async with open_lab(config, a=script, b=script) as lab:
         assert await _divergences_of_text(lab, ONE, "k1") == []
         assert await _divergences_of_text(lab, ONE[:1000] + TWO, "k2") == []
         assert await _divergences_of_text(lab, ONE + TWO, "k1") == []
@@ -302,13 +304,13 @@ async def test_the_character_is_that_of_the_text_in_the_docs():
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
     texts = [f'"{"ö" * 150}\n\u0001€ {word} and {"more" * 50}' for word in ("noon", "night")]
     bodies = [{"model": "m", "messages": [{"role": "user", "content": each}], "tools": tools} for each in texts]
-    async with open_lab(config_of(local("a")), a=answer(said=ANSWER | TIMED)) as lab:
+    async with open_lab(config_of(local("a")), a=answer(content=ANSWER | TIMED)) as lab:
         assert await _divergences(lab, bodies[0], "k") == []
-        (said,) = await _divergences(lab, bodies[1], "k")
+        (position,) = await _divergences(lab, bodies[1], "k")
     one, two = (
         json.dumps([each["tools"], each["messages"]], ensure_ascii=False, separators=(",", ":")) for each in bodies
     )
-    at = int(said.partition('"')[2][:-1])
+    at = int(position.partition('"')[2][:-1])
     assert (one[:at], one[at], two[at]) == (two[:at], "o", "i")
 
 

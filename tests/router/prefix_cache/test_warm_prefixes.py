@@ -55,7 +55,7 @@ def test_a_hit_or_a_miss_is_reported():
     assert known.record_answer(ONE + TWO, 0.2) == "miss"
 
 
-def test_a_miss_unlearns_all_that_went_on_from_what_is_gone():
+def test_a_miss_unlearns_all_continuations():
     """Then only the latest prompt is warm, up to the reported tokens."""
     known = Known()
     start = "s" * 1000
@@ -123,14 +123,14 @@ def test_backends_are_forgotten():
 
 
 def test_memory_is_bounded():
-    """There are ten thousand prompts of a thousand tenants, at an engine that keeps all of them."""
+    """There are ten thousand prompts of a thousand tenants, at an engine that keeps every one."""
     known = Known()
     for at in range(10_000):
         known.record_answer(f"{at:05}" * 120, tenant=f"t{at % 1000}")
     assert known.prefixes.prompts <= MAX_PROMPTS
 
 
-def test_short_prompts_and_other_requests_are_left_alone():
+def test_short_prompts_and_other_requests_are_ignored():
     """Their prefill is cheap, or no engine caches them."""
     known = Known()
     assert known.prompt("short") is None

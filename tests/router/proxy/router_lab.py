@@ -47,7 +47,7 @@ def config_of(*backends, rules=None, **changes):
 
 
 MAC = config_of(local("mac"))
-"""One engine of ours, for whatever comes."""
+"""One local engine for all requests."""
 
 
 def piece(text, finish=None, **more):
@@ -80,9 +80,9 @@ def stream(*pieces, end=b"0\r\n\r\n"):
     return SSE + b"".join(chunk(each) for each in pieces) + end
 
 
-def answer(status=200, said=ANSWER, lines=()):
+def answer(status=200, content=ANSWER, lines=()):
     """Return the bytes of a whole answer."""
-    body = said if isinstance(said, bytes) else json.dumps(said).encode()
+    body = content if isinstance(content, bytes) else json.dumps(content).encode()
     head = f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
     return head.encode() + b"".join(each + b"\r\n" for each in lines) + b"\r\n" + body
 
@@ -210,9 +210,7 @@ class Lab:
             return await client.request(method, f"http://router{path}", headers=Headers.of(headers or {}), body=data)
 
     async def read(self, body=STREAMED, path=CHAT, headers=None):
-        """Send a request, and return status, body without timing comments (`timings`), and whether the end was
-        clean.
-        """
+        """Return status, body without timing comments (see `timings`), and whether the end was clean."""
         connection = await self.front.connect("router", 80)
         data = json.dumps(body).encode()
         lines = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())

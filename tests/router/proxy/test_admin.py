@@ -34,7 +34,7 @@ async def open_admin(lab):
         nursery.cancel_scope.cancel()
 
 
-async def test_backends_are_told_one_by_one(autojump_clock):
+async def test_each_backend_is_reported(autojump_clock):
     """The answer has each backend's state and reason, and no address."""
     gone = local("gone", missing="there is no InferenceService gone", base_url="")
     async with (
@@ -43,8 +43,8 @@ async def test_backends_are_told_one_by_one(autojump_clock):
     ):
         for _ in range(5):
             await lab.ask()
-        said = json.loads((await ask("/backends")).body)["backends"]
-        assert said == [
+        backends = json.loads((await ask("/backends")).body)["backends"]
+        assert backends == [
             {"name": "a", "healthy": False, "message": "circuit open after failures; retried automatically"},
             {"name": "b", "healthy": True, "message": ""},
             {"name": "gone", "healthy": False, "message": "there is no InferenceService gone"},

@@ -26,7 +26,7 @@ TWINS = (rl.local("a", model_digest="x", first_byte_seconds=20), rl.local("b", m
 END = b"0\r\n\r\n"
 
 
-def said_by(player, name, path=CHAT, **more):
+def script_of(player, name, path=CHAT, **more):
     """Return the chunked stream of this engine's answer to its last request."""
     return rl.SSE + b"".join(map(rl.chunk, answer(path, player.bodies[-1], name, **more))) + END
 
@@ -46,7 +46,7 @@ def dying(name, *cuts, path=CHAT, then=None, **more):
     async def play(connection):
         at = len(player.asked) - 1
         cut = cuts[at] if at < len(cuts) else None
-        await connection.send_all(said_by(player, name, path, **more)[:cut])
+        await connection.send_all(script_of(player, name, path, **more)[:cut])
         if cut is not None and then is not None:
             await then(connection)
 
@@ -124,9 +124,9 @@ async def test_dialects_get_the_joined_stream(path, autojump_clock):
         players = {"a": dying("a", cut), "b": engine_at("b")}
         lab, _, data, clean = await stream_of(rl.config_of(*TWINS), players, body, path)
         assert clean
-        said = [words for words in data.decode().splitlines() if "_duration" not in words]
-        whole = said if whole is None else whole
-        assert said == whole, event
+        lines = [words for words in data.decode().splitlines() if "_duration" not in words]
+        whole = lines if whole is None else whole
+        assert lines == whole, event
         assert lab.audit[0]["outcome"] == "ok"
 
 
@@ -134,7 +134,7 @@ async def test_dialects_get_the_joined_stream(path, autojump_clock):
 
 
 @pytest.mark.parametrize("how", ["broken", "cut", "silent"])
-async def test_however_an_engine_dies_the_answer_goes_on(how, autojump_clock):
+async def test_the_answer_continues_however_an_engine_dies(how, autojump_clock):
     """The connection ends, the stream ends without an end event, or it is silent for the first byte's limit."""
 
     async def then(connection):
@@ -160,9 +160,9 @@ async def test_the_next_engine_is_asked_for_the_rest_and_everything_is_written_d
         failures = [dispatcher.circuits.of(name).failures for name in "ab"]
         running = [dispatcher.calls.turns.line(each).queue.running for each in backends]
         assert lab.router.in_flight() == 0
-    said = "".join(text for text, _ in PIECES[:4])
+    prefix = "".join(text for text, _ in PIECES[:4])
     (rest,) = players["b"].bodies
-    assert rest["messages"][-1] == {"role": "assistant", "content": said}
+    assert rest["messages"][-1] == {"role": "assistant", "content": prefix}
     assert rest["max_tokens"] == 50 - sum(tokens for _, tokens in PIECES[:4])
     assert (failures, running) == ([1, 0], [0, 0])
     (line,) = lab.audit
@@ -222,13 +222,13 @@ async def test_the_same_engine_is_waited_for(autojump_clock, result):
     assert [each["result"] for each in lab.audit[0]["attempts"]] == ["answered", result, "answered"]
 
 
-async def test_an_engine_that_does_not_come_back_ends_it(autojump_clock):
+async def test_an_engine_that_does_not_restart_ends_the_answer(autojump_clock):
     """After the limit of a first byte the client gets an error event and no clean end; the text so far is charged."""
     budget = Budget(name="all", scope="router", window_seconds=600, max_tokens=100_000)
 
     async def script(connection):
         if len(player.asked) == 1:
-            await connection.send_all(said_by(player, "a")[: place_of("a", 5)])
+            await connection.send_all(script_of(player, "a")[: place_of("a", 5)])
             lab.players["a"] = None  # does not accept another connection
 
     player = rl.Player((script,))
@@ -250,7 +250,7 @@ async def test_an_engine_that_takes_requests_and_breaks_off_is_paid_three_times_
 
     async def script(connection):
         if len(player.asked) == 1:
-            await connection.send_all(said_by(player, "a")[: place_of("a", 5)])
+            await connection.send_all(script_of(player, "a")[: place_of("a", 5)])
 
     player = rl.Player((script,))
     config = rl.config_of(TWINS[0], budgets=(budget,) if is_counted else ())
@@ -260,7 +260,7 @@ async def test_an_engine_that_takes_requests_and_breaks_off_is_paid_three_times_
     assert len(player.asked) >= 1 + 3
 
 
-async def test_it_goes_on_nowhere_else_than_it_was_permitted(autojump_clock):
+async def test_it_continues_only_at_permitted_backends(autojump_clock):
     """An identical engine outside the rule, one of another model, and a provider are not used."""
     backends = (*TWINS, rl.local("other", model_digest="y"), rl.cloud("cloud", model_digest="x"))
     names = ("a", "other", "cloud")
@@ -271,7 +271,7 @@ async def test_it_goes_on_nowhere_else_than_it_was_permitted(autojump_clock):
     assert not whole
 
 
-async def test_it_goes_on_three_times_at_most(autojump_clock):
+async def test_an_answer_is_continued_three_times_at_most(autojump_clock):
     """Engines that die one after another end it; the bytes so far are those of the answer."""
     cuts = [place_of("a", 3)] * 9
     players = {"a": dying("a", *cuts), "b": dying("b", *cuts)}
@@ -288,7 +288,7 @@ async def test_an_engine_that_refuses_is_not_asked_again(autojump_clock):
 
     async def script(connection):
         if len(players["a"].asked) == 1:
-            await connection.send_all(said_by(players["a"], "a")[: place_of("a", 5)])
+            await connection.send_all(script_of(players["a"], "a")[: place_of("a", 5)])
         else:
             await connection.send_all(rl.error(400, "prefill is not supported"))
 
@@ -300,9 +300,7 @@ async def test_an_engine_that_refuses_is_not_asked_again(autojump_clock):
 
 
 async def test_another_answer_is_not_taken_for_the_rest(autojump_clock):
-    """An engine that ends the text and starts again has read more tokens: the client gets an error and no text of
-    it.
-    """
+    """An engine that starts a new answer has read more tokens: the client gets an error and no text of it."""
     players = {"a": dying("a", place_of("a", 5)), "b": engine_at("b", extra_prompt=4)}
     lab, _, data, whole = await stream_of(rl.config_of(*TWINS), players)
     assert (whole, rl.events_of(data)[-1]["error"]["code"]) == (False, "stream_not_joined")
@@ -323,7 +321,7 @@ DOES_NOT = {
 
 
 @pytest.mark.parametrize("name", DOES_NOT)
-async def test_what_cannot_go_on_ends_with_an_error(name, autojump_clock):
+async def test_what_cannot_be_continued_ends_with_an_error(name, autojump_clock):
     """No other engine is asked; the stream ends with an error event."""
     players = {"a": dying("a", place_of("a", 3, body=rl.STREAMED)), "b": engine_at("b")}
     _, _, data, whole = await stream_of(rl.config_of(*TWINS), players, ASKED | DOES_NOT[name])
@@ -331,7 +329,7 @@ async def test_what_cannot_go_on_ends_with_an_error(name, autojump_clock):
     assert rl.events_of(data)[-1]["error"]["code"] == "stream_broken_off"
 
 
-async def test_a_providers_answer_does_not_go_on(autojump_clock):
+async def test_a_providers_answer_is_not_continued(autojump_clock):
     """A digest or a reported build makes no difference."""
     players = {"p": dying("p", place_of("a", 3, body=rl.STREAMED)), "b": engine_at("b")}
     backends = (rl.cloud("p", model_digest="x"), TWINS[1])
@@ -340,7 +338,7 @@ async def test_a_providers_answer_does_not_go_on(autojump_clock):
     assert lab.metric("llmkube_router_continuations_total", outcome="not_continuable") == 1
 
 
-async def test_a_backend_of_which_only_the_address_is_known_goes_on_at_itself(autojump_clock):
+async def test_a_backend_with_only_an_address_continues_its_own_answer(autojump_clock):
     """llama.cpp reports its build; a token limit requires a count, which is requested only with a digest."""
     for limit, ends in (({}, True), ({"max_tokens": 50}, False)):
         players = {"a": dying("a", place_of("a", 3, body=rl.STREAMED)), "b": engine_at("b")}
@@ -382,11 +380,11 @@ async def _play():
 
 
 MUTANTS = {
-    "every backend may go on": (dispatcher, "continuation_targets", lambda order, _broken: order),
+    "every backend may continue": (dispatcher, "continuation_targets", lambda order, _broken: order),
     "only the dead one may": (dispatcher, "continuation_targets", lambda _order, broken: (broken,)),
-    "it goes on for ever": (joined_answer, "MAX_CONTINUATIONS", 9),
+    "it continues forever": (joined_answer, "MAX_CONTINUATIONS", 9),
     "the text is forgotten": (joined_answer, "next_request", lambda _path, body, _text, _tokens: dict(body)),
-    "nothing can go on": (joined_answer, "obstacle", lambda _path, _body: "no"),
+    "nothing can be continued": (joined_answer, "obstacle", lambda _path, _body: "no"),
 }
 
 

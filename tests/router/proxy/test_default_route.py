@@ -60,8 +60,8 @@ def pieces(*texts):
     """Return the stream of a chat, as an engine writes it."""
     choices = [{"index": 0, "delta": {"content": text}, "finish_reason": None} for text in texts]
     choices[-1]["finish_reason"] = "stop"
-    said = [json.dumps({"object": "chat.completion.chunk", "choices": [each]}).encode() for each in choices]
-    return b"".join(b"data: %b\n\n" % each for each in (*said, b"[DONE]"))
+    events = [json.dumps({"object": "chat.completion.chunk", "choices": [each]}).encode() for each in choices]
+    return b"".join(b"data: %b\n\n" % each for each in (*events, b"[DONE]"))
 
 
 class Engine:
@@ -88,8 +88,8 @@ class Engine:
         elif request.path == CHAT:
             await exchange.respond(Response.json(200, completion("yes")))
         else:
-            said = self.more.get(request.path.rpartition("/")[2])
-            await exchange.respond(Response.json(200 if said else 404, said or {"detail": "Not Found"}))
+            body = self.more.get(request.path.rpartition("/")[2])
+            await exchange.respond(Response.json(200 if body else 404, body or {"detail": "Not Found"}))
 
 
 class Mortal(Engine):
@@ -106,9 +106,9 @@ class Mortal(Engine):
             return
         events = list(llama_script.answer(llama_script.CHAT, json.loads(exchange.body)))
         lives = self.events is None
-        said, self.events = events if lives else events[: self.events], None
+        sent, self.events = events if lives else events[: self.events], None
         framing = b"Content-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n"
-        chunks = b"".join(b"%x\r\n%b\r\n" % (len(each), each) for each in said)
+        chunks = b"".join(b"%x\r\n%b\r\n" % (len(each), each) for each in sent)
         await exchange.send(exchange.begin(200, framing) + chunks + (b"0\r\n\r\n" if lives else b""))
         exchange.complete = exchange.keep_alive = lives
 
@@ -155,7 +155,7 @@ class World:
         async with open_http_client(self.front.connect) as client:
             return await client.request(method, f"http://gw{path}", headers=Headers.of(headers), body=data)
 
-    async def said(self, path, body=None, method="POST"):
+    async def answer(self, path, body=None, method="POST"):
         answer = await self.ask(path, body, method)
         assert answer.status == 200, answer.body
         return json.loads(answer.body)
@@ -184,7 +184,7 @@ async def test_ollama_s_clients_are_answered_whatever_the_engine():
         assert answer.headers.get("content-type") == "application/x-ndjson"
         assert [line["message"]["content"] for line in lines[:2]] == ["yes", " indeed"]
         assert (lines[-1]["done"], lines[-1]["model"]) == (True, "chat")
-        assert (await world.said("/api/generate", {"model": "chat", "prompt": "hi", "stream": False}))[
+        assert (await world.answer("/api/generate", {"model": "chat", "prompt": "hi", "stream": False}))[
             "response"
         ] == "yes"
     assert [(path, key) for path, key, _ in engine.asked] == [(CHAT, "Bearer engine-key")] * 2
@@ -208,8 +208,8 @@ async def test_messages_are_there_where_the_engine_has_none():
     """After its 404, the engine gets a chat completion; errors have the dialect's shape."""
     engine = Engine()
     async with open_world(engine) as world:
-        said = await world.said("/v1/messages", MESSAGE)
-        assert (said["type"], said["content"][0]["text"]) == ("message", "yes")
+        answer = await world.answer("/v1/messages", MESSAGE)
+        assert (answer["type"], answer["content"][0]["text"]) == ("message", "yes")
         assert [path for path, _, _ in engine.asked] == ["/v1/messages", CHAT]
         missing = await world.ask("/v1/messages", MESSAGE | {"model": "none"})
     assert missing.status == 404
@@ -221,12 +221,12 @@ async def test_responses_are_kept_where_the_engine_has_none():
     """The next response continues it, and it can be read and deleted."""
     engine = Engine()
     async with open_world(engine) as world:
-        first = await world.said("/v1/responses", {"model": "chat", "input": "one"})
-        await world.said("/v1/responses", {"model": "chat", "input": "two", "previous_response_id": first["id"]})
+        first = await world.answer("/v1/responses", {"model": "chat", "input": "one"})
+        await world.answer("/v1/responses", {"model": "chat", "input": "two", "previous_response_id": first["id"]})
         asked = [turn["content"] for turn in json.loads(engine.asked[-1][2])["messages"]]
         assert len(asked) == 3
         path = f"/v1/responses/{first['id']}"
-        assert (await world.said(path, method="GET"))["id"] == first["id"]
+        assert (await world.answer(path, method="GET"))["id"] == first["id"]
         assert (await world.ask(path, method="DELETE")).status == 200
         assert (await world.ask(path, method="GET")).status == 404
 
@@ -248,7 +248,7 @@ async def test_what_an_engine_alone_can_do_comes_back_once(path):
         ({"reason": "ScaledToZero", "message": "it was stopped"}, ("x-should-retry", "false")),
     ],
 )
-async def test_a_model_that_is_not_ready_is_said_at_once(autojump_clock, view, header):
+async def test_a_model_that_is_not_ready_is_reported_at_once(autojump_clock, view, header):
     """The error is the directory's, as for the other paths; a stopped model is not waited for."""
     async with open_world() as world:
         world.serve("chat", ready=False, **view)
@@ -276,28 +276,24 @@ async def test_a_model_is_known_as_soon_as_the_gateway_knows_it():
 
 
 async def test_the_lists_are_what_the_directory_knows():
-    """`/api/tags` has the ids of `/v1/models`; `/api/ps` those with an engine; details have the model's
-    capabilities.
-    """
+    """`/api/tags` has the ids of `/v1/models`; `/api/ps` those with an engine; details have capabilities."""
     async with open_world() as world:
         world.serve("emb", mode="embedding", spec={"aliases": ["org/emb"]})
         world.serve("off", ready=False, reason="ScaledToZero")
-        ids = [each["id"] for each in (await world.said("/v1/models", method="GET"))["data"]]
-        assert [each["name"] for each in (await world.said("/api/tags", method="GET"))["models"]] == ids
+        ids = [each["id"] for each in (await world.answer("/v1/models", method="GET"))["data"]]
+        assert [each["name"] for each in (await world.answer("/api/tags", method="GET"))["models"]] == ids
         assert ids == ["chat", "emb", "off", "org/emb"]
-        assert [each["name"] for each in (await world.said("/api/ps", method="GET"))["models"]] == [
+        assert [each["name"] for each in (await world.answer("/api/ps", method="GET"))["models"]] == [
             "chat", "emb", "org/emb",
         ]  # fmt: skip
-        assert (await world.said("/api/show", {"model": "emb"}))["capabilities"] == ["embedding"]
+        assert (await world.answer("/api/show", {"model": "emb"}))["capabilities"] == ["embedding"]
         assert (await world.ask("/api/tags", {})).status == 405
         wrong = await world.ask("/api/embed", {"model": "chat", "input": "x"})
         assert (wrong.status, "spec.mode: embedding" in wrong.body.decode()) == (501, True)
 
 
 async def test_two_services_of_one_name_are_two_models():
-    """Ids resolve as they do at the gateway: an ambiguous id has no model, and a name takes precedence over an
-    alias.
-    """
+    """Ids resolve as at the gateway: an ambiguous id has no model, and a name is preferred to an alias."""
     async with open_world(Engine(), Engine()) as world:
         world.serve("chat", "other", port=2)
         assert (await world.ask("/api/chat", HELLO)).status == 404
@@ -351,15 +347,15 @@ async def test_an_answer_survives_its_engine(autojump_clock):
     assert (lines[-1]["done"], [path for path, _, _ in engine.asked].count(CHAT)) == (True, 2)
 
 
-async def test_pages_are_judged_as_elsewhere_at_the_gateway():
+async def test_pages_are_checked_as_elsewhere_at_the_gateway():
     """A local page gets a preflight and the answer; a foreign one is refused."""
     async with open_world() as world:
         near, far = {"origin": "http://localhost:3000"}, {"origin": "https://evil.example"}
         assert (await world.ask("/api/chat", HELLO, **far)).status == 403
         answer = await world.ask("/api/chat", HELLO, **near)
         assert (answer.status, answer.headers.get("access-control-allow-origin")) == (200, near["origin"])
-        wish = near | {"access-control-request-method": "POST"}
-        assert (await world.ask("/api/tags", method="OPTIONS", **wish)).status == 204
+        preflight = near | {"access-control-request-method": "POST"}
+        assert (await world.ask("/api/tags", method="OPTIONS", **preflight)).status == 204
 
 
 async def test_a_body_that_would_be_parsed_for_too_long_is_refused():

@@ -29,8 +29,8 @@ async def test_a_redirect_is_not_followed(autojump_clock):
 
 async def test_an_error_names_no_address_of_these_networks(autojump_clock):
     """A backend's error has none, and the router's own errors have none."""
-    said = rl.error(400, "no model at http://10.9.8.7:8081/v1")
-    async with rl.open_lab(rl.config_of(rl.local("a")), a=(said, rl.error(500, "boom at 10.9.8.7"))) as lab:
+    refusal = rl.error(400, "no model at http://10.9.8.7:8081/v1")
+    async with rl.open_lab(rl.config_of(rl.local("a")), a=(refusal, rl.error(500, "boom at 10.9.8.7"))) as lab:
         answers = [await lab.ask() for _ in range(2)]
     async with rl.open_lab(rl.config_of(rl.local("a")), players={"a": None}) as lab:
         answers.append(await lab.ask())
@@ -44,9 +44,9 @@ async def test_a_stream_that_outlasts_every_limit_comes_whole(autojump_clock):
     words = [rl.chunk(rl.piece("word "))] * 600
     script = rl.saying(rl.SSE, *words, rl.chunk(rl.piece("", "stop") + rl.DONE) + b"0\r\n\r\n", seconds=1)
     async with rl.open_lab(rl.config_of(rl.local("a", first_byte_seconds=2), first_byte_seconds=2), a=script) as lab:
-        status, said, clean = await lab.read()
+        status, body, clean = await lab.read()
         (line,) = lab.audit
-    assert (status, clean, said.count(b"word "), said.endswith(rl.DONE)) == (200, True, 600, True)
+    assert (status, clean, body.count(b"word "), body.endswith(rl.DONE)) == (200, True, 600, True)
     assert (line["outcome"], line["latencyMs"] >= 600_000) == ("ok", True)
 
 
@@ -113,7 +113,7 @@ async def test_a_client_makes_up_no_series():
     assert not [each for each in values if "made-up" in each]
 
 
-async def test_a_client_s_trace_goes_on_at_the_backend():
+async def test_a_client_s_trace_continues_at_the_backend():
     """The audit log and the provider have the same trace id."""
     trace = "0af7651916cd43dd8448eb211c80319c"
     async with rl.open_lab(rl.config_of(rl.cloud("a")), a=rl.answer()) as lab:
@@ -157,7 +157,7 @@ async def test_a_router_that_can_ask_no_backend_is_not_ready():
         assert (await lab.ask(path="/healthz", method="GET")).status == 200
 
 
-async def test_a_rotated_key_counts_at_the_next_request(tmp_path):
+async def test_a_rotated_key_is_used_at_the_next_request(tmp_path):
     """The file is read without a restart; the old key is no longer sent."""
     key = tmp_path / "key"
     key.write_text("old")
@@ -173,7 +173,7 @@ async def test_a_rotated_key_counts_at_the_next_request(tmp_path):
 async def test_there_is_more_than_chat_completions(path):
     """The same rules choose the backend of each path."""
     body = rl.MESSAGE | {"stream": False, "prompt": "p", "input": "i", "query": "q", "documents": ["d"]}
-    async with rl.open_lab(rl.MAC, mac=rl.answer(said=rl.ANSWER)) as lab:
+    async with rl.open_lab(rl.MAC, mac=rl.answer(content=rl.ANSWER)) as lab:
         assert (await lab.ask(body, path)).status == 200
 
 

@@ -77,8 +77,8 @@ async def test_a_client_names_no_address_and_no_key(outside):
     async with rl.open_lab(
         rl.config_of(gateway, rl.cloud("openai")), gateway=rl.error(500), openai=rl.answer(), evil=rl.answer()
     ) as lab:
-        said = await lab.ask(body)
-        assert said.status in (200, 400)
+        response = await lab.ask(body)
+        assert response.status in (200, 400)
         assert lab.players["evil"].listener.dialled == []
         asked = [text for name in ("gateway", "openai") for _, text in lab.players[name].asked]
     assert not [text for text in asked if CANARY.encode() in text]
@@ -121,8 +121,8 @@ async def test_a_wrong_key_is_compared_whole_and_reaches_nothing(tmp_path, monke
         unknown = await lab.ask(headers={"X-Api-Key": "unknown"})
         lines, files = list(lab.lines), {path: path.read_bytes() for path in (tmp_path / "kept").iterdir()}
         for headers in ({"X-Api-Key": key}, {"Authorization": f"Bearer {key}"}):
-            said = await lab.ask(headers=headers)
-            assert (said.status, said.body) == (401, unknown.body)
+            response = await lab.ask(headers=headers)
+            assert (response.status, response.body) == (401, unknown.body)
         assert lab.lines == lines
         assert {path: path.read_bytes() for path in files} == files
         assert (lab.players["mac"].asked, lab.router.budgets()[0]["tokensUsed"]) == ([], 0)
@@ -142,7 +142,7 @@ async def test_a_key_is_known_by_all_of_it(tmp_path):
         assert [line["team"] for line in lab.audit] == ["red", "blue", "red"]
 
 
-async def test_who_asks_is_fixed_for_a_request(tmp_path):
+async def test_the_team_is_fixed_for_a_request(tmp_path):
     """Moving the key to another team does not change a running request."""
     (tmp_path / "red").write_text("key")
     slow, goes_on = [], trio.Event()
@@ -198,8 +198,8 @@ async def test_every_route_has_all_of_its_meters(tmp_path, path):
         )
         config = rl.config_of(rl.local("mac"), auth=Auth(keys_folder=str(tmp_path)), budgets=budgets)
         async with rl.open_lab(config, mac=rl.answer()) as lab:
-            said = await lab.ask(body, path, {"X-Api-Key": "red-key"})
-            assert (said.status, lab.players["mac"].asked) == (429, [])
+            response = await lab.ask(body, path, {"X-Api-Key": "red-key"})
+            assert (response.status, lab.players["mac"].asked) == (429, [])
 
 
 @pytest.mark.parametrize(
@@ -214,12 +214,10 @@ async def test_nothing_is_passed_through(path):
 
 
 async def test_what_is_under_way_is_reserved(autojump_clock):
-    """Of twenty concurrent requests, as many are admitted as fit with their maximum; then the actual usage is
-    charged.
-    """
+    """Twenty concurrent requests are admitted up to their maximum usage; then the actual usage is charged."""
     each = len(json.dumps(rl.ASKED | {"max_tokens": 100})) + 100
     budget = Budget(name="b", scope="router", window_seconds=3600, max_tokens=3 * each)
-    slow, found = rl.saying(b"", rl.answer(said=rl.ANSWER), seconds=9), []
+    slow, found = rl.saying(b"", rl.answer(content=rl.ANSWER), seconds=9), []
     async with rl.open_lab(rl.config_of(rl.local("mac"), budgets=(budget,)), mac=slow) as lab:
 
         async def ask():

@@ -196,7 +196,7 @@ async def test_a_fault_after_the_first_byte(autojump_clock, name):
 
 
 @pytest.mark.parametrize("end", [b"", rl.DONE])
-async def test_a_stream_that_says_it_is_finished_is_whole(end):
+async def test_a_finished_stream_is_complete(end):
     """`[DONE]`, or a finish reason with a clean end, completes it; the client gets `[DONE]` in both cases."""
     async with rl.open_lab(rl.config_of(rl.cloud("a")), a=rl.stream(rl.piece("one", "stop"), end)) as lab:
         _, body, clean = await lab.read()

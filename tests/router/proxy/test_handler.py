@@ -28,10 +28,10 @@ BOTH = config_of(local("mac"), cloud("cloud"))
 async def test_a_request_gets_the_answer_of_the_first_backend():
     """The answer is unchanged, and a header names the backend."""
     async with open_lab(BOTH, mac=answer(), cloud=answer()) as lab:
-        said = await lab.ask()
-    assert (said.status, json.loads(said.body)) == (200, ANSWER)
-    assert said.headers.get("x-llmkube-backend") == "mac"
-    assert len(said.headers.get("x-request-id")) == 32
+        response = await lab.ask()
+    assert (response.status, json.loads(response.body)) == (200, ANSWER)
+    assert response.headers.get("x-llmkube-backend") == "mac"
+    assert len(response.headers.get("x-request-id")) == 32
     assert not lab.players["cloud"].asked
 
 
@@ -69,36 +69,36 @@ async def test_a_request_gets_the_answer_of_the_first_backend():
 async def test_what_is_no_request_is_refused_with_the_field_and_the_fix(body, path, status, code, words):
     """The error has OpenAI's shape; nothing reaches a backend."""
     async with open_lab(BOTH, mac=answer(), cloud=answer()) as lab:
-        said = await lab.ask(body, path)
-        error = json.loads(said.body)["error"]
-    assert (said.status, error["code"]) == (status, code)
+        response = await lab.ask(body, path)
+        error = json.loads(response.body)["error"]
+    assert (response.status, error["code"]) == (status, code)
     assert words in error["message"]
     assert set(error) == {"message", "type", "code"}
     assert not lab.players["mac"].asked
 
 
 @pytest.mark.parametrize(
-    ("path", "told"),
+    ("path", "error_of"),
     [
-        ("/v1/chat/completions", lambda said: said["error"]),
-        ("/v1/messages", lambda said: said["error"] if said["type"] == "error" else None),
-        ("/api/chat", lambda said: {"code": "body_too_large", "message": said["error"]}),
+        ("/v1/chat/completions", lambda value: value["error"]),
+        ("/v1/messages", lambda value: value["error"] if value["type"] == "error" else None),
+        ("/api/chat", lambda value: {"code": "body_too_large", "message": value["error"]}),
     ],
 )
-async def test_a_body_above_the_limit_is_413(path, told):
+async def test_a_body_above_the_limit_is_413(path, error_of):
     """It is not read completely; the error has the client's dialect."""
     async with open_lab(BOTH, limits=Limits(max_body_bytes=100), mac=answer(), cloud=answer()) as lab:
-        said = await lab.ask(ASKED | {"user": "u" * 200}, path=path)
-    assert said.status == 413
-    error = told(json.loads(said.body))
+        response = await lab.ask(ASKED | {"user": "u" * 200}, path=path)
+    assert response.status == 413
+    error = error_of(json.loads(response.body))
     assert (error["code"], error["message"]) == ("body_too_large", "the body is larger than 100 bytes")
 
 
 async def test_get_is_refused_where_post_is_meant():
     """The answer has the allowed methods."""
     async with open_lab(BOTH, mac=answer(), cloud=answer()) as lab:
-        said = await lab.ask(method="GET")
-    assert (said.status, said.headers.get("allow")) == (405, "POST")
+        response = await lab.ask(method="GET")
+    assert (response.status, response.headers.get("allow")) == (405, "POST")
 
 
 async def test_every_model_that_is_listed_is_routable():
@@ -120,15 +120,15 @@ async def test_every_model_that_is_listed_is_routable():
 async def test_sensitive_data_stays_or_is_refused():
     """A provider gets no byte of it, whatever rule names it; the refusal has the reason."""
     async with open_lab(config_of(cloud("cloud")), cloud=answer()) as lab:
-        said = await lab.ask(headers={"X-LLMKube-Classification": "PII"})
-    assert (said.status, json.loads(said.body)["error"]["code"]) == (503, "not_permitted")
-    assert "pii stays local" in json.loads(said.body)["error"]["message"]
+        response = await lab.ask(headers={"X-LLMKube-Classification": "PII"})
+    assert (response.status, json.loads(response.body)["error"]["code"]) == (503, "not_permitted")
+    assert "pii stays local" in json.loads(response.body)["error"]["message"]
     assert lab.metric("llmkube_router_fail_closed_total", rule="default", classification="pii") == 1
     assert not lab.players["cloud"].asked
     assert not lab.players["cloud"].listener.dialled
 
 
-async def test_readyz_says_which_backends_are_not_asked():
+async def test_readyz_lists_unavailable_backends():
     """The status is 503 if no backend can be asked."""
     config = config_of(local("mac", base_url="", missing="its InferenceService is not there"))
     async with open_lab(config) as lab:
@@ -241,16 +241,16 @@ async def statuses(path, bodies):
     """Return the status of each body with an engine, a provider of chat completions and one of Messages."""
     claude = cloud("claude", provider="anthropic", dialect="anthropic", model="opus")
     config = config_of(local("mac"), cloud("gpt"), claude, rules=(), by_model=True)
-    message = answer(said={"type": "message", "content": [{"type": "text", "text": "yes"}], "input_tokens": 3})
+    message = answer(content={"type": "message", "content": [{"type": "text", "text": "yes"}], "input_tokens": 3})
     found = set()
     async with open_lab(config, mac=answer(), gpt=answer(), claude=message) as lab:
         for body in bodies:
             for name in ("mac", "gpt", "claude")[: 2 if path == "/api/embed" else 3]:  # Anthropic has no vectors
-                said = await lab.ask({"stream": False} | body | {"model": name}, path)
-                if said.status == 400:
-                    error = json.loads(said.body)
+                response = await lab.ask({"stream": False} | body | {"model": name}, path)
+                if response.status == 400:
+                    error = json.loads(response.body)
                     assert ("type" in error) == path.startswith("/v1/messages"), "an error of another dialect"
-                found.add(said.status)
+                found.add(response.status)
     return found
 
 
@@ -282,8 +282,8 @@ async def test_a_body_that_is_nested_as_deeply_as_json_may_be_is_400(path):
     deep = b"[" * 1000 + b"]" * 1000
     body = b'{"model": "m", "stream": false, "max_tokens": 9, "messages": %b, "prompt": %b, "input": %b}'
     async with open_lab(BOTH, mac=answer(), cloud=answer()) as lab:
-        said = await lab.ask(body % (deep, deep, deep), path)
-    assert said.status == 400
+        response = await lab.ask(body % (deep, deep, deep), path)
+    assert response.status == 400
     assert not lab.players["mac"].asked
 
 
@@ -361,8 +361,8 @@ async def unread(name, tmp_path):
         assert json.loads(received.partition(b"\r\n\r\n")[2])["error"]["code"] == outcome
         assert counted(lab, outcome) == 1
         await trio.sleep(1)
-        said = [(line["path"], line["team"], line["status"], line["outcome"]) for line in lab.audit]
-        assert said == ([] if path is None else [(path, "team", status, outcome)])
+        lines = [(line["path"], line["team"], line["status"], line["outcome"]) for line in lab.audit]
+        assert lines == ([] if path is None else [(path, "team", status, outcome)])
         assert not any(word in b"".join(lab.lines) for word in (KEY.encode(), BODY, b"resp_1"))
         assert all(line["requestID"].encode() in received for line in lab.audit)
 

@@ -28,7 +28,7 @@ ROOMS = ("dispatch", "proxy", "responses")
 ELSEWHERE = {"proxy/admin.py"}  # the operator's port, whose requests are not counted
 
 STATUS_AND_CODE = {"refused": (0, 2), "_own": (0, 2)}
-"""Where the arguments of what refuses have them."""
+"""Positions of status and code in the arguments of refusing functions."""
 
 COMPUTED = {
     "proxy/handler.py": {(400, "any of BodyError"), *handler._REFUSALS.values(), (503, "no_route")},
@@ -36,7 +36,7 @@ COMPUTED = {
     "dispatch/dispatcher.py": set(),  # called below, with all its arguments
     "dispatch/attempt.py": {(400, "backend_refused")},  # 500 or more is not an answer
 }
-"""By modules that write a status or a code as another thing than a constant, what these can be."""
+"""Possible values of a status or code that a module does not write as a constant."""
 
 
 def refusals_of(name, text):
@@ -46,9 +46,9 @@ def refusals_of(name, text):
         word = called.id if isinstance(called, ast.Name) else called.attr if isinstance(called, ast.Attribute) else ""
         if word not in STATUS_AND_CODE:
             continue
-        said = [node.args[at] for at in STATUS_AND_CODE[word]]
-        if all(isinstance(each, ast.Constant) for each in said):
-            yield tuple(each.value for each in said)
+        arguments = [node.args[at] for at in STATUS_AND_CODE[word]]
+        if all(isinstance(each, ast.Constant) for each in arguments):
+            yield tuple(each.value for each in arguments)
         else:
             assert name in COMPUTED, f"{name}:{node.lineno}: say in COMPUTED what {ast.unparse(node)} can be"
             yield from COMPUTED[name]
@@ -83,8 +83,8 @@ def without_backends():
     """Return the errors if no backend answers, for all results of attempts."""
     for cause, has_siblings, rule in product(Cause, (True, False), ("", "a rule")):
         failure = Failure(cause, "why", 500, has_siblings=has_siblings)
-        said = no_answer([failure], [AttemptRecord("a", cause.value, "", 0.0, 0)], closed_by=rule, wait_seconds=1.0)
-        yield said.response.status, said.code
+        answer = no_answer([failure], [AttemptRecord("a", cause.value, "", 0.0, 0)], closed_by=rule, wait_seconds=1.0)
+        yield answer.response.status, answer.code
 
 
 def refusals():
@@ -176,7 +176,7 @@ def test_labels_are_of_the_config():
 
 
 @pytest.mark.parametrize(("path", "backend"), [("/v1/rerank", LOCAL), ("/v1/chat/completions", None)])
-def test_what_the_convention_has_no_words_for_is_left_out(path, backend):
+def test_paths_outside_the_convention_are_omitted(path, backend):
     registry = CollectorRegistry()
     metrics = GenAiMetrics(registry)
     before = sum(len(family.samples) for family in registry.collect())

@@ -25,7 +25,7 @@ PLAIN = {
     OLLAMA_CHAT: TURNS,
     OLLAMA_GENERATE: PROMPT,
 }
-"""A request of each dialect whose answer is text."""
+"""A request of each dialect with a text answer."""
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
 TOOL = {"name": "f", "parameters": SCHEMA}
@@ -112,8 +112,8 @@ def engine(events, death="", written=None):
     """Return an engine that dies after this many events; with None it lives."""
 
     async def play(connection):
-        said = rl.SSE + b"".join(map(rl.chunk, (*counted(events), rl.DONE)[:written]))
-        await connection.send_all(said)
+        data = rl.SSE + b"".join(map(rl.chunk, (*counted(events), rl.DONE)[:written]))
+        await connection.send_all(data)
         if death == "in an event":
             await connection.send_all(rl.chunk(b'data: {"choices": [{"index": 0, "del'))
         elif death == "silent":
@@ -147,12 +147,12 @@ def is_error(path, data):
         OLLAMA_CHAT: ('"done":true',),
         OLLAMA_GENERATE: ('"done":true',),
     }[path]
-    told = bool(last.get("error"))
+    is_reported = bool(last.get("error"))
     if path in (RESPONSES, MESSAGES):
-        told = told and last["type"] == "error" and bool(last["error"]["message"])
+        is_reported = is_reported and last["type"] == "error" and bool(last["error"]["message"])
     if path == RESPONSES:
-        told = told and "response.failed" in data
-    return told and not any(each in data for each in ends)
+        is_reported = is_reported and "response.failed" in data
+    return is_reported and not any(each in data for each in ends)
 
 
 async def _play(name):
@@ -169,7 +169,7 @@ async def _play(name):
 
 
 @pytest.mark.parametrize("name", sample_rows(ROWS))
-async def test_what_cannot_go_on_ends_with_an_error(name, autojump_clock):
+async def test_what_cannot_be_continued_ends_with_an_error(name, autojump_clock):
     """The second engine, which would continue any text, is never asked; the audit log has the reason."""
     await _play(name)
 
@@ -183,7 +183,7 @@ async def test_an_engine_that_lives_ends_its_answer(name):
 
 
 @pytest.mark.parametrize("path", PLAIN)
-async def test_plain_text_goes_on(path, autojump_clock):
+async def test_plain_text_is_continued(path, autojump_clock):
     """This is so in every dialect: each row of the table differs from it."""
     events = COMPLETED if path == COMPLETIONS else TEXTS
     data, clean, line, asked = await answered(path, PLAIN[path], engine(events, "broken", 2), engine(events))
@@ -193,10 +193,8 @@ async def test_plain_text_goes_on(path, autojump_clock):
 
 @pytest.mark.parametrize("path", PLAIN)
 @pytest.mark.parametrize("kind", ["calls", "thoughts", "logprobs"])
-async def test_what_goes_on_as_something_else_ends_with_an_error(path, kind, autojump_clock):
-    """The client has text, and the second engine sends a tool call, thoughts or logprobs: that is not the rest of
-    it.
-    """
+async def test_a_continuation_of_another_kind_ends_with_an_error(path, kind, autojump_clock):
+    """The client has text; a tool call, thoughts or logprobs of the second engine do not continue it."""
     events = COMPLETED if path == COMPLETIONS else TEXTS
     other = {"calls": CALLS, "thoughts": THOUGHTS, "logprobs": LIKELY}[kind]
     if path == COMPLETIONS:
@@ -216,14 +214,14 @@ def _all_goes_on(patch):
 
 
 def _all_is_text(patch):
-    patch.setattr(joined_answer, "choice_of", lambda said: (said["choices"][0] if said.get("choices") else None, ""))
+    patch.setattr(joined_answer, "choice_of", lambda event: (event["choices"][0] if event.get("choices") else None, ""))
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize(
     ("name", "bug"), [(name, _all_goes_on) for name in BY_REQUEST] + [(name, _all_is_text) for name in BY_ANSWER]
 )
-async def test_each_row_sees_what_goes_on_in_spite_of_it(name, bug, monkeypatch, autojump_clock):
+async def test_each_row_catches_a_wrong_continuation(name, bug, monkeypatch, autojump_clock):
     """A bug that allows each continuation fails in each row that it concerns."""
     bug(monkeypatch)
     with pytest.raises(AssertionError):

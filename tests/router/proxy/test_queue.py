@@ -85,7 +85,7 @@ async def test_a_client_that_goes_away_leaves_the_queue(autojump_clock):
 
 
 @pytest.mark.parametrize(("own", "status", "code"), [(2, 429, "tenant_queue_full"), (1, 503, "queue_full")])
-async def test_a_request_whose_turn_never_comes_is_told_when_to_come_again(autojump_clock, own, status, code):
+async def test_a_request_whose_turn_never_comes_gets_retry_after(autojump_clock, own, status, code):
     """The status is 429 if the same tenant has more requests, else 503; the backend's circuit does not count it."""
     results = []
     events = [rl.chunk(b": x\n\n"), *[rl.chunk(rl.WHOLE_STREAM[: rl.WHOLE_STREAM.index(b"\n\n") + 2])] * 9]
@@ -105,7 +105,7 @@ async def test_a_request_whose_turn_never_comes_is_told_when_to_come_again(autoj
         nursery.cancel_scope.cancel()
 
 
-async def test_a_full_queue_refuses_the_newest_of_whoever_has_most(autojump_clock, monkeypatch):
+async def test_a_full_queue_refuses_the_newest_of_the_busiest_tenant(autojump_clock, monkeypatch):
     """It gets 429 with Retry-After at once; earlier requests keep waiting."""
     monkeypatch.setattr(fair_queue, "MAX_WAITING", 2)
     answers = []
@@ -113,23 +113,23 @@ async def test_a_full_queue_refuses_the_newest_of_whoever_has_most(autojump_cloc
         for _ in range(3):
             nursery.start_soon(keep, answers, lab.ask)
         await trio.sleep(1)
-        said = await lab.ask()
-        assert (said.status, json.loads(said.body)["error"]["code"]) == (429, "tenant_queue_full")
-        assert int(said.headers.get("retry-after")) >= 1
+        response = await lab.ask()
+        assert (response.status, json.loads(response.body)["error"]["code"]) == (429, "tenant_queue_full")
+        assert int(response.headers.get("retry-after")) >= 1
         assert trio.current_time() < 2
     assert [each.status for each in answers] == [200] * 3
     outcome = {"rule": "all", "backend": "none", "classification": "none", "outcome": "tenant_queue_full"}
     assert lab.metric("llmkube_router_requests_total", **outcome) == 1
 
 
-async def test_a_full_queue_leads_on_to_the_next_backend(autojump_clock, monkeypatch):
+async def test_a_full_queue_leads_to_the_next_backend(autojump_clock, monkeypatch):
     monkeypatch.setattr(fair_queue, "MAX_WAITING", 0)
     async with (
         rl.open_lab(rl.config_of(ONE, rl.cloud("b")), mac=SLOW, b=rl.answer()) as lab,
         trio.open_nursery() as nursery,
     ):
-        said = await lab.ask()
-        assert said.status == 200
+        response = await lab.ask()
+        assert response.status == 200
         assert [each["result"] for each in lab.audit[0]["attempts"]] == ["queue", "answered"]
         nursery.cancel_scope.cancel()
 
@@ -140,8 +140,8 @@ async def test_an_open_circuit_is_not_waited_for(monkeypatch):
         while lab.router.states() == {"mac": ""}:
             await lab.ask()
         monkeypatch.setattr(fair_queue, "MAX_WAITING", 0)
-        said = await lab.ask()
-        assert (said.status, json.loads(said.body)["error"]["code"]) == (503, "no_backend_available")
+        response = await lab.ask()
+        assert (response.status, json.loads(response.body)["error"]["code"]) == (503, "no_backend_available")
         assert lab.metric("llmkube_router_attempts_total", backend="mac", result="circuit_open") == 1
 
 
@@ -157,13 +157,13 @@ async def test_a_tenant_is_charged_what_an_answer_took_and_nothing_while_the_eng
     loading = rl.error(503, "Loading model", code=503, type="unavailable_error")
     usage = {"prompt_tokens": 30, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 20}}
     async with rl.open_lab(
-        rl.config_of(ONE), mac=(*[loading] * 3, rl.answer(said=rl.ANSWER | {"usage": usage}))
+        rl.config_of(ONE), mac=(*[loading] * 3, rl.answer(content=rl.ANSWER | {"usage": usage}))
     ) as lab:
         assert (await lab.ask()).status == 200
     assert charged == [0, 0, 0, 15]
 
 
-async def test_a_quiet_team_is_next_whatever_waits_of_another(autojump_clock, tmp_path):
+async def test_a_light_team_is_next_before_any_backlog_of_another(autojump_clock, tmp_path):
     """Turns belong to teams, not to keys or connections."""
     (tmp_path / "flood").write_text("k1\nk2\n")
     (tmp_path / "quiet").write_text("k3\n")

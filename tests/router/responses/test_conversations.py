@@ -25,15 +25,15 @@ REGION = "x-llmkube-region"
 
 async def ask(lab, headers=None, **more):
     """Request a response; return status and object."""
-    said = await lab.ask(ASKED | more, RESPONSES, headers)
-    return said.status, json.loads(said.body)
+    response = await lab.ask(ASKED | more, RESPONSES, headers)
+    return response.status, json.loads(response.body)
 
 
 async def kept(lab, headers=None, **more):
     """Request a response that must succeed; return its id."""
-    status, said = await ask(lab, headers, **more)
-    assert status == 200, said
-    return said["id"]
+    status, response = await ask(lab, headers, **more)
+    assert status == 200, response
+    return response["id"]
 
 
 def conversations_of(lab):
@@ -53,7 +53,7 @@ def echoing(player):
             await connection.send_all(rl.stream(rl.piece(text), rl.piece("", "stop")))
         else:
             message = {"role": "assistant", "content": text}
-            await connection.send_all(rl.answer(said={"choices": [{"message": message, "finish_reason": "stop"}]}))
+            await connection.send_all(rl.answer(content={"choices": [{"message": message, "finish_reason": "stop"}]}))
 
     return script
 
@@ -70,9 +70,7 @@ OUTSIDE = rl.config_of(
 
 
 async def converse(count, seed):
-    """Play conversations that branch; return those that stayed local, and how many requests to continue reached the
-    provider.
-    """
+    """Play branching conversations; return the local ones, and the number that the provider continued."""
     dice = random.Random(seed)
     mac, provider = rl.Player(()), rl.Player(())
     mac.scripts, provider.scripts = (echoing(mac),), (echoing(provider),)
@@ -93,9 +91,9 @@ async def converse(count, seed):
             if status != 200:
                 refused += 1
                 continue
-            said = rl.events_of(data)[-1]["response"] if body["stream"] else json.loads(data)
-            assert said["status"] == "completed"
-            known.append((said["id"], (*ancestors, text)))
+            response = rl.events_of(data)[-1]["response"] if body["stream"] else json.loads(data)
+            assert response["status"] == "completed"
+            known.append((response["id"], (*ancestors, text)))
         await trio.testing.wait_all_tasks_blocked()
     outside = [body.decode() for _, body in provider.asked]
     for body in outside:
@@ -151,9 +149,9 @@ async def test_no_region_in_common_is_refused():
     """The request and its history have different regions; no backend is asked."""
     async with rl.open_lab(OUTSIDE, mac=rl.answer(), cloud=rl.answer()) as lab:
         first = await kept(lab, {REGION: "eu"})
-        status, said = await ask(lab, {REGION: "us"}, previous_response_id=first)
-        assert (status, said["error"]["code"]) == (503, "not_permitted")
-        assert "may go to eu, this request's to us" in said["error"]["message"]
+        status, response = await ask(lab, {REGION: "us"}, previous_response_id=first)
+        assert (status, response["error"]["code"]) == (503, "not_permitted")
+        assert "may go to eu, this request's to us" in response["error"]["message"]
         assert (len(lab.players["mac"].asked), len(lab.players["cloud"].asked)) == (1, 0)
         assert (lab.audit[1]["outcome"], lab.audit[1]["tenant"]) == ("not_permitted", lab.audit[0]["tenant"])
 
@@ -178,7 +176,7 @@ async def test_a_backend_gets_the_whole_conversation():
     """Calls and their results are included, only the latest instructions, and no thoughts of a provider's model."""
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     message = {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": [call]}
-    called = rl.answer(said={"choices": [{"message": message, "finish_reason": "tool_calls"}]})
+    called = rl.answer(content={"choices": [{"message": message, "finish_reason": "tool_calls"}]})
     async with rl.open_lab(rl.MAC, mac=(called, rl.answer(), rl.stream(rl.WHOLE_STREAM), rl.answer())) as lab:
         first = await kept(lab, instructions="old")
         result = [{"type": "function_call_output", "call_id": "c1", "output": "r"}]
@@ -206,10 +204,10 @@ async def test_a_conversation_branches():
 async def test_a_response_is_given_and_deleted_by_its_id():
     """It equals the client's answer."""
     async with rl.open_lab(rl.MAC, mac=rl.answer()) as lab:
-        _, said = await ask(lab, metadata={"a": "b"})
-        path = f"{RESPONSES}/{said['id']}"
+        _, response = await ask(lab, metadata={"a": "b"})
+        path = f"{RESPONSES}/{response['id']}"
         found = await lab.ask(path=path, method="GET")
-        assert json.loads(found.body) == said
+        assert json.loads(found.body) == response
         items = json.loads((await lab.ask(path=f"{path}/input_items?order=asc", method="GET")).body)
         assert [item["content"] for item in items["data"]] == [[{"type": "input_text", "text": "hi"}]]
         assert (await lab.ask(path=path, method="DELETE")).status == 200
@@ -217,8 +215,8 @@ async def test_a_response_is_given_and_deleted_by_its_id():
         logged = [(line["method"], line["path"], line["status"], line["outcome"]) for line in lab.audit[-2:]]
         kept_path = f"{RESPONSES}/ID"
         assert logged == [("DELETE", kept_path, 200, "ok"), ("GET", kept_path, 404, "client_error")]
-        assert said["id"] not in str(lab.audit)
-        status, error = await ask(lab, previous_response_id=said["id"])
+        assert response["id"] not in str(lab.audit)
+        status, error = await ask(lab, previous_response_id=response["id"])
         assert (status, error["error"]["code"]) == (404, "previous_response_not_found")
         assert lab.audit[-1]["outcome"] == "previous_response_not_found"
         assert len(lab.players["mac"].asked) == 1
@@ -228,10 +226,10 @@ async def test_what_is_not_to_be_stored_is_not():
     """Nothing of it is stored; it can continue a stored response."""
     async with rl.open_lab(rl.MAC, mac=rl.answer()) as lab:
         first = await kept(lab)
-        status, said = await ask(lab, store=False, previous_response_id=first)
-        assert (status, said["store"]) == (200, False)
+        status, response = await ask(lab, store=False, previous_response_id=first)
+        assert (status, response["store"]) == (200, False)
         assert len(lab.players["mac"].bodies[1]["messages"]) == 3
-        assert (await ask(lab, previous_response_id=said["id"]))[0] == 404
+        assert (await ask(lab, previous_response_id=response["id"]))[0] == 404
         assert len(conversations_of(lab).store) == 1
 
 
@@ -327,19 +325,19 @@ async def test_what_is_not_used_ends(autojump_clock):
         assert len(store) == 1
         await trio.sleep(10 + SWEEP_SECONDS)
         assert (len(store), store.bytes) == (0, 0)
-        status, said = await ask(lab, previous_response_id=second)
-        assert (status, "not used for a day" in said["error"]["message"]) == (404, True)
+        status, response = await ask(lab, previous_response_id=second)
+        assert (status, "not used for a day" in response["error"]["message"]) == (404, True)
     assert Bounds().idle_seconds == 24 * 3600
 
 
-async def test_a_history_counts_in_budgets():
+async def test_a_history_is_charged_to_budgets():
     """Its bytes are reserved, however short the body is."""
     budget = Budget(name="b", scope="router", window_seconds=3600, max_tokens=700)
     async with rl.open_lab(rl.config_of(rl.local("mac"), budgets=(budget,)), mac=rl.answer()) as lab:
         first = await kept(lab, input="x" * 400, max_output_tokens=10)
         assert (await ask(lab, max_output_tokens=10))[0] == 200
-        status, said = await ask(lab, previous_response_id=first, max_output_tokens=10)
-        assert (status, said["error"]["code"]) == (429, "budget_exhausted")
+        status, response = await ask(lab, previous_response_id=first, max_output_tokens=10)
+        assert (status, response["error"]["code"]) == (429, "budget_exhausted")
         assert conversations_of(lab).history_bytes == 0
 
 
@@ -359,8 +357,8 @@ async def test_histories_under_way_are_bounded(monkeypatch, autojump_clock):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(lambda: ask(lab, previous_response_id=first))
                 await trio.sleep(1)
-                status, said = await ask(lab, previous_response_id=first)
-                assert (status, said["error"]["code"]) == (503, "histories_full")
+                status, response = await ask(lab, previous_response_id=first)
+                assert (status, response["error"]["code"]) == (503, "histories_full")
                 labels = {"rule": "default", "backend": "none", "classification": "none", "outcome": "histories_full"}
                 assert lab.metric("llmkube_router_requests_total", **labels) == 1
                 await trio.sleep_forever()
@@ -374,13 +372,13 @@ async def test_a_response_that_is_too_long_is_marked_as_not_stored():
     async with rl.open_lab(rl.MAC, mac=rl.answer()) as lab:
         conversations_of(lab).store.bounds = Bounds(bytes_of_conversation=500)
         first = await kept(lab)
-        status, said = await ask(lab, input="x" * 500, previous_response_id=first)
-        assert (status, said["store"]) == (200, False)
-        assert (await ask(lab, previous_response_id=said["id"]))[0] == 404
+        status, response = await ask(lab, input="x" * 500, previous_response_id=first)
+        assert (status, response["store"]) == (200, False)
+        assert (await ask(lab, previous_response_id=response["id"]))[0] == 404
         assert (await ask(lab, previous_response_id=first))[0] == 200
 
 
-async def test_an_answer_that_goes_on_for_ever_ends_with_an_error(monkeypatch):
+async def test_an_endless_answer_ends_with_an_error(monkeypatch):
     """The answer is held in memory until its end, so it has a limit."""
     monkeypatch.setattr(responses_answers, "MAX_CHARACTERS", 1000)
     script = rl.saying(rl.stream(end=b""), *[rl.chunk(rl.piece("x" * 90)) for _ in range(20)], then=rl.until_gone)

@@ -94,7 +94,7 @@ def test_what_is_idle_for_too_long_is_forgotten():
     assert (len(kept), kept.bytes) == (0, 0)
 
 
-def test_a_conversation_counts_once():
+def test_a_conversation_is_counted_once():
     """Its turns are shared: ten of its responses take the memory of ten turns."""
     kept = ResponseStore(Bounds())
     last = None
@@ -117,7 +117,7 @@ def test_what_can_not_fit_is_not_kept_and_nothing_goes_for_it(size):
     assert (len(kept), kept.get("a", "long", 2.0)) == (1, None)
 
 
-def test_a_turn_that_has_been_given_up_counts_again_when_a_request_under_way_needs_it():
+def test_an_evicted_turn_is_counted_again_for_a_running_request():
     """A request keeps the turns that it has read, even if they are deleted meanwhile."""
     kept = ResponseStore(SMALL)
     first = stored("r1")
