@@ -221,7 +221,7 @@ async def test_keys_are_fetched_from_the_issuer(autojump_clock, monkeypatch):
     tokens = attrs.evolve(TOKENS, jwks_file="", jwks_uri="http://issuer.svc/keys")
     config = config_of(local("mac"), auth=Auth(tokens=tokens))
     first, second = (token(name, exp=LAB_NOW + 60) for name in ("ed-1", "ed-2"))
-    issuer = Issuer([b"HTTP/1.1 503 X\r\nContent-Length: 0\r\n\r\n", answer(content=key)])
+    issuer = Issuer([b"HTTP/1.1 503 X\r\nContent-Length: 0\r\n\r\n", answer(body=key)])
 
     async def dial(host, port):
         return await (issuer.listener if host == "issuer.svc" else lab.players["mac"].listener).connect(host, port)
@@ -232,7 +232,7 @@ async def test_keys_are_fetched_from_the_issuer(autojump_clock, monkeypatch):
         await trio.sleep(3)
         assert (await lab.ask(headers=bearer(first))).status == 200
         await trio.sleep(31)
-        issuer.answers.append(answer(content={"keys": [jwk("ed-2")]}))
+        issuer.answers.append(answer(body={"keys": [jwk("ed-2")]}))
         response = await lab.ask(headers=bearer(second))
         assert (code_of(response), response.headers.get("retry-after")) == ((503, "token_keys_coming"), "2")
         await trio.sleep(2)

@@ -36,7 +36,7 @@ async def lab(server, tmp_path, script=None, *, config=None, password=PASSWORD):
 
 async def test_two_routers_have_one_count(server, tmp_path):
     """One router cannot take what the other has taken; its refusal has the correct wait."""
-    never = answer(content=ANSWER | {"usage": None})  # charged as reserved: nothing is released after the refusal
+    never = answer(body=ANSWER | {"usage": None})  # charged as reserved: nothing is released after the refusal
     async with lab(server, tmp_path, never) as one, lab(server, tmp_path) as other:
         while (answered := await one.ask(ASKED | {"max_tokens": 100})).status == 200:
             pass
@@ -85,7 +85,7 @@ async def test_never_more_is_admitted_than_the_limit(server, tmp_path):
         answered = await held.ask(ASKED | {"max_tokens": 10})
         admitted.append(answered.status)
 
-    never = answer(content=ANSWER | {"usage": None})  # charged as reserved
+    never = answer(body=ANSWER | {"usage": None})  # charged as reserved
     config = limited(max_tokens=2000)
     async with (
         lab(server, tmp_path, never, config=config) as one,
@@ -178,7 +178,7 @@ async def test_a_budget_of_each_team_and_of_all(server, tmp_path):
     team = Budget(name="t", scope="team", window_seconds=3600, max_tokens=100)
     every = Budget(name="all", scope="router", window_seconds=60, max_tokens=250)
     config = config_of(local("a"), budgets=(every, team))
-    without_usage = answer(content=ANSWER | {"usage": None})
+    without_usage = answer(body=ANSWER | {"usage": None})
     async with lab(server, tmp_path, without_usage, config=config) as held:
         blue, red = {"X-LLMKube-Team": "blue"}, {"X-LLMKube-Team": "red"}
         assert (await held.ask(ASKED | SMALL, headers=blue)).status == 200

@@ -9,7 +9,7 @@ CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 
 
-def chat_request(*messages, **more):
+def chat(*messages, **more):
     return CHAT | {"messages": list(messages)} | more
 
 
@@ -25,10 +25,10 @@ def chat_request(*messages, **more):
         (CHAT | {"tools": TOOLS, "parallel_tool_calls": False}, "tool_choice",
          {"type": "auto", "disable_parallel_tool_use": True}),
         (CHAT | {"tools": TOOLS}, "tools", [{"name": "f", "input_schema": {"type": "object"}}]),
-        (chat_request({"role": "system", "content": "a"}, {"role": "user", "content": "q"},
+        (chat({"role": "system", "content": "a"}, {"role": "user", "content": "q"},
               {"role": "developer", "content": "b"}), "system",
          [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]),
-        (chat_request({"role": "user", "content": "a"}, {"role": "user", "content": "b"}), "messages",
+        (chat({"role": "user", "content": "a"}, {"role": "user", "content": "b"}), "messages",
          [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]),
         (CHAT | {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}},
          "output_config", {"format": {"type": "json_schema", "schema": {}}}),
@@ -48,16 +48,10 @@ def test_what_a_field_becomes(chat, name, expected):
         (CHAT | {"modalities": ["audio"]}, "modalities has audio"),
         (CHAT | {"response_format": {"type": "json_object"}}, "json_schema only"),
         (CHAT | {"tools": [{"type": "web"}]}, r"tools\[0\].function.name is missing"),
-        (chat_request({"role": "user", "content": [{"type": "input_audio"}]}), "input_audio"),
-        (
-            chat_request({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}),
-            "data: URL",
-        ),
-        (
-            chat_request({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}),
-            "arguments must",
-        ),
-        (chat_request({"role": "robot", "content": "x"}), "'robot'"),
+        (chat({"role": "user", "content": [{"type": "input_audio"}]}), "input_audio"),
+        (chat({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}), "data: URL"),
+        (chat({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}), "arguments must"),
+        (chat({"role": "robot", "content": "x"}), "'robot'"),
         (CHAT | {"tools": TOOLS, "tool_choice": "all"}, "tool_choice is 'all'"),
         (CHAT | {"tools": TOOLS, "tool_choice": []}, r"tool_choice is \[\]"),
     ],

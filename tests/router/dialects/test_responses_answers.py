@@ -132,13 +132,9 @@ def play():
         "total_tokens": 13,
     }
     assert (complete["status"], complete["completed_at"], complete["incomplete_details"]) == ("completed", 7, None)
-    for reason, response in (("length", "max_output_tokens"), ("content_filter", "content_filter")):
+    for reason, name in (("length", "max_output_tokens"), ("content_filter", "content_filter")):
         cut = new().complete(200, limited(reason))
-        assert (cut["status"], cut["incomplete_details"], cut["completed_at"]) == (
-            "incomplete",
-            {"reason": response},
-            None,
-        )
+        assert (cut["status"], cut["incomplete_details"], cut["completed_at"]) == ("incomplete", {"reason": name}, None)
         assert cut["output"][-1]["status"] == "incomplete"
     kept = []
     response = streamed(ANSWER, translator=new(kept))[-1]["response"]

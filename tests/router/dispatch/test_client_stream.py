@@ -69,7 +69,7 @@ async def test_a_client_of_messages_reads_a_stream():
 
 async def test_a_provider_of_messages_is_asked_in_its_own_words():
     """It gets its own headers; the client gets a chat completion."""
-    async with rl.open_lab(rl.config_of(claude()), claude=rl.answer(content=SAID)) as lab:
+    async with rl.open_lab(rl.config_of(claude()), claude=rl.answer(body=SAID)) as lab:
         response = await lab.ask(rl.ASKED | {"max_tokens": 4, "seed": 3})
     body = json.loads(response.body)
     assert body["choices"][0]["message"]["content"] == "yes"
@@ -85,7 +85,7 @@ async def test_a_provider_of_messages_is_asked_in_its_own_words():
 async def test_its_key_goes_where_it_reads_it(tmp_path):
     """The key is not sent as a Bearer token, too."""
     (tmp_path / "key").write_text("sk-ant")
-    async with rl.open_lab(rl.config_of(claude(key_file=str(tmp_path / "key"))), claude=rl.answer(content=SAID)) as lab:
+    async with rl.open_lab(rl.config_of(claude(key_file=str(tmp_path / "key"))), claude=rl.answer(body=SAID)) as lab:
         assert (await lab.ask()).status == 200
     head = lab.players["claude"].heads[0].lower()
     assert "x-api-key: sk-ant" in head
@@ -114,7 +114,7 @@ async def test_a_providers_stream_of_messages_is_one_of_chat_completions():
         rl.stream(START, b"data: {\n\n"),
         rl.stream(START, event(type="content_block_delta", index=0, delta="text")),
         rl.error(529, "busy", type="overloaded_error"),
-        rl.answer(content=b"no json"),
+        rl.answer(body=b"no json"),
     ],
 )
 async def test_a_provider_of_messages_that_fails_is_left_for_the_next(parts):
@@ -140,7 +140,7 @@ async def test_messages_to_a_provider_of_messages():
     call = {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Rome"}}
     message = SAID | {"content": [call], "stop_reason": "tool_use"}
     tool = {"name": "weather", "input_schema": {"type": "object"}}
-    async with rl.open_lab(rl.config_of(claude()), claude=rl.answer(content=message)) as lab:
+    async with rl.open_lab(rl.config_of(claude()), claude=rl.answer(body=message)) as lab:
         got = json.loads((await lab.ask(rl.MESSAGE | {"tools": [tool]}, MESSAGES)).body)
     assert (got["content"], got["stop_reason"]) == ([call], "tool_use")
     assert lab.players["claude"].bodies[0]["tools"] == [tool]
@@ -149,10 +149,10 @@ async def test_messages_to_a_provider_of_messages():
 async def test_what_a_provider_cannot_be_asked_goes_to_one_that_can():
     """Without such a provider it is refused with field and fix; no circuit counts it."""
     async with rl.open_lab(
-        rl.config_of(claude(), rl.local("mac")), claude=rl.answer(content=SAID), mac=rl.answer()
+        rl.config_of(claude(), rl.local("mac")), claude=rl.answer(body=SAID), mac=rl.answer()
     ) as lab:
         assert json.loads((await lab.ask(rl.ASKED | {"n": 2})).body) == rl.ANSWER
-    async with rl.open_lab(rl.config_of(claude()), claude=rl.answer(content=SAID)) as lab:
+    async with rl.open_lab(rl.config_of(claude()), claude=rl.answer(body=SAID)) as lab:
         for _ in range(9):
             response = await lab.ask(rl.ASKED | {"n": 2})
         assert (response.status, json.loads(response.body)["error"]["message"]) == (
@@ -167,7 +167,7 @@ async def test_tokens_are_counted_by_the_backend_without_charge():
     budget = Budget(name="all", scope="router", window_seconds=60, max_tokens=1000)
     for backend, name in ((rl.local("mac"), "mac"), (claude(), "claude")):
         async with rl.open_lab(
-            rl.config_of(backend, budgets=(budget,)), **{name: rl.answer(content={"input_tokens": 12})}
+            rl.config_of(backend, budgets=(budget,)), **{name: rl.answer(body={"input_tokens": 12})}
         ) as lab:
             response = await lab.ask({"model": "m", "messages": rl.MESSAGE["messages"]}, COUNT)
             assert json.loads(response.body) == {"input_tokens": 12}
@@ -260,7 +260,7 @@ BODIES = {
 async def test_no_route_is_without_a_permit(path):
     """A sensitive request reaches no provider by any route."""
     async with rl.open_lab(
-        rl.config_of(claude(), rl.cloud("cloud")), claude=rl.answer(content=SAID), cloud=rl.answer()
+        rl.config_of(claude(), rl.cloud("cloud")), claude=rl.answer(body=SAID), cloud=rl.answer()
     ) as lab:
         response = await lab.ask(BODIES.get(path, rl.ASKED), path, {"x-llmkube-classification": "pii"})
     assert response.status == 503
@@ -306,7 +306,7 @@ async def test_a_result_that_is_an_error_stays_one():
     result = {"type": "tool_result", "tool_use_id": "t", "content": "no such city", "is_error": True}
     turns = [{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
     asked = rl.MESSAGE | {"messages": [*rl.MESSAGE["messages"], *turns]}
-    async with rl.open_lab(rl.config_of(claude()), claude=rl.answer(content=SAID)) as lab:
+    async with rl.open_lab(rl.config_of(claude()), claude=rl.answer(body=SAID)) as lab:
         assert (await lab.ask(asked, MESSAGES)).status == 200
         assert lab.players["claude"].bodies[0]["messages"][-1]["content"] == [result]
     async with rl.open_lab(rl.config_of(rl.cloud("gpt")), gpt=rl.answer()) as lab:

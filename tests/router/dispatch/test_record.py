@@ -52,7 +52,7 @@ async def test_only_known_times_are_reported(changes, expected, autojump_clock):
 
 async def test_a_whole_answer_reports_all_times_in_its_head():
     """Cached tokens, prefill and decode are llama.cpp's own values."""
-    async with rl.open_lab(rl.config_of(rl.local("mac", slots=1)), mac=rl.answer(content=rl.ANSWER | TIMED)) as lab:
+    async with rl.open_lab(rl.config_of(rl.local("mac", slots=1)), mac=rl.answer(body=rl.ANSWER | TIMED)) as lab:
         timing = parts_of((await lab.ask()).headers.get("server-timing"))
     assert list(timing) == ["total", "queue", "backend", "attempts", "cached", "prefill", "decode"]
     assert (timing["cached"], timing["prefill"], timing["decode"]) == ("40", 12.5, 70.2)
@@ -77,7 +77,7 @@ async def test_the_wait_for_a_turn_is_reported(autojump_clock):
 
 async def test_the_loading_of_an_engine_is_reported(autojump_clock):
     """After 30 s of loading, a whole answer reports it in its head, a stream at its end; a warm engine reports none."""
-    cold = (*[LOADING] * 30, rl.answer(content=rl.ANSWER | TIMED))
+    cold = (*[LOADING] * 30, rl.answer(body=rl.ANSWER | TIMED))
     async with rl.open_lab(rl.config_of(rl.local("mac", slots=1)), mac=cold) as lab:
         whole = parts_of((await lab.ask()).headers.get("server-timing"))
         warm = parts_of((await lab.ask()).headers.get("server-timing"))

@@ -59,7 +59,7 @@ async def test_a_whole_answer_that_cannot_be_translated_is_502_everywhere():
     call = {"function": {"name": "f", "arguments": '{"a": '}}
     completion = {"choices": [{"message": {"tool_calls": [call]}}]}
     budget = Budget(name="all", scope="router", window_seconds=60, max_tokens=100_000)
-    async with rl.open_lab(rl.config_of(rl.local("mac"), budgets=(budget,)), mac=rl.answer(content=completion)) as lab:
+    async with rl.open_lab(rl.config_of(rl.local("mac"), budgets=(budget,)), mac=rl.answer(body=completion)) as lab:
         got = await lab.ask(rl.MESSAGE, MESSAGES)
         used = lab.router.budgets()[0]["tokensUsed"]
     assert (got.status, json.loads(got.body)["error"]["type"]) == (502, "api_error")

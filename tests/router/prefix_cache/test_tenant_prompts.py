@@ -215,9 +215,7 @@ def test_how_much_others_ask_changes_nothing():
 
 def _one_for_all(patch):
     plain = TenantPrompts.answered
-    patch.setattr(
-        TenantPrompts, "answered", lambda self, tenant, prompt, **options: plain(self, "all", prompt, **options)
-    )
+    patch.setattr(TenantPrompts, "answered", lambda self, tenant, prompt, **more: plain(self, "all", prompt, **more))
 
 
 def _marks_without_a_tenant(patch):
@@ -290,7 +288,7 @@ async def test_a_team_reads_of_its_own_prompts_alone(strategy, tmp_path):
         (tmp_path / team).write_text(f"{key}\n")
     config = config_of(local("a"), local("b"), auth=Auth(keys_folder=str(tmp_path)))
     config = attrs.evolve(config, rules=(attrs.evolve(config.rules[0], strategy=strategy),))
-    script = answer(content=ANSWER | TIMED)
+    script = answer(body=ANSWER | TIMED)
     async with open_lab(config, a=script, b=script) as lab:
         assert await _divergences_of_text(lab, ONE, "k1") == []
         assert await _divergences_of_text(lab, ONE[:1000] + TWO, "k2") == []
@@ -304,7 +302,7 @@ async def test_the_character_is_that_of_the_text_in_the_docs():
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
     texts = [f'"{"ö" * 150}\n\u0001€ {word} and {"more" * 50}' for word in ("noon", "night")]
     bodies = [{"model": "m", "messages": [{"role": "user", "content": each}], "tools": tools} for each in texts]
-    async with open_lab(config_of(local("a")), a=answer(content=ANSWER | TIMED)) as lab:
+    async with open_lab(config_of(local("a")), a=answer(body=ANSWER | TIMED)) as lab:
         assert await _divergences(lab, bodies[0], "k") == []
         (position,) = await _divergences(lab, bodies[1], "k")
     one, two = (

@@ -80,9 +80,9 @@ def stream(*pieces, end=b"0\r\n\r\n"):
     return SSE + b"".join(chunk(each) for each in pieces) + end
 
 
-def answer(status=200, content=ANSWER, lines=()):
+def answer(status=200, body=ANSWER, lines=()):
     """Return the bytes of a whole answer."""
-    body = content if isinstance(content, bytes) else json.dumps(content).encode()
+    body = body if isinstance(body, bytes) else json.dumps(body).encode()
     head = f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
     return head.encode() + b"".join(each + b"\r\n" for each in lines) + b"\r\n" + body
 

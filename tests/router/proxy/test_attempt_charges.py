@@ -17,7 +17,7 @@ from router.proxy.test_continuations import TWINS, dying, engine_at, place_of
 SMALL = {"max_tokens": 10}
 PLAIN, BY_EVENTS = rl.ASKED | SMALL, rl.STREAMED | SMALL
 COUNTED = rl.ANSWER["usage"]["total_tokens"]
-NOT_COUNTED = rl.answer(content={name: each for name, each in rl.ANSWER.items() if name != "usage"})
+NOT_COUNTED = rl.answer(body={name: each for name, each in rl.ANSWER.items() if name != "usage"})
 WRITTEN_THEN_ERROR = rl.stream(rl.piece("one") + b'data: {"error": {"message": "no", "code": 500}}\n\n')
 SILENT = rl.saying(b"", then=rl.until_gone)
 
@@ -63,12 +63,12 @@ ENDINGS = {
     "no connection": (None, PLAIN, 0),
     "429": (rl.error(429), PLAIN, 0),
     "500": (rl.error(500), PLAIN, 0),
-    "an error with 200": (rl.answer(content={"error": {"message": "no", "code": 503}}), PLAIN, 0),
+    "an error with 200": (rl.answer(body={"error": {"message": "no", "code": 503}}), PLAIN, 0),
     "a redirect": (rl.answer(307, lines=(b"Location: http://b/",)), PLAIN, 0),
     "silence": (SILENT, PLAIN, 1),
     "the end of the connection": (rl.saying(b""), PLAIN, 1),
     "half an answer": (rl.saying(rl.answer()[:-9]), PLAIN, 1),
-    "an answer that cannot be read": (rl.answer(content=b"{"), PLAIN, 1),
+    "an answer that cannot be read": (rl.answer(body=b"{"), PLAIN, 1),
     "half a stream's beginning": (rl.saying(rl.SSE), BY_EVENTS, 1),
     "an error after a piece in one read": (WRITTEN_THEN_ERROR, BY_EVENTS, 1),
 }

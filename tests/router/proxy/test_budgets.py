@@ -29,7 +29,7 @@ async def test_a_full_budget_refuses_with_a_time(autojump_clock):
     """It is 429 in OpenAI's shape, with Retry-After; the backend is not asked until then."""
     config = limited(max_tokens=100 + len(b'{"model": "m"}'))
     async with rl.open_lab(
-        config, a=rl.answer(content=rl.ANSWER | {"usage": {"prompt_tokens": 60, "completion_tokens": 30}})
+        config, a=rl.answer(body=rl.ANSWER | {"usage": {"prompt_tokens": 60, "completion_tokens": 30}})
     ) as lab:
         assert (await lab.ask(rl.ASKED | SMALL)).status == 200
         refused = await lab.ask(rl.ASKED | SMALL)
@@ -45,7 +45,7 @@ async def test_a_full_budget_refuses_with_a_time(autojump_clock):
 async def test_teams_that_are_idle_leave_their_accounts_to_new_ones(autojump_clock, monkeypatch):
     """At the maximum number of accounts, expired ones are removed, so that no new team shares one."""
     monkeypatch.setattr("llmkube.router.budgets.meter.MAX_ACCOUNTS", 3)
-    took = rl.answer(content=rl.ANSWER | {"usage": {"prompt_tokens": 60, "completion_tokens": 30}})
+    took = rl.answer(body=rl.ANSWER | {"usage": {"prompt_tokens": 60, "completion_tokens": 30}})
     async with rl.open_lab(limited(scope="team", max_tokens=120), a=took) as lab:
 
         async def statuses(*teams):
@@ -58,13 +58,9 @@ async def test_teams_that_are_idle_leave_their_accounts_to_new_ones(autojump_clo
 
 async def test_what_an_answer_took_is_charged(autojump_clock):
     """The charge comes from `usage`, from llama.cpp's `timings`, or is the reservation if both are missing."""
-    counts = [
-        {"usage": {"prompt_tokens": 3, "completion_tokens": 5}},
-        {"timings": {"prompt_n": 2, "predicted_n": 4}},
-        {},
-    ]
+    took = [{"usage": {"prompt_tokens": 3, "completion_tokens": 5}}, {"timings": {"prompt_n": 2, "predicted_n": 4}}, {}]
     plain = {name: value for name, value in rl.ANSWER.items() if name != "usage"}
-    scripts = tuple(rl.answer(content=plain | each) for each in counts)
+    scripts = tuple(rl.answer(body=plain | each) for each in took)
     async with rl.open_lab(limited(), a=scripts) as lab:
         for wanted in (8, 6):
             before = taken(lab)
@@ -79,9 +75,7 @@ async def test_each_of_several_answers_of_llama_cpp_is_charged(autojump_clock):
     """llama.cpp's server counts only one of them, in `usage` and `timings`; other servers count all."""
     took = {"usage": {"prompt_tokens": 3, "completion_tokens": 5}}
     timed = took | {"timings": {"prompt_n": 3, "predicted_n": 5, "prompt_ms": 1.0, "predicted_ms": 1.0}}
-    async with rl.open_lab(
-        limited(), a=(rl.answer(content=rl.ANSWER | timed), rl.answer(content=rl.ANSWER | took))
-    ) as lab:
+    async with rl.open_lab(limited(), a=(rl.answer(body=rl.ANSWER | timed), rl.answer(body=rl.ANSWER | took))) as lab:
         for wanted in (3 + 4 * 5, 3 + 5):
             before = taken(lab)
             await lab.ask(rl.ASKED | SMALL | {"n": 4})

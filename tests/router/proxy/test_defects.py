@@ -173,7 +173,7 @@ async def test_a_rotated_key_is_used_at_the_next_request(tmp_path):
 async def test_there_is_more_than_chat_completions(path):
     """The same rules choose the backend of each path."""
     body = rl.MESSAGE | {"stream": False, "prompt": "p", "input": "i", "query": "q", "documents": ["d"]}
-    async with rl.open_lab(rl.MAC, mac=rl.answer(content=rl.ANSWER)) as lab:
+    async with rl.open_lab(rl.MAC, mac=rl.answer(body=rl.ANSWER)) as lab:
         assert (await lab.ask(body, path)).status == 200
 
 

@@ -217,7 +217,7 @@ async def test_what_is_under_way_is_reserved(autojump_clock):
     """Twenty concurrent requests are admitted up to their maximum usage; then the actual usage is charged."""
     each = len(json.dumps(rl.ASKED | {"max_tokens": 100})) + 100
     budget = Budget(name="b", scope="router", window_seconds=3600, max_tokens=3 * each)
-    slow, found = rl.saying(b"", rl.answer(content=rl.ANSWER), seconds=9), []
+    slow, found = rl.saying(b"", rl.answer(body=rl.ANSWER), seconds=9), []
     async with rl.open_lab(rl.config_of(rl.local("mac"), budgets=(budget,)), mac=slow) as lab:
 
         async def ask():

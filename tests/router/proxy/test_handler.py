@@ -241,7 +241,7 @@ async def statuses(path, bodies):
     """Return the status of each body with an engine, a provider of chat completions and one of Messages."""
     claude = cloud("claude", provider="anthropic", dialect="anthropic", model="opus")
     config = config_of(local("mac"), cloud("gpt"), claude, rules=(), by_model=True)
-    message = answer(content={"type": "message", "content": [{"type": "text", "text": "yes"}], "input_tokens": 3})
+    message = answer(body={"type": "message", "content": [{"type": "text", "text": "yes"}], "input_tokens": 3})
     found = set()
     async with open_lab(config, mac=answer(), gpt=answer(), claude=message) as lab:
         for body in bodies:

@@ -157,7 +157,7 @@ async def test_a_tenant_is_charged_what_an_answer_took_and_nothing_while_the_eng
     loading = rl.error(503, "Loading model", code=503, type="unavailable_error")
     usage = {"prompt_tokens": 30, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 20}}
     async with rl.open_lab(
-        rl.config_of(ONE), mac=(*[loading] * 3, rl.answer(content=rl.ANSWER | {"usage": usage}))
+        rl.config_of(ONE), mac=(*[loading] * 3, rl.answer(body=rl.ANSWER | {"usage": usage}))
     ) as lab:
         assert (await lab.ask()).status == 200
     assert charged == [0, 0, 0, 15]

@@ -53,7 +53,7 @@ def echoing(player):
             await connection.send_all(rl.stream(rl.piece(text), rl.piece("", "stop")))
         else:
             message = {"role": "assistant", "content": text}
-            await connection.send_all(rl.answer(content={"choices": [{"message": message, "finish_reason": "stop"}]}))
+            await connection.send_all(rl.answer(body={"choices": [{"message": message, "finish_reason": "stop"}]}))
 
     return script
 
@@ -176,7 +176,7 @@ async def test_a_backend_gets_the_whole_conversation():
     """Calls and their results are included, only the latest instructions, and no thoughts of a provider's model."""
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     message = {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": [call]}
-    called = rl.answer(content={"choices": [{"message": message, "finish_reason": "tool_calls"}]})
+    called = rl.answer(body={"choices": [{"message": message, "finish_reason": "tool_calls"}]})
     async with rl.open_lab(rl.MAC, mac=(called, rl.answer(), rl.stream(rl.WHOLE_STREAM), rl.answer())) as lab:
         first = await kept(lab, instructions="old")
         result = [{"type": "function_call_output", "call_id": "c1", "output": "r"}]
