@@ -16,7 +16,7 @@ import trio
 from harness import Aim, Table, begin
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-from router.killed_engines.session import REFUSED, REPORTED, WHOLE, Results, play
+from router.killed_engines.session import BROKEN, REFUSED, WHOLE, Results, play
 
 MINUTES: Final = 30.0
 REQUESTS, QUICK = 1_000_000, 1000
@@ -27,9 +27,7 @@ MIB: Final = 1 << 20
 def table(found: Results) -> Table:
     """Return what became of the requests."""
     count = sum(found.answers.values())
-    rows = [
-        [kind, f"{found.answers[kind]}", f"{found.answers[kind] / count:.2%}"] for kind in (WHOLE, REPORTED, REFUSED)
-    ]
+    rows = [[kind, f"{found.answers[kind]}", f"{found.answers[kind] / count:.2%}"] for kind in (WHOLE, BROKEN, REFUSED)]
     rows.append(["wrong", f"{len(found.wrong)}", f"{len(found.wrong) / count:.2%}"])
     return Table(["answer", "requests", "share"], rows)
 

@@ -26,7 +26,7 @@ from router.killed_engines.engine import words_of
 
 ENGINES, CLIENTS, ODDS = 3, 12, 8000
 LOOKS: Final = 200
-WHOLE, REPORTED, REFUSED = "whole", "ended with an error event", "refused with an error"
+WHOLE, BROKEN, REFUSED = "whole", "ended with an error event", "refused with an error"
 
 
 @attrs.define(eq=False)
@@ -113,7 +113,7 @@ def judge(number: int, status: int, data: bytes, clean: bool) -> str:
     if done and clean and not failed and text == answer:
         return WHOLE
     if failed and not done and not clean and answer.startswith(text):
-        return REPORTED
+        return BROKEN
     return f"wrong: {'clean' if clean else 'broken'} end, done {done}, error {failed}, {text!r} of {answer!r}"
 
 

@@ -5,7 +5,7 @@ import pytest
 from lengths import KILLED_ENGINES
 from router.killed_engines import session
 from router.killed_engines.engine import words_of
-from router.killed_engines.session import REFUSED, REPORTED, WHOLE, judge
+from router.killed_engines.session import BROKEN, REFUSED, WHOLE, judge
 
 MIB = 1 << 20
 
@@ -34,7 +34,7 @@ WORDS = words_of(4)
     ("status", "data", "clean", "kind"),
     [
         (200, events(*WORDS), True, WHOLE),
-        (200, events(*WORDS[:2], done=False, error=True), False, REPORTED),
+        (200, events(*WORDS[:2], done=False, error=True), False, BROKEN),
         (200, events(*WORDS[:2]), True, "wrong"),  # truncated, but presented as complete
         (200, events(*WORDS[:2], done=False), False, "wrong"),  # truncated without an error
         (200, events(*WORDS[:2], error=True), True, "wrong"),  # a failure that ends like an answer
