@@ -16,8 +16,8 @@ def test_the_sentence_names_folder_figure_and_way_out(tmp_path):
     assert free_bytes(tmp_path) > 0
     told = full_disk(tmp_path)
     assert told.startswith(f"the disk of {tmp_path} is full (")
-    assert told.endswith(" are free); free some space on it, and this goes on by itself")
+    assert told.endswith(" free); free some space on it, and work resumes automatically")
     assert free_bytes(tmp_path / "none") is None
     assert full_disk(tmp_path / "none") == (
-        f"the disk of {tmp_path / 'none'} is full; free some space on it, and this goes on by itself"
+        f"the disk of {tmp_path / 'none'} is full; free some space on it, and work resumes automatically"
     )

@@ -12,7 +12,7 @@ from waiting import until
 
 pytestmark = pytest.mark.ci
 
-STANDS, MOVES = "the event loop stands still", "the event loop moves again"
+STALLED, RESUMED = "event loop stalled", "event loop resumed"
 
 
 def hold_the_loop(seconds, token="hf_topsecret"):
@@ -44,12 +44,12 @@ async def test_a_loop_that_stands_still_is_told_once_with_the_function():
             hold_the_loop(1.2)
             await until(lambda: len(logs) == 2)
             text = scrape(watchdog)
-    stands, moves = logs
-    assert (stands["event"], moves["event"]) == (STANDS, MOVES)
-    assert stands["stack"].splitlines()[-1].endswith(" hold_the_loop")
-    assert test_a_loop_that_stands_still_is_told_once_with_the_function.__name__ in stands["stack"]
-    assert "topsecret" not in stands["stack"]
-    assert 0.9 <= moves["seconds"] <= 3
+    stalled, resumed = logs
+    assert (stalled["event"], resumed["event"]) == (STALLED, RESUMED)
+    assert stalled["stack"].splitlines()[-1].endswith(" hold_the_loop")
+    assert test_a_loop_that_stands_still_is_told_once_with_the_function.__name__ in stalled["stack"]
+    assert "topsecret" not in stalled["stack"]
+    assert 0.9 <= resumed["seconds"] <= 3
     assert "llmkube_event_loop_stalls_total 1.0" in text
     assert 'llmkube_event_loop_lag_seconds_bucket{le="1.0"}' in text
 
@@ -85,7 +85,7 @@ async def test_an_idle_program_that_stands_still_is_told_by_its_tick(monkeypatch
             await trio.sleep(0.5)
             time.sleep(1.2)  # noqa: ASYNC251 (the defect that is to be told)
             await until(lambda: logs)
-    assert logs[0]["event"] == STANDS
+    assert logs[0]["event"] == STALLED
 
 
 async def test_each_tick_is_measured(autojump_clock):

@@ -92,8 +92,8 @@ def weakness(folder):
     [
         (lambda _: None, ""),
         (lambda folder: folder.chmod(0o755), ""),
-        (lambda folder: folder.chmod(0o770), "others than its owner may write to it"),
-        (lambda folder: folder.chmod(0o707), "others than its owner may write to it"),
+        (lambda folder: folder.chmod(0o770), "users other than its owner may write to it"),
+        (lambda folder: folder.chmod(0o707), "users other than its owner may write to it"),
         (lambda folder: (folder / "config.toml").chmod(0o666), ""),  # nobody else gets into the folder
         (lambda folder: (folder.chmod(0o755), (folder / "config.toml").chmod(0o664)), "write to config.toml in it"),
         (lambda folder: (folder.chmod(0o755), (folder / "ca" / "deep" / "key").chmod(0o602)), "write to key in it"),

@@ -66,5 +66,5 @@ def test_a_full_disk_is_reported_on_standard_error(folder, tmp_path, capsys, mon
     assert seen.out == ""
     assert seen.err == (
         "what is shown may be old: the programs of this host can write no status, because "
-        f"the disk of {folder} is full (0 B are free); free some space on it, and this goes on by itself\n"
+        f"the disk of {folder} is full (0 B free); free some space on it, and work resumes automatically\n"
     )

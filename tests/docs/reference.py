@@ -115,7 +115,7 @@ def _engines() -> Iterator[str]:
                 f"`{runtime.program.command}`{named}",
                 ", ".join(f"`{each}`" for each in facts.hosts),
                 where,
-                f"asked by {runtime.keys_checked_by}",
+                f"checked by {runtime.keys_checked_by}",
             )
         )
 

@@ -123,7 +123,7 @@ async def test_an_edit_costs_no_answer(tmp_path, address):
             clients.cancel_scope.cancel()
         assert "256" in command_line(cluster.engine())
         assert len(set(ports)) == 2
-        assert not logs(agent, "requests in flight are cut short")
+        assert not logs(agent, "requests in flight cut short")
         old_log, log = (tmp_path / "agent" / "logs" / "default" / name for name in ("demo.log.1", "demo.log"))
         assert f":{inner_port}" in old_log.read_text()
         assert f":{port_of(cluster.engine())}" in log.read_text()

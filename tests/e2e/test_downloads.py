@@ -104,7 +104,7 @@ async def test_a_wrong_digest_and_the_right_one(tmp_path):
         await deploy(up, "web", f"{web.url}/m.gguf", sha256="0" * 64)
         told = await wait_fetched(up, "web", "DigestMismatch")
         assert told.message == (
-            f"spec.sha256: {web.url}/m.gguf has the digest {SHA256}, spec.sha256 asks for {'0' * 64} "
+            f"spec.sha256: {web.url}/m.gguf has the digest {SHA256}, but spec.sha256 is {'0' * 64} "
             "(downloaded once); correct the digest, or the source"
         )
         assert len(web.downloads) == 1
@@ -212,7 +212,7 @@ async def test_up_on_a_full_disk_says_one_sentence(tmp_path, left):
 async def test_a_disk_that_fills_up_while_an_engine_runs_is_told_with_what_helps(tmp_path):
     """Commands, logs and the log say that the disk is full, where, and what helps; with room again, all goes on."""
     state = tmp_path / "state"
-    told = f"the disk of {state} is full (0 B are free); free some space on it, and this goes on by itself"
+    told = f"the disk of {state} is full (0 B free); free some space on it, and work resumes automatically"
     with small_disk(state, 12_000), open_ballast(state) as (fill, empty):
         async with open_up(tmp_path, "--state-dir", str(state), *FREE_PORTS) as up:
             await up.urls()
@@ -224,7 +224,7 @@ async def test_a_disk_that_fills_up_while_an_engine_runs_is_told_with_what_helps
             assert (code, told in err, "Traceback" in err) == (1, True, False), err
             (engine,) = engines_in(state)
             engine.kill()
-            await up.wait_for("err", "no engine is started, because .*demo.json cannot be written: the disk of")
+            await up.wait_for("err", "engine not started: .*demo.json cannot be written: the disk of")
             for command in (("list",), ("status", "demo")):
                 code, out, err = await run(*command)
                 assert (code, told in err) == (0, True), err

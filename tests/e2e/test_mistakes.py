@@ -32,7 +32,7 @@ async def test_an_engine_that_exits_at_once(tmp_path):
         await up.wait_loaded("demo", "Loaded")
         demo = up.engine("demo")
         first = await up.wait_loaded("bad", "Restarting", "CrashLoopBackOff")
-        assert "the engine ended while loading: exit code 3" in first.message
+        assert "the engine exited while loading: exit code 3" in first.message
         assert last_words in first.message
         third = await up.wait_condition(
             InferenceService, "bad", "Loaded", lambda found: re.match(r"([3-9]|\d\d) failures in a row", found.message)
@@ -95,7 +95,7 @@ async def test_a_bad_edit_leaves_the_engine_alone(tmp_path):
         await up.client.patch(InferenceService, key, {"spec": {"extraArgs": ["--port=1"]}})
         refused = await accepted(lambda found: found.status == "False")
         assert refused.reason == "Invalid"
-        assert refused.message.startswith("spec.extraArgs: --port is decided by LLMKube")
+        assert refused.message.startswith("spec.extraArgs: --port is controlled by LLMKube")
         degraded = await up.wait_condition(InferenceService, "demo", "Degraded", lambda found: found.status == "True")
         assert degraded.message == refused.message
         assert (await up.client.get(InferenceService, key)).status.phase == "Ready"

@@ -111,7 +111,7 @@ async def test_a_folder_that_cannot_be_loaded_is_told_with_the_servers_words(ser
     (folder / "config.json").write_text(json.dumps(config | {"model_type": "of_tomorrow"}))
     async with open_up_with(tmp_path, "--mlx-server", server, documents=documents("odd", folder)) as up:
         told = await up.wait_condition(InferenceService, "odd", "Loaded", lambda found: "of_tomorrow" in found.message)
-        assert "it cannot load or compute the model" in told.message
+        assert "it cannot load or run the model" in told.message
         assert "check the Model's spec.source" in told.message
 
 
@@ -162,7 +162,7 @@ async def test_without_a_file_of_keys_everybody_is_answered_by_the_one_model(tmp
 @pytest.mark.parametrize(
     ("keys", "changed", "said"),
     [
-        ("", ("", ""), "the file of keys is empty: nothing would be asked for"),
+        ("", ("", ""), "the key file is empty: no key would be required"),
         ("key", ("def generation_available", "def is_alive"), "it has no ResponseGenerator.generation_available"),
     ],
 )

@@ -47,7 +47,7 @@ async def test_a_refused_edit_is_told_with_what_serves_on(tmp_path):
     async with open_machine(tmp_path) as (_, run):
         assert (await run(*DEPLOY))[0] == 0
         code, _, err = await run(*DEPLOY, "--runtime", "vllm")
-        refused = "the newest spec was refused (Invalid: spec.runtime: vllm is not supported on a host yet"
+        refused = "the newest spec was refused (Invalid: spec.runtime: vllm is not supported as a local process yet"
         assert (code, refused in err, "; the previous one still serves\n" in err) == (1, True, True), err
         assert "cannot be served" not in err
         status = await settled(run, "Degraded True Invalid", "status", "demo")
@@ -68,7 +68,7 @@ async def test_a_refused_edit_is_told_with_what_serves_on(tmp_path):
         code, _, err = await run(*DEPLOY, "--memory-budget", "8Mi")
         assert (code, "ExceedsMemory: needs " in err) == (1, True), err
         assert "more than its own budget of 8.0 MiB" in err
-        assert "the engine that has it serves on, and when it ends, none can take its place" in err
+        assert "the running engine keeps serving, but once it exits, no engine can replace it" in err
         assert (await run("chat", "demo", "Hi"))[0] == 0
 
 

@@ -128,7 +128,7 @@ async def test_the_status_has_the_build_that_serves_now(tmp_path):
             await eventually(host.engine, lambda told: told == "ollama 0.19.0 (gguf)")
             served = await host.cluster.client.get(InferenceService, DEMO)
             (loaded,) = [each.message for each in served.status.conditions if each.type == "Loaded"]
-            assert loaded == "the model is loaded; ollama is 0.19.0 now, and was 0.18.0"
+            assert loaded == "the model is loaded; ollama is now 0.19.0 (was 0.18.0)"
             assert host.cluster.engine() == front
             assert len(host.daemon.held) == 1
 

@@ -148,7 +148,7 @@ def judge_responses(said):
         assert said[f"{model} tools"] == ["weather", {"city": "Rome"}] * 2
         assert said[f"{model} answers"] == said[f"{model} without state"] == words
     assert said["deleted"][0] == said["unknown"][0] == "NotFoundError"
-    assert "memory of the router that gave it" in said["unknown"][1]
+    assert "memory of the router that created them" in said["unknown"][1]
     assert said["unsupported"][0] == said["too long"][0] == "BadRequestError"
     assert "tools[0].type is 'web_search'" in said["unsupported"][1]
     assert LENGTHS in said["too long"][1]

@@ -58,7 +58,7 @@ async def test_a_killed_engine_is_replaced_behind_the_same_address(tmp_path, add
         for line, engine in zip(told, engines, strict=True):
             assert keys(*engine).items() <= line.items()
     (failed,) = logs(agent, "inference service failed")
-    assert failed["message"].startswith("the engine ended while serving: killed by SIGKILL: LLMKube did not send it")
+    assert failed["message"].startswith("the engine exited while serving: killed by SIGKILL: LLMKube did not send it")
 
 
 @pytest.mark.ci

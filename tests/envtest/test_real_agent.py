@@ -293,7 +293,7 @@ async def test_s2_a_host_joins_renews_its_token_and_outlives_its_end(assets, tmp
             old = signed(3600, 7000)
             token_file().write_text(old)
             async with host.open_agent(address, "--namespace", "default") as agent:
-                await until(lambda: bool(logs(agent, "this host's token is renewed")))
+                await until(lambda: bool(logs(agent, "host token renewed")))
                 fresh = token_file().read_text()
                 assert fresh not in (old, token)
                 await host.apply_demo()
@@ -302,7 +302,7 @@ async def test_s2_a_host_joins_renews_its_token_and_outlives_its_end(assets, tmp
 
                 # at its end nothing stops, and the command that helps is told
                 token_file().write_text(signed(7200, 3600))
-                await until(lambda: any("engines go on" in line for line in agent.err.splitlines()))
+                await until(lambda: any("engines keep running" in line for line in agent.err.splitlines()))
                 assert "llmkube agent join --name box" in agent.err
                 note = state / "credential-problem"
                 await until(note.exists)

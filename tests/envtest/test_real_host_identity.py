@@ -208,7 +208,7 @@ async def test_s2_no_slice_of_another(client, crds, namespace, real_kubeconfig):
         await refused(piece("box", INSIDE, name="new.mini"), "is named SERVICE.HOST")
         await refused(piece("box", INSIDE, of="chat.mini"), "is named SERVICE.HOST")
         await refused(piece("box", INSIDE, of="chat", name="chat.box.ipv4"), "is named SERVICE.HOST")
-        await refused(piece("box", INSIDE, of="theirs"), "stands behind Services with the label")
+        await refused(piece("box", INSIDE, of="theirs"), "publish endpoints of Services with the label")
         managed = {"endpointslice.kubernetes.io/managed-by": "endpointslice-controller.k8s.io"}
         await refused(piece("box", INSIDE, **managed), "managed-by=llmkube-agent")
         outside = "outside of the networks"
@@ -283,7 +283,9 @@ async def test_s2_no_service_of_others(client, crds, namespace, real_kubeconfig)
         await site.refused(
             site.box, "endpoints", classic("chat", OUTSIDE, **{SERVICE: "chat"}), "outside of the networks"
         )
-        await site.refused(site.box, "endpoints", classic("theirs", INSIDE, **{SERVICE: "x"}), "stands behind Services")
+        await site.refused(
+            site.box, "endpoints", classic("theirs", INSIDE, **{SERVICE: "x"}), "publish endpoints of Services"
+        )
         await site.refused(site.box, "endpoints", classic("new", INSIDE), "with the label")
 
 
@@ -297,7 +299,7 @@ async def test_s2_no_lease_of_another(client, crds, namespace, real_kubeconfig):
                              ("llmkube-controller", {}), ("other", {f"{GROUP}/claim": "chat"})):  # fmt: skip
             await refused({"metadata": {"name": name, "labels": labels}, "spec": {}}, "Lease of its own name")
         await refused({"metadata": {"name": "box", "labels": {f"{GROUP}/host": "mini"}}}, "carries that host's label")
-        await refused(site.claim("mini"), "claims for itself alone")
+        await refused(site.claim("mini"), "hold claims only for itself")
         await refused(site.claim("box", "kube-system"), "namespaces that it serves")
         odd = site.claim("box")
         odd["metadata"]["annotations"][f"{GROUP}/inferenceservice"] = "kube-system/chat"
@@ -311,7 +313,7 @@ async def test_s2_no_lease_of_another(client, crds, namespace, real_kubeconfig):
             )
         moved = site.claim("box")
         moved["metadata"]["annotations"][f"{GROUP}/slot"] = "1"
-        await refused(moved, "stays with its service and replica")
+        await refused(moved, "service and replica of a claim cannot be changed")
         await site.apply(site.box, "leases", site.claim("box"))
         await site.mini.delete(Lease, Key(site.system, site.claim("")["metadata"]["name"]))
 
@@ -352,7 +354,7 @@ async def test_s2_no_field_of_another_writer(client, crds, namespace, real_kubec
                 ):
                     with pytest.raises(ForbiddenError) as caught:
                         await write(site.box, kind, manager, status)
-                    assert "agents write" in str(caught.value)
+                    assert "agents may only write" in str(caught.value)
             for patch in ({"phase": None}, {"conditions": []}, {"conditions": None}):
                 with pytest.raises(ForbiddenError):
                     await site.box.patch(kind, Key(namespace, "phi"), {"status": patch}, subresource="status")

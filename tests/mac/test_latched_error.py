@@ -41,7 +41,7 @@ async def never_ready(world):
     async def said():
         return await world.condition("Loaded", "chat")
 
-    await world.until(said, lambda one: one is not None and "cannot be computed" in one[2], seconds=120)
+    await world.until(said, lambda one: one is not None and "computing a token failed" in one[2], seconds=120)
     assert await world.ready_addresses() == 0
 
 

@@ -20,14 +20,14 @@ async def told(world):
     async def word():
         return await world.condition("Loaded", "chat")
 
-    return (await world.until(word, lambda said: said is not None and "the engine ended" in said[2], seconds=60))[2]
+    return (await world.until(word, lambda said: said is not None and "the engine exited" in said[2], seconds=60))[2]
 
 
 async def test_the_condition_says_how_to_sign_it(autojump_clock):
     """`Loaded` names the signature and the command that mends it."""
     async with open_world() as world:
         said = await told(world)
-        assert "killed by SIGKILL: macOS has killed it, as the code signature" in said
+        assert "killed by SIGKILL: macOS killed it because the code signature" in said
         assert "codesign --force --sign - FILE" in said
 
 

@@ -68,7 +68,7 @@ async def an_edit_that_asks_for_too_much():
             said = (await world.condition("UpToDate", "chat"))[2]
             assert "needs 30.1 GiB" in said
             assert "`other`" in said
-            assert "serves on" in said
+            assert "keeps serving" in said
             await trio.sleep(600)
             assert len(world.machine.starts("chat")) == 1
         await world.delete("other")
@@ -84,9 +84,9 @@ async def a_successor_that_crashes():
             await serve(world, "chat", 10, contextSize=2048)
             await world.until(up_to_date, ("False", "CrashLoopBackOff"), world, seconds=30)
             said = (await world.condition("UpToDate", "chat"))[2]
-            assert "serves on" in said
+            assert "keeps serving" in said
             assert "error: no such thing" in said
-            assert "the engine of the older spec serves on" in (await events(world, "NotReplaced"))["chat"]
+            assert "the engine of the older spec keeps serving" in (await events(world, "NotReplaced"))["chat"]
             await trio.sleep(600)
             assert 10 < len(world.machine.starts("chat")) < 25
             assert await world.phase("chat") == "Ready"

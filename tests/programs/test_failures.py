@@ -54,7 +54,7 @@ def test_bugs_keep_their_traceback(error):
 def test_a_full_disk_under_the_output_is_a_sentence():
     """What a command prints and its file does not take is told as that; other errors of the system are bugs."""
     full = OSError(errno.ENOSPC, "No space left on device")
-    assert shown(full) == ("the output cannot be written (No space left on device)", ExitCode.FAILED)
+    assert shown(full) == ("output cannot be written (No space left on device)", ExitCode.FAILED)
     with pytest.raises(OSError, match="elsewhere"), errors_as_messages():
         raise OSError(errno.EBADF, "elsewhere")
 

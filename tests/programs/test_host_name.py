@@ -56,10 +56,10 @@ def test_a_kept_name_that_is_none_is_made_anew(tmp_path, content):
     [
         ("mac.local", "is not an IP address"),
         ("300.1.1.1", "is not an IP address"),
-        ("127.0.0.1", "no cluster can route to 127.0.0.1"),
-        ("::1", "no cluster can route to ::1"),
-        ("0.0.0.0", "no cluster can route to 0.0.0.0"),
-        ("169.254.1.1", "no cluster can route to 169.254.1.1"),
+        ("127.0.0.1", "127.0.0.1 is not routable"),
+        ("::1", "::1 is not routable"),
+        ("0.0.0.0", "0.0.0.0 is not routable"),
+        ("169.254.1.1", "169.254.1.1 is not routable"),
         ("192.0.2.1", "engines cannot listen on 192.0.2.1"),
     ],
 )

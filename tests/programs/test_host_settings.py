@@ -163,7 +163,7 @@ def test_what_the_owner_writes_in_config_toml_is_allowed_and_said_at_start(table
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        (AgentConfig(allow_engine_flag=("--port",)), "--allow-engine-flag: --port is written by LLMKube itself"),
+        (AgentConfig(allow_engine_flag=("--port",)), "--allow-engine-flag: --port is set by LLMKube itself"),
         (AgentConfig(allow_engine_flag=("--api-*",)), "--allow-engine-flag: '--api-"),
         (UpConfig(allow_engine_variable=("OMP_*",)), "--allow-engine-variable: 'OMP_"),
     ],

@@ -91,8 +91,8 @@ async def test_a_lost_address_is_told_once_and_served_again_when_it_is_back(auto
     assert is_open(number)
     assert machine.served == 2
     assert [line["event"].partition(";")[0] for line in logs] == [
-        "this machine has lost the address",
-        "this machine has the address again",
+        "address lost, gateway unreachable for other machines",
+        "address restored, gateway reachable for other machines",
     ]
     assert {line["address"] for line in logs} == {f"{HERE}:{number}"}
 
@@ -161,17 +161,17 @@ def test_an_address_of_this_machine_is_taken(text, address, port):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("0.0.0.0", "0.0.0.0 is every address of this machine"),
-        ("0.0.0.0:8080", "0.0.0.0 is every address of this machine"),
-        ("[::]:8080", ":: is every address of this machine"),
-        ("127.0.0.1", "only this machine reaches 127.0.0.1"),
-        ("[::1]:80", "only this machine reaches ::1"),
+        ("0.0.0.0", "0.0.0.0 means every address of this machine"),
+        ("0.0.0.0:8080", "0.0.0.0 means every address of this machine"),
+        ("[::]:8080", ":: means every address of this machine"),
+        ("127.0.0.1", "only this machine can reach 127.0.0.1"),
+        ("[::1]:80", "only this machine can reach ::1"),
         ("::ffff:127.0.0.1", "::ffff:"),
-        ("169.254.3.4", "169.254.3.4 is not an address at which"),
-        ("fe80::1%eth0", "fe80::1%eth0 is not an address at which"),
-        ("224.0.0.1", "224.0.0.1 is not an address at which"),
+        ("169.254.3.4", "other machines cannot be served at 169.254.3.4"),
+        ("fe80::1%eth0", "other machines cannot be served at fe80::1%eth0"),
+        ("224.0.0.1", "other machines cannot be served at 224.0.0.1"),
         ("192.168.1.51", "this machine does not have the address 192.168.1.51"),
-        ("fd00::5%eth0", "fd00::5%eth0 is not an address at which"),
+        ("fd00::5%eth0", "other machines cannot be served at fd00::5%eth0"),
         ("mac.local", '"mac.local" is not an IP address'),
         ("localhost:8080", '"localhost:8080" is not an IP address'),
         ("*", '"*" is not an IP address'),
@@ -197,7 +197,7 @@ def test_a_port_that_is_none_and_a_machine_without_a_network():
     """Both are told as what they are."""
     with pytest.raises(UserError, match=r"192\.168\.1\.50:65536: 65536 is not a port; the highest is 65535"):
         parse_listen("192.168.1.50:65536", 8080, OWN)
-    with pytest.raises(UserError, match="it has none at the moment that others reach"):
+    with pytest.raises(UserError, match="it has no address now that others can reach"):
         parse_listen("192.168.1.50", 8080, ())
 
 
@@ -217,7 +217,7 @@ def test_a_system_that_does_not_tell_its_addresses_is_told_in_a_sentence():
     def forbidden():
         raise PermissionError(1, "Operation not permitted")
 
-    with pytest.raises(UserError, match=r"--listen: .* this machine \(Operation not permitted\)"):
+    with pytest.raises(UserError, match=r"--listen: .* this machine cannot be determined \(Operation not permitted\)"):
         listen_settings(LAN, forbidden)
 
 
@@ -225,9 +225,9 @@ def test_flags_that_do_not_fit_together_are_refused(tmp_path):
     """A file of keys needs an address, and is not beside --insecure-lan; no flag is taken and ignored."""
     file = tmp_path / "keys"
     file.write_text("mine\n")
-    with pytest.raises(UserError, match="--listen-key-file: it is for --listen ADDRESS, which is not given"):
+    with pytest.raises(UserError, match="--listen-key-file: it requires --listen ADDRESS"):
         listen_settings(UpConfig(listen_key_file=file), unasked)
-    with pytest.raises(UserError, match="--listen-key-file: no request would need the keys in it under --insecure-lan"):
+    with pytest.raises(UserError, match="--listen-key-file: under --insecure-lan no keys are needed"):
         listen_settings(attrs.evolve(LAN, listen_key_file=file, insecure_lan=True), lambda: OWN)
     asked = listen_settings(attrs.evolve(LAN, listen_key_file=file, gateway_port=0), lambda: OWN)
     assert asked == ListenSettings("192.168.1.50", 0, file)
@@ -255,7 +255,7 @@ def test_a_file_without_keys_is_told_and_nothing_of_it_is_quoted(tmp_path, conte
     with pytest.raises(UserError, match=f"--listen-key-file: {file} {problems}") as caught:
         listen_settings(attrs.evolve(LAN, listen_key_file=file), lambda: OWN)
     assert "two" not in str(caught.value)
-    with pytest.raises(UserError, match=f"--listen: {file} .*; remove it, and a new key is drawn"):
+    with pytest.raises(UserError, match=f"--listen: {file} .*; remove the file, and a new key is generated"):
         listen_settings(LAN, lambda: OWN).keys(tmp_path)
     assert file.read_bytes() == content
 

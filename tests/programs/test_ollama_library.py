@@ -89,14 +89,14 @@ def error(words, status=500):
 @pytest.mark.parametrize(
     ("fault", "kind", "words"),
     [
-        (error("pull model manifest: file does not exist", 404), SourceNotFoundError, "no tiny:latest: look up name"),
+        (error("pull model manifest: file does not exist", 404), SourceNotFoundError, "no tiny:latest: check name"),
         (error("pull model manifest: 412: this model requires a newer version"), SourceRefusedError, "upgrade Ollama"),
-        (error("write /blobs: no space left on device"), FetchError, "has not pulled tiny:latest.*no space left"),
-        (break_off, FetchError, "has not pulled tiny:latest"),
+        (error("write /blobs: no space left on device"), FetchError, "failed to pull tiny:latest.*no space left"),
+        (break_off, FetchError, "failed to pull tiny:latest"),
         (
             answers(200, b'{"status": "success"}\n'),
             FetchError,
-            "says that it has pulled tiny:latest, and does not know",
+            "reported that it pulled tiny:latest, but does not list",
         ),
     ],
 )
@@ -113,7 +113,7 @@ async def test_without_an_ollama_the_way_to_one_is_told(autojump_clock, monkeypa
     """It may be started later; one on another machine never is what is asked for."""
     fake = daemon(answers=False)
     async with reached(fake) as client:
-        with pytest.raises(FetchError, match=r"none answers at http://127.0.0.1:11434: start it .*OLLAMA_HOST"):
+        with pytest.raises(FetchError, match=r"does not respond at http://127.0.0.1:11434: start it .*OLLAMA_HOST"):
             await library(client, fake).fetch(TINY, lambda _: None)
         assert not await library(client, fake).has(TINY)
         monkeypatch.setenv("OLLAMA_HOST", "192.0.2.7")
@@ -208,7 +208,7 @@ async def test_two_pulls_do_not_share_one_room(autojump_clock):
         await trio.sleep(0.3)
         with pytest.raises(NoSpaceError):
             await models.fetch(other, reported.append)
-        assert (reported[0].stage, reported[0].note) == ("waiting", "Ollama pulls another model")
+        assert (reported[0].stage, reported[0].note) == ("waiting", "Ollama is pulling another model")
         await models.fetch(TINY, lambda _: None)
     assert fake.free_bytes == 50 * MIB
 

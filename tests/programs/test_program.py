@@ -77,7 +77,7 @@ async def test_the_first_signal_stops_and_the_second_is_answered(number):
     assert result == "done"
     assert reported == [
         f"{number.name}: stopping",
-        f"{number.name}: already stopping; waiting for the engines to end",
+        f"{number.name}: already stopping; waiting for the engines to exit",
     ]
 
 

@@ -62,8 +62,8 @@ async def test_a_field_that_does_not_exist_is_refused():
     ("unknown", "message"),
     [
         (manifest("ConfgMap"), "kind: v1 has no kind ConfgMap"),
-        (manifest("A", version="example.org/v1"), "apiVersion: the API server knows no example.org/v1"),
-        (manifest("A", version="v7"), "apiVersion: the API server knows no v7"),
+        (manifest("A", version="example.org/v1"), "apiVersion: the API server does not serve example.org/v1"),
+        (manifest("A", version="v7"), "apiVersion: the API server does not serve v7"),
     ],
 )
 async def test_unknown_kinds_are_named(unknown, message):

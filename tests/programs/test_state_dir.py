@@ -141,7 +141,7 @@ def test_a_first_start_on_a_full_disk_is_one_sentence(tmp_path, monkeypatch):
     message = refused(tmp_path / "new")
     assert message == (
         f"the disk of the state directory {tmp_path / 'new'} is full: 16.0 KiB are free, and LLMKube needs 4.0 MiB to "
-        "start, and room for the models; free some, or choose another disk with --state-dir"
+        "start, and space for models; free some space, or choose another disk with --state-dir"
     )
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "journal").mkdir()
@@ -187,6 +187,6 @@ def test_stopping_the_agent_ends_no_up(tmp_path, monkeypatch):
 
 async def test_a_program_that_stays_is_told(tmp_path, autojump_clock):
     """Waiting for an end has a deadline, and the sentence has the pid."""
-    with hold_state_dir(tmp_path), pytest.raises(CommandError, match=f"pid {os.getpid()} still runs after 3 s"):
+    with hold_state_dir(tmp_path), pytest.raises(CommandError, match=f"pid {os.getpid()} is still running after 3 s"):
         await wait_for_exit(tmp_path, os.getpid(), 3)
     await wait_for_exit(tmp_path, os.getpid(), 3)

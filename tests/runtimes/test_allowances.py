@@ -15,14 +15,14 @@ def test_an_owners_list_is_taken_by_exact_names():
 @pytest.mark.parametrize(
     ("flags", "variables", "says"),
     [
-        (["--lora-*"], [], "--allow-engine-flag: '--lora-\\*' is not one flag"),
-        (["lora"], [], "--allow-engine-flag: 'lora' is not one flag"),
-        (["--lora /x"], [], "--allow-engine-flag: '--lora /x' is not one flag"),
-        (["--host"], [], "--allow-engine-flag: --host is written by LLMKube itself"),
-        ([], ["OMP_.*"], "--allow-engine-variable: 'OMP_\\.\\*' is not the name of one variable"),
+        (["--lora-*"], [], "--allow-engine-flag: '--lora-\\*' is not a flag"),
+        (["lora"], [], "--allow-engine-flag: 'lora' is not a flag"),
+        (["--lora /x"], [], "--allow-engine-flag: '--lora /x' is not a flag"),
+        (["--host"], [], "--allow-engine-flag: --host is set by LLMKube itself"),
+        ([], ["OMP_.*"], "--allow-engine-variable: 'OMP_\\.\\*' is not the name of a variable"),
         ([], ["A=1"], "--allow-engine-variable: 'A=1' is not"),
         ([], ["OMP_X\n"], "--allow-engine-variable: "),
-        ([], ["LLMKUBE_ENGINE"], "--allow-engine-variable: LLMKUBE_ENGINE is LLMKube's own"),
+        ([], ["LLMKUBE_ENGINE"], "--allow-engine-variable: LLMKUBE_ENGINE is reserved for LLMKube"),
     ],
 )
 def test_a_pattern_is_refused_with_its_setting(flags, variables, says):

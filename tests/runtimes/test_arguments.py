@@ -39,5 +39,5 @@ def test_a_block_of_options_is_written_by_its_table(block, flags, words, honoure
 def test_a_flag_is_found_in_either_form():
     """`--a=1`, `--a 1` and `--a_b` are seen; numbers and values are not flags."""
     assert flags_in(["--a=1", "--b", "-1", "--c_d", "x"]) == {"--a", "--b", "--c-d"}
-    with pytest.raises(PlanError, match=r"--port is decided by spec\.containerPort"):
+    with pytest.raises(PlanError, match=r"--port is controlled by spec\.containerPort"):
         refuse_owned(["--port=1"], {"--port": "spec.containerPort"})

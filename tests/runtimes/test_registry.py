@@ -44,7 +44,7 @@ def test_llamacpp_runs_on_a_host_under_both_names(runtime):
 def test_every_other_runtime_is_refused_by_name(runtime):
     """A runtime that the schema admits and no host can run is refused with its field, before and after the download."""
     for refuse in (lambda: check(service(runtime), MODEL), lambda: plan(runtime)):
-        with pytest.raises(PlanError, match=f"{runtime} is not supported on a host yet") as caught:
+        with pytest.raises(PlanError, match=f"{runtime} is not supported as a local process yet") as caught:
             refuse()
         assert caught.value.field == "spec.runtime"
 
@@ -57,20 +57,25 @@ def test_every_other_runtime_is_refused_by_name(runtime):
             "vllm",
             model("metal", "mlx"),
             "spec.runtime",
-            "vllm is not supported on a host yet: use mlx-lm or omlx or vllm-metal",
+            "vllm is not supported as a local process yet; use mlx-lm or omlx or vllm-metal",
         ),
-        ("vllm", model("cpu", "mlx"), "spec.runtime", "vllm is not supported on a host yet: use mlx-lm$"),
+        ("vllm", model("cpu", "mlx"), "spec.runtime", "vllm is not supported as a local process yet; use mlx-lm$"),
         (
             "omlx",
             model("cpu", "mlx"),
             "Model.spec.hardware.accelerator",
-            "not cpu: set that, or spec.runtime to mlx-lm$",
+            "not cpu; change the accelerator, or set spec.runtime to mlx-lm$",
         ),
         ("omlx", model("metal"), "Model.spec.format", "omlx reads mlx, not gguf"),
         ("llamacpp", model("cpu", "mlx"), "Model.spec.format", "llamacpp reads gguf, not mlx"),
         ("llamacpp", model("metal", "safetensors"), "Model.spec.format", "spec.runtime to mlx-lm or vllm-metal"),
-        ("vllm-metal", model("cpu", "mlx"), "Model.spec.hardware.accelerator", "set that, or spec.runtime to mlx-lm$"),
-        ("mlx-lm", model("cuda", "mlx"), "Model.spec.hardware.accelerator", "computes on metal or cpu, not cuda"),
+        (
+            "vllm-metal",
+            model("cpu", "mlx"),
+            "Model.spec.hardware.accelerator",
+            "change the accelerator, or set spec.runtime to mlx-lm$",
+        ),
+        ("mlx-lm", model("cuda", "mlx"), "Model.spec.hardware.accelerator", "runs on metal or cpu, not cuda"),
         ("mlx-lm", model("cpu"), "Model.spec.format", "mlx-lm reads mlx or safetensors, not gguf"),
         ("vllm", model(), "spec.runtime", "use llamacpp or llama-server or ollama"),
         ("ollama", model("metal", "safetensors"), "Model.spec.format", "ollama reads gguf, not safetensors"),

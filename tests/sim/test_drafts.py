@@ -26,7 +26,7 @@ async def test_a_draft_model_is_fetched_and_handed_to_the_engine(autojump_clock,
         assert not world.machine.spawned
         _, reason, message = await world.condition()
         assert reason == "ModelNotFound"
-        assert "the draft model: there is no Model small in the namespace default" in message
+        assert "the draft model: Model small not found in namespace default" in message
         await world.apply_model("small", BODY)
         await world.until(world.phase, "Ready", seconds=10)
         argv = world.machine.live("chat")[0].argv

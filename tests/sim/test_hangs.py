@@ -107,7 +107,7 @@ async def stuck_queue(world):
     child = await world.serve()
     child.in_flight, child.pace, child.counts = 3, 0.0, False
     message = await replaced(world, child, seconds=120)
-    assert "3 requests wait, but nothing moves" in message
+    assert "3 requests wait without progress" in message
     assert message.endswith("loading")  # its last words
 
 

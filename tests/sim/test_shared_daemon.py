@@ -121,7 +121,7 @@ async def test_a_daemon_that_restarts_by_itself_costs_no_engine(autojump_clock, 
         assert await world.ready_addresses("other") == 0
         said, why, words = await world.condition(name="other")
         assert (said, why) == ("False", "Loading")
-        assert "its model is not loaded any more, and is loaded again" in words
+        assert "its model was unloaded and is being loaded again" in words
         server.start()
         await trio.sleep(60)
         assert world.machine.live("other") == [front]
@@ -148,7 +148,7 @@ async def test_the_status_follows_an_upgrade(autojump_clock, runtime):
         assert (await world.service("other"))["status"]["engine"] == engine | {"build": "0.98.0"}
         assert told_builds(world) == {"0.98.0"}
         _, _, words = await world.condition(name="other")
-        assert f"{runtime} is 0.98.0 now, and was {old}" in words
+        assert f"{runtime} is now 0.98.0 (was {old})" in words
         await world.kill_agent()
         server.stop()
         server.start("0.99.0")
@@ -200,7 +200,7 @@ async def test_a_model_that_an_omlx_has_lost_is_served_by_one_of_our_own(autojum
         server.start()
         await trio.sleep(60)
         assert front.exit is not None
-        assert "does not have /sim/builtin:__one among its models any more" in front.script.words[0]
+        assert "no longer lists /sim/builtin:__one among its models" in front.script.words[0]
         assert server.fake.loaded == set()
         await world.until(world.ready_addresses, 1, "other", seconds=900)
         assert len(world.machine.daemons["omlx"].servers) == 2

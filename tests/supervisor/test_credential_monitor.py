@@ -32,7 +32,7 @@ def test_a_refusal_is_reported_once_with_the_current_command(tmp_path, logs):
     now = monitor.value.value
     assert now.state is CredentialState.REFUSED
     assert "--secret hf" in now.command
-    assert "engines go on" in now.advice
+    assert "engines keep running" in now.advice
     assert now.command in now.advice
     assert [line["command"] for line in logs] == [now.command]
     monitor.mark_accepted()
@@ -113,7 +113,7 @@ async def test_a_disk_that_takes_no_file_ends_nothing(tmp_path, logs):
         value.put_nowait(HostCredential(CredentialState.REFUSED, "still refused"))
         await noted(path, f"{value.value.advice}\n")
         nursery.cancel_scope.cancel()
-    assert "cannot be noted" in logs[0]["event"]
+    assert "not written" in logs[0]["event"]
 
 
 def test_a_valid_credential_is_reported_with_its_expiry():
@@ -121,6 +121,6 @@ def test_a_valid_credential_is_reported_with_its_expiry():
     ends = datetime.datetime(2026, 1, 8, 12, tzinfo=datetime.UTC).timestamp()
     advice = HostCredential(CredentialState.NOT_RENEWED, "not renewed", "llmkube agent join", ends).advice
     assert "until 2026-01-08 12:00 UTC" in advice
-    assert advice.endswith("if it ends, an administrator of the cluster runs: llmkube agent join")
+    assert advice.endswith("if it expires, an administrator of the cluster runs: llmkube agent join")
     assert "renews what the agent's kubeconfig names" in HostCredential(CredentialState.REFUSED, "refused").advice
     assert HostCredential(expires_at=ends).advice == ""

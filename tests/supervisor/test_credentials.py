@@ -62,7 +62,9 @@ async def test_the_login_of_a_registry_comes_from_the_secret_alone():
     assert await found.find_registry(model("reg"), source) == RegistryAccess("ada", "hush")
     assert await found.find_registry(model(), source) == RegistryAccess()
     assert await found.find_registry(model("reg"), parse_source("oci://other.io/phi")) == RegistryAccess()
-    with pytest.raises(TokenError, match=r"has no key \.dockerconfigjson: make it with .kubectl create secret docker"):
+    with pytest.raises(
+        TokenError, match=r"has no key \.dockerconfigjson; create it with .kubectl create secret docker"
+    ):
         await tokens({"HF_TOKEN": b"x"}).find_registry(model("hf"), source)
     with pytest.raises(SourceError, match="in Secret reg in namespace ns cannot be read"):
         await tokens({".dockerconfigjson": b"hush"}).find_registry(model("reg"), source)
@@ -77,7 +79,7 @@ async def test_the_keys_of_a_bucket_come_from_the_same_places():
     assert (await found.find_access(model())).key_id == "E"
     with pytest.raises(SourceError, match="Secret hf in namespace ns has AWS_ACCESS_KEY_ID, but no"):
         await tokens({"AWS_ACCESS_KEY_ID": b"A"}).find_access(model("hf"))
-    with pytest.raises(TokenError, match="there is no Secret hf in namespace ns to take AWS_ACCESS_KEY_ID from"):
+    with pytest.raises(TokenError, match="Secret hf in namespace ns not found, which should have AWS_ACCESS_KEY_ID"):
         await tokens(NotFoundError("x", code=404)).find_access(model("hf"))
 
 
@@ -86,7 +88,7 @@ async def test_the_keys_of_a_bucket_come_from_the_same_places():
     [
         (
             NotFoundError("x", code=404),
-            r"there is no Secret hf in namespace ns to take HF_TOKEN from.*kubectl -n ns create",
+            r"Secret hf in namespace ns not found, which should have HF_TOKEN.*kubectl -n ns create",
         ),
         (
             ForbiddenError("x", code=403),
@@ -94,10 +96,10 @@ async def test_the_keys_of_a_bucket_come_from_the_same_places():
         ),
         ({}, r"Secret hf in namespace ns has no key HF_TOKEN \(it has nothing\)"),
         ({"a": b"1", "b": b"2"}, r"no key HF_TOKEN \(it has a, b\)"),
-        ({"HF_TOKEN": b""}, "is no token"),
-        ({"HF_TOKEN": b"two words"}, "is no token"),
-        ({"HF_TOKEN": b"hf_x\r\nHost: evil"}, "is no token"),
-        ({"HF_TOKEN": "hf_ü".encode()}, "is no token"),
+        ({"HF_TOKEN": b""}, "is not a token"),
+        ({"HF_TOKEN": b"two words"}, "is not a token"),
+        ({"HF_TOKEN": b"hf_x\r\nHost: evil"}, "is not a token"),
+        ({"HF_TOKEN": "hf_ü".encode()}, "is not a token"),
     ],
 )
 async def test_a_secret_of_no_use(answer, says):
@@ -121,7 +123,7 @@ async def test_a_file_of_no_use(tmp_path, content):
     file = tmp_path / "token"
     if content is not None:
         file.write_bytes(content)
-    with pytest.raises(TokenError, match=f"--hf-token-file: {file} (cannot be read|does not hold a token)"):
+    with pytest.raises(TokenError, match=f"--hf-token-file: {file} (cannot be read|does not contain a token)"):
         await tokens(file=file).find(model())
 
 

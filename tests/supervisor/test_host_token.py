@@ -93,7 +93,7 @@ async def test_an_expired_token_is_reported_once_with_the_command(server, renewa
     server.error = UnauthorizedError("x", code=401)
     await trio.sleep(LIFE + 10 * RETRY_SECONDS + 1)
     (entry,) = [line for line in logs if line["log_level"] == "error"]
-    assert "engines go on" in entry["event"]
+    assert "engines keep running" in entry["event"]
     assert entry["command"] == monitor.value.value.command != ""
     assert monitor.value.value.state is CredentialState.REFUSED
     assert path.read_text() == old

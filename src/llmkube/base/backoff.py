@@ -1,4 +1,4 @@
-"""Back-off is arithmetic: attempt number in, seconds out; the caller sleeps."""
+"""Compute back-off delays from the number of failures; the caller sleeps."""
 
 import random
 
@@ -7,9 +7,9 @@ import attrs
 
 @attrs.frozen
 class Backoff:
-    """Delays that double from `base_seconds` to `cap_seconds`, spread by `jitter` so that clients do not march in step.
+    """Delays that grow from `base_seconds` to `cap_seconds`, spread by `jitter` so that clients do not retry in step.
 
-    `jitter` 0.2 means that each delay is drawn uniformly from 80 to 100 per cent of its nominal value.
+    With `jitter` 0.2, each delay is drawn uniformly from 80 to 100 per cent of its nominal value.
     """
 
     base_seconds: float = 1.0
@@ -18,7 +18,7 @@ class Backoff:
     jitter: float = 0.2
 
     def delay(self, failures: int, rng: random.Random) -> float:
-        """Return the seconds to wait after the given number of failures in a row (1 or more)."""
+        """Return the seconds to wait after this number of consecutive failures (1 or more)."""
         exponent = min(max(failures, 1) - 1, 64)  # 2.0**1024 would overflow in a crash loop that lasts a year
         nominal = min(self.cap_seconds, self.base_seconds * self.factor**exponent)
         return nominal * (1 - self.jitter * rng.random())

@@ -1,4 +1,4 @@
-"""A disk without room is known by two error numbers, and what helps is said wherever one is met."""
+"""Detect a full disk, and tell the user how to fix it."""
 
 import contextlib
 import errno
@@ -9,16 +9,16 @@ from typing import Final
 from llmkube.base.units import format_bytes
 
 DISK_FULL_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""The disk, or what this user may take of it, has no room left."""
+"""The disk is full, or the quota of this user is used up."""
 
 
 def is_disk_full(error: OSError) -> bool:
-    """Whether a write has failed for want of room."""
+    """Return whether a write failed because the disk is full."""
     return error.errno in DISK_FULL_ERRNOS
 
 
 def free_bytes(folder: Path) -> int | None:
-    """Return how many bytes of the folder's disk are free to this user; None when the system does not say."""
+    """Return the bytes on the folder's disk that are free to this user; None if the system does not report them."""
     with contextlib.suppress(OSError):
         stats = os.statvfs(folder)
         return stats.f_bavail * stats.f_frsize
@@ -26,7 +26,7 @@ def free_bytes(folder: Path) -> int | None:
 
 
 def full_disk(folder: Path) -> str:
-    """Say that the disk of a folder is full, and what helps."""
+    """Return the message for a folder whose disk is full."""
     free = free_bytes(folder)
-    known = f" ({format_bytes(free)} are free)" if free is not None else ""
-    return f"the disk of {folder} is full{known}; free some space on it, and this goes on by itself"
+    known = f" ({format_bytes(free)} free)" if free is not None else ""
+    return f"the disk of {folder} is full{known}; free some space on it, and work resumes automatically"

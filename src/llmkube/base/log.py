@@ -1,7 +1,7 @@
-"""One way to log: a sentence and keys; JSON lines for machines, short lines for a terminal, secrets in neither.
+"""Structured logging: an event with keys, as JSON lines for machines or short lines for a terminal, without secrets.
 
-Every room says `log = structlog.get_logger()` and `log.info("registered endpoint", name=…, hostIP=…, port=…)`.
-A program calls `configure_logging` once. What other packages say through the standard library comes out the same way.
+Modules use `log = structlog.get_logger()` and `log.info("registered endpoint", name=…, hostIP=…, port=…)`; a program
+calls `configure_logging` once. Records of the standard library's `logging` are written in the same format.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ def parse_level(text: str) -> int:
     """Return the standard library's number for `debug`, `info`, `warning` or `error`, in any case.
 
     Raises:
-        UserError: There is no such level.
+        UserError: The level is unknown.
     """
     name = text.strip().lower()
     name = _SYNONYMS.get(name, name)
@@ -45,22 +45,22 @@ def parse_level(text: str) -> int:
 
 
 def configure_logging(level: str = "info", *, style: Style = "json", stream: TextIO | None = None) -> None:
-    """Send all logs of this process to one stream, from `level` up.
+    """Write all logs of this process, from `level` up, to one stream.
 
     Args:
         level: `debug`, `info`, `warning` or `error`.
         style: `json` is one object per line with `ts`, `level`, `msg`; `console` is one short line, a stack below it.
-        stream: Where to write; without it, whatever `sys.stderr` is at that moment (a live display may replace it).
+        stream: By default the current `sys.stderr` at each write (a live display may replace it).
 
     Raises:
-        UserError: There is no such level.
+        UserError: The level is unknown.
     """
     threshold = parse_level(level)
     target = stream if stream is not None else _CurrentStderr()
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
-        # People read the clock on their wall, as in the other lines on their terminal; machines read UTC.
+        # A terminal shows local time, like the other lines on it; machines read UTC.
         structlog.processors.TimeStamper(fmt="iso", utc=style == "json", key="ts"),
         structlog.processors.format_exc_info,
         redact_secrets,
@@ -81,17 +81,17 @@ def configure_logging(level: str = "info", *, style: Style = "json", stream: Tex
     )
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    # Other people's packages are quiet unless something is wrong: httpx logs every request at info.
+    # Other packages log only warnings and errors, unless the level is debug: httpx logs every request at info.
     root.setLevel(max(threshold, logging.WARNING) if threshold > logging.DEBUG else logging.INFO)
 
 
 def redact_secrets(_logger: Any, _method: str, event: EventDict) -> EventDict:
-    """Replace the values of secret-looking keys, and credentials inside texts, at any depth."""
+    """Redact the values of secret-looking keys, and credentials inside texts, also in nested values."""
     return {key: REDACTED if _is_secret(key) and value else _redacted(value) for key, value in event.items()}
 
 
 def render_console(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> str:
-    """Return `12:04:05 INFO  registered endpoint  name=chat port=51234`; a stack or a traceback stands below it."""
+    """Return `12:04:05 INFO  registered endpoint  name=chat port=51234`, with a stack or traceback below it."""
     rest = dict(event)
     clock = str(rest.pop("ts", ""))[11:19]
     level = str(rest.pop("level", "info")).upper()
@@ -103,9 +103,9 @@ def render_console(_logger: Any, _method: str, event: MutableMapping[str, Any]) 
 
 
 class _CurrentStderr:
-    """Writes to `sys.stderr` as it is now: a live terminal display swaps it to keep its own lines whole.
+    """Write to the current `sys.stderr`, which a live terminal display replaces to keep its own lines whole.
 
-    What cannot be written (the terminal is closed, the disk is full) is lost: a log line must not end a program.
+    Write errors (terminal closed, disk full) are ignored: a log line must not end a program.
     """
 
     def write(self, text: str) -> None:
@@ -118,7 +118,7 @@ class _CurrentStderr:
 
 
 def _render_json() -> Processor:
-    # without spaces, as every other JSON log of a cluster: guides search for `"msg":"registered endpoint"`
+    # without spaces, like the other JSON logs in a cluster: guides search for `"msg":"registered endpoint"`
     return structlog.processors.JSONRenderer(ensure_ascii=False, default=str, separators=(",", ":"))
 
 

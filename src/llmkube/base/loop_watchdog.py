@@ -1,8 +1,8 @@
-"""A thread notices an event loop that stands still, and logs where; how late the loop is stands in `/metrics`.
+"""Detect a stalled event loop from a thread, log the stack that blocks it, and export the loop's lag as a metric.
 
-Trio's instruments could tell the thread of every turn of the loop, at 1 µs each: several per cent of a small request.
-So it asks, ten times a second while the process works. While that is idle it only compares the loop's tick, which
-comes every ten seconds, with the clock.
+Trio's instruments would cost 1 µs per turn of the loop, several per cent of a small request. So the thread probes the
+loop ten times a second while the process is busy. While it is idle, the thread only checks that the loop's tick, every
+ten seconds, comes on time.
 """
 
 import math
@@ -26,17 +26,17 @@ from llmkube.base.waiting import wait_tick
 log = structlog.get_logger(__name__)
 
 TICK_SECONDS: Final = 10.0
-"""The period of the loop's tick; hosts renew their Leases in the same moments."""
+"""Period of the loop's tick; hosts renew their Leases on the same ticks."""
 
 PROBE_SECONDS: Final = 0.1
 ANSWER_SECONDS: Final = 0.9
-"""Together a second: how long a loop in a working process stands still at most before that is logged."""
+"""Together one second: the time within which a stall in a busy process is logged."""
 
 BUSY_SHARE: Final = 0.05
-"""Of a core. An idle agent with 500 services takes 0.01."""
+"""Share of a core above which a process is busy. An idle agent with 500 services uses 0.01."""
 
 WINDOW_SECONDS: Final = 5.0
-"""Over how long that is measured at least; a Lease that is renewed in 20 ms is no work."""
+"""Minimum time over which the share is measured, so that renewing a Lease in 20 ms does not make a process busy."""
 
 JOIN_SECONDS: Final = 1.0
 _SCHEDULER: Final = "trio._core._run"
@@ -45,24 +45,24 @@ _BUCKETS: Final = (0.001, 0.005, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0, 20.0)
 
 @attrs.frozen
 class CpuSample:
-    """The moment of a look, and the processor time that the process had used by then, both in seconds."""
+    """A point in time, and the processor time that the process had used by then, both in seconds."""
 
     at: float
     cpu_seconds: float
 
     @classmethod
     def now(cls) -> "CpuSample":
-        """Look."""
+        """Take a sample."""
         return cls(time.monotonic(), time.process_time())
 
 
 def is_busy(previous: CpuSample, now: CpuSample) -> bool:
-    """Return whether the process has worked between two looks."""
+    """Return whether the process was busy between two samples."""
     return now.cpu_seconds - previous.cpu_seconds > BUSY_SHARE * (now.at - previous.at)
 
 
 def stack_of(frame: FrameType | None) -> str:
-    """Return the calls that lead to a frame from Trio's scheduler on, as `file:line function`; without any values."""
+    """Return the calls from Trio's scheduler to a frame, one `file:line function` per line, without any values."""
     calls: list[str] = []
     while frame is not None:
         calls.append(f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_qualname}")
@@ -71,33 +71,33 @@ def stack_of(frame: FrameType | None) -> str:
 
 
 class LoopWatchdog(Collector):
-    """What a program's `/metrics` say of its event loop.
+    """Metrics of a program's event loop.
 
     Attributes:
         lag: Seconds by which the loop was late.
-        stalls: How often it stood still for a second.
+        stalls: Number of stalls of a second or longer.
     """
 
     def __init__(self) -> None:
         self.lag = Histogram(
             "llmkube_event_loop_lag_seconds",
-            "How late the event loop ran what was due: every 10 s, every 0.1 s while the program works.",
+            "Delay of the event loop, measured every 10 s, and every 0.1 s while the program is busy.",
             buckets=_BUCKETS,
             registry=None,
         )
         self.stalls = Counter(
-            "llmkube_event_loop_stalls", "Times that the event loop stood still for a second.", registry=None
+            "llmkube_event_loop_stalls", "Times that the event loop was blocked for a second or longer.", registry=None
         )
 
     def collect(self) -> Iterable[Metric]:
-        """Return both families."""
+        """Yield the families of both metrics."""
         yield from self.lag.collect()
         yield from self.stalls.collect()
 
 
 @asynccontextmanager
 async def open_loop_watchdog() -> AsyncIterator[LoopWatchdog]:
-    """Watch this event loop for as long as the block; the thread has ended when this returns."""
+    """Watch this event loop during the block; the thread exits with the block."""
     watchdog = LoopWatchdog()
     watch = _Watch(watchdog, trio.lowlevel.current_trio_token(), threading.get_ident())
     thread = threading.Thread(target=watch.run, name="loop-watchdog")
@@ -108,13 +108,13 @@ async def open_loop_watchdog() -> AsyncIterator[LoopWatchdog]:
             yield watchdog
         finally:
             watch.end()
-            thread.join(JOIN_SECONDS)  # it waits for nothing now: microseconds, unless it writes to a full pipe
-        nursery.cancel_scope.cancel(reason="the program ends")
+            thread.join(JOIN_SECONDS)  # microseconds, unless the thread is writing to a full pipe
+        nursery.cancel_scope.cancel(reason="loop watchdog closed")
 
 
 @attrs.define(eq=False)
 class _Watch:
-    """What the thread and the loop share."""
+    """State shared by the thread and the loop."""
 
     watchdog: LoopWatchdog
     token: trio.lowlevel.TrioToken
@@ -124,7 +124,7 @@ class _Watch:
     ended: threading.Event = attrs.field(factory=threading.Event)
 
     async def run_ticks(self) -> NoReturn:
-        """Note how late each tick is. For the loop."""
+        """Record the delay of each tick. Runs in the loop."""
         while True:
             now = trio.current_time()
             due = (math.floor(now / TICK_SECONDS) + 1) * TICK_SECONDS
@@ -133,12 +133,12 @@ class _Watch:
                 self.watchdog.lag.observe(max(0.0, trio.current_time() - due))
 
     def end(self) -> None:
-        """Let the thread end, whatever it waits for. For the loop."""
+        """Make the thread exit, whatever it is waiting for. Called from the loop."""
         self.ended.set()
         self.answered.set()
 
     def run(self) -> None:
-        """Look after the loop until the end. For the thread."""
+        """Watch the loop until `end` is called. Runs in the thread."""
         previous, busy = CpuSample.now(), True
         while True:
             overdue_in = self._overdue_at - time.monotonic()
@@ -156,7 +156,7 @@ class _Watch:
         return self.tick_due + ANSWER_SECONDS
 
     def _probe(self) -> None:
-        """Let the loop run a function, and return when it has, however long that takes."""
+        """Schedule a function in the loop, and return once it has run, however long that takes."""
         self.answered = threading.Event()
         if self.ended.is_set():
             return
@@ -168,10 +168,10 @@ class _Watch:
         if self.answered.wait(ANSWER_SECONDS):
             return
         self.watchdog.stalls.inc()
-        log.error("the event loop stands still", stack=stack_of(sys._current_frames().get(self.loop_thread)))  # noqa: SLF001
+        log.error("event loop stalled", stack=stack_of(sys._current_frames().get(self.loop_thread)))  # noqa: SLF001
         self.answered.wait()
         if not self.ended.is_set():
-            log.warning("the event loop moves again", seconds=round(time.monotonic() - sent_at, 1))
+            log.warning("event loop resumed", seconds=round(time.monotonic() - sent_at, 1))
 
     def _answer_probe(self, answered: threading.Event, sent_at: float) -> None:
         self.watchdog.lag.observe(time.monotonic() - sent_at)

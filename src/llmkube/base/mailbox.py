@@ -1,4 +1,4 @@
-"""State is a mailbox, not a queue: the newest value wins and nothing piles up."""
+"""A mailbox holds one value, unlike a queue: a new value replaces the last one, and nothing piles up."""
 
 from typing import Generic, TypeVar
 
@@ -8,9 +8,9 @@ T = TypeVar("T")
 
 
 class Mailbox(Generic[T]):
-    """Hold the newest value; readers that fall behind see the latest and miss nothing that still matters.
+    """Hold the newest value; a reader that falls behind gets the latest one and skips those in between.
 
-    One writer or many, one reader or many: each reader remembers the version it has seen.
+    Any number of tasks may write and read; each reader remembers the version that it has read.
     """
 
     def __init__(self, value: T) -> None:
@@ -25,7 +25,7 @@ class Mailbox(Generic[T]):
 
     @property
     def version(self) -> int:
-        """A number that grows with every `put_nowait`."""
+        """Number that grows with every `put_nowait`."""
         return self._version
 
     def put_nowait(self, value: T) -> None:
@@ -36,7 +36,7 @@ class Mailbox(Generic[T]):
         self._changed = trio.Event()
 
     async def wait_newer(self, version: int) -> T:
-        """Return the newest value once its version is above `version`; a checkpoint even when it already is."""
+        """Return the newest value once its version is above `version`; always a checkpoint."""
         await trio.lowlevel.checkpoint()
         while self._version <= version:
             await self._changed.wait()

@@ -13,16 +13,16 @@ _SECRETS: Final = (
 
 
 def redact(message: str) -> str:
-    """Return a message in which `[redacted]` stands for everything that looks like a credential."""
+    """Return a message with everything that looks like a credential replaced by `[redacted]`."""
     for pattern in _SECRETS:
         message = pattern.sub("[redacted]", message)
     return message
 
 
 def shorten(message: str, max_bytes: int) -> str:
-    """Return a message of at most `max_bytes` in UTF-8: its first line says what happened, the last ones say why.
+    """Return a message of at most `max_bytes` in UTF-8: its first line (the failure) and its last ones (the cause).
 
-    The lines between are left out; a first line that leaves no room for others is cut.
+    The lines in between are left out; a first line that leaves no space for others is cut.
     """
     encoded = message.encode()
     if len(encoded) <= max_bytes:

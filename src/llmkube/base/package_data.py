@@ -1,4 +1,4 @@
-"""Load the tables and texts that are packaged beside the modules that use them."""
+"""Load the tables and texts that are packaged with the modules that use them."""
 
 import importlib.resources
 import tomllib

@@ -1,4 +1,4 @@
-"""Small private files are replaced as a whole, and no other user of the machine can read them."""
+"""Replace small private files atomically, readable by their owner only."""
 
 import contextlib
 import fcntl
@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Final
 
 MAX_STEM: Final = 246
-"""How long the name of a file may be without its ending, in bytes: most disks take 255, the longest is `.log.next`."""
+"""Longest file name without its suffix, in bytes: most file systems allow 255; the longest suffix is `.log.next`."""
 
 _TEMPORARY_PREFIX: Final = ".new-"
 _DIGEST_CHARS: Final = 16
 
 
 def file_stem(name: str) -> str:
-    """Return the name of an object as that of its file; one that is too long gets a digest instead of its end.
+    """Return the file name for an object's name; the end of a name that is too long is replaced by a digest.
 
-    Objects have up to 253 characters. The tilde is none of them, so that no other object's file is called the same.
+    Names of objects have up to 253 characters. None has a tilde, so the result is never the name of another object.
     """
     if len(name) <= MAX_STEM:
         return name
@@ -28,13 +28,13 @@ def file_stem(name: str) -> str:
 
 
 def sync(descriptor: int) -> None:
-    """Make what is in a file, or the names in a folder, survive a power cut; blocks for milliseconds.
+    """Flush a file's content or a folder's entries, so that they survive a power cut; blocks for milliseconds.
 
-    On macOS fsync leaves it in the drive's own memory, in no certain order: F_FULLFSYNC has it written (its fsync(2)).
-    Not every network disk takes that, and then fsync has to do.
+    On macOS, fsync leaves data in the drive's cache, to be written in any order; F_FULLFSYNC writes it (fsync(2)).
+    Some network file systems do not support that: there fsync has to suffice.
 
     Raises:
-        OSError: The disk does not take it.
+        OSError: The disk reports an error.
     """
     full = getattr(fcntl, "F_FULLFSYNC", None)
     if full is not None:
@@ -45,20 +45,20 @@ def sync(descriptor: int) -> None:
 
 
 def write_private(path: Path, content: str | bytes, *, durable: bool = True) -> None:
-    """Replace a file, mode 0600: a reader, also after a crash, gets all of the old one or of the new one.
+    """Replace a file, with mode 0600: a reader gets the whole old file or the whole new one, also after a crash.
 
     Args:
-        path: The file; its folder is there.
+        path: The file, in a folder that exists.
         content: Text is written as UTF-8.
-        durable: Whether that holds after a power cut as well, which costs a sync: milliseconds.
+        durable: Whether this also holds after a power cut, which costs a sync (milliseconds).
 
     Raises:
-        OSError: The disk does not take it; the old file is still there.
+        OSError: The write failed; the old file is unchanged.
     """
     try:
         _replace(path, content, durable=durable)
     except FileNotFoundError:
-        # A program that starts in this folder has taken the draft for one that a killed writer has left; it looks once.
+        # A program that is starting has removed the temporary file as a killed writer's. It does so only once.
         _replace(path, content, durable=durable)
 
 
@@ -77,17 +77,17 @@ def _replace(path: Path, content: str | bytes, *, durable: bool) -> None:
 
 
 def remove_temporary_files(folder: Path) -> None:
-    """Remove what writers have left in a folder that were killed. Blocks.
+    """Remove the temporary files that killed writers have left in a folder. Blocks.
 
-    One that writes meanwhile writes again.
+    A writer whose file is removed meanwhile writes it again.
     """
     for temporary in folder.glob(f"{_TEMPORARY_PREFIX}*"):
-        with contextlib.suppress(OSError):  # it does no harm, and the next start tries again
+        with contextlib.suppress(OSError):  # harmless, and the next start tries again
             temporary.unlink()
 
 
 def ensure_token(path: Path) -> str:
-    """Return the token kept at `path`; the first call draws 256 random bits for it."""
+    """Return the token stored at `path`; the first call generates one of 256 random bits."""
     if path.exists():
         token = path.read_text(encoding="ascii").strip()
         if token:

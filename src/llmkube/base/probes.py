@@ -1,4 +1,4 @@
-"""What an operator's tools ask a process: is it alive, is it ready, how is it doing."""
+"""Endpoints for the liveness, readiness and metrics of a process."""
 
 from collections.abc import Callable, Sequence
 from typing import Final, Never
@@ -13,11 +13,11 @@ from llmkube.base.http.message import Headers, Response
 from llmkube.base.http.server import run_server
 
 ReadinessCheck = Callable[[], tuple[bool, str]]
-"""Returns whether the process does its work, and why (not)."""
+"""Returns whether the process is ready, and the reason."""
 
 
 def with_metrics(handler: Handler, registry: CollectorRegistry) -> Handler:
-    """Answer `GET /metrics` as `probes_handler` does, and leave everything else to another handler."""
+    """Serve `GET /metrics` as `probes_handler` does, and pass all other requests to another handler."""
 
     async def handle(exchange: Exchange) -> None:
         request = exchange.request
@@ -30,7 +30,7 @@ def with_metrics(handler: Handler, registry: CollectorRegistry) -> Handler:
 
 
 LIMITS: Final = Limits(max_connections=16, max_head_bytes=8192, max_body_bytes=0, drain_seconds=1.0)
-"""A handful of operators' tools, and no bodies: a crowd at this port gives way to the next one that asks."""
+"""Enough for a few monitoring tools, which send no bodies; beyond that, waiting connections are closed for new ones."""
 
 
 async def run_probes(
@@ -40,20 +40,16 @@ async def run_probes(
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> Never:
-    """Never return: answer operators' tools."""
+    """Serve the endpoints until cancelled."""
     await run_server(probes_handler(ready, registry), listeners, limits=LIMITS, task_status=task_status)
 
 
 def probes_handler(ready: ReadinessCheck, registry: CollectorRegistry) -> Handler:
-    """Answer `/healthz`, `/readyz` and `/metrics`; nothing here waits for anything.
+    """Serve `/healthz`, `/readyz` and `/metrics`, without waiting for anything.
 
-    `/healthz` says only that the process answers: a supervisor that restarts on it must not be told of a world in
-    trouble. `/readyz` is 503 with the reason while `ready` says no. `/metrics` is Prometheus text, or OpenMetrics for a
-    client that accepts it.
-
-    Args:
-        ready: Called at each `/readyz`.
-        registry: What `/metrics` shows.
+    `/healthz` only shows that the process answers: a failed liveness probe causes a restart, which fixes no failure
+    outside. `/readyz` is 503 with the reason while `ready`, called each time, returns False. `/metrics` is in
+    Prometheus text format, or in OpenMetrics for a client that accepts it.
     """
 
     def answer(path: str, accept: str) -> Response:
@@ -65,12 +61,12 @@ def probes_handler(ready: ReadinessCheck, registry: CollectorRegistry) -> Handle
             return Response.json(200 if is_ready else 503, {"status": status, "reason": reason})
         if path == "/metrics":
             return _metrics(registry, accept)
-        return Response.json(404, {"error": f"nothing at {path}; there are /healthz, /readyz and /metrics"})
+        return Response.json(404, {"error": f"{path} not found; use /healthz, /readyz or /metrics"})
 
     async def handle(exchange: Exchange) -> None:
         request = exchange.request
         if request.method not in ("GET", "HEAD"):
-            refusal = {"error": f"{request.method} is not allowed here"}
+            refusal = {"error": f"{request.method} is not allowed; use GET or HEAD"}
             await exchange.respond(Response.json(405, refusal, headers=Headers.of({"Allow": "GET, HEAD"})))
             return
         await exchange.respond(answer(request.path, request.headers.get("accept") or ""))

@@ -1,7 +1,7 @@
-"""Settings have one home each: an attrs class says name, type, default, bounds and help; one resolver fills it.
+"""Declare settings in attrs classes (name, type, default, bounds, help), and resolve their values from all sources.
 
 A value comes from the first of: a flag (`--api-port`), the environment (`LLMKUBE_API_PORT`), `config.toml` (`api_port`,
-in the program's own table or above all tables), the default. A wrong value is refused with the place where it stands.
+in the program's own table or above all tables), the default. The error for an invalid value names where it was set.
 
 ```python
 @attrs.frozen
@@ -31,7 +31,7 @@ T = TypeVar("T")
 PREFIX = "LLMKUBE_"
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
-"""Here and not in `log`: command lines name them, and most never log."""
+"""Here and not in `log`, since every command line lists them, and most commands never log."""
 
 _METADATA = "llmkube.setting"
 _TRUE = frozenset({"1", "true", "yes", "on"})
@@ -39,16 +39,16 @@ _FALSE = frozenset({"0", "false", "no", "off"})
 
 
 class SettingError(UserError):
-    """A setting has a value that cannot be used; the sentence begins with where it was written."""
+    """A setting has an invalid value; the message begins with where it was set."""
 
 
 @attrs.frozen
 class Setting:
-    """What a class says about one of its settings.
+    """One setting, as its class declares it.
 
-    `type` is `str`, `int`, `float`, `bool`, `Path` or `tuple` (of strings). An annotation may also admit None: no
-    source can write that, it is the default that says "nothing was chosen". `removed` says what to do instead of a
-    setting that an earlier version had: every source that still has it is refused.
+    `type` is `str`, `int`, `float`, `bool`, `Path` or `tuple` (of strings). An annotation may also admit None, the
+    default for "not set", which no source can write. `removed` names the replacement for a setting of an earlier
+    version: every source that still sets it is rejected.
     """
 
     name: str
@@ -63,19 +63,19 @@ class Setting:
 
     @property
     def flag(self) -> str:
-        """The command line's name: `--api-port`."""
+        """Name on the command line: `--api-port`."""
         return "--" + self.name.replace("_", "-")
 
     @property
     def variable(self) -> str:
-        """The environment's name: `LLMKUBE_API_PORT`."""
+        """Name in the environment: `LLMKUBE_API_PORT`."""
         return PREFIX + self.name.upper()
 
 
 def setting(
     default: Any,
     *,
-    help: str,  # noqa: A002 - the word that every command line library uses
+    help: str,  # noqa: A002 - the usual name in command line libraries
     minimum: float | None = None,
     maximum: float | None = None,
     choices: Iterable[str] = (),
@@ -84,19 +84,19 @@ def setting(
     """Declare an attribute of an attrs class as a setting.
 
     Args:
-        default: The value when no source has one.
+        default: Value if no source sets one.
         help: One line for `--help`.
-        minimum: The least number allowed.
-        maximum: The greatest number allowed.
-        choices: The only texts allowed.
-        in_file: Whether `config.toml` may set it; the folder in which that file lies cannot be one of its settings.
+        minimum: Smallest number allowed.
+        maximum: Largest number allowed.
+        choices: The only values allowed.
+        in_file: Whether `config.toml` may set it; the folder that contains that file cannot be one of its settings.
     """
     facts = {"help": help, "minimum": minimum, "maximum": maximum, "choices": tuple(choices), "in_file": in_file}
     return attrs.field(default=default, metadata={_METADATA: facts})
 
 
 def removed_setting(instead: str) -> Any:
-    """Declare an attribute as a setting of an earlier version: it is refused by name wherever it is still set.
+    """Declare a setting of an earlier version: every source that still sets it is rejected.
 
     Args:
         instead: Replacement for the setting; the end of the error message.
@@ -105,7 +105,7 @@ def removed_setting(instead: str) -> Any:
 
 
 def settings_of(kind: type[Any]) -> tuple[Setting, ...]:
-    """Return the settings of an attrs class, in the order in which they are written there."""
+    """Return the settings of an attrs class, in the order of their declaration."""
     hints = typing.get_type_hints(kind)
     return tuple(
         Setting(option.name, _plain_type(hints[option.name]), option.default, **option.metadata[_METADATA])
@@ -116,7 +116,7 @@ def settings_of(kind: type[Any]) -> tuple[Setting, ...]:
 
 @attrs.frozen
 class Config:
-    """The checked content of a `config.toml`: values as TOML has them, the common ones and those of each table."""
+    """Checked content of a `config.toml`: the common values and those of each table, with TOML's types."""
 
     path: Path
     common: Mapping[str, Any] = attrs.field(factory=dict)
@@ -124,11 +124,11 @@ class Config:
 
 
 def read_config(path: Path, known: Mapping[str, type[Any]]) -> Config:
-    """Return the file's settings; a file that does not exist has none.
+    """Return the settings in the file; none if it does not exist.
 
     Args:
-        path: Where the file would be.
-        known: The class of settings for each table. A key above all tables must be known to at least one of them.
+        path: The file.
+        known: Class of settings for each table. A key above all tables must be known to at least one of them.
 
     Raises:
         SettingError: The file cannot be read, is not TOML, or has an unknown key.
@@ -138,7 +138,7 @@ def read_config(path: Path, known: Mapping[str, type[Any]]) -> Config:
     except FileNotFoundError:
         return Config(path)
     except OSError as exc:
-        raise SettingError(f"{path}: cannot be read ({exc.strerror}); allow it or move it away") from exc
+        raise SettingError(f"{path}: cannot be read ({exc.strerror}); make it readable or move it away") from exc
     except UnicodeDecodeError as exc:
         raise SettingError(f"{path}: is not UTF-8 text; save it as UTF-8") from exc
     except tomllib.TOMLDecodeError as exc:
@@ -165,17 +165,17 @@ def resolve(
     config: Config | None = None,
     table: str = "",
 ) -> T:
-    """Return an instance of `kind`, each setting from the strongest source that has it.
+    """Return an instance of `kind`, with each setting from the first source that sets it.
 
     Args:
-        kind: An attrs class whose attributes are made with `setting`.
+        kind: An attrs class whose attributes are declared with `setting`.
         flags: Values by setting name; None (or an empty tuple) means that the flag was not given.
-        environ: The environment. An empty variable counts as not set.
-        config: What `read_config` returned, if there is a file.
-        table: Which table of the file belongs to this program.
+        environ: The environment. An empty variable is treated as not set.
+        config: Result of `read_config`, if there is a file.
+        table: Table of this program in the file.
 
     Raises:
-        SettingError: A value is of the wrong type or out of bounds.
+        SettingError: A value has the wrong type or is out of bounds.
     """
     return kind(**{option.name: _resolve_option(option, flags, environ, config, table) for option in settings_of(kind)})
 
@@ -208,11 +208,11 @@ def _refuse_removed(
         sources[f"{config.path}: {option.name}"] = config.common.get(option.name)
     for where, value in sources.items():
         if value is not None:
-            raise SettingError(f"{where}: {value!r} is refused: the setting was removed; {option.removed}")
+            raise SettingError(f"{where}: {value!r} is rejected: the setting was removed; {option.removed}")
 
 
 def _from_text(option: Setting, value: Any, where: str) -> Any:
-    """Read what a person typed: everything is text, except a switch and the repeated values of one flag."""
+    """Parse a value from the command line or the environment: text, except for switches and repeated flags."""
     if option.type is tuple:
         return _checked(option, tuple(item.strip() for item in value if item.strip()), where)
     if isinstance(value, bool):
@@ -248,7 +248,9 @@ def _checked(option: Setting, value: Any, where: str) -> Any:
     if option.type in {int, float}:
         low = -math.inf if option.minimum is None else option.minimum
         high = math.inf if option.maximum is None else option.maximum
-        if not (math.isfinite(value) and low <= value <= high):  # a deadline that never comes is none
+        if not (
+            math.isfinite(value) and low <= value <= high
+        ):  # NaN and infinity are no usable values, such as for a deadline
             raise SettingError(f"{where}: {value} is not {_expected(option)}")
     if option.choices:
         for text in value if option.type is tuple else (value,):
@@ -281,7 +283,7 @@ def _hint(word: str, known: Iterable[str]) -> str:
 
 
 def _plain_type(hint: Any) -> type[Any]:
-    """Return the bare type of an annotation: `int | None` is int, `tuple[str, ...]` is tuple, a Literal is str."""
+    """Return the bare type of an annotation: int for `int | None`, tuple for `tuple[str, ...]`, str for a Literal."""
     origin = typing.get_origin(hint)
     if origin in {types.UnionType, typing.Union}:
         members = [member for member in typing.get_args(hint) if member is not type(None)]

@@ -1,8 +1,8 @@
-"""The wall clock, for programs; what decides takes the time as an argument. Pure."""
+"""The wall clock, for programs; functions that decide take the time as an argument. Pure."""
 
 import datetime
 
 
 def utcnow() -> datetime.datetime:
-    """Return the time on the wall clock, in UTC."""
+    """Return the current time in UTC."""
     return datetime.datetime.now(datetime.UTC)

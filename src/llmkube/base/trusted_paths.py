@@ -1,7 +1,7 @@
-"""Which users of this machine decide where a path leads: every folder and link on the way is looked at, from the root.
+"""Find which users can change where a path leads, by checking every folder and link on it, from the root.
 
-A folder is judged before what is in it. So once all of a way is found good, only a user who is trusted could have
-swapped a part of it since, and what a look has found is what a later open by name finds.
+A folder is checked before its entries. So once a whole path has passed, only a trusted user could have replaced a part
+of it since, and a later open by name opens what was checked.
 """
 
 import errno
@@ -18,19 +18,19 @@ _MAX_LINKS: Final = 40  # as Linux
 
 @attrs.frozen
 class PathStep:
-    """A folder on the way, and what the way takes from it: a folder, a link or the end; None where nothing is."""
+    """A folder on a path, and the path's entry in it: a folder, a link or the end; None if it does not exist."""
 
     folder: Path
     found: os.stat_result
     entry: os.stat_result | None
 
     def weakness(self, trusted: Collection[int] | None) -> str:
-        """Say how another user could put something else in the entry's place; empty when only trusted ones can.
+        """Return how another user could replace the entry; empty if only trusted users can.
 
-        A group that may write to a folder is trusted as its owner is: often it is the owner's own group.
+        A group that may write to a folder is trusted like its owner: often it is the owner's own group.
 
         Args:
-            trusted: User ids; None for the owners of the folder and of what is in it.
+            trusted: User ids; None for the owners of the folder and of its entries.
         """
         if trusted is not None and self.found.st_uid not in trusted:
             return f"{self.folder} belongs to another user (uid {self.found.st_uid})"
@@ -38,22 +38,18 @@ class PathStep:
             return f"every user may write to {self.folder}"
         if self.found.st_mode & stat.S_IWOTH and trusted is not None and self.entry is not None:
             # In a sticky folder only the owner of an entry can move it.
-            return (
-                ""
-                if self.entry.st_uid in trusted
-                else f"what the path takes from {self.folder} belongs to another user"
-            )
+            return "" if self.entry.st_uid in trusted else f"the path's entry in {self.folder} belongs to another user"
         return ""
 
 
 @attrs.frozen
 class ResolvedPath:
-    """Where a path leads.
+    """Target of a path.
 
     Attributes:
-        end: The path without links; what is missing of it is taken as written.
-        steps: Every folder that was looked into, from the root on, also those that only hold links.
-        error: Why the way could not be followed to its end, if it could not.
+        end: The path without links; a part that does not exist is kept as written.
+        steps: Every folder that was read, from the root, including those that only contain links.
+        error: Error that stopped the resolution before the end; None without one.
     """
 
     end: Path
@@ -62,17 +58,17 @@ class ResolvedPath:
 
     @property
     def found(self) -> os.stat_result | None:
-        """What a stat says of the end; None where nothing is, or nothing that may be looked at."""
+        """Stat of the end; None if it does not exist or may not be read."""
         return None if self.error is not None or not self.steps else self.steps[-1].entry
 
 
 def open_file(path: Path) -> int:
-    """Return a descriptor of a file for reading; a pipe in its place keeps no reader waiting for a writer."""
+    """Open a file for reading and return its descriptor; does not wait for a writer if it is a pipe."""
     return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
 
 
 def resolve_links(path: Path) -> ResolvedPath:
-    """Follow an absolute path link by link; blocks on the disk, and raises nothing for what the disk says."""
+    """Resolve an absolute path link by link; blocks on the disk, and returns its errors instead of raising them."""
     remaining = list(reversed(path.parts[1:]))
     current, steps, links = Path(path.anchor), [], 0
     try:
@@ -113,36 +109,36 @@ def _lstat(path: Path) -> os.stat_result | None:
 
 
 def private_folder_weakness(folder: Path, *, uid: int, inner: Collection[str] = ()) -> str:
-    """Say how another user could have put something into a folder that has to be one user's own; empty for none.
+    """Return how another user could have written to a folder that must be private to one user; empty if none could.
 
-    A folder that is not there yet has the weakness of the way to it. An empty one of the user's is made private first.
+    A folder that does not exist yet has the weakness of its path. An empty one of the user's is made private first.
 
     Args:
         folder: Absolute.
-        uid: The user, who has to own it with all that is in it; root may own parts of it.
-        inner: Names of folders in it that are gone through to their ends; of others only the first level is looked at.
+        uid: The user, who must own the folder and its contents; root may own parts of them.
+        inner: Names of subfolders that are checked recursively; of others only the first level is checked.
 
     Raises:
-        OSError: It cannot be looked at.
+        OSError: The folder cannot be read.
     """
     trusted = {0, uid}
-    way = resolve_links(folder)
-    found = way.found
+    target = resolve_links(folder)
+    found = target.found
     if found is not None and found.st_uid != uid:
         return f"it belongs to another user (uid {found.st_uid})"
-    for step in way.steps:
+    for step in target.steps:
         if weakness := step.weakness(trusted):
             return weakness
     if found is None or not stat.S_ISDIR(found.st_mode):
         return ""
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        if any(way.end.iterdir()):
-            return "others than its owner may write to it; look through what is in it, then chmod 700 it"
-        way.end.chmod(0o700)
-        if any(way.end.iterdir()):
-            return "another user has just put something into it"
-    closed = not found.st_mode & (stat.S_IXGRP | stat.S_IXOTH)  # then the modes of what is in it do not matter
-    return next((text for path in _entries(way.end, inner) if (text := _weakness_of_entry(path, trusted, closed))), "")
+        if any(target.end.iterdir()):
+            return "users other than its owner may write to it; check what is in it, then run chmod 700 on it"
+        target.end.chmod(0o700)
+        if any(target.end.iterdir()):
+            return "another user has just written to it"
+    closed = not found.st_mode & (stat.S_IXGRP | stat.S_IXOTH)  # then the modes of its entries do not matter
+    return next((text for path in _entries(target.end, inner) if (text := _entry_weakness(path, trusted, closed))), "")
 
 
 def _entries(folder: Path, inner: Collection[str]) -> Iterator[Path]:
@@ -153,18 +149,18 @@ def _entries(folder: Path, inner: Collection[str]) -> Iterator[Path]:
                 yield from (Path(root, name) for name in (*folders, *files))
 
 
-def _weakness_of_entry(path: Path, trusted: Collection[int], closed: bool) -> str:
+def _entry_weakness(path: Path, trusted: Collection[int], closed: bool) -> str:
     found = _lstat(path)
     if found is None:
         return ""  # removed meanwhile
     if stat.S_ISLNK(found.st_mode):
-        way = resolve_links(path)
-        weakness = next((text for step in way.steps if (text := step.weakness(trusted))), "")
-        if weakness or way.found is None:
-            return f"{path.name} in it leads elsewhere: {weakness}" if weakness else ""
-        found, closed = way.found, False
+        target = resolve_links(path)
+        weakness = next((text for step in target.steps if (text := step.weakness(trusted))), "")
+        if weakness or target.found is None:
+            return f"{path.name} in it is a link out of it: {weakness}" if weakness else ""
+        found, closed = target.found, False
     if found.st_uid not in trusted:
         return f"{path.name} in it belongs to another user (uid {found.st_uid})"
     if not closed and found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not found.st_mode & stat.S_ISVTX:
-        return f"others than its owner may write to {path.name} in it; look through it, then chmod go-w it"
+        return f"users other than its owner may write to {path.name} in it; check it, then run chmod go-w on it"
     return ""

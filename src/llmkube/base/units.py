@@ -23,14 +23,14 @@ _QUANTITY = re.compile(
 )
 _SECONDS = {"ms": Fraction(1, 1000), "s": Fraction(1), "m": Fraction(60), "h": Fraction(3600), "d": Fraction(86400)}
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)(ms|s|m|h|d))", re.ASCII)
-_MAX_NUMBER_CHARS = 64  # characters: no quantity needs more, and int() has a limit (and a ValueError) of its own
+_MAX_NUMBER_CHARS = 64  # no quantity needs more, and int() has a limit (and a ValueError) of its own
 
 
 def parse_quantity(text: str | float, *, field: str = "") -> Fraction:
     """Return the exact value of a Kubernetes quantity: `24Gi`, `500m`, `1e3`, `0.5`.
 
     Raises:
-        UserError: The text is not a quantity; `field` is the path to name.
+        UserError: The text is not a quantity; the message names `field`.
     """
     written = str(text)
     match = _QUANTITY.fullmatch(written) if len(written) <= _MAX_NUMBER_CHARS else None
@@ -83,7 +83,7 @@ def parse_duration(text: str | float, *, field: str = "") -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """Return a measured time with the digits that matter: `3 ms`, `0.42 s`, `12.3 s`, `2m05s`, `1h02m`."""
+    """Return a measured time with its significant digits: `3 ms`, `0.42 s`, `12.3 s`, `2m05s`, `1h02m`."""
     seconds = max(seconds, 0.0)
     if seconds < 0.0995:
         return f"{seconds * 1000:.0f} ms"
@@ -103,7 +103,7 @@ _HOUR = 60 * _MINUTE
 _DAY = 24 * _HOUR
 _YEAR = 365 * _DAY
 
-_AGES = (  # below so many seconds: the unit, and a smaller one that is shown beside it
+_AGES = (  # limit in seconds, the unit below it, and a smaller unit that is shown too
     (2 * _MINUTE, (1, "s"), None),
     (10 * _MINUTE, (_MINUTE, "m"), (1, "s")),
     (3 * _HOUR, (_MINUTE, "m"), None),
@@ -114,7 +114,7 @@ _AGES = (  # below so many seconds: the unit, and a smaller one that is shown be
     (8 * _YEAR, (_YEAR, "y"), (_DAY, "d")),
     (math.inf, (_YEAR, "y"), None),
 )
-"""Facts: `k8s.io/apimachinery/pkg/util/duration.HumanDuration`, worked out from its outputs."""
+"""Facts: `k8s.io/apimachinery/pkg/util/duration.HumanDuration`, derived from its outputs."""
 
 
 def format_age(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Periodic work of all tasks of one process happens together, so that an idle machine sleeps in between."""
+"""Wait for the first of several events, or for ticks that all tasks share so that an idle machine sleeps in between."""
 
 import math
 from collections.abc import Awaitable, Callable
@@ -8,15 +8,15 @@ import trio
 
 
 async def wait_any(first: Callable[[], Awaitable[object]], *others: Callable[[], Awaitable[object]]) -> None:
-    """Return as soon as the first of several waits has returned; the others are cancelled.
+    """Return as soon as the first of several waits returns, and cancel the others.
 
-    A wait that fails ends them all, and its error comes out in a group, as from any nursery.
+    If a wait fails, the others are cancelled, and its error is raised in a group, as from any nursery.
     """
     async with trio.open_nursery() as nursery:
 
         async def end_all(wait: Callable[[], Awaitable[object]]) -> None:
             await wait()
-            nursery.cancel_scope.cancel(reason="another wait has ended")
+            nursery.cancel_scope.cancel(reason="another wait has returned")
 
         for wait in others:
             nursery.start_soon(end_all, wait)
@@ -25,14 +25,14 @@ async def wait_any(first: Callable[[], Awaitable[object]], *others: Callable[[],
 
 @attrs.define(eq=False)
 class _Waiter:
-    """One who waits for a tick.
+    """A task that waits for a tick.
 
     Attributes:
-        due: When.
-        is_idle: Says at the tick whether to sleep on.
-        wake: Set when there is something to do: the tick is over for it, or it has to sleep for all.
+        due: Time of the tick.
+        is_idle: Called at the tick; True keeps the task asleep until the next one.
+        wake: Set when the task has to act: its wait is over, or it has to sleep on behalf of all.
         done: Its wait is over.
-        early: `skip_ticks` was called.
+        early: Its wait is over because of `skip_ticks`.
     """
 
     due: float
@@ -48,20 +48,20 @@ class _Waiter:
 
 @attrs.define(eq=False)
 class _Period:
-    """All who wait for ticks of one period: one of them sleeps, at three times the price of waiting for the sleeper."""
+    """All tasks that wait for ticks of one period: one sleeps; the others wait for it, at a third of the cost."""
 
     seconds: float
     waiting: dict[_Waiter, None] = attrs.field(factory=dict)
     sleeper: _Waiter | None = None
 
     def next_due(self) -> float:
-        """The next multiple; by rounding the one that is now may look like it, and no task waits for that."""
+        """Return the time of the next multiple of the period, never the current time, which rounding could give."""
         now = trio.current_time()
         due = (math.floor(now / self.seconds) + 1) * self.seconds
         return due if due > now else due + self.seconds
 
     async def wait(self, waiter: _Waiter) -> None:
-        """Return when the waiter's wait is over; a task that finds no sleeper sleeps for all."""
+        """Return when the waiter is done; if no task sleeps, this one sleeps for all."""
         self.waiting[waiter] = None
         try:
             while not waiter.done:
@@ -73,7 +73,7 @@ class _Period:
                         waiter.wake = trio.Event()
         finally:
             del self.waiting[waiter]
-            if self.sleeper is None and self.waiting:  # it may have been cancelled
+            if self.sleeper is None and self.waiting:  # the sleeper may have been cancelled
                 next(iter(self.waiting)).wake.set()
 
     async def _sleep(self, waiter: _Waiter) -> None:
@@ -86,7 +86,7 @@ class _Period:
         self._end_due()
 
     def _end_due(self) -> None:
-        """End the waits that are due, except those of waiters that are idle."""
+        """End the waits that are due, except those of idle waiters."""
         now, due = trio.current_time(), self.next_due()
         for each in tuple(self.waiting):
             if each.due > now or each.done:
@@ -99,7 +99,7 @@ class _Period:
 
 @attrs.define(eq=False)
 class _Ticks:
-    """The periods that tasks wait for, and how often ticks were skipped."""
+    """Periods that tasks wait for, and the number of `skip_ticks` calls."""
 
     periods: dict[float, _Period] = attrs.field(factory=dict)
     skips: int = 0
@@ -111,18 +111,18 @@ _run_ticks: trio.lowlevel.RunVar[_Ticks] = trio.lowlevel.RunVar("llmkube.base.wa
 async def wait_tick(
     period_seconds: float, *, skips: int | None = None, is_idle: Callable[[], bool] | None = None
 ) -> bool:
-    """Sleep until Trio's clock next reaches a multiple of the period: all who share a period wake in one wake-up.
+    """Sleep until Trio's clock reaches the next multiple of the period, so that all tasks of a period wake together.
 
     Args:
-        period_seconds: How long between two of them.
-        skips: What `skip_count` said when the caller took note of them last; one that came while it was busy with
-            something else is then not lost on it.
-        is_idle: Called at the tick, by the task that sleeps for all; if it returns True the caller sleeps on until the
-            next one. For hundreds who nearly always find nothing to do: a call costs a tenth of what waking a task
-            costs. It must not wait. What it raises ends the wait like False, and the caller finds the cause by itself.
+        period_seconds: The period.
+        skips: Result of `skip_count` at the caller's last check: returns at once if ticks were skipped since, so that
+            the caller does not miss a skip while it is busy.
+        is_idle: Called at the tick, by the task that sleeps for all; True keeps the caller asleep until the next tick.
+            For hundreds of tasks that nearly always have nothing to do: the call costs a tenth of waking a task. It
+            must not block. If it raises, the wait ends as with False, and the caller meets the cause itself.
 
     Returns:
-        Whether it came early, because `skip_ticks` was called.
+        Whether the wait ended early, because `skip_ticks` was called.
     """
     ticks = _ticks()
     if skips is not None and skips != ticks.skips:
@@ -135,13 +135,13 @@ async def wait_tick(
     try:
         await period.wait(waiter)
     finally:
-        if not period.waiting:  # a period may be a random one
+        if not period.waiting:  # do not accumulate periods: they may be random
             ticks.periods.pop(period_seconds, None)
     return waiter.early
 
 
 def skip_ticks() -> None:
-    """Wake all tasks that wait for a tick now: the machine has slept, and what was seen before is old."""
+    """Wake all tasks that wait for a tick: the machine has slept, and earlier observations are outdated."""
     ticks = _ticks()
     ticks.skips += 1
     for period in ticks.periods.values():
@@ -151,14 +151,14 @@ def skip_ticks() -> None:
 
 
 def skip_count() -> int:
-    """Return how often `skip_ticks` was called in this run."""
+    """Return the number of `skip_ticks` calls in this Trio run."""
     return _ticks().skips
 
 
 def _is_idle(is_idle: Callable[[], bool]) -> bool:
     try:
         return is_idle()
-    except Exception:  # noqa: BLE001 - it is called in another task, and its own task comes to the same place
+    except Exception:  # noqa: BLE001 - another task calls it; its own task meets the error itself
         return False
 
 

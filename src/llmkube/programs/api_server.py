@@ -1,4 +1,4 @@
-"""The embedded API server, with a client of it for this process."""
+"""The embedded API server, and a client for it in this process."""
 
 import contextlib
 import gc
@@ -30,13 +30,13 @@ class Server:
 async def open_server(
     state_dir: Path, port: int, *, field: str, registry: CollectorRegistry | None = None
 ) -> AsyncIterator[Server]:
-    """Run the API server for as long as the block; Models and InferenceServices are known to it when the block begins.
+    """Run the API server for the duration of the block; the CRDs are installed when the block starts.
 
     Args:
-        state_dir: Holds everything that it keeps.
+        state_dir: The state directory.
         port: TCP port on the loopback address; 0 takes a free one.
-        field: The flag that an error about the port names.
-        registry: What its `/metrics` shows; None for no such path.
+        field: Flag of the port, for error messages.
+        registry: Metrics of `/metrics`; None disables the path.
 
     Raises:
         PortTakenError: Another program listens on the port.
@@ -44,9 +44,9 @@ async def open_server(
     async with (
         open_api_server(state_dir, host=LOOPBACK, port=port, port_field=field, registry=registry) as running,
         open_transport(running.handler) as transport,
-        # In memory: our own calls need no TLS, and go on when the certificate is renewed.
+        # In memory: calls within the process need no TLS, and a renewed certificate does not interrupt them.
         httpx.AsyncClient(transport=transport, base_url="http://apiserver", timeout=None) as http,  # noqa: S113 (callers')
     ):
         await running.server.ensure(extend_crds(all_crds(), find_installed().runtimes))
-        gc.freeze()  # what is there by now stays: looking at it again in each full collection takes 150 ms
+        gc.freeze()  # these objects are permanent: traversing them takes 150 ms in each full collection
         yield Server(running.url, running.kubeconfig, Client(http))

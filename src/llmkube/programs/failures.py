@@ -1,4 +1,4 @@
-"""A command fails with one sentence and a number that scripts can tell apart; only bugs show a traceback."""
+"""Errors and exit codes of commands: expected failures are reported in one sentence, only bugs show a traceback."""
 
 import contextlib
 import enum
@@ -24,7 +24,7 @@ _COMMAND: Final = re.compile(rf"(?<=`){_NAME}(?= )")
 
 
 def program_name(argv0: str | None = None) -> str:
-    """Return `llmkube` if that is this program in the shell, else the path by which it was called."""
+    """Return `llmkube` if the shell finds this program under that name, else the path by which it was called."""
     invoked_as = sys.argv[0] if argv0 is None else argv0
     if Path(invoked_as).name != _NAME:  # python -m llmkube, or a test
         return _NAME
@@ -34,13 +34,13 @@ def program_name(argv0: str | None = None) -> str:
 
 
 def runnable(text: str) -> str:
-    """Return a text whose commands in backquotes can be pasted."""
+    """Return a text in which commands in backquotes start with `program_name`, so that they can be pasted."""
     name = program_name()
     return text if name == _NAME else _COMMAND.sub(lambda _: shlex.quote(name), text)
 
 
 class ExitCode(enum.IntEnum):
-    """What the shell sees."""
+    """Exit codes of commands."""
 
     DONE = 0
     FAILED = 1
@@ -50,27 +50,27 @@ class ExitCode(enum.IntEnum):
 
 
 class CommandError(click.ClickException):
-    """The end of a command: a sentence that says what to do next, and the exit code."""
+    """The failure of a command: a message that includes the fix, and the exit code."""
 
     def __init__(self, message: str, exit_code: ExitCode = ExitCode.FAILED) -> None:
         super().__init__(message)
         self.exit_code = exit_code  # type: ignore[misc]  # click declares the default as a ClassVar, and reads the instance
 
     def format_message(self) -> str:
-        """Return the sentence with commands that the reader can paste."""
+        """Return the message with commands that can be pasted."""
         return runnable(self.message)
 
     def show(self, file: IO[Any] | None = None) -> None:
-        """Print the sentence, on a terminal broken between words."""
+        """Print the message; on a terminal, wrap it between words."""
         stream = sys.stderr if file is None else file
         click.echo(_error_line(self.format_message(), stream), file=stream)
 
 
 class MistypedError(click.UsageError):
-    """A command line that cannot be understood: click's usage, and a sentence that is broken as others are."""
+    """An invalid command line: click's usage, and a message that is wrapped like others."""
 
     def show(self, file: IO[Any] | None = None) -> None:
-        """Print both."""
+        """Print usage and message."""
         stream = sys.stderr if file is None else file
         usage = io.StringIO()
         click.UsageError("", self.ctx).show(usage)
@@ -84,9 +84,9 @@ def _error_line(message: str, stream: IO[Any]) -> str:
 
 @contextlib.contextmanager
 def errors_as_messages() -> Iterator[None]:
-    """Turn what LLMKube expects to go wrong into a CommandError; let bugs through as they are.
+    """Turn LLMKube's own errors into a CommandError; other exceptions are bugs and propagate.
 
-    Nurseries raise groups: a group of nothing but expected errors is printed as its distinct sentences.
+    Nurseries raise groups: a group that contains only expected errors becomes their distinct messages.
     """
     try:
         yield
@@ -95,7 +95,7 @@ def errors_as_messages() -> Iterator[None]:
     except OSError as exc:
         if not is_disk_full(exc):
             raise
-        raise CommandError(f"the output cannot be written ({exc.strerror})") from exc
+        raise CommandError(f"output cannot be written ({exc.strerror})") from exc
     except ExceptionGroup as group:
         expected, bugs = group.split((LLMKubeError, CommandError))
         if bugs is not None or expected is None:
@@ -109,7 +109,7 @@ def _exit_code(error: BaseException) -> ExitCode:
         return ExitCode(error.exit_code)
     if isinstance(error, SettingError):
         return ExitCode.USAGE
-    # By its HTTP status and not by its class: the Kubernetes room is heavy, and most failures never loaded it.
+    # By HTTP status, not by class: the Kubernetes package is slow to import, and most failures never load it.
     return ExitCode.NOT_FOUND if getattr(error, "code", None) == 404 else ExitCode.FAILED
 
 
@@ -118,9 +118,9 @@ def _message(error: BaseException) -> str:
 
 
 def wrap_text(text: str, width: int | None) -> str:
-    """Return text whose lines have no more characters than `width`, None for any number; no word is cut.
+    """Wrap text to `width` characters between words; None does not wrap.
 
-    What is broken goes on below the last column that the line has.
+    Continuation lines are indented to the last column of the line.
     """
     if width is None:
         return text
@@ -130,6 +130,4 @@ def wrap_text(text: str, width: int | None) -> str:
 def _wrap_line(line: str, width: int) -> str:
     columns = [found.end() for found in re.finditer(r"(?<=\S) {2,}(?=\S)", line[:width])]
     indent = columns[-1] if columns and columns[-1] <= width * 2 // 3 else 0
-    return textwrap.fill(
-        line, width=width, break_long_words=False, break_on_hyphens=False, subsequent_indent=" " * indent
-    )
+    return textwrap.fill(line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)

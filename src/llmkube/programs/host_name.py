@@ -1,4 +1,4 @@
-"""What this machine is called, and at which address others reach it."""
+"""The name of this machine, and its address on the network."""
 
 import hashlib
 import ipaddress
@@ -17,22 +17,22 @@ _LONGEST_HOST = 58  # characters, so that "-" and four digits still make a DNS l
 
 
 def default_host_name(host: str | None = None, machine_id: bytes | None = None) -> str:
-    """Return the short host name and four hex digits of the machine's id: two machines called `mac` stay two hosts."""
+    """Return the short host name and four hex digits of the machine's id, so that two machines named `mac` differ."""
     short = (socket.gethostname() if host is None else host).split(".")[0]
     digest = hashlib.sha256(_machine_id() if machine_id is None else machine_id).hexdigest()[:4]
     return host_id(f"{short.lower()[:_LONGEST_HOST]}-{digest}")
 
 
 def stored_host_name(state_dir: Path) -> str:
-    """Return the name under which agents on a state directory report; until one has run there it may change."""
+    """Return the name under which agents on a state directory report; it may change until one has run."""
     return _stored_name(state_dir) or default_host_name()
 
 
 def persistent_host_name(state_dir: Path) -> str:
-    """Return the same name at every start on a state directory, whatever the machine is called by then.
+    """Return the same name at every start on a state directory, even if the machine's name changes.
 
-    A Mac that was given no HostName takes the one that each network's DHCP or DNS server has for it, and its Wi-Fi
-    address may differ from network to network: a new name would leave the Lease and the claims of the old one behind.
+    A Mac without a HostName takes its name from the DHCP or DNS server of each network, and its Wi-Fi address may
+    differ between networks. A new name would orphan the Lease and the claims of the old one.
 
     Raises:
         UserError: The folder cannot be used.
@@ -53,16 +53,16 @@ def check_own_address(text: str) -> str:
     """Return the address if engines can listen on it.
 
     Raises:
-        UserError: It is not an IP address of this machine that another machine could reach.
+        UserError: It is not an IP address of this machine that other machines can reach.
     """
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
         problem = f'"{text}" is not an IP address'
-        raise UserError(f"--host-ip: {problem}; give this machine's, such as 192.168.1.50") from None
+        raise UserError(f"--host-ip: {problem}; give one of this machine, such as 192.168.1.50") from None
     if address.is_loopback or address.is_link_local or address.is_unspecified or address.is_multicast:
         # kube-apiserver refuses these in EndpointSlices (validation of v1 endpoints)
-        raise UserError(f"--host-ip: no cluster can route to {address}; give an address of this machine on its network")
+        raise UserError(f"--host-ip: {address} is not routable; give an address of this machine on its network")
     try:
         family = socket.AF_INET if address.version == 4 else socket.AF_INET6
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -74,11 +74,11 @@ def check_own_address(text: str) -> str:
 
 
 def source_address_for(host: str, port: int) -> str | None:
-    """Return the address from which this machine talks to another, or None if only itself could reach it there."""
+    """Return the local address for connections to a host; None if no other machine can reach that address."""
     try:
         family, _, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(target)  # a datagram socket sends nothing here: it only asks the routing table
+            probe.connect(target)  # sends nothing: for a datagram socket it only queries the routing table
             own = ipaddress.ip_address(str(probe.getsockname()[0]).split("%")[0])
     except OSError:
         return None
@@ -102,5 +102,5 @@ def _machine_id() -> bytes:
         if content:
             return content
     node = uuid.getnode()
-    # Without a hardware address Python makes one up per process: a name must not change with every start.
+    # Without a hardware address Python generates one for each process, but the name must not change at each start.
     return b"" if node & _RANDOM_NODE_BIT else node.to_bytes(6, "big")

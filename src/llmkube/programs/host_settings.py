@@ -1,7 +1,7 @@
-"""Settings of the agent in `llmkube agent` and `llmkube up`, checked before anything starts.
+"""Settings of the agent in `llmkube agent` and `llmkube up`, validated before anything starts.
 
-Which programs serve (a llama-server that was named, is installed or bundled, and others that were named), what the
-host's owner allows, where weights may come from, and how memory is shared.
+They determine which programs serve (a configured, installed or bundled llama-server, and other configured programs),
+what the host's owner allows, where weights may come from, and how memory is shared.
 """
 
 import importlib.util
@@ -40,14 +40,14 @@ _HOMEBREW = ("/opt/homebrew/bin", "/usr/local/bin")  # launchd starts agents wit
 
 
 def host_settings(config: AgentConfig | UpConfig, defaults: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """Return what `AgentSettings` takes from the settings that both programs have.
+    """Return arguments of `AgentSettings` from the settings that both programs have.
 
     Args:
-        config: The program's.
-        defaults: The folders of local sources where the user has listed none.
+        config: Settings of the program.
+        defaults: Folders of local sources if the user has listed none.
 
     Raises:
-        UserError: One of them cannot be used; the sentence names its flag.
+        UserError: A setting is invalid; the message names its flag.
     """
     return {
         **engine_settings(config),
@@ -63,15 +63,15 @@ def host_settings(config: AgentConfig | UpConfig, defaults: tuple[Path, ...] = (
 
 
 def find_llama_server(chosen: Path | None, *, search_path: str | None = None, bundled_dir: Path | None = None) -> Path:
-    """Return the absolute path of the engine program.
+    """Return the absolute path of llama-server.
 
     Args:
-        chosen: What `--llama-server` said: a path, or a bare name to look for on PATH.
+        chosen: Value of `--llama-server`: a path, or a name to search for on PATH.
         search_path: The PATH to search; the process's own by default.
-        bundled_dir: The folder where the bundled program would be; next to the running Python by default.
+        bundled_dir: Folder of the bundled program; next to the running Python by default.
 
     Raises:
-        UserError: The chosen program is not there or not executable, or none was found.
+        UserError: The chosen program does not exist or is not executable, or none was found.
     """
     path = os.environ.get("PATH", os.defpath) if search_path is None else search_path
     if chosen is not None:
@@ -89,10 +89,10 @@ def find_llama_server(chosen: Path | None, *, search_path: str | None = None, bu
 
 
 def configured_programs(config: HostConfig, *, search_path: str | None = None) -> dict[str, str]:
-    """Return the programs that the settings name, by runtime; the agent looks for the others when it needs them.
+    """Return the programs that the settings name, by runtime; the agent searches for the others when it needs them.
 
     Raises:
-        UserError: One of them is not there or not executable.
+        UserError: A program does not exist or is not executable.
     """
     path = os.environ.get("PATH", os.defpath) if search_path is None else search_path
     named = {}
@@ -104,10 +104,10 @@ def configured_programs(config: HostConfig, *, search_path: str | None = None) -
 
 
 def engine_settings(config: HostConfig, *, search_path: str | None = None) -> dict[str, Any]:
-    """Return what the settings say of the engines besides llama-server.
+    """Return the settings of the engines other than llama-server.
 
     Raises:
-        UserError: A program that they name is not there or not executable.
+        UserError: A configured program does not exist or is not executable.
     """
     path = os.environ.get("PATH", os.defpath) if search_path is None else search_path
     programs = configured_programs(config, search_path=path)
@@ -126,15 +126,15 @@ def engine_settings(config: HostConfig, *, search_path: str | None = None) -> di
 
 
 def engine_allowances(config: HostConfig) -> Allowances:
-    """Read the settings, and say in the log what they let every editor of a service do.
+    """Return the allowances for engines; log a warning if there are any, because every editor of a service has them.
 
     Raises:
-        UserError: One of them cannot be used; the sentence names its flag.
+        UserError: A setting is invalid; the message names its flag.
     """
     allowances = parse_allowances(config.allow_engine_flag, config.allow_engine_variable, reserved=OURS)
     if allowances:
         log.warning(
-            "services may use what this host's owner allows",
+            "engine allowances granted",
             flags=sorted(allowances.flags),
             variables=sorted(allowances.variables),
         )
@@ -142,14 +142,14 @@ def engine_allowances(config: HostConfig) -> Allowances:
 
 
 def download_settings(config: AgentConfig | UpConfig, defaults: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """Read the settings; a token file that is missing now would otherwise be noticed by the first gated download.
+    """Return the settings of downloads. The token file is read once, to report an error now, not at a gated download.
 
     Args:
-        config: The program's.
-        defaults: The folders of local sources where the user has listed none.
+        config: Settings of the program.
+        defaults: Folders of local sources if the user has listed none.
 
     Raises:
-        UserError: One of them cannot be used; the sentence names its flag.
+        UserError: A setting is invalid; the message names its flag.
     """
     try:
         parse_endpoint(config.hub_endpoint)
@@ -172,21 +172,21 @@ def download_settings(config: AgentConfig | UpConfig, defaults: tuple[Path, ...]
 
 
 def default_source_folders(store: Path) -> tuple[Path, ...]:
-    """Return the folders whose files Models may name where one person owns the machine and writes the Models."""
+    """Return the folders of local sources by default, for a machine whose owner also writes the Models."""
     home = Path.home()
-    return (store,) if home == Path(home.anchor) else (home, store)  # services have the root as their home
+    return (store,) if home == Path(home.anchor) else (home, store)  # the home of system services is the root folder
 
 
 def memory_settings(config: HostConfig) -> dict[str, Any]:
-    """Read the settings.
+    """Return the settings of memory.
 
     Raises:
-        UserError: Two of them contradict each other.
+        UserError: Two settings contradict each other.
     """
     warning, critical = config.memory_pressure_warning, config.memory_pressure_critical
     if critical > warning:
         problem = f"{critical:g} is above --memory-pressure-warning ({warning:g})"
-        raise UserError(f"{problem}; give less", field="--memory-pressure-critical")
+        raise UserError(f"{problem}; give a smaller share", field="--memory-pressure-critical")
     return {
         "memory_fraction": config.memory_fraction or None,
         "memory_guesses": config.memory_check == "warn",
@@ -209,13 +209,13 @@ def _folders(texts: tuple[str, ...]) -> tuple[Path, ...]:
         except RuntimeError as exc:
             raise UserError(f"{text!r}: {exc}", field="--allow-local-sources") from exc
         if not folder.is_absolute():
-            raise UserError(f"{text!r} is not an absolute path", field="--allow-local-sources")
+            raise UserError(f"{text!r} is not an absolute path; give one", field="--allow-local-sources")
         folders.append(folder)
     return tuple(folders)
 
 
 def _resolve_program(chosen: Path, search_path: str, program: Program) -> Path:
-    # A path first, made absolute: `./llama-server` has lost its dot by now and would read as a name on PATH.
+    # A path has priority: pathlib has dropped the dot of `./llama-server`, which would then be searched for on PATH.
     found = shutil.which(chosen.absolute()) or shutil.which(str(chosen), path=search_path)
     if found is not None:
         return Path(found).absolute()

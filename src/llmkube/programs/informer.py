@@ -1,4 +1,4 @@
-"""What any user can see: Models and InferenceServices as the API server has them, kept up to date by watches."""
+"""Local copies of Models and InferenceServices, kept up to date by watches."""
 
 import contextlib
 import random
@@ -18,14 +18,14 @@ from llmkube.k8s.resource import Key
 
 @attrs.define(eq=False)
 class ObjectCaches:
-    """Local copies of both collections; `changed` grows with every change of either."""
+    """Local copies of both collections; `changed` gets a new version with each change of either."""
 
     services: Cache[InferenceService] = attrs.field(factory=Cache)
     models: Cache[Model] = attrs.field(factory=Cache)
     changed: Mailbox[None] = attrs.field(factory=lambda: Mailbox(None))
 
     def model_of(self, service: InferenceService) -> Model | None:
-        """The Model that a service refers to, if it is there."""
+        """Return the Model to which a service refers; None if it does not exist."""
         return self.models.get(Key(service.metadata.namespace, service.spec.model_ref))
 
 
@@ -33,10 +33,10 @@ class ObjectCaches:
 async def open_object_caches(
     client: Client, rng: random.Random | None = None, *, namespace: str | None = None
 ) -> AsyncIterator[ObjectCaches]:
-    """Follow both collections; the first whole lists are in when the block begins.
+    """Watch both collections; both are synced when the block starts.
 
     Args:
-        client: Talks to the API server.
+        client: Client of the API server.
         rng: Jitter of reconnects; by default, seeded by the system.
         namespace: None for all.
     """
@@ -52,4 +52,4 @@ async def open_object_caches(
         await caches.services.synced.wait()
         await caches.models.synced.wait()
         yield caches
-        nursery.cancel_scope.cancel(reason="the reader has ended")
+        nursery.cancel_scope.cancel(reason="the caches are no longer needed")

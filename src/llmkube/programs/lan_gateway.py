@@ -1,6 +1,6 @@
-"""`llmkube up --listen`: the gateway at an address of this machine that others reach, and the keys that they show.
+"""`llmkube up --listen`: open the gateway to other machines, at one address of this machine and with keys.
 
-Serve at one address of this machine for as long as the machine has it: a laptop changes networks, and comes back.
+The address is served while the machine has it: a laptop leaves its network and comes back.
 """
 
 import ipaddress
@@ -30,16 +30,12 @@ from llmkube.supervisor.values.api_keys import MOST_CHARS, MOST_KEYS, parse_keys
 from llmkube.supervisor.values.host_addresses import is_usable
 
 FLAG: Final = "--listen"
-
-
 _FILE_FLAG: Final = "--listen-key-file"
-
-
 _KEY_FILE: Final = "listen-key"
-"""In the state directory."""
+"""Name in the state directory."""
 
 POLL_SECONDS: Final = 10.0
-"""How long until a change of network is noticed."""
+"""Interval at which the machine's addresses are checked."""
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 Serve = Callable[[Sequence[trio.SocketListener]], Awaitable[object]]
@@ -53,12 +49,12 @@ _LISTEN_PATTERN: Final = re.compile(
 
 @attrs.frozen
 class ListenSettings:
-    """What the user wants other machines to reach.
+    """The address at which other machines reach the gateway.
 
     Attributes:
         address: An address of this machine.
         port: TCP port; 0 takes a free one.
-        key_file: The owner's own; None for the one in the state directory.
+        key_file: The user's file of keys; None for the one in the state directory.
         requires_key: Whether requests need a key.
     """
 
@@ -68,7 +64,7 @@ class ListenSettings:
     requires_key: bool = True
 
     def keys(self, state_dir: Path) -> "ListenKeys":
-        """Read the keys; the first call on a state directory draws one, unless the owner has a file. Blocks.
+        """Read the keys; without the user's file, the first call on a state directory generates one. Blocks.
 
         Raises:
             UserError: The file cannot be used.
@@ -84,12 +80,12 @@ class ListenSettings:
 
 @attrs.frozen
 class ListenKeys:
-    """The keys that other machines may show.
+    """The keys that other machines may send.
 
     Attributes:
-        path: Where they are.
-        keys: At least one.
-        generated: Whether the only one was made just now, so that its owner has not seen it yet.
+        path: File of the keys.
+        keys: At least one key.
+        generated: Whether the key was just generated, so that the user has not seen it yet.
         is_world_readable: Whether other users of this machine may read the file.
     """
 
@@ -101,12 +97,12 @@ class ListenKeys:
 
 @attrs.frozen(eq=False)
 class LanGateway:
-    """The gateway's second address.
+    """The gateway's address for other machines.
 
     Attributes:
-        port: Where other machines reach it.
-        judge: Which requests are let in.
-        keys: What they show; None where every request is let in.
+        port: The open port.
+        judge: Filter of requests.
+        keys: The accepted keys; None if requests need no key.
     """
 
     port: Port
@@ -116,10 +112,10 @@ class LanGateway:
 
 @asynccontextmanager
 async def open_lan_gateway(listen: ListenSettings | None, state_dir: Path) -> AsyncIterator[LanGateway | None]:
-    """Listen where the user wants other machines served, or nowhere; a taken port draws no key.
+    """Listen for other machines if the user wants that; if the port is taken, no key is generated.
 
     Raises:
-        ListenError: The port is taken, or the address is gone.
+        ListenError: The port is taken, or the machine no longer has the address.
         UserError: The file with the keys cannot be used.
     """
     if listen is None:
@@ -131,7 +127,7 @@ async def open_lan_gateway(listen: ListenSettings | None, state_dir: Path) -> As
 
 
 def lan_judge(keys: Iterable[str]) -> RequestFilter:
-    """Return the filter of `up --listen`: requests of other machines need a key; foreign pages are refused."""
+    """Return the filter of `up --listen`: requests need a key, and foreign web pages are refused."""
     digests = frozenset(map(digest_of_key, keys))
 
     def judge(head: RequestHead, peer: str) -> Response | None:
@@ -139,20 +135,20 @@ def lan_judge(keys: Iterable[str]) -> RequestFilter:
             return refusal
         if (head.path == "/health" and is_read_only(head)) or is_preflight(head) or presents_key(head, digests):
             return None
-        return key_refusal("this gateway asks for a key: send `Authorization: Bearer KEY`; its owner has one")
+        return key_refusal("this gateway requires a key: send `Authorization: Bearer KEY`; its owner has one")
 
     return judge
 
 
 async def run_lan_listener(port: Port, serve: Serve, own_addresses: Callable[[], Collection[str]]) -> NoReturn:
-    """Serve at a port of an address while this machine has the address; open the port anew when it has it again.
+    """Serve on a port while this machine has its address; open the port again when the address is back.
 
-    A socket on an address that has gone is closed: whether it works once the address is back, systems disagree.
+    The listeners are closed when the address is lost, because on some systems they would not work once it is back.
 
     Args:
-        port: What is open now.
+        port: The open port.
         serve: See `Serve`.
-        own_addresses: Returns the addresses that this machine has; raises OSError where it cannot tell.
+        own_addresses: Returns this machine's addresses; raises OSError if they cannot be determined.
     """
     address, number = port.listeners[0].socket.getsockname()[:2]
     listeners, at = port.listeners, netloc((address, number))
@@ -161,72 +157,68 @@ async def run_lan_listener(port: Port, serve: Serve, own_addresses: Callable[[],
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(serve, listeners)
                 await _wait_for_address(address, own_addresses, present=False)
-                log.warning("this machine has lost the address; other machines do not reach the gateway", address=at)
-                nursery.cancel_scope.cancel(reason="the address is gone")
-        except* OSError as errors:  # what a network that goes does to a listener is no reason to end what else runs
-            log.warning("other machines do not reach the gateway", address=at, error=str(first_leaf(errors)))
+                log.warning("address lost, gateway unreachable for other machines", address=at)
+                nursery.cancel_scope.cancel(reason="the address is lost")
+        except* OSError as errors:  # a lost network breaks listeners, but must not stop the other programs
+            log.warning("gateway unreachable for other machines", address=at, error=str(first_leaf(errors)))
         listeners = await _reopen(address, number, own_addresses)
-        log.warning("this machine has the address again; other machines reach the gateway", address=at)
+        log.warning("address restored, gateway reachable for other machines", address=at)
 
 
-async def _reopen(
-    address: str, number: int, own_addresses: Callable[[], Collection[str]]
-) -> Sequence[trio.SocketListener]:
-    """Return listeners on an address that has gone, as soon as it is back and the port is free."""
+async def _reopen(address: str, number: int, own: Callable[[], Collection[str]]) -> Sequence[trio.SocketListener]:
+    """Return listeners on a lost address, as soon as it is back and the port is free."""
     logged = ""
     while True:
-        await _wait_for_address(address, own_addresses, present=True)
+        await _wait_for_address(address, own, present=True)
         try:
             return await open_listeners(address, number, field=FLAG)
         except ListenError as exc:
             if logged != str(exc):
                 logged = str(exc)
-                log.warning("other machines do not reach the gateway", address=netloc((address, number)), error=logged)
+                log.warning("gateway unreachable for other machines", address=netloc((address, number)), error=logged)
 
 
-async def _wait_for_address(address: str, own_addresses: Callable[[], Collection[str]], *, present: bool) -> None:
+async def _wait_for_address(address: str, own: Callable[[], Collection[str]], *, present: bool) -> None:
     while True:
         await wait_tick(POLL_SECONDS)
         try:
-            if (address in own_addresses()) == present:
+            if (address in own()) == present:
                 return
         except OSError:
-            continue  # nothing is known: what was true stays so
+            continue  # unknown: assume no change
 
 
 def listen_settings(config: UpConfig, own: Callable[[], Collection[str]]) -> ListenSettings | None:
-    """Return what `--listen` asks for, or None without it. Blocks on the disk.
+    """Return the settings of `--listen`, or None without the flag. Blocks on the disk.
 
     Args:
-        config: The program's.
-        own: Returns the addresses of this machine that others may reach; raises OSError where it cannot tell.
+        config: Settings of the program.
+        own: Returns this machine's addresses on its networks; raises OSError if they cannot be determined.
 
     Raises:
-        UserError: The address is none of them, or the flags do not fit together; the sentence names what does.
+        UserError: The address is not one of them, or flags conflict.
     """
     if config.listen is None:
         if config.listen_key_file is not None:
-            raise UserError("it is for --listen ADDRESS, which is not given; give both or none", field=_FILE_FLAG)
+            raise UserError("it requires --listen ADDRESS; give both or neither", field=_FILE_FLAG)
         return None
     if config.listen_key_file is not None:
         if config.insecure_lan:
-            raise UserError(
-                "no request would need the keys in it under --insecure-lan; give one of them", field=_FILE_FLAG
-            )
+            raise UserError("under --insecure-lan no keys are needed; give only one of the two", field=_FILE_FLAG)
         _read_keys(config.listen_key_file, _FILE_FLAG)
     try:
         address, port = parse_listen(config.listen, config.gateway_port, own())
     except OSError as exc:
-        problem = f"the system does not tell the addresses of this machine ({exc.strerror or exc})"
-        raise UserError(f"{problem}; allow that, or leave the flag out", field=FLAG) from exc
+        problem = f"the addresses of this machine cannot be determined ({exc.strerror or exc})"
+        raise UserError(f"{problem}; allow that, or omit the flag", field=FLAG) from exc
     return ListenSettings(address, port, config.listen_key_file, not config.insecure_lan)
 
 
 def parse_listen(text: str, default_port: int, own: Collection[str]) -> tuple[str, int]:
-    """Return the address and the port in `ADDRESS[:PORT]`; an address of IPv6 with a port has brackets.
+    """Return the address and the port in `ADDRESS[:PORT]`; an IPv6 address with a port has brackets.
 
     Raises:
-        UserError: It is not one address of this machine that other machines may reach; the sentence says which are.
+        UserError: It is not an address of this machine that others can reach; the message lists those that are.
     """
     match = _LISTEN_PATTERN.fullmatch(text)
     port = int((match and match["port"]) or default_port)
@@ -237,11 +229,11 @@ def parse_listen(text: str, default_port: int, own: Collection[str]) -> tuple[st
     if port > 65535:
         raise UserError(f"{text}: {port} is not a port; the highest is 65535", field=FLAG)
     if address.is_unspecified:
-        problem = f"{address} is every address of this machine, in each network that it joins"
+        problem = f"{address} means every address of this machine, in each network that it joins"
     elif address.is_loopback:
-        problem = f"only this machine reaches {address}, and the gateway is on its loopback address without this flag"
+        problem = f"only this machine can reach {address}, where the gateway listens without this flag, too"
     elif not is_usable(str(address)):
-        problem = f"{address} is not an address at which other machines are served"
+        problem = f"other machines cannot be served at {address}"
     elif str(address) not in own:
         problem = f"this machine does not have the address {address}"
     else:
@@ -250,7 +242,7 @@ def parse_listen(text: str, default_port: int, own: Collection[str]) -> tuple[st
 
 
 def _address_error(problem: str, own: Collection[str]) -> UserError:
-    present = f"give one of {', '.join(sorted(own))}" if own else "it has none at the moment that others reach"
+    present = f"give one of {', '.join(sorted(own))}" if own else "it has no address now that others can reach"
     return UserError(f"{problem}; {present}", field=FLAG)
 
 
@@ -263,11 +255,11 @@ def _read_keys(path: Path, field: str) -> tuple[str, ...]:
     try:
         with path.open("rb") as file:
             content = file.read(_MOST_BYTES + 1)
-        if len(content) > _MOST_BYTES:  # what was cut off might be half of a key
+        if len(content) > _MOST_BYTES:  # a truncated file might end with half a key
             raise ValueError(f"is larger than {_MOST_BYTES} bytes")
         return parse_keys(content)
     except OSError as exc:
         raise UserError(f"{path} cannot be read ({exc.strerror or exc})", field=field) from exc
     except ValueError as exc:
-        fix = "" if field == _FILE_FLAG else "; remove it, and a new key is drawn"
+        fix = "" if field == _FILE_FLAG else "; remove the file, and a new key is generated"
         raise UserError(f"{path} {exc}{fix}", field=field) from exc

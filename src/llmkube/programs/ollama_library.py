@@ -1,8 +1,8 @@
-"""`ollama://NAME:TAG` on a host: the Ollama that runs here pulls the model, and says what its file needs.
+"""`ollama://NAME:TAG` on a host: the local Ollama pulls the model, and reports its file and its shape.
 
-The agent asks for a pull once per plan, never while Ollama has the model; one that fails is repeated as any download
-is, after a pause that grows. Services of one model share one pull, and there is one pull at a time: each is measured
-against what is free when it begins.
+The agent requests a pull once per plan, and only if Ollama does not have the model. A failed pull is retried like any
+download, with increasing pauses. Services of one model share a pull. There is one pull at a time, because each is
+checked against the space that is free when it starts.
 """
 
 import os
@@ -39,17 +39,16 @@ from llmkube.weights.store.blobs import WeightsFile
 
 _DIGEST_MARK: Final = "@sha256:"
 
-
 REFUSAL_SECONDS: Final = 600.0
-"""So long what did not fit is refused by its size, without another pull: its tag may name a smaller model then."""
+"""Time for which a model that did not fit is refused without another pull; its tag may name a smaller one later."""
 
 
 def local_ollama(http: HttpClient, allowed: AllowedModels) -> "OllamaLibrary":
-    """Return the models of the Ollama that OLLAMA_HOST of this program's environment names, else of the usual port.
+    """Return the models of the Ollama at OLLAMA_HOST in this program's environment, else at the default port.
 
     Args:
-        http: The way to it.
-        allowed: What its owner lets Models name.
+        http: HTTP client for Ollama.
+        allowed: Ollama models that Models may name.
     """
     url, problem = daemon_url(os.environ), ""
     try:
@@ -64,10 +63,10 @@ class OllamaLibrary:
     """The models of one Ollama.
 
     Attributes:
-        api: The way to it.
-        allowed: What of it Models may name.
-        problem: Why it cannot be used from here; "" when it can.
-        free: Looks at the disk.
+        api: Ollama's API.
+        allowed: Its models that Models may name.
+        problem: Why this Ollama cannot be used; "" if it can.
+        free: Returns the free bytes of a disk.
     """
 
     api: OllamaApi
@@ -75,14 +74,14 @@ class OllamaLibrary:
     problem: str = ""
     free: FreeSpace = free_bytes_near
     _pulling: trio.Lock = attrs.field(factory=trio.Lock)
-    _refused: dict[str, tuple[float, int]] = attrs.field(factory=dict)  # when, and what it would have needed at least
+    _refused: dict[str, tuple[float, int]] = attrs.field(factory=dict)  # time, and least bytes needed
 
     async def fetch(self, source: OllamaModel, progress: OnProgress) -> tuple[WeightsFile, GGUFFacts]:
-        """Have Ollama pull a model that it does not have, and return what it says of the model's file.
+        """Have Ollama pull a model if it does not have it, and return the model's file and facts.
 
         Raises:
-            WeightsError: There is no such model, it is not allowed, or it cannot be served here; says what to do.
-            FetchError: Ollama does not answer, has no room for it, or has not pulled it.
+            WeightsError: The model does not exist, is not allowed, or cannot be served here.
+            FetchError: Ollama does not respond, has no space for it, or failed to pull it.
         """
         if not self.allowed.admits(source):
             raise SourceNotAllowedError.of_ollama(source.name, REMEDY)
@@ -92,27 +91,27 @@ class OllamaLibrary:
             model = await self._installed(source)
             if model is None:
                 if self._pulling.locked():
-                    progress(Progress("waiting", note="Ollama pulls another model"))
+                    progress(Progress("waiting", note="Ollama is pulling another model"))
                 async with self._pulling:
-                    if not await self.has(source):  # by a service that has waited less
+                    if not await self.has(source):  # another service may have pulled it meanwhile
                         await self._pull(source.name, progress)
                 model = await self._installed(source)
         except DaemonError as error:
             raise _pull_error(source, self.api.url, error) from error
         if model is None:
-            raise FetchError(f"Ollama says that it has pulled {source.name}, and does not know it then")
+            raise FetchError(f"Ollama reported that it pulled {source.name}, but does not list it")
         identity = f"{source.redacted}{_DIGEST_MARK}{model.sha256}"
         return WeightsFile(model.path, model.facts.size_bytes, model.sha256, identity), model.facts
 
     async def has(self, source: OllamaModel) -> bool:
-        """Whether Ollama has the model already, and may serve it; it has not if it does not answer."""
+        """Whether Ollama has the model and may serve it; False if Ollama does not respond."""
         try:
             return not self.problem and self.allowed.admits(source) and await self.api.blob_of(source.name) is not None
         except DaemonError:
             return False
 
     async def keeps(self, identity: str) -> bool:
-        """Whether a file that `fetch` has returned is still the one of its model, and may be served."""
+        """Whether a file that `fetch` returned is still the file of its model, and may be served."""
         name, _, digest = identity.partition("://")[2].partition(_DIGEST_MARK)
         try:
             return self.allowed.admits(OllamaModel(name)) and await self.api.blob_of(name) == f"sha256-{digest}"
@@ -136,7 +135,7 @@ class OllamaLibrary:
         if body is None:
             return None
         size_bytes = (await self.api.sizes()).get(source.name, 0)
-        # hundreds of tensors, and all tokens of the model
+        # In a thread: the response lists hundreds of tensors and all tokens of the model
         return await trio.to_thread.run_sync(_read, source.name, body, size_bytes, abandon_on_cancel=True)
 
 
@@ -146,24 +145,24 @@ def _read(name: str, body: bytes, size_bytes: int) -> StoredModel:
 
 
 def _pull_error(source: OllamaModel, url: str, error: DaemonError) -> WeightsError | FetchError:
-    """Return why a model is not here, with the way out."""
+    """Return the error of a failed pull, with a fix."""
     if error.gone:
         return FetchError(
-            f"{source.redacted} is pulled by the Ollama of this host, and none answers at {url}: start it (its app, or "
-            "`ollama serve`); if it listens elsewhere, start the agent with OLLAMA_HOST=ADDRESS:PORT"
+            f"{source.redacted} needs this machine's Ollama, which does not respond at {url}: start it (its app, or "
+            "`ollama serve`); if it listens elsewhere, start llmkube with OLLAMA_HOST=ADDRESS:PORT"
         )
     if error.status == 404:
         return SourceNotFoundError(
-            f"Ollama's library has no {source.name}: look up name and tag at https://ollama.com/library, or {REMEDY}"
+            f"Ollama's library has no {source.name}: check name and tag at https://ollama.com/library, or {REMEDY}"
         )
     if "newer version" in str(error):
-        return SourceRefusedError(f"Ollama does not pull {source.name}: {error}; upgrade Ollama on this host")
-    return FetchError(f"Ollama has not pulled {source.name}: {error}")
+        return SourceRefusedError(f"Ollama cannot pull {source.name}: {error}; upgrade Ollama on this machine")
+    return FetchError(f"Ollama failed to pull {source.name}: {error}")
 
 
 @attrs.define(eq=False)
 class _PullProgress:
-    """Turns Ollama's lines about each file of a model into the progress of all of them."""
+    """Turns Ollama's messages about each file of a model into the progress of the whole pull."""
 
     progress: OnProgress
     _files: dict[str, tuple[int, int]] = attrs.field(factory=dict)

@@ -1,11 +1,11 @@
-"""`llmkube up`: the API server, the controller, the gateway and the agent in one process, nested in the order of need.
+"""`llmkube up`: the API server, the controller, the gateway and the agent in one process, nested by dependency.
 
 ```
- run_until_signal             outlives everything: a second Ctrl-C is answered, and does not break the order
+ run_until_signal             outermost: a second Ctrl-C is reported, and does not change the order
    └ ports, API server, client
      └ support nursery        controller, gateway, probes
-       └ agent nursery        cancelled first: engines stop while the API server still takes their last writes
-         └ Stop.here          what a signal cancels: the question, or the wait for Ctrl-C
+       └ agent nursery        cancelled first: engines stop while the API server still accepts their last writes
+         └ Stop.scope         cancelled by a signal: the user's command, or the wait for Ctrl-C
 ```
 """
 
@@ -67,7 +67,7 @@ _RETRY_SECONDS: Final[Mapping[Meaning, int]] = {
     Meaning.RECOVERING: 5,
     Meaning.RETRIED: 5,
 }
-"""What `Retry-After` says, by what the reason means. All other models wait for a person; no client should wait, too."""
+"""`Retry-After` by the meaning of a reason. With other meanings a person must act, so clients should not wait."""
 
 
 LookupResult = Backend | UnavailableModel
@@ -75,15 +75,14 @@ LookupResult = Backend | UnavailableModel
 
 @attrs.define(eq=False)
 class AgentDirectory:
-    """The models of one agent, by InferenceService name; by `namespace/name` where a name occurs twice.
+    """The models of one agent, by InferenceService name; by `namespace/name` if a name occurs twice.
 
-    A further id leads to its service unless it is the name of another one, or a further id of two.
-
-    A look-up costs one look into a dict; the dict is made anew when something has changed.
+    An alias leads to its service unless it is also the name of a service, or an alias of two. A look-up is one access
+    to a dict, which is built again after a change.
 
     Attributes:
-        services: Returns what is true now.
-        version: Grows whenever `services` may return something else.
+        services: Returns the current services.
+        version: Changes whenever `services` may return something else.
     """
 
     services: Callable[[], Mapping[Key, ServiceView]]
@@ -94,17 +93,17 @@ class AgentDirectory:
     _aliases: Sequence[str] = ()
 
     def model_ids(self) -> Sequence[str]:
-        """Return the shortest id of each service that no other service has, sorted."""
+        """Return the shortest unique id of each service, sorted."""
         self._refresh()
         return self._ids
 
     def aliases(self) -> Sequence[str]:
-        """Return the further ids that lead to a service, sorted."""
+        """Return the aliases that lead to a service, sorted."""
         self._refresh()
         return self._aliases
 
     def lookup(self, model_id: str) -> LookupResult | None:
-        """Return where the model is served, why it is not, or None if the id names no service or more than one."""
+        """Return the backend of a model, or why it is unavailable; None if the id names no service, or several."""
         self._refresh()
         return self._by_id.get(model_id)
 
@@ -118,9 +117,8 @@ class AgentDirectory:
             names.setdefault(key.name, []).append(key)
         unique = {name: keys[0] for name, keys in names.items() if len(keys) == 1}
         by_key = {key: _lookup_result(key, view) for key, view in services.items()}
-        self._by_id = {str(key): found for key, found in by_key.items()} | {
-            name: by_key[key] for name, key in unique.items()
-        }
+        by_name = {name: by_key[key] for name, key in unique.items()}
+        self._by_id = {str(key): found for key, found in by_key.items()} | by_name
         taken = {*self._by_id, *names}
         candidates: dict[str, set[Key]] = {}
         for key, view in services.items():
@@ -158,7 +156,7 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 @attrs.frozen
 class UpPlan:
-    """Everything that `llmkube up` was told, checked before anything starts."""
+    """The validated arguments of `llmkube up`."""
 
     config: UpConfig
     manifests: tuple[Manifest, ...]
@@ -168,7 +166,7 @@ class UpPlan:
 
     @property
     def agent_settings(self) -> AgentSettings:
-        """What the agent is told; engines are on the loopback address unless the user gave one that others reach."""
+        """Settings of the agent; engines listen on the loopback address unless the user has set another one."""
         store = self.state_dir / "store"
         return AgentSettings(
             host_name=self.config.host_name or persistent_host_name(self.state_dir),
@@ -183,15 +181,15 @@ class UpPlan:
 
 @attrs.frozen
 class Addresses:
-    """Where things are reached.
+    """Addresses of the running programs.
 
     Attributes:
         server_url: The Kubernetes API.
-        kubeconfig: Path of the file that opens it.
+        kubeconfig: Path of the kubeconfig for it.
         gateway_url: The OpenAI-compatible gateway.
         probes_url: Health and metrics.
-        network_url: The gateway for other machines, if they are served.
-        key_file: Where the keys are that they show, if they show one.
+        network_url: The gateway for other machines; "" if it is not open to them.
+        key_file: File of the keys for other machines; "" if they need none.
     """
 
     server_url: str
@@ -203,7 +201,7 @@ class Addresses:
 
     @property
     def lines(self) -> str:
-        """Each address on a line of its own: a long line would be broken in the middle of one."""
+        """The addresses, one per line, so that no address is broken across lines."""
         named = {"Kubernetes": self.server_url, "gateway": self.gateway_url, "probes": self.probes_url}
         named |= {"network": self.network_url, "its key": self.key_file}
         return "\n".join(f"{name:<12}{where}" for name, where in named.items() if where)
@@ -218,7 +216,7 @@ class UpSession:
         caches: Models and InferenceServices, kept up to date.
         http: HTTP client for the gateway.
         utcnow: The wall clock, for ages in tables.
-        started_at: When this program was started, by Trio's clock.
+        started_at: Start of this process, by Trio's clock.
     """
 
     addresses: Addresses
@@ -229,22 +227,22 @@ class UpSession:
 
 
 Prepare = Callable[[UpSession, tuple[ApplyResult, ...]], Awaitable[Callable[[], Awaitable[T]]]]
-"""Called before the agent starts, while objects still hold an earlier run's status; the result runs once all is up."""
+"""Called before the agent starts, while objects still have an earlier run's status; its result runs once all is up."""
 
 
 async def run_up(
     plan: UpPlan, prepare: Prepare[T], report: Callable[[str], None], show_once: Callable[[str], None]
 ) -> T | None:
-    """Start all programs, run what `prepare` returns, and stop all in order.
+    """Start all programs, run the function that `prepare` returns, and stop all programs in order.
 
     Args:
-        plan: What to run.
-        prepare: Returns what to run once all programs are up.
+        plan: The validated arguments.
+        prepare: Returns the function to run once all programs are up.
         report: Prints a line about the run.
         show_once: Prints a key that was just generated.
 
     Returns:
-        The result of what `prepare` returned; None if a signal came first.
+        The result of that function; None if a signal came first.
     """
     return await run_until_signal(_Up(plan, prepare, report, show_once).serve, report)
 
@@ -259,7 +257,7 @@ class _Up(Generic[T]):
     started_at: float = attrs.field(factory=lambda: trio.current_time() - process_age_seconds())
 
     async def serve(self, stop: Stop) -> T | None:
-        """Open everything around everything that needs it, and visit what is inside."""
+        """Open each layer around those that need it, and run the user's function inside."""
         config, settings = self.plan.config, self.plan.agent_settings
         outcome = None
         async with (
@@ -310,7 +308,7 @@ class _Up(Generic[T]):
                     control = partial(
                         run_controller,
                         server.client,
-                        # All accelerators: what this host does not serve gets the reason NoHost, and not silence.
+                        # All accelerators: a service that this machine cannot serve then gets the reason NoHost.
                         ControllerSettings(host_accelerators=frozenset(ACCELERATORS), gateway_url=gateway.url),
                         utcnow=ports.utcnow,
                         rng=self.rng,
@@ -335,13 +333,13 @@ class _Up(Generic[T]):
         return outcome
 
     def _report_access(self, lan: LanGateway | None) -> None:
-        """Show a key that was just drawn to a person, and to no file into which the output goes."""
+        """Log who has access; show a key that was just generated, but only on a terminal, not in redirected output."""
         if lan is None:
             return
         if lan.keys is not None and lan.keys.is_world_readable:
-            log.warning("every user of this machine may read the keys of other machines", file=str(lan.keys.path))
+            log.warning("key file readable by every user of this machine", file=str(lan.keys.path))
         if lan.keys is None:
-            log.warning("every request is let in, from any address", address=lan.port.url, why="--insecure-lan")
+            log.warning("gateway open to every request from any address", address=lan.port.url, why="--insecure-lan")
         elif lan.keys.generated and sys.stdout.isatty():
             self.show_once(f"The key for other machines, shown this once: {lan.keys.keys[0]}")
 

@@ -1,4 +1,4 @@
-"""Click options follow from the settings classes, so that a flag's name, type and default are written once."""
+"""Derive click options from the settings classes, so that a flag's name, type and default are written once."""
 
 import functools
 import math
@@ -21,7 +21,7 @@ HELP = {"help_option_names": ["-h", "--help"]}
 
 
 def guarded(command: Callable[P, R]) -> Callable[P, R]:
-    """Tell a command's expected failures in one sentence."""
+    """Report a command's expected failures as messages without a traceback."""
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -32,7 +32,7 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
 
 
 def command(name: str, group: Any = click, **settings: Any) -> Callable[[Callable[..., Any]], click.Command]:
-    """Make a command of a function, of a group or by itself; its expected failures are told in one sentence."""
+    """Make a guarded command of a function, in a group or on its own."""
 
     def decorate(function: Callable[..., Any]) -> click.Command:
         result: click.Command = group.command(name, **{"context_settings": HELP, **settings})(guarded(function))
@@ -42,10 +42,10 @@ def command(name: str, group: Any = click, **settings: Any) -> Callable[[Callabl
 
 
 class NumberRange(click.FloatRange):
-    """A number within bounds, and a number: `nan` is within any bounds for click, and no clock takes it."""
+    """A number within bounds. It rejects `nan`, which click accepts within any bounds."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Read the text; a usage error names what is wrong with it."""
+        """Parse the text, or raise a usage error."""
         number: float = super().convert(value, param, ctx)
         if math.isnan(number):
             self.fail(f"{value!r} is not a number", param, ctx)
@@ -53,9 +53,9 @@ class NumberRange(click.FloatRange):
 
 
 def settings_options(kind: type[Any]) -> Decorator:
-    """Add one option per setting of a class; a flag that is not given arrives as None (or an empty tuple).
+    """Add an option for each setting of a class; a flag that is not given is None (or an empty tuple).
 
-    All values arrive as text: the resolver checks them, with the same words as for the other sources.
+    All values are passed as text: the resolver validates them, with the same messages as for the other sources.
     """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -67,7 +67,7 @@ def settings_options(kind: type[Any]) -> Decorator:
 
 
 def complete_paths(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Let the shell offer files, unless a URL is being typed."""
+    """Complete files, unless the user types a URL."""
     return [] if "://" in incomplete else [CompletionItem(incomplete, type="file")]
 
 

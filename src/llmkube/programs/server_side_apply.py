@@ -1,4 +1,4 @@
-"""Objects known only by their data are applied as any user would: by discovery and server-side apply."""
+"""Apply manifests of any kind with discovery and server-side apply."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -16,20 +16,20 @@ FIELD_MANAGER = "llmkube-up"
 
 @attrs.frozen
 class Manifest:
-    """One object to apply, and where it was written."""
+    """An object to apply, and its place in a file."""
 
     where: str
     body: Mapping[str, Any] = attrs.field(repr=False)
 
     @property
     def title(self) -> str:
-        """The object as people call it: `Model demo`."""
+        """Kind and name, for people: `Model demo`."""
         return f"{self.body['kind']} {self.body['metadata']['name']}"
 
 
 @attrs.frozen
 class ApplyResult:
-    """What became of one manifest: the object's key, or the reason why the API server refused it."""
+    """The result of applying a manifest; `error` is why the API server refused it, or ""."""
 
     manifest: Manifest
     key: Key
@@ -38,7 +38,7 @@ class ApplyResult:
 
 @attrs.define(eq=False)
 class Applier:
-    """Apply manifests to one API server, asking it once per API version which kinds it serves."""
+    """Applies manifests to one API server; its kinds are discovered once per API version."""
 
     client: Client
     namespace: str = "default"
@@ -47,10 +47,10 @@ class Applier:
     async def apply_all(
         self, manifests: Iterable[Manifest], report: Callable[[ApplyResult], None]
     ) -> tuple[ApplyResult, ...]:
-        """Apply all, in order; a refusal is a result and the rest goes on.
+        """Apply all manifests in order; a refused one is reported and does not stop the others.
 
         Raises:
-            TransportError: The API server does not answer.
+            TransportError: The API server does not respond.
         """
         results = []
         for manifest in manifests:
@@ -85,7 +85,7 @@ class Applier:
             return self._versions[api_version][kind]
         except KeyError:
             known = ", ".join(sorted(self._versions[api_version]))
-            del self._versions[api_version]  # a CRD may bring the kind before the next document asks for it
+            del self._versions[api_version]  # discover again: a CRD may add the kind before the next manifest
             raise UserError(f"{api_version} has no kind {kind}; it has {known}", field="kind") from None
 
     async def _discover(self, api_version: str) -> Mapping[str, Resource]:
@@ -96,11 +96,9 @@ class Applier:
         except (NotFoundError, TransportError) as exc:
             if exc.code != 404:
                 raise
-            raise UserError(
-                f"the API server knows no {api_version}; is its CustomResourceDefinition applied?", field="apiVersion"
-            ) from exc
+            raise UserError(f"the API server does not serve {api_version}; apply its CRD", field="apiVersion") from exc
         return {
             each["kind"]: Resource(group, version, each["kind"], each["name"], namespaced=each["namespaced"])
             for each in answer["resources"]
-            if "/" not in each["name"]  # subresources are listed beside the kinds
+            if "/" not in each["name"]  # the list contains subresources, too
         }

@@ -1,4 +1,4 @@
-"""The state directory belongs to one user and to one program at a time."""
+"""Hold the state directory: it belongs to one user, and to one program at a time."""
 
 import contextlib
 import fcntl
@@ -18,34 +18,34 @@ from llmkube.supervisor.host.processes import OWNER_VARIABLE, end_all, find_mark
 from llmkube.supervisor.values.settings import METAL_GRACE_SECONDS
 
 FIRST_START_BYTES: Final = 4 << 20
-"""For certificates, database, journal and logs; they take less than 1 MiB before anything is served."""
+"""Space for certificates, database, journal and logs, which take less than 1 MiB before anything is served."""
 
 _TEMPORARY: Final = "llmkube-ephemeral-"
-"""No state directory that a user has chosen is called so."""
+"""Prefix of temporary state directories."""
 
 
 class FullDiskError(ExternalError):
-    """The disk of the state directory has no room for what LLMKube writes there."""
+    """The disk of the state directory is full."""
 
 
 @contextlib.contextmanager
 def hold_state_dir(path: Path, *locks: str) -> Iterator[Path]:
-    """Create the folder (0700) and hold lock files in it; a lock falls when the process ends, however it ends.
+    """Create the folder (0700) and hold lock files in it; the kernel releases them when the process exits.
 
     Args:
         path: The folder.
-        locks: What to hold: `lock` to run engines (the default), `apiserver.lock` to run the API server.
+        locks: Locks to hold: `lock` to run engines (the default), `apiserver.lock` to run the API server.
 
     Raises:
-        UserError: The folder cannot be used, is not this user's alone, or another program holds it; the sentence names
-            its pid.
-        FullDiskError: Its disk is too full for a first start, or was filled by what the body has to write.
+        UserError: The folder cannot be used, other users may write to it, or another program holds it; the message
+            then has its pid.
+        FullDiskError: The disk is too full for a first start, or became full during the block.
     """
     check_state_dir(path, to_create=True)
     with contextlib.ExitStack() as stack:
         try:
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
-            path.chmod(0o700)  # an older folder, or one made under another umask
+            path.chmod(0o700)  # for an existing folder, or one created under another umask
             if not any(path.iterdir()) and (full_disk.free_bytes(path) or 0) < FIRST_START_BYTES:
                 raise _full_disk_error(path)
             for name in locks or (ENGINES_LOCK,):
@@ -64,7 +64,7 @@ def hold_state_dir(path: Path, *locks: str) -> Iterator[Path]:
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether nothing but a full disk has failed; in a group each of its errors is one, or has one as its cause."""
+    """Whether the only cause of an error is a full disk; for a group, of each of its errors."""
     if isinstance(error, BaseExceptionGroup):
         return all(is_disk_full(each) for each in error.exceptions)
     if isinstance(error, OSError) and error.errno in full_disk.DISK_FULL_ERRNOS:
@@ -78,23 +78,22 @@ def _full_disk_error(path: Path) -> FullDiskError:
     folder = path if path.is_dir() else path.parent
     free, needed = format_bytes(full_disk.free_bytes(folder) or 0), format_bytes(FIRST_START_BYTES)
     problem = f"the disk of the state directory {path} is full: {free} are free, and LLMKube needs {needed} to start"
-    return FullDiskError(f"{problem}, and room for the models; free some, or choose another disk with --state-dir")
+    return FullDiskError(f"{problem}, and space for models; free some space, or choose another disk with --state-dir")
 
 
 @contextlib.contextmanager
 def temporary_state_dir() -> Iterator[Path]:
-    """Hold a fresh folder that is removed, with everything in it, at the end; first, remove what killed programs left.
+    """Hold a new folder that is removed at the end; first, remove the leftovers of killed programs.
 
-    No other program would: the next one has a folder of another name, and engines carry the name of theirs.
+    Nothing else removes them: each run has a folder with a new name, and engines are marked with the name of theirs.
     """
     for leftover in Path(tempfile.gettempdir()).glob(f"{_TEMPORARY}*"):
-        with contextlib.suppress(OSError):  # in use, another user's, or gone since
+        with contextlib.suppress(OSError):  # in use, another user's, or just removed
             _remove_leftover(leftover)
     with (
         tempfile.TemporaryDirectory(prefix=_TEMPORARY, ignore_cleanup_errors=True) as folder,
-        hold_state_dir(
-            Path(folder), ENGINES_LOCK, SERVER_LOCK
-        ) as path,  # by mkdtemp: 0700, and its name is known to us alone
+        # mkdtemp creates it with mode 0700 and an unpredictable name
+        hold_state_dir(Path(folder), ENGINES_LOCK, SERVER_LOCK) as path,
     ):
         yield path
 
@@ -104,6 +103,6 @@ def _remove_leftover(folder: Path) -> None:
         return
     with (folder / ENGINES_LOCK).open(encoding="ascii", errors="replace") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if lock.read():  # the pid is written under the lock; an empty file is one that is about to be held
+        if lock.read():  # the pid is written under the lock; an empty file is about to be locked by a new program
             end_all(find_marked(OWNER_VARIABLE, str(folder)), grace_seconds=METAL_GRACE_SECONDS)
             shutil.rmtree(folder, ignore_errors=True)

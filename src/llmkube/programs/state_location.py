@@ -1,6 +1,6 @@
-"""Where the state directory is, and that it is this user's alone: what it holds decides which programs run.
+"""Locate the state directory, and check that only this user may write to it: its content decides which programs run.
 
-A program that works on it holds lock files there, which fall when it ends, however it ends.
+A program that uses it holds lock files in it; the kernel releases them when the program exits.
 """
 
 import contextlib
@@ -20,9 +20,9 @@ from llmkube.base.trusted_paths import private_folder_weakness
 from llmkube.programs.failures import CommandError, ExitCode
 
 _TRUSTED_ENTRIES = ("ca", "journal", "strays")
-"""What is in a state directory that is believed file by file."""
+"""Entries of a state directory whose files are trusted, and so checked one by one."""
 
-STATE_DIR = setting(None, help="Folder for everything that is kept.", in_file=False)
+STATE_DIR = setting(None, help="Folder for all state.", in_file=False)
 
 POLL_SECONDS: Final = 0.1
 ENGINES_LOCK: Final = "lock"
@@ -34,40 +34,41 @@ SERVER_LOCK: Final = "apiserver.lock"
 
 @attrs.frozen
 class StateDirSetting:
-    """The one setting that says where all the others are."""
+    """The setting that locates all others."""
 
     state_dir: Path | None = STATE_DIR
 
 
 def local_state_dir() -> Path:
-    """Return the state directory of a program that was given no flag."""
+    """Return the state directory without a flag: from the environment, or the default."""
     return state_dir_of(resolve(StateDirSetting, flags={}, environ=os.environ).state_dir)
 
 
 def check_state_dir(path: Path, *, to_create: bool = False) -> bool:
-    """Refuse a state directory into which another user could have put something; return whether it is there.
+    """Reject a state directory to which another user could have written; return whether it exists.
 
-    What it holds decides which programs run and which servers are believed: this comes before anything in it is read.
+    Call this before anything in the folder is read: its content decides which programs run and which servers are
+    trusted.
 
     Args:
         path: The folder.
-        to_create: Whether it is made if it is not there; then the way to it counts too.
+        to_create: Whether the folder will be created if it does not exist; its parents are checked then, too.
 
     Raises:
-        UserError: It, or what is in it, is not this user's alone.
+        UserError: Another user could have written to the folder or its content.
     """
     try:
         exists = path.is_dir()
-        weakness = (
-            private_folder_weakness(path, uid=os.geteuid(), inner=_TRUSTED_ENTRIES) if exists or to_create else ""
-        )
+        weakness = ""
+        if exists or to_create:
+            weakness = private_folder_weakness(path, uid=os.geteuid(), inner=_TRUSTED_ENTRIES)
     except OSError as exc:
         problem = f"the state directory {path} cannot be used ({exc.strerror})"
         raise UserError(f"{problem}; choose another with --state-dir") from exc
     if weakness:
         raise UserError(
-            f"the state directory {path} is not safe to use: {weakness}. It has to belong to the user that runs this "
-            "program, who alone may write to it; mend that, or choose another with --state-dir"
+            f"the state directory {path} is not safe to use: {weakness}. It must belong to the user that runs this "
+            "program, and only that user may write to it; fix that, or choose another with --state-dir"
         )
     return exists
 
@@ -78,19 +79,19 @@ def state_dir_of(chosen: Path | None) -> Path:
         return chosen.absolute()
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Application Support" / "llmkube"
-    # XDG base directory specification 0.8: a relative path in the variable is to be ignored.
+    # XDG Base Directory Specification 0.8: a relative path in the variable must be ignored.
     data_home = Path(os.environ.get("XDG_DATA_HOME", ""))
     return (data_home if data_home.is_absolute() else Path.home() / ".local" / "share") / "llmkube"
 
 
 @contextlib.contextmanager
 def hold_lock(path: Path) -> Iterator[None]:
-    """Hold a lock file, with our pid in it.
+    """Hold a lock file that contains the pid of this process.
 
     Raises:
-        UserError: Another program holds it; the sentence names its pid.
+        UserError: Another program holds it; the message has its pid.
     """
-    # Not inherited by children (PEP 446): an engine that outlives us must not keep the folder locked.
+    # Not inherited by children (PEP 446): an engine that outlives this process must not keep the folder locked.
     with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+", encoding="ascii", errors="replace") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -105,11 +106,11 @@ def hold_lock(path: Path) -> Iterator[None]:
         lock.write(f"{os.getpid()}\n")
         lock.flush()
         yield
-        # The file stays: removing a lock file lets two programs hold "the" lock, one on each inode.
+        # The file is not removed: otherwise two programs could hold the lock at once, each on another inode.
 
 
 def lock_holder(path: Path, lock: str = ENGINES_LOCK) -> int | None:
-    """Return the pid of the program that holds a state directory, or None when none does."""
+    """Return the pid of the program that holds a state directory; None if there is none."""
     try:
         with (path / lock).open(encoding="ascii", errors="replace") as file:
             try:
@@ -123,19 +124,19 @@ def lock_holder(path: Path, lock: str = ENGINES_LOCK) -> int | None:
 
 
 def running_up_pid(path: Path) -> int | None:
-    """Return the pid of the `llmkube up` that works on a state directory: it alone runs engines and the API server."""
+    """Return the pid of the `llmkube up` on a state directory: the only program that holds both locks."""
     engines = lock_holder(path, ENGINES_LOCK)
     return engines if engines is not None and engines == lock_holder(path, SERVER_LOCK) else None
 
 
 async def wait_for_exit(path: Path, pid: int, seconds: float) -> None:
-    """Return when the program with this pid works on a state directory no longer.
+    """Return once the program with this pid has released a state directory.
 
     Raises:
-        CommandError: It still does after so many seconds.
+        CommandError: It still holds it after `seconds`.
     """
     with trio.move_on_after(seconds):
-        while lock_holder(path) == pid:  # noqa: ASYNC110 - a lock falls without an event
+        while lock_holder(path) == pid:  # noqa: ASYNC110 - the release of a file lock triggers no event
             await trio.sleep(POLL_SECONDS)
         return
-    raise CommandError(f"the program with pid {pid} still runs after {seconds:g} s", ExitCode.TIMED_OUT)
+    raise CommandError(f"the program with pid {pid} is still running after {seconds:g} s", ExitCode.TIMED_OUT)

@@ -1,11 +1,11 @@
-"""What to run for an InferenceService, with no opinion on where: pure functions from objects to plans. Pure.
+"""Plan the engine of an InferenceService, as a process or a container: functions from objects to plans. Pure.
 
-    registry                              the runtime of a service, for hosts and for pods
+    registry                              the runtime of a service, on hosts and in pods
     plan                                  a LaunchPlan: argv with placeholders, environment, digest
-    process                               engines as processes of a host
-    container                             engines as containers of pods; plug-ins
+    process                               engines as processes on a host
+    container                             engines as containers in pods; plug-ins
     arguments, llama_fields, llama_flags  command lines, and llama.cpp's flags
-    llama_verdicts                        what each of them may do in a service's own arguments
-    allowances                            what a host's owner adds to that
+    llama_verdicts                        which of these flags a service may use in its own arguments
+    allowances                            further flags and variables that the owner of a host allows
 Nothing is started here: see `supervisor/engine` and `controller/render`.
 """

@@ -1,4 +1,4 @@
-"""What the owner of a host lets services use beyond what LLMKube lets them use: flags and variables by exact name."""
+"""Engine flags and variables that the owner of a host allows in addition to LLMKube's own lists, by exact name."""
 
 import re
 from collections.abc import Collection, Iterable
@@ -17,11 +17,11 @@ _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @attrs.frozen
 class Allowances:
-    """What an owner has added, by exact name; nothing unless he says so.
+    """Flags and variables that the owner of a host allows; none by default.
 
     Attributes:
-        flags: Words that `spec.extraArgs` may hold as flags, whatever the verdict on them.
-        variables: Names that `spec.env` may hold.
+        flags: Flags allowed in `spec.extraArgs`, regardless of their verdicts.
+        variables: Names allowed in `spec.env`.
     """
 
     flags: frozenset[str] = frozenset()
@@ -35,25 +35,25 @@ NO_ALLOWANCES: Final = Allowances()
 
 
 def parse_allowances(flags: Iterable[str], variables: Iterable[str], *, reserved: Collection[str]) -> Allowances:
-    """Read what an owner has written.
+    """Check the names that an owner has given, and return the allowances.
 
     Args:
-        flags: Each a flag of the engine.
-        variables: Each the name of a variable.
-        reserved: The flags that LLMKube itself writes: no owner can hand these to services.
+        flags: Flags of engines.
+        variables: Names of variables.
+        reserved: Flags that LLMKube sets itself, which an owner cannot allow.
 
     Raises:
-        UserError: One of them is none, or is among `reserved`; the sentence names the setting.
+        UserError: A name is invalid or reserved; the message names the setting.
     """
     flags, variables = frozenset(flags), frozenset(variables)
     for flag in sorted(flags):
         if not _FLAG.fullmatch(flag):
-            raise UserError(f"{flag!r} is not one flag, such as --lora: name each exactly", field=FLAG_SETTING)
+            raise UserError(f"{flag!r} is not a flag; give exact flags, such as --lora", field=FLAG_SETTING)
         if flag in reserved:
-            raise UserError(f"{flag} is written by LLMKube itself: no service can have it", field=FLAG_SETTING)
+            raise UserError(f"{flag} is set by LLMKube itself and cannot be allowed; remove it", field=FLAG_SETTING)
     for name in sorted(variables):
         if not _VARIABLE.fullmatch(name):
-            raise UserError(f"{name!r} is not the name of one variable: name each exactly", field=VARIABLE_SETTING)
+            raise UserError(f"{name!r} is not the name of a variable; give exact names", field=VARIABLE_SETTING)
         if name.startswith("LLMKUBE_"):
-            raise UserError(f"{name} is LLMKube's own: no service can have it", field=VARIABLE_SETTING)
+            raise UserError(f"{name} is reserved for LLMKube and cannot be allowed; remove it", field=VARIABLE_SETTING)
     return Allowances(flags, variables)

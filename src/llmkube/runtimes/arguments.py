@@ -1,4 +1,4 @@
-"""A command line in the making: which field has found which flag, and what the user has written himself."""
+"""Build an engine's command line from fields, respecting the flags that the user has given in `spec.extraArgs`."""
 
 import itertools
 import re
@@ -15,20 +15,20 @@ FLAG: Final = re.compile(r"--?[A-Za-z][\w-]*(?:\.[\w-]+)*", re.ASCII)
 
 
 def flag_of(arg: str) -> str:
-    """The flag that an argument is or starts with (`--x=1`), or nothing for a value; `--a_b` is `--a-b`."""
+    """Return the flag that an argument is or starts with (`--x=1`), or "" for a value; `--a_b` is `--a-b`."""
     name = arg.partition("=")[0]
     if not FLAG.fullmatch(name):
         return ""
-    return name.replace("_", "-") if name.startswith("--") else name  # llama-server and argparse users take both
+    return name.replace("_", "-") if name.startswith("--") else name  # llama-server and argparse accept both forms
 
 
 def flags_in(args: Sequence[str]) -> frozenset[str]:
-    """Return the flags that are used in these arguments."""
+    """Return the flags in these arguments."""
     return frozenset(filter(None, map(flag_of, args)))
 
 
 def flag_values(args: Sequence[str]) -> dict[str, str]:
-    """Return what these arguments say by flag, where that is plain: one value, or none; what is said last counts."""
+    """Return the values in these arguments by flag, joined by spaces; of a repeated flag the last one."""
     texts: dict[str, str] = {}
     for at, word in enumerate(args):
         if flag := flag_of(word):
@@ -38,21 +38,21 @@ def flag_values(args: Sequence[str]) -> dict[str, str]:
 
 
 def flag_words(flags: Mapping[str, str]) -> list[str]:
-    """Return the words of a command line that gives each of these flags its value."""
+    """Return flags and their values as words of a command line."""
     return [word for flag in flags.items() for word in flag]
 
 
 @attrs.define(eq=False)
 class CommandLine:
-    """A command line that is being written, and the fields that have found a place in it.
+    """A command line that is being built, and the fields that have an effect in it.
 
     Attributes:
-        given: The flags that the user has written himself, each by all its names.
-        explicit: What they say, where that is known: a flag that says what a field says is no contradiction.
-        engine: Who will read it, where that is known: a flag that it lacks is not written. None takes every flag.
-        escape: How a field's text is written where the command line will stand, so that the engine reads that text.
+        given: Flags that the user has given, under all their names.
+        explicit: Values of these flags, where known: a flag with the same value as a field is no conflict.
+        engine: The engine, if known: a flag that it lacks is not written. None accepts every flag.
+        escape: Escapes a field's text for the place of the command line, so that the engine reads the text itself.
         argv: The words so far.
-        honoured: Paths of the fields that have had an effect.
+        honoured: Paths of the fields that have an effect.
     """
 
     given: frozenset[str] = frozenset()
@@ -63,35 +63,35 @@ class CommandLine:
     honoured: set[str] = attrs.Factory(set)
 
     def knows(self, flag: str) -> bool:
-        """Whether the engine understands a flag, as far as we know."""
+        """Return whether the engine knows a flag; True if the engine is not known."""
         return self.engine is None or flag in self.engine.flags
 
     def add(self, path: str, flag: str, *values: object) -> None:
-        """Write the flag for the field at `path`, if the engine knows it, unless the user's own says the same.
+        """Write the flag for the field at `path`, if the engine knows it and the user has not given the same.
 
         Raises:
-            PlanError: The user has written the same flag himself, and it says something else.
+            PlanError: The user has given the flag with another value.
         """
         if not self.knows(flag):
             return
         if flag in self.given:
             if self.explicit.get(flag) != " ".join(map(str, values)):
-                raise PlanError(f"{flag} is decided by {path}: leave one of the two out", field=EXTRA_ARGS)
+                raise PlanError(f"{flag} is controlled by {path}; remove one of the two", field=EXTRA_ARGS)
         else:
             self.argv += [flag, *map(self._to_word, values)]
         self.honoured.add(path)
 
     def default(self, *spellings: str, value: object = None) -> None:
-        """Write a flag of ours in the first spelling that the engine knows, unless the user chose one of them."""
+        """Write a default flag in the first spelling that the engine knows, unless the user has given one of them."""
         flag = next(filter(self.knows, spellings), None)
         if flag and not self.given.intersection(spellings):
             self.argv += [flag] if value is None else [flag, self._to_word(value)]
 
     def add_block(self, block: Any, path: str, flags: Mapping[str, str]) -> None:
-        """Write what a block of options says, by a table from attributes to flags.
+        """Write the flags for a block of options, by a table from attributes to flags.
 
-        A switch's flag may be followed by `|` and the one that turns it off; either may be empty, where the engine
-        does that anyway. What has its default is not written.
+        The flag of a switch may be followed by `|` and the flag that turns it off; either is empty if that is the
+        engine's default. Options with their default values are not written.
         """
         for slot in wire_fields(block.__class__):
             value = getattr(block, slot.attribute)
@@ -110,19 +110,19 @@ class CommandLine:
     def _to_word(self, value: object) -> str:
         if type(value) is str or not isinstance(value, str):
             return self.escape(str(value))
-        return value  # a slot stays one
+        return value  # a placeholder stays one
 
 
 def refuse_owned(args: Iterable[str], owned: Mapping[str, str]) -> None:
-    """Refuse flags that a field or LLMKube decides.
+    """Reject flags that a field or LLMKube controls.
 
     Args:
         args: The user's own arguments.
-        owned: Who decides, by flag: a field, or a place where it belongs.
+        owned: The field or program that controls a flag, by flag.
 
     Raises:
-        PlanError: The first of them, with where to write it instead.
+        PlanError: For the first of these flags, with its owner.
     """
     for arg in args:
         if owner := owned.get(flag_of(arg)):
-            raise PlanError(f"{flag_of(arg)} is decided by {owner}: leave it out here", field=EXTRA_ARGS)
+            raise PlanError(f"{flag_of(arg)} is controlled by {owner}; remove it", field=EXTRA_ARGS)

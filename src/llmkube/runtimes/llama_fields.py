@@ -1,4 +1,4 @@
-"""What the fields of a service mean to llama.cpp's server: one copy, for processes on hosts and containers in pods."""
+"""Translate the fields of a service into flags of llama.cpp's server, for processes on hosts and containers in pods."""
 
 import re
 from typing import Final
@@ -15,20 +15,20 @@ DEFAULT_CONTEXT: Final = 4096
 """Tokens when spec.contextSize is unset and the model was trained for at least as many."""
 ALL_LAYERS: Final = 99
 EMBEDDING_BATCH: Final = 2048
-"""Tokens. An embedding model sees a text in one physical batch or not at all; llama.cpp's own 512 are a paragraph."""
+"""Tokens. A text to embed must fit into one physical batch; llama.cpp's default of 512 is only a paragraph."""
 
 _UNQUANTIZED: Final = (None, "f16", "f32", "bf16")
 DRAFT_FLAGS: Final = frozenset(spellings_of("--spec-draft-model"))
 ALIAS_FLAGS: Final = frozenset(spellings_of("--alias"))
 WRITTEN_FLAGS: Final = ALIAS_FLAGS | {*spellings_of("--embedding"), *spellings_of("--rerank")}
-"""What extraArgs say and the plan writes by itself, having read it."""
+"""Flags that the plan reads from extraArgs and writes itself."""
 
 _STRETCH_FLAGS: Final = frozenset(
     flag
     for name in ("--rope-scaling", "--rope-scale", "--rope-freq-base", "--rope-freq-scale", "--yarn-orig-ctx")
     for flag in (*spellings_of(name), *spellings_of("--override-kv"))
 )
-"""Flags after which the engine takes another context for the trained one, or may."""
+"""Flags that can change the trained context as the engine sees it."""
 _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _EMBEDDING: Final = frozenset({"--embedding", "--embeddings"})
 _RERANK: Final = frozenset({"--rerank", "--reranking"})
@@ -36,20 +36,20 @@ _SPEC_TYPES: Final = {"mtp": "draft-mtp", "draft": "draft-simple", "disabled": "
 
 
 def check_fields(spec: InferenceServiceSpec) -> None:
-    """Refuse fields that exclude each other.
+    """Reject fields that exclude each other.
 
     Raises:
-        PlanError: The field that stands in the way, and what to do about it.
+        PlanError: The invalid field, with a fix.
     """
     explicit = _mode_from_args(spec)
     if explicit and spec.mode and spec.mode != explicit and (spec.mode, explicit) != ("rerank", "embedding"):
-        raise PlanError(f"extraArgs ask for {explicit}: leave one of the two out", field="spec.mode")
+        raise PlanError(f"extraArgs ask for {explicit}; remove one of the two", field="spec.mode")
     if spec.flash_attention is False and (spec.cache_type_custom_v or spec.cache_type_v) not in _UNQUANTIZED:
-        raise PlanError("a quantized V cache needs flash attention, which is turned off", field="spec.cacheTypeV")
+        raise PlanError("a quantized V cache needs spec.flashAttention, which is false", field="spec.cacheTypeV")
 
 
 def mode_of(spec: InferenceServiceSpec) -> str:
-    """Return `chat`, `embedding` or `rerank`: what the spec says or its extraArgs, else what its path implies."""
+    """Return `chat`, `embedding` or `rerank`, from `spec.mode` or extraArgs, or else from the endpoint's path."""
     if mode := spec.mode or _mode_from_args(spec):
         return mode
     last = spec.endpoint.path.rstrip("/").rpartition("/")[2]
@@ -62,49 +62,51 @@ def _mode_from_args(spec: InferenceServiceSpec) -> str:
 
 
 def additional_ids(name: str, spec: InferenceServiceSpec) -> tuple[str, ...]:
-    """Return the model ids besides a service's name that clients may send: `spec.aliases`, and what `--alias` says."""
+    """Return the model ids that clients may send besides a service's name: `spec.aliases` and values of `--alias`."""
     texts = [text for each in known_flags(spec.extra_args) if each.flag in ALIAS_FLAGS for text in each.values]
     explicit = (one for text in texts for one in map(str.strip, text.split(",")) if one)
     return tuple(one for one in dict.fromkeys((*spec.aliases, *explicit)) if one != name)
 
 
 def draft_of(spec: InferenceServiceSpec) -> str:
-    """Return the model that shall guess ahead on a host: a Model's name, or a file's absolute path; or nothing.
+    """Return the draft model for speculative decoding on a host: a Model's name, a file's absolute path, or "".
 
     Raises:
-        PlanError: extraArgs name one that is neither, or another one than the field.
+        PlanError: extraArgs name something else, or another one than the field.
     """
     requested = spec.speculative_decoding
     named = (requested.draft_model_ref if requested else None) or ""
     explicit = [each.values[-1] for each in known_flags(spec.extra_args) if each.flag in DRAFT_FLAGS and each.values]
     if named and not _NAME.fullmatch(named):
-        raise PlanError("name a Model of this namespace", field="spec.speculativeDecoding.draftModelRef")
+        raise PlanError(
+            "not a valid name; name a Model in this namespace", field="spec.speculativeDecoding.draftModelRef"
+        )
     if not explicit:
         return named
     if named and explicit[-1] != named:
-        problem = "--spec-draft-model is decided by spec.speculativeDecoding.draftModelRef: leave one of the two out"
+        problem = "--spec-draft-model is controlled by spec.speculativeDecoding.draftModelRef; remove one of the two"
         raise PlanError(problem, field=EXTRA_ARGS)
     if not explicit[-1].startswith("/") and not _NAME.fullmatch(explicit[-1]):
         raise PlanError(
-            "--spec-draft-model names the file of a host only by an absolute path below a folder that its owner lists "
-            "(--allow-local-sources), or else a Model of this namespace",
+            "--spec-draft-model is neither a Model nor a path; name a Model in this namespace, or the absolute path of "
+            "a file below a folder that --allow-local-sources lists",
             field=EXTRA_ARGS,
         )
     return explicit[-1]
 
 
 def max_context(spec: InferenceServiceSpec, trained: int | None) -> int | None:
-    """Return the tokens beyond which more context has no effect, since a slot gets no more than was trained.
+    """Return the context in tokens beyond which more has no effect; None if not known.
 
-    llama.cpp caps each slot so (`n_ctx_slot`), and reserves the memory of the rest in vain. None where that is not
-    known: rope scaling and overrides of the header change what the engine takes for trained.
+    llama.cpp limits each slot to the trained context (`n_ctx_slot`), but allocates memory for the rest. With rope
+    scaling or overrides of the header, the trained context of the engine is not known.
     """
     stretched = spec.rope_scaling is not None or spec.metadata_overrides or flags_in(spec.extra_args) & _STRETCH_FLAGS
     return None if stretched or not trained else trained * max(1, spec.parallel_slots)
 
 
 def unused_context(spec: InferenceServiceSpec, trained: int | None) -> tuple[str, ...]:
-    """Return what of `spec.contextSize` has no effect, in words; nothing where all of it has."""
+    """Return a description of the part of `spec.contextSize` that has no effect; empty if there is none."""
     limit = max_context(spec, trained)
     if limit is None or (spec.context_size or 0) <= limit:
         return ()
@@ -113,10 +115,10 @@ def unused_context(spec: InferenceServiceSpec, trained: int | None) -> tuple[str
 
 
 def context_of(spec: InferenceServiceSpec, trained: int | None) -> int:
-    """Return the context in tokens: what the service asks for, else what the model was trained for, within reason.
+    """Return the context in tokens: that of the spec, or else the trained one, up to `DEFAULT_CONTEXT`.
 
-    No more than has an effect (`max_context`). `--ctx-size 0` asks for all that it was trained for; 0 comes back where
-    that is not known, and the engine reads it.
+    It is limited to `max_context`. `--ctx-size 0` requests the trained context; if that is not known, the result is 0,
+    which the engine resolves.
     """
     if spec.context_size == TRAINED_CONTEXT:
         return trained or TRAINED_CONTEXT
@@ -126,19 +128,19 @@ def context_of(spec: InferenceServiceSpec, trained: int | None) -> int:
 
 
 def layers_of(gpu: GPU | None) -> int:
-    """Return how many layers go to the GPU: all of them, unless the Model names a number."""
+    """Return the number of layers on the GPU: all of them, unless the Model sets a number."""
     wanted = gpu.layers if gpu else None
     return ALL_LAYERS if wanted is None or wanted < 0 else wanted
 
 
 def add_size(line: CommandLine, spec: InferenceServiceSpec, context: int) -> None:
-    """Write context and slots, which are never left to the engine."""
+    """Write context and slots; the engine's own defaults are never used."""
     line.argv += ["--ctx-size", str(context), "--parallel", str(spec.parallel_slots)]
     line.honoured |= {"spec.contextSize", "spec.parallelSlots"}
 
 
 def add_flash_attention(line: CommandLine, requested: str) -> None:
-    """Write the flag as this build has it: older ones have a switch, whose absence means off."""
+    """Write the flag in the form of this build: in older ones it is a switch, off by default."""
     path, flag = "spec.flashAttention", "--flash-attn"
     if line.engine is None or flag not in line.engine.switches:
         line.add(path, flag, requested)
@@ -149,7 +151,7 @@ def add_flash_attention(line: CommandLine, requested: str) -> None:
 
 
 def add_memory(line: CommandLine, spec: InferenceServiceSpec) -> None:
-    """Write what decides the memory: caches, batches, experts, overrides."""
+    """Write the flags that determine memory: caches, batches, experts, overrides."""
     k, v = spec.cache_type_custom_k, spec.cache_type_custom_v
     fields: tuple[tuple[str, str, object], ...] = (
         ("spec.cacheTypeCustomK" if k else "spec.cacheTypeK", "--cache-type-k", k or spec.cache_type_k),
@@ -160,21 +162,21 @@ def add_memory(line: CommandLine, spec: InferenceServiceSpec) -> None:
         ("spec.moeCPUOffload", "--cpu-moe", spec.moe_cpu_offload),
         ("spec.moeCPULayers", "--n-cpu-moe", spec.moe_cpu_layers),
         ("spec.tensorOverrides", "--override-tensor", ",".join(spec.tensor_overrides) or None),
-        # repeated, not joined: a string among the values may hold commas
+        # repeated, not joined: a value may contain commas
         *(("spec.metadataOverrides", "--override-kv", override) for override in spec.metadata_overrides),
         ("spec.noWarmup", "--no-warmup", spec.no_warmup),
     )
     for path, flag, value in fields:
         if value is False:
-            line.honoured.add(path)  # leaving a switch out is what was asked for
+            line.honoured.add(path)  # without the flag, the switch is off
         elif value is not None:
             line.add(path, flag, *(() if value is True else (value,)))
 
 
 def add_rope(line: CommandLine, spec: InferenceServiceSpec) -> None:
-    """Write how the context is stretched."""
+    """Write the flags for rope scaling."""
     rope = spec.rope_scaling
-    if rope is None or rope.type == "longrope":  # llama-server takes longrope from the file only: no flag asks for it
+    if rope is None or rope.type == "longrope":  # llama-server takes longrope from the file only: it has no flag
         return
     line.add("spec.ropeScaling.type", "--rope-scaling", rope.type)
     if rope.factor:
@@ -184,23 +186,23 @@ def add_rope(line: CommandLine, spec: InferenceServiceSpec) -> None:
 
 
 def add_chat_options(line: CommandLine, spec: InferenceServiceSpec) -> None:
-    """Write how the model talks: its template, and for how long it thinks."""
+    """Write the flags for chat templates and reasoning."""
     if spec.jinja is not None:
         line.add("spec.jinja", "--jinja" if spec.jinja else "--no-jinja")
-    if spec.reasoning_budget is not None:  # 0 is a wish: do not think
+    if spec.reasoning_budget is not None:  # 0 is a value: no reasoning
         line.add("spec.reasoningBudget", "--reasoning-budget", spec.reasoning_budget)
         if spec.reasoning_budget_message:
             line.add("spec.reasoningBudgetMessage", "--reasoning-budget-message", spec.reasoning_budget_message)
 
 
 def add_speculation(line: CommandLine, speculation: SpeculativeDecoding | None, draft: str = "") -> None:
-    """Guess ahead: by a draft model, from n-grams, or by the model's own heads.
+    """Write the flags for speculative decoding: by a draft model, from n-grams, or by the model's own heads.
 
     Args:
         line: The command line.
-        speculation: What the service asks for.
-        draft: The word for the draft model; empty where there is none, or where it is not fetched: a service that asks
-            for one then gets no speculation.
+        speculation: The service's settings.
+        draft: The word for the draft model; "" without one, or if it is not fetched: a service that asks for one then
+            gets no speculation.
     """
     if speculation is None or ((speculation.draft_model or speculation.draft_model_ref) and not draft):
         return
@@ -215,13 +217,13 @@ def add_speculation(line: CommandLine, speculation: SpeculativeDecoding | None, 
 
 
 def add_mode(line: CommandLine, spec: InferenceServiceSpec, context: int, *, pools: bool) -> None:
-    """Make it an embedding or a reranking server, if the service wants one.
+    """Write the flags of an embedding or reranking server, if the service is one.
 
     Args:
         line: The command line.
-        spec: What is asked.
-        context: Tokens.
-        pools: Whether the model's own header says how to pool.
+        spec: The service's spec.
+        context: Context in tokens.
+        pools: Whether the model's header sets the pooling type.
     """
     mode = mode_of(spec)
     if mode == "chat":
@@ -237,5 +239,5 @@ def add_mode(line: CommandLine, spec: InferenceServiceSpec, context: int, *, poo
         line.default("--ubatch-size", value=batch)
         if spec.batch_size is None:
             line.default("--batch-size", value=batch)
-    # its prompt cache would take up to 8 GiB outside the model's buffers, and no embedding ever reads it
+    # the prompt cache would take up to 8 GiB outside the model's buffers, and embeddings never use it
     line.default("--cache-ram", "-cram", value="0")

@@ -1,4 +1,4 @@
-"""llama-server's flags: which ones a binary has, and what a service's own say once they have been judged."""
+"""llama-server's flags: those that a binary has, and those that a service gives, checked against the verdicts."""
 
 import itertools
 import re
@@ -17,10 +17,10 @@ from llmkube.runtimes.plan import EngineInfo, PlanError
 
 MAX_WORDS: Final = 256
 MAX_VALUE_BYTES: Final = 16 * 1024
-"""A chat template or a JSON schema fits."""
+"""Enough for a chat template or a JSON schema."""
 
 MAX_SHOWN: Final = 64
-"""Characters of a user's word that a message repeats."""
+"""Characters of a user's argument that are quoted in a message."""
 
 CONTROL_CHARACTER: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _NEGATIVE: Final = re.compile(r"-(\d+\.?\d*|\.\d+)(e[+-]?\d+)?(,-?\d+(\.\d+)?)*", re.ASCII | re.IGNORECASE)
@@ -28,23 +28,23 @@ _NEGATIVE: Final = re.compile(r"-(\d+\.?\d*|\.\d+)(e[+-]?\d+)?(,-?\d+(\.\d+)?)*"
 
 @attrs.frozen
 class UserFlag:
-    """One flag of a service's own, with its values."""
+    """One flag in a service's own arguments, with its values."""
 
     flag: str
     values: tuple[str, ...] = ()
 
 
 _FLAG_IN_NAMES: Final = re.compile(rf"(?<![\w<{{\[-]){FLAG.pattern}", re.ASCII)
-_REMOVED: Final = "argument has been removed"  # newer builds list flags only to say so
+_REMOVED: Final = "argument has been removed"  # newer builds still list removed flags, with this description
 
 
 def parse_help(text: str) -> frozenset[str]:
-    """Return every flag that a `--help` lists, long and short, whether llama-server or argparse wrote it."""
+    """Return all flags, long and short, in the output of `--help`, of llama-server or of argparse."""
     return frozenset(flag for names in _entries(text) for flag in _FLAG_IN_NAMES.findall(names))
 
 
 def parse_switches(text: str) -> frozenset[str]:
-    """Return those of them that take no value; a flag that once was a switch may want one in a later build."""
+    """Return the flags in the output of `--help` that take no value; some switches take one in later builds."""
     switches: set[str] = set()
     for names in _entries(text):
         flags = _FLAG_IN_NAMES.findall(names)
@@ -54,7 +54,7 @@ def parse_switches(text: str) -> frozenset[str]:
 
 
 def _entries(text: str) -> Iterator[str]:
-    """Yield what stands before each description: a flag's names and its value's."""
+    """Yield the part before each description: the names of a flag and of its value."""
     entries: list[tuple[str, str]] = []
     for line in text.splitlines():
         if re.match(r" {0,4}-{1,2}[A-Za-z]", line):
@@ -68,13 +68,13 @@ def _entries(text: str) -> Iterator[str]:
 
 
 def parse_version(text: str) -> str:
-    """Return what a `--version` says after `version:`, or its first line, or nothing."""
+    """Return the text after `version:` in the output of `--version`, or else its first line; "" if it is empty."""
     found = re.search(r"^version:\s*(.+)$", text, re.MULTILINE)
     lines = text.strip().splitlines()
     return found.group(1).strip() if found else lines[0].strip() if lines else ""
 
 
-# Flags that were replaced: what they are today, for engines that have forgotten them
+# Flags that --load-mode has replaced, and its values for them
 _LOAD_MODES: Final[Mapping[frozenset[str], str]] = {
     frozenset({"--mmap"}): "mmap",
     frozenset({"--mlock"}): "mmap+mlock",
@@ -86,21 +86,20 @@ _LOAD_MODES: Final[Mapping[frozenset[str], str]] = {
 
 
 def read_extra_args(args: Sequence[str], allowances: Allowances = NO_ALLOWANCES) -> tuple[UserFlag, ...]:
-    """Read a service's own arguments as they may stand on the command line of a host's engine.
+    """Parse and check a service's own arguments for the command line of an engine on a host.
 
-    No value may look like a flag: so however a build reads these words, and however many values it gives to a flag, it
-    finds no flag among them but those that were judged here. (argparse reads `-c60000` as `-c`, and `-cr` as `-cram`.)
+    No value may look like a flag: so however a build parses these words, and however many values it gives to a flag, it
+    finds no flags but those that were checked here. (argparse reads `-c60000` as `-c`, and `-cr` as `-cram`.)
 
     Args:
         args: `spec.extraArgs`.
-        allowances: What the host's owner lets services use beyond the verdicts.
+        allowances: Flags that the owner of the host allows in addition to the verdicts.
 
     Raises:
-        PlanError: A word is no flag and no flag's value, or the flag may not be used; the message says why, and what to
-            do.
+        PlanError: A word is neither a flag nor a flag's value, or the flag is not allowed.
     """
     if len(args) > MAX_WORDS:
-        raise PlanError(f"{len(args)} words are more than {MAX_WORDS}", field=EXTRA_ARGS)
+        raise PlanError(f"too many words: {len(args)}; write at most {MAX_WORDS}", field=EXTRA_ARGS)
     found: list[UserFlag] = []
     rest = list(args)
     while rest:
@@ -110,15 +109,15 @@ def read_extra_args(args: Sequence[str], allowances: Allowances = NO_ALLOWANCES)
             raise _stray_word_error(word, found)
         wanted = _value_count(flag, allowances)
         values = [joined] if equals else []
-        if wanted is None:  # what the engine does with a flag that only its owner knows is the owner's business
+        if wanted is None:  # an allowed flag without a verdict may take any number of values
             while not equals and rest and not _looks_like_flag(rest[0]):
                 values.append(rest.pop(0))
         elif equals and wanted != 1:
-            raise PlanError(f"{flag} takes no value behind an equals sign: leave that out", field=EXTRA_ARGS)
+            raise PlanError(f"{flag} takes no value after an equals sign; remove the value", field=EXTRA_ARGS)
         elif not equals:
             values, rest = rest[:wanted], rest[wanted:]
             if len(values) < wanted:
-                raise PlanError(f"{flag} needs a value: write it as the next word", field=EXTRA_ARGS)
+                raise PlanError(f"{flag} needs a value; write it as the next word", field=EXTRA_ARGS)
         for value in values:
             _check_value(flag, value)
         found.append(UserFlag(flag, tuple(values)))
@@ -126,46 +125,41 @@ def read_extra_args(args: Sequence[str], allowances: Allowances = NO_ALLOWANCES)
 
 
 def _value_count(flag: str, allowances: Allowances) -> int | None:
-    """Return how many values a flag takes; None if nothing but the host's owner knows.
+    """Return the number of values that a flag takes; None if it is allowed by the owner and has no verdict.
 
     Raises:
-        PlanError: The flag may not be used.
+        PlanError: The flag is not allowed.
     """
     verdict = VERDICTS.get(flag)
     if flag in allowances.flags:
         return verdict.values if verdict else None
     if verdict is None:
         raise PlanError(
-            f"{flag[:MAX_SHOWN]} is not among the flags that LLMKube lets a service use on a host: write a flag "
-            f"and its value as two words, or ask the host's owner for {FLAG_SETTING}",
+            f"{flag[:MAX_SHOWN]} is not among the allowed flags; write a flag and its value as two words, or allow the "
+            f"flag on this machine with {FLAG_SETTING}",
             field=EXTRA_ARGS,
         )
     if verdict.kind is Kind.OURS:
-        raise PlanError(f"{flag} is decided by {verdict.detail}: leave it out here", field=EXTRA_ARGS)
+        raise PlanError(f"{flag} is controlled by {verdict.detail}; remove it", field=EXTRA_ARGS)
     if verdict.kind is Kind.REFUSED:
-        raise PlanError(
-            f"{flag} {verdict.detail}: no service may use it on a host unless the host's owner allows it by "
-            f"{FLAG_SETTING} {flag}",
-            field=EXTRA_ARGS,
-        )
+        advice = f"remove it, or allow it on this machine with {FLAG_SETTING} {flag}"
+        raise PlanError(f"{flag} {verdict.detail}; {advice}", field=EXTRA_ARGS)
     return verdict.values
 
 
 def _stray_word_error(word: str, found: Sequence[UserFlag]) -> PlanError:
     shown = word if word.isprintable() else repr(word)
-    after = f" behind {found[-1].flag}" if found else ""
-    return PlanError(
-        f'"{shown[:MAX_SHOWN]}"{after} is neither a flag nor the value of one: write each flag and its value as two '
-        "words",
-        field=EXTRA_ARGS,
+    problem = (
+        f'"{shown[:MAX_SHOWN]}"{f" after {found[-1].flag}" if found else ""} is neither a flag nor the value of one'
     )
+    return PlanError(f"{problem}; write each flag and its value as two words", field=EXTRA_ARGS)
 
 
 def _check_value(flag: str, value: str) -> None:
     if _looks_like_flag(value):
-        raise PlanError(f"{flag} needs a value, and what follows looks like another flag", field=EXTRA_ARGS)
+        raise PlanError(f"{flag} needs a value, but the next word looks like another flag", field=EXTRA_ARGS)
     if CONTROL_CHARACTER.search(value):
-        raise PlanError(f"the value of {flag} has a control character in it, such as a line break", field=EXTRA_ARGS)
+        raise PlanError(f"the value of {flag} contains a control character, such as a line break", field=EXTRA_ARGS)
     if len(value.encode("utf-8", "surrogatepass")) > MAX_VALUE_BYTES:
         raise PlanError(f"the value of {flag} is longer than {MAX_VALUE_BYTES} bytes", field=EXTRA_ARGS)
 
@@ -175,9 +169,9 @@ def _looks_like_flag(word: str) -> bool:
 
 
 def expand_spellings(parsed: Iterable[UserFlag]) -> tuple[frozenset[str], dict[str, str]]:
-    """Return the flags that are used, by all their names, and what each says, for a `CommandLine`.
+    """Return the flags that are used, under all their names, and their values, for a `CommandLine`.
 
-    A switch says the empty text by the name that was used, and nothing by the others, which may be its opposite.
+    A switch has the value "" under the name that is used, and none under its other names: these may be its opposite.
     """
     given: set[str] = set()
     texts: dict[str, str] = {}
@@ -190,16 +184,16 @@ def expand_spellings(parsed: Iterable[UserFlag]) -> tuple[frozenset[str], dict[s
 
 
 def check_pod_args(args: Sequence[str], decided: Mapping[str, str]) -> None:
-    """Refuse what a pod's engine may not be told either: what LLMKube writes, what shows a secret, what cannot serve.
+    """Reject flags that are not allowed in pods either: those that LLMKube sets, expose a secret, or stop the server.
 
-    What protects a host is not asked for here. A pod is a boundary of its own, whose author chooses image and command.
+    The rules that protect a host do not apply: a pod is its own boundary, and its author chooses image and command.
 
     Args:
         args: `spec.extraArgs`.
-        decided: Who decides further flags in pods.
+        decided: Fields or programs that control further flags in pods, by flag.
 
     Raises:
-        PlanError: The first of them.
+        PlanError: For the first of them.
     """
     for arg in args:
         flag = flag_of(arg)
@@ -207,22 +201,22 @@ def check_pod_args(args: Sequence[str], decided: Mapping[str, str]) -> None:
         applies = verdict is not None and verdict.in_pods
         owner = decided.get(flag) or (verdict.detail if applies and verdict and verdict.kind is Kind.OURS else "")
         if owner:
-            raise PlanError(f"{flag} is decided by {owner}: leave it out here", field=EXTRA_ARGS)
+            raise PlanError(f"{flag} is controlled by {owner}; remove it", field=EXTRA_ARGS)
         if applies and verdict and verdict.kind is Kind.REFUSED:
-            raise PlanError(f"{flag} {verdict.detail}: leave it out here", field=EXTRA_ARGS)
+            raise PlanError(f"{flag} {verdict.detail}; remove it", field=EXTRA_ARGS)
         if "\0" in arg:
-            raise PlanError(f"{arg[:MAX_SHOWN]!r} has a NUL character in it", field=EXTRA_ARGS)
+            raise PlanError(f"{arg[:MAX_SHOWN]!r} contains a NUL character; remove it", field=EXTRA_ARGS)
 
 
 def known_flags(args: Sequence[str]) -> tuple[UserFlag, ...]:
-    """Read what a service's own arguments say, without a judgement: what is not known is left out."""
+    """Parse a service's own arguments without checking them; unknown flags are left out."""
     return pop_flags(args, VERDICTS.keys())[0]
 
 
 def pop_flags(args: Sequence[str], flags: Collection[str]) -> tuple[tuple[UserFlag, ...], tuple[str, ...]]:
-    """Take some flags with their values out of a service's own arguments; return these, and the words that are left.
+    """Remove some flags with their values from a service's own arguments; return these flags and the remaining words.
 
-    A flag that stands last has no value.
+    A flag in the last place has no value.
     """
     found: list[UserFlag] = []
     rest: list[str] = []
@@ -236,12 +230,12 @@ def pop_flags(args: Sequence[str], flags: Collection[str]) -> tuple[tuple[UserFl
         if flag in flags:
             found.append(UserFlag(flag, (word.partition("=")[2],) if joined else tuple(values)))
         else:
-            rest += [word, *values]  # a value is no flag, whatever it looks like
+            rest += [word, *values]  # a value is not a flag, even if it looks like one
     return tuple(found), tuple(rest)
 
 
 def render_extra_args(parsed: Sequence[UserFlag], engine: EngineInfo) -> Iterator[str]:
-    """Yield the arguments as this engine spells them, flags that were replaced translated.
+    """Yield the arguments for this engine, with flags that its build has replaced translated.
 
     Raises:
         PlanError: The engine has no such flag.
@@ -260,7 +254,7 @@ def render_extra_args(parsed: Sequence[UserFlag], engine: EngineInfo) -> Iterato
 
 
 TRAINED_CONTEXT: Final = 0
-"""What `--ctx-size 0` says: all that the model was trained for. No field can say it."""
+"""Value of `--ctx-size` for the whole context that the model was trained for. No field can express it."""
 
 _MAX_CONTEXT: Final = 2097152
 _MAX_SLOTS: Final = 64
@@ -269,13 +263,13 @@ _FLASH: Final[Mapping[str, bool | None]] = {"on": True, "1": True, "off": False,
 
 
 def read_as_fields(service: InferenceService, model: Model) -> tuple[InferenceService, Model]:
-    """Return a service and its Model with what extraArgs say of context, slots, flash attention and layers as fields.
+    """Move context, slots, flash attention and layers from extraArgs to fields, in copies of a service and its Model.
 
-    The arguments that were read are left out of `spec.extraArgs`; of one that is there twice the last counts, as to the
-    engine. The objects themselves come back where there is nothing to read.
+    These arguments are removed from `spec.extraArgs`; of a repeated one the last applies, as in the engine. Without
+    any, the objects themselves are returned.
 
     Raises:
-        PlanError: An argument has no value that its field could have, or the field says something else.
+        PlanError: An argument has a value that its field cannot have, or the field has another value.
     """
     parsed, rest = pop_flags(tuple(_with_flash_value(service.spec.extra_args)), _FIELD_OF.keys())
     if not parsed:
@@ -296,13 +290,13 @@ def _texts(parsed: Iterable[UserFlag]) -> dict[str, str]:
     texts: dict[str, str] = {}
     for each in parsed:
         if not each.values:
-            raise PlanError(f"{each.flag} needs a value: write it as the next word", field=EXTRA_ARGS)
+            raise PlanError(f"{each.flag} needs a value; write it as the next word", field=EXTRA_ARGS)
         texts[_FIELD_OF[each.flag]] = each.values[0]
     return texts
 
 
 def _with_flash_value(args: Sequence[str]) -> Iterator[str]:
-    """Yield the words; to builds from before it took a value `--flash-attn` was a switch."""
+    """Yield the words, with the value `on` for `--flash-attn` without one: it was a switch in older builds."""
     for word, following in itertools.zip_longest(args, args[1:]):
         bare = flag_of(word) in _FLASH_FLAGS and "=" not in word and following not in _FLASH
         yield f"{word}=on" if bare else word
@@ -311,15 +305,15 @@ def _with_flash_value(args: Sequence[str]) -> Iterator[str]:
 def _context(spec: InferenceServiceSpec, flag: str, text: str) -> InferenceServiceSpec:
     tokens = _number(flag, text)
     if tokens != TRAINED_CONTEXT and not 128 <= tokens <= _MAX_CONTEXT:
-        raise _value_error(flag, text, f"write 0 (all that the model was trained for), or 128 to {_MAX_CONTEXT}")
+        raise _value_error(flag, text, f"write 0 (all that the model was trained for), or 128 to {_MAX_CONTEXT} tokens")
     return attrs.evolve(spec, context_size=_merge(flag, "spec.contextSize", tokens, spec.context_size, None))
 
 
 def _slots(spec: InferenceServiceSpec, flag: str, text: str) -> InferenceServiceSpec:
     slots = _number(flag, text)
     if not 1 <= slots <= _MAX_SLOTS:
-        raise _value_error(flag, text, f"write 1 to {_MAX_SLOTS}: memory is reserved for so many")
-    # the schema fills in 1, so 1 may not be what the user has written
+        raise _value_error(flag, text, f"write 1 to {_MAX_SLOTS}, since memory is reserved for each slot")
+    # the schema's default is 1, so 1 may not be the user's value
     return attrs.evolve(spec, parallel_slots=_merge(flag, "spec.parallelSlots", slots, spec.parallel_slots, 1))
 
 
@@ -342,7 +336,7 @@ def _layers(flag: str, text: str) -> int:
 
 def _merge(flag: str, path: str, parsed: Any, field: Any, unset: Any) -> Any:
     if field not in (unset, parsed):
-        raise PlanError(f"{flag} says {parsed} and {path} says {field}: leave one of the two out", field=EXTRA_ARGS)
+        raise PlanError(f"{flag} is {parsed} and {path} is {field}; remove one of the two", field=EXTRA_ARGS)
     return parsed
 
 
@@ -354,7 +348,7 @@ def _number(flag: str, text: str) -> int:
 
 
 def _value_error(flag: str, text: str, advice: str) -> PlanError:
-    return PlanError(f"{flag} is {text[:64]!r}: {advice}", field=EXTRA_ARGS)
+    return PlanError(f"{flag} is {text[:64]!r}; {advice}", field=EXTRA_ARGS)
 
 
 _FLASH_FLAGS: Final = frozenset(spellings_of("--flash-attn"))

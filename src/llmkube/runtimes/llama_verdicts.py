@@ -1,8 +1,8 @@
-"""A verdict per flag of llama-server: whether `spec.extraArgs` may hold it on a host, and why if not.
+"""A verdict for each flag of llama-server: whether `spec.extraArgs` may contain it on a host, and why not.
 
-Who may edit an InferenceService must not be able to read the host's files, run its programs, open its network or slow
-down what else runs there. So what `llama_verdicts.toml` does not list is refused: a new build's new flag waits for a
-verdict. A test holds that table against the `--help` of the engines that it finds.
+A user who can edit an InferenceService must not be able to read the host's files, run its programs, open its network or
+slow down other programs. So flags that `llama_verdicts.toml` does not list are rejected: a new flag needs a verdict
+first. A test compares the table with the `--help` of the engines that it finds.
 
 Sources: llama-server's own `--help` and tools/server/README.md, builds 6401 to 11434
 (https://github.com/ggml-org/llama.cpp).
@@ -18,24 +18,24 @@ from llmkube.base.package_data import read_table
 
 
 class Kind(Enum):
-    """What becomes of a flag in `spec.extraArgs`."""
+    """Treatment of a flag in `spec.extraArgs`."""
 
-    ALLOWED = "reaches the engine as it is"
-    FIELD = "says what a field says too: reaches the engine unless the field says something else"
-    OURS = "is written by LLMKube, from a field or by itself: refused, with where to write it instead"
-    REFUSED = "would reach out of the engine: refused, unless the host's owner allows it by name"
+    ALLOWED = "is passed to the engine as it is"
+    FIELD = "sets the same as a field: passed to the engine unless the field has another value"
+    OURS = "is controlled by a field or by LLMKube itself: rejected, with the name of the owner"
+    REFUSED = "has an effect outside the engine: rejected, unless the owner of the host allows it by name"
 
 
 @attrs.frozen
 class Verdict:
-    """What may be done with one flag.
+    """The verdict on one flag.
 
     Attributes:
-        kind: What becomes of it.
+        kind: Treatment of the flag.
         spellings: All its names, and those of its opposite.
-        values: How many words follow it as its value.
-        detail: The field for FIELD, who decides for OURS, why for REFUSED; empty for ALLOWED.
-        in_pods: Whether it holds in pods as well; there nothing of a host is in reach.
+        values: Number of words after it that are its value.
+        detail: The field for FIELD, the owner for OURS, the reason for REFUSED; empty for ALLOWED.
+        in_pods: Whether the verdict also applies in pods, from which a host cannot be reached.
     """
 
     kind: Kind
@@ -55,14 +55,14 @@ def _verdicts() -> Iterator[Verdict]:
 
 
 VERDICTS: Final[Mapping[str, Verdict]] = {flag: verdict for verdict in _verdicts() for flag in verdict.spellings}
-"""The verdict on each flag, by each of its names."""
+"""Verdicts by flag, under each of its names."""
 
 _ACCESS: Final = frozenset({"--api-key-file", "--cors-origins"})
 OURS: Final = _ACCESS | {flag for flag, verdict in VERDICTS.items() if verdict.kind is Kind.OURS and verdict.in_pods}
-"""The flags that stand on every command line, or would contradict one that does: no owner can allow them."""
+"""Flags that are on every command line, or conflict with one that is: an owner cannot allow them."""
 
 
 def spellings_of(flag: str) -> tuple[str, ...]:
-    """Return all names of a flag and of its opposite; of one without a verdict, itself."""
+    """Return all names of a flag and of its opposite; only the flag itself if it has no verdict."""
     verdict = VERDICTS.get(flag)
     return verdict.spellings if verdict else (flag,)

@@ -1,4 +1,4 @@
-"""A plan is what to run as a value, with slots for what only the host knows: program, model path, address, port."""
+"""The plan of an engine as a value, with placeholders for what only the host knows: program, model, address, port."""
 
 import hashlib
 import json
@@ -12,22 +12,21 @@ from llmkube.base.errors import UserError
 from llmkube.weights.estimate.demand import Demand
 
 UNLOAD_LEFT: Final = "--unload-left"
-"""Added to the command line of a service: nothing is served, and what an engine of it has left that was killed is
-unloaded. Exits with 0 when nothing of that is loaded any more."""
+"""Added to the command line of a service's front process: it serves nothing, but unloads the model that a killed engine
+of the service has left loaded in the daemon. Exits with 0 when that is no longer loaded."""
 
 
 class PlanError(UserError):
-    """The objects ask for something that no engine on this path can run; `field` says where."""
+    """The objects request something that the engine cannot do; `field` is the path of the request."""
 
 
 class Placeholder(StrEnum):
-    """A place in argv that is filled at launch. A plain string of a user's with the same text is none.
+    """A word of argv that is filled at launch. A user's plain string with the same text is not a placeholder.
 
-    On a host the supervisor fills program, model, host, port and keys (the file with the keys that clients have to
-    show) and
-    wrapper (a file of ours that the program reads). In a pod the renderer fills model (the file, or the
-    folder, that the engine is given), folder (the one that model lies in), draft (the model of a second Model, for
-    guessing ahead) and cache (a folder that the engine may write to).
+    On a host the supervisor fills program, model, host, port, keys (the file with the API keys of clients) and wrapper
+    (a script of ours that the program runs). In a pod the renderer fills model (the file or folder that the engine is
+    given), folder (the folder of the model), draft (the model of a second Model, for speculative decoding) and cache (a
+    folder that the engine may write to).
     """
 
     PROGRAM = "{program}"
@@ -43,15 +42,15 @@ class Placeholder(StrEnum):
 
 @attrs.frozen
 class EngineInfo:
-    """One engine program as it describes itself.
+    """An engine's program as it describes itself.
 
     Attributes:
-        program: What is run.
+        program: Path of the program that is run.
         version: Its build.
-        flags: Those that it knows, as far as it has been asked.
-        switches: Those of them that take no value.
-        wrapper: A file of ours that goes before its own arguments; "" where it needs none.
-        front: The command of the program of ours that runs for each service of a shared daemon; () where none does.
+        flags: Flags that it knows; empty if it was not queried.
+        switches: Flags among them that take no value.
+        wrapper: A script of ours, as its first argument; "" if it needs none.
+        front: Command of our front process, which runs for each service of a shared daemon; () if it needs none.
     """
 
     program: str
@@ -63,9 +62,9 @@ class EngineInfo:
 
 
 def front_words(runtime: str) -> tuple[str, ...]:
-    """Return what the command line of a service on a shared daemon begins with in its plan; `front` runs in its place.
+    """Return the first words of a planned command line for a shared daemon; at launch `EngineInfo.front` replaces them.
 
-    It is the command of earlier versions: digests and journals keep it, so that no upgrade restarts an engine.
+    This is the command of earlier versions: digests and journals retain it, so that no upgrade restarts an engine.
     """
     return (sys.executable, "-m", f"llmkube.cli.daemon_engine.{runtime}.program")
 
@@ -75,17 +74,17 @@ class LaunchPlan:
     """A process to run for one InferenceService.
 
     Attributes:
-        argv: The command line, with `Placeholder` members where the host fills in.
+        argv: The command line, with `Placeholder` members for the host to fill.
         env: Variables to add to the engine's environment, in the user's order.
         runtime: The engine family (`llamacpp`).
-        alias: The model id that the engine answers to.
+        alias: Model id that the engine answers to.
         weights_identity: Changes when the weights' bytes may have changed.
-        ready_path: GET it: 200 means loaded and able to answer.
-        not_honoured: Paths of fields that were given but have no effect on this path.
-        demand: What decides the memory that it needs, read from argv; None where it cannot be estimated.
-        keys_digest: Tells which API keys of clients it takes, without telling them; "" when it takes none of theirs.
-        restarted_at: When a user asked last that it be started anew, as text; "" when that was never asked.
-        weights_format: The Model's when it was planned; "" of what an earlier release has planned.
+        ready_path: GET returns 200 when the model is loaded and requests can be answered.
+        not_honoured: Paths of fields that are set but have no effect here.
+        demand: Settings that determine its memory, read from argv; None if it cannot be estimated.
+        keys_digest: Digest of the clients' API keys that it accepts; "" if it accepts none.
+        restarted_at: Time of the last restart that a user requested, as text; "" if there was none.
+        weights_format: Format of the Model when it was planned; "" in plans of earlier releases.
     """
 
     argv: tuple[str, ...]
@@ -101,7 +100,7 @@ class LaunchPlan:
     weights_format: str = attrs.field(default="", eq=False)
 
     def render(self, engine: EngineInfo, *, model: str, host: str, port: int, keys: str) -> tuple[str, ...]:
-        """Return argv as this engine is started, with every slot filled."""
+        """Return argv for the start of this engine, with every placeholder filled."""
         fill = {
             Placeholder.PROGRAM: engine.program,
             Placeholder.MODEL: model,
@@ -115,22 +114,17 @@ class LaunchPlan:
 
     @property
     def mode(self) -> str:
-        """What the engine is started for: `chat`, `embedding` or `rerank`."""
+        """Mode in which the engine is started: `chat`, `embedding` or `rerank`."""
         return "rerank" if "--reranking" in self.argv else "embedding" if "--embedding" in self.argv else "chat"
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of everything that a running engine would have to be restarted for.
+        """SHA-256 of everything that requires a restart of a running engine when it changes.
 
-        Program, host, port and model path are slots, so another port is not another plan; the order of environment
-        variables and the list of fields without effect do not count.
+        Program, host, port and model path are placeholders, so another port is not another plan. The order of
+        environment variables and the list of fields without effect are left out.
         """
         argv = [[arg.name] if isinstance(arg, Placeholder) else arg for arg in self.argv]
-        facts = [
-            self.runtime,
-            argv,
-            sorted(self.env),
-            self.weights_identity,
-            *filter(None, [self.keys_digest, self.restarted_at]),
-        ]
+        optional = filter(None, [self.keys_digest, self.restarted_at])
+        facts = [self.runtime, argv, sorted(self.env), self.weights_identity, *optional]
         return hashlib.sha256(json.dumps(facts, separators=(",", ":")).encode()).hexdigest()

@@ -1,6 +1,6 @@
-"""Which runtime plans a service is a table lookup: a process on a host, or a container in a pod.
+"""Look up the runtime that plans a service, as a process on a host or as a container in a pod.
 
-What no path can run is refused by name. Containers know the built-in runtimes, and those of installed plug-ins.
+Unknown runtimes are rejected by name. In pods there are the built-in runtimes and those of installed plug-ins.
 """
 
 from collections.abc import Collection, Mapping
@@ -29,7 +29,7 @@ from llmkube.runtimes.process.plan_inputs import PlanInputs
 
 _LLAMACPP: Final = HOST_RUNTIMES["llamacpp"]
 LLAMACPP_NAMES: Final = (_LLAMACPP.name, *_LLAMACPP.other_names)
-"""Values of spec.runtime that mean llama.cpp's server; only the first is a default."""
+"""Values of spec.runtime for llama.cpp's server; only the first is a default."""
 
 BUILT_IN: Final[Mapping[str, Runtime]] = {
     runtime.name: runtime
@@ -50,7 +50,7 @@ BUILT_IN: Final[Mapping[str, Runtime]] = {
 _RUNTIME_FIELD: Final = "spec.runtime"
 _FORMAT_FIELD: Final = "Model.spec.format"
 
-# What every path takes into account before it plans
+# Fields that are always honoured, before planning
 _ALWAYS: Final = ("spec.modelRef", _RUNTIME_FIELD, _FORMAT_FIELD, "Model.spec.quantization")
 
 IMAGES: Final[Mapping[str, str]] = {
@@ -59,7 +59,7 @@ IMAGES: Final[Mapping[str, str]] = {
     for stack, image in runtime.images.items()
     if not runtime.image_key
 }
-"""Our images by runtime and compute stack, as an operator names others."""
+"""Our images by runtime and compute stack; an operator overrides them by the same keys."""
 
 _NO_IMAGES: Final = Images()
 _NO_NAMES: Final[Mapping[str, str]] = MappingProxyType({})
@@ -71,22 +71,22 @@ _NO_NAMES: Final[Mapping[str, str]] = MappingProxyType({})
 def check(
     isvc: InferenceService, model: Model, allowances: Allowances = NO_ALLOWANCES, mlx_runtime: str = MLX_RUNTIME
 ) -> None:
-    """Refuse what the objects alone show to be impossible on a host, before anything is downloaded.
+    """Reject objects that a host cannot serve, before anything is downloaded.
 
     Args:
         isvc: The service.
         model: The Model that it refers to.
-        allowances: What the host's owner lets services use.
-        mlx_runtime: Which of the engines built on MLX the host takes where none is named.
+        allowances: Flags and variables that the owner of the host allows.
+        mlx_runtime: The MLX engine that the host uses by default.
 
     Raises:
-        PlanError: Its `field` is the path that stands in the way.
+        PlanError: Its `field` is the path of the invalid field.
     """
     host_runtime_of(isvc, model, mlx_runtime).check(isvc, model, allowances)
 
 
 def plan_for(inputs: PlanInputs) -> LaunchPlan:
-    """Return what to run for this service on a host.
+    """Return the plan for this service on a host.
 
     Raises:
         PlanError: As `check`, and when the engine lacks a flag of spec.extraArgs.
@@ -98,7 +98,7 @@ def plan_for(inputs: PlanInputs) -> LaunchPlan:
 
 
 def runtime_named(name: str) -> Runtime:
-    """Return the runtime that runs in pods under this name: a built-in one, or a plug-in's.
+    """Return the pod runtime with this name: a built-in one, or a plug-in's.
 
     Raises:
         PlanError: There is none, or it cannot be used.
@@ -112,12 +112,12 @@ def runtime_named(name: str) -> Runtime:
         raise PlanError(str(exc), field=_RUNTIME_FIELD) from exc
     if runtime is None:
         names = ", ".join(sorted({*BUILT_IN, *plugins.installed()}))
-        raise PlanError(f'"{name[:64]}" does not run in pods: use one of {names}', field=_RUNTIME_FIELD)
+        raise PlanError(f'"{name[:64]}" does not run in pods; use one of {names}', field=_RUNTIME_FIELD)
     return runtime
 
 
 def parse_image_overrides(given: Mapping[str, str]) -> Mapping[str, str]:
-    """Return an operator's images by the keys of `IMAGES`, or by a runtime's name for all of its stacks.
+    """Return an operator's images, by the keys of `IMAGES` or by a runtime's name for all of its stacks.
 
     Raises:
         UserError: A key is neither.
@@ -125,8 +125,7 @@ def parse_image_overrides(given: Mapping[str, str]) -> Mapping[str, str]:
     known = {*IMAGES, *(runtime.name for runtime in BUILT_IN.values() if not runtime.images)}
     for key in given:
         if key not in known:
-            raise UserError(f"{key!r} is no engine of ours: use one of {', '.join(sorted(known))}",
-                            field="--engine-image")  # fmt: skip
+            raise UserError(f"{key!r} is not an engine; use one of {', '.join(sorted(known))}", field="--engine-image")
     return dict(given)
 
 
@@ -142,14 +141,14 @@ def container_plan_for(
 
     Args:
         isvc: The service.
-        model: The Model that it refers to. Of its status only `gguf` counts.
-        images: What the operator has to say about images.
-        gpu_resources: What the operator calls GPUs (`gpu.parse_gpu_resources`).
-        rendered: Paths of the fields that the caller gives effect to, with all that is below them
-            (`spec.nodeSelector`, `spec.autoscaling`): the plan does not report them as not honoured.
+        model: The Model that it refers to. Of its status only `gguf` is used.
+        images: The operator's settings for images.
+        gpu_resources: The operator's resource names for GPUs (`gpu.parse_gpu_resources`).
+        rendered: Paths of the fields that the caller handles, with everything below them (`spec.nodeSelector`,
+            `spec.autoscaling`): the plan does not report them as not honoured.
 
     Raises:
-        PlanError: Its `field` is the path that stands in the way.
+        PlanError: Its `field` is the path of the invalid field.
     """
     hardware = model.spec.hardware.accelerator
     if hardware == METAL:
@@ -164,24 +163,17 @@ def container_plan_for(
     if resources.on_gpu or hardware == "cpu":
         line.honoured.add("Model.spec.hardware.accelerator")
     builder = ContainerBuilder(
-        runtime=runtime,
-        service=isvc,
-        model=model,
-        images=images,
-        resources=resources,
-        config=config,
-        line=line,
+        runtime=runtime, service=isvc, model=model, images=images, resources=resources, config=config, line=line
     )
     plan = runtime.plan(builder)
     autoscaling = isvc.spec.autoscaling
     if autoscaling is not None and not autoscaling.metrics and plan.hpa_metric is None:
-        raise PlanError(f"{runtime.name} counts nothing that it could scale on: name a metric",
-                        field="spec.autoscaling.metrics")  # fmt: skip
+        raise PlanError(f"{runtime.name} exports no metric to scale on; name one", field="spec.autoscaling.metrics")
     if isvc.spec.api_key_secret_ref is not None and not _checks_keys_everywhere(plan):
         with_keys = ", ".join(each.name for each in BUILT_IN.values() if each.asks_keys)
         raise PlanError(
-            f"{runtime.name} can be reached past what asks clients for their keys: leave this out and restrict who "
-            f"reaches its pods (NetworkPolicy), or use {with_keys}",
+            f"clients can bypass the key check of {runtime.name}; remove this and restrict access to its pods "
+            f"(NetworkPolicy), or use {with_keys}",
             field=KEYS_FIELD,
         )
     paths = (*changed_paths(isvc.spec, "spec"), *given, *changed_paths(model.spec, "Model.spec"))
@@ -190,17 +182,17 @@ def container_plan_for(
 
 
 def _refuse_group(isvc: InferenceService, runtime: Runtime) -> None:
-    """Of llama.cpp the part on the other nodes (rpc-server) asks no client who it is; the others know no such thing."""
+    """Reject several nodes, except for vLLM: llama.cpp's rpc-server has no authentication, others have no such part."""
     if isvc.spec.multi_node is not None and runtime.name != vllm.RUNTIME.name:
         raise PlanError(
-            f"{runtime.name} does not serve one model over several nodes here: leave it out and use a node with enough "
-            f"memory, or set spec.runtime {vllm.RUNTIME.name} with weights that it reads",
+            f"{runtime.name} does not serve one model over several nodes here; remove it and use a node with enough "
+            f"memory, or set spec.runtime to {vllm.RUNTIME.name} with weights that it reads",
             field="spec.multiNode",
         )
 
 
 def _checks_keys_everywhere(plan: ContainerPlan) -> bool:
-    """Whether every port of a pod asks its clients for a key."""
+    """Return whether every port of a pod checks the keys of its clients."""
     return plan.key_check is not None and not plan.extra_ports and plan.scheme == "http"
 
 
@@ -217,7 +209,7 @@ def _check_format(runtime: Runtime, isvc: InferenceService, model: ModelSpec) ->
 
 
 def _config(runtime: Runtime, isvc: InferenceService) -> tuple[Any, tuple[str, ...]]:
-    """Return a plug-in's own options, decoded, and the paths of those that were given."""
+    """Return a plug-in's own options, decoded, and the paths of those that are set."""
     data = isvc.spec.wire.unknown.get(runtime.config_key)
     if runtime.config is None or data is None:
         return None, ()

@@ -1,12 +1,12 @@
-"""The root of a host: which services run here, each in a nursery of its own. It wires, and never decides.
+"""The root of the agent's task tree, in which each service has a nursery. It wires parts together and decides nothing.
 
 ```
  run_agent
- └ shielded support      what a dying service still needs; a deadline begins when the stop does
-   ├ applier, repeats, reflectors, nodes, host_lease, claims, events, pressure
-   └ services nursery    cancelled first; the support closes after the last service has gone
-     ├ run_service "chat"      life scope
-     └ run_service "embed"     life scope
+ └ shielded support      needed by services until they have stopped; its deadline starts with the stop
+   ├ applier, resync, reflectors, nodes, host_lease, claims, events, memory
+   └ services nursery    cancelled first; the support ends after the last service
+     ├ run_service "chat"      its own cancel scope
+     └ run_service "embed"     its own cancel scope
 ```
 """
 
@@ -44,48 +44,48 @@ log = structlog.get_logger(__name__)
 Task = Callable[[], Awaitable[None]]
 
 ADDRESS_LOOKUP_SECONDS = 1.0
-"""How long the first look at this host's addresses may take; after that its engines must not wait any longer."""
+"""Time limit of the first lookup of this host's addresses, so that engines do not wait longer."""
 
 STOP_SLACK_SECONDS = 3.0
-"""Added to the sum of a stop's own deadlines before the support is taken away from under it."""
+"""Added to the sum of a stop's own deadlines before the support is cancelled."""
 
 
 @attrs.define(eq=False)
 class AgentView:
-    """What one may ask a running agent; reads are synchronous and never wait."""
+    """Queries and controls of a running agent; all are synchronous and never wait."""
 
     _services: Services
     credential: CredentialMonitor
 
     @property
     def cordon(self) -> HostCordon:
-        """Whether this host serves."""
+        """Cordon of this host."""
         return self._services.cordon
 
     @property
     def changed(self) -> Mailbox[None]:
-        """A mailbox whose version grows whenever an answer may have changed."""
+        """Mailbox whose version grows whenever the result of a query may have changed."""
         return self._services.changed
 
     def services(self) -> dict[Key, ServiceView]:
-        """A snapshot of every service that this host looks after."""
+        """Return a snapshot of every service that runs on this host."""
         return {key: running.status_manager.snapshot for key, running in sorted(self._services.running.by_key.items())}
 
     def engines(self) -> dict[Key, EngineUse]:
-        """The engine of every service, and what it has said of its tokens."""
+        """Return the engine of every service, with its token count."""
         managers = {key: running.status_manager for key, running in self._services.running.by_key.items()}
         return {key: EngineUse(each.view.pid, each.tokens) for key, each in managers.items()}
 
     def memory(self) -> MemoryView | None:
-        """A snapshot of the host's memory; None while memory is not watched."""
+        """Return a snapshot of the host's memory; None while it is not watched."""
         return self._services.ledger.view()
 
     def keep_engines(self) -> None:
-        """Let engines, endpoints and Lease stay when this agent ends: the next one on this host adopts them."""
+        """Keep engines, endpoints and Lease when this agent exits; the next agent on this host adopts them."""
         self._services.shutdown.keep = True
 
     def ready(self) -> tuple[bool, str]:
-        """Whether the agent has seen the API server's objects once and is still let in, and why not."""
+        """Return whether the agent has listed the API server's objects and its credential is accepted, or why not."""
         credential = self.credential.value.value
         if credential.state is CredentialState.REFUSED:
             return False, credential.advice
@@ -100,10 +100,10 @@ async def run_agent(
     *,
     task_status: trio.TaskStatus[AgentView] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve on this host until cancelled; then stop every service in order, in bounded time, before returning.
+    """Serve on this host until cancelled; then stop every service, in bounded time, before returning.
 
-    Cancelling is the stop: endpoints are withdrawn, engines get TERM in parallel, one grace, KILL, and the last words
-    reach the API server if it is there. `task_status.started` receives the `AgentView`.
+    After the cancellation endpoints are withdrawn, all engines get TERM in parallel and KILL after the grace, and the
+    last writes are sent if the API server is reachable. `task_status.started` receives the `AgentView`.
     """
     stop = trio.Event()
     async with trio.open_nursery() as nursery:
@@ -118,8 +118,8 @@ async def _run_shielded(
     client: Client, settings: AgentSettings, ports: Ports, stop: trio.Event, task_status: trio.TaskStatus[AgentView]
 ) -> None:
     services, credential = Services(client, settings, ports), CredentialMonitor(settings.token_file)
-    # Cancellation would reach the applier together with the services that still have to write through it. So the
-    # support is shielded, the services are cancelled from in here, and from that moment the shield has a deadline.
+    # A cancellation would reach the applier together with the services that still have to write through it. The support
+    # is therefore shielded; the services are cancelled from here, and from then on the shield has a deadline.
     with trio.CancelScope(shield=True) as support:
         async with trio.open_nursery() as outer:
             await _start_support(outer, services, credential)
@@ -137,11 +137,11 @@ async def _run_shielded(
                     await delete_host_lease(client, settings)
             outer.cancel_scope.cancel(reason="every service has stopped")
     if support.cancelled_caught:
-        log.error("the stop took longer than its deadlines allow")
+        log.error("stop timed out")
 
 
 async def _start_support(nursery: trio.Nursery, services: Services, credential: CredentialMonitor) -> None:
-    """Find out how this host is reached, and start all that services need until the last of them has ended."""
+    """Look up this host's address, and start the tasks that services need until the last of them has stopped."""
     client, settings, ports = services.client, services.settings, services.ports
     claims, applier, running, hosts = services.claims, services.applier, services.running, services.hosts
     wakes = Mailbox(0.0)
@@ -198,14 +198,14 @@ async def _start_support(nursery: trio.Nursery, services: Services, credential: 
 
 
 async def _run_after_name_confirmed(name_confirmed: trio.Event, run: Task) -> None:
-    """Say nothing in this host's name before it is certain that no other machine has it."""
+    """Write nothing in this host's name before it is certain that no other machine uses it."""
     await name_confirmed.wait()
     await run()
 
 
 async def _restart_after_sleep(watch: Task, wakes: Mailbox[float]) -> None:
-    """Never return: after a sleep begin again with a list; what was open then may be dead without having said so."""
-    while True:
+    """Run a watch, and restart it with a new list after a sleep; never return."""
+    while True:  # connections that were open before a sleep may be dead without an error
         version = wakes.version
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watch)
@@ -214,7 +214,7 @@ async def _restart_after_sleep(watch: Task, wakes: Mailbox[float]) -> None:
 
 
 async def _reapply_after_membership_changes(services: Services) -> None:
-    """Never return: say what stands once more some time after other hosts have come or gone."""
+    """Apply everything again some time after other hosts have joined or left; never return."""
     hosts, host = services.hosts, services.claims.host
     while True:
         version, before = hosts.updates.version, _others(hosts, host)
@@ -230,6 +230,6 @@ def _others(hosts: HostMonitor, host: str) -> frozenset[str]:
 
 
 def stop_seconds(settings: AgentSettings) -> float:
-    """The longest that a stop may take: endpoints, requests in flight, engines, the last words."""
-    endings = settings.drain_seconds + settings.longest_grace_seconds + KILL_SECONDS
-    return 2 * settings.withdraw_seconds + endings + STOP_SLACK_SECONDS
+    """Return the longest time that a stop may take: endpoints, requests in flight, engines, last writes."""
+    engine_seconds = settings.drain_seconds + settings.longest_grace_seconds + KILL_SECONDS
+    return 2 * settings.withdraw_seconds + engine_seconds + STOP_SLACK_SECONDS

@@ -1,4 +1,4 @@
-"""How the host's credential does, from what the API server answers; each change is told once."""
+"""Track the state of the host's credential from answers of the API server, and report each change once."""
 
 import contextlib
 from pathlib import Path
@@ -15,35 +15,35 @@ from llmkube.supervisor.values.join_record import read_record
 
 log = structlog.get_logger(__name__)
 
-_REFUSED: Final = "the API server refuses this host's credential: it has ended, or its account is gone"
+_REFUSED: Final = "the API server refuses this host's credential: it has expired, or its account is gone"
 
 
 @attrs.define(eq=False)
 class CredentialMonitor:
-    """Hold what is known; those who ask the API server say what it answered.
+    """Holds the state of the credential, which tasks that talk to the API server update.
 
     Attributes:
-        token: The file of a token that `llmkube agent join` has left; None for a credential of another kind.
-        value: The credential of now; a new version whenever it changes.
+        token: File of a token that `llmkube agent join` wrote; None for a credential of another kind.
+        value: The current credential; its version grows whenever it changes.
     """
 
     token: Path | None = None
     value: Mailbox[HostCredential] = attrs.field(factory=lambda: Mailbox(HostCredential()))
 
     def mark_accepted(self) -> None:
-        """The API server has let the host in."""
+        """Record that the API server has accepted the credential."""
         if self.value.value.state is CredentialState.REFUSED:
-            log.info("the API server accepts this host's credential again")
+            log.info("host credential accepted again")
             self._set_state(CredentialState.ACCEPTED)
 
     def mark_refused(self) -> None:
-        """The API server has answered 401: who that is, it does not know."""
+        """Record that the API server has answered 401."""
         if self.value.value.state is not CredentialState.REFUSED:
             self._set_state(CredentialState.REFUSED, _REFUSED)
-            log.error("the API server refuses this host's credential; engines go on", command=self.value.value.command)
+            log.error("host credential refused; engines keep running", command=self.value.value.command)
 
     def set_expiry(self, expires_at: float) -> None:
-        """There is a token that is not due, or a new one."""
+        """Record the expiry of a token that is not due yet, or is new."""
         now = self.value.value
         if now.state is CredentialState.NOT_RENEWED:
             self._set_state(CredentialState.ACCEPTED)
@@ -51,32 +51,32 @@ class CredentialMonitor:
             self.value.put_nowait(attrs.evolve(self.value.value, expires_at=expires_at))
 
     def mark_not_renewed(self, problem: str) -> None:
-        """The next token was not to be had; the one that there is may still count."""
+        """Record that the token could not be renewed; the current one may still be valid."""
         message = f"this host's token was not renewed: {problem}"
         now = self.value.value
         if now.state is not CredentialState.REFUSED and message != now.problem:
             self._set_state(CredentialState.NOT_RENEWED, message)
-            log.warning("this host's token was not renewed; will be repeated", error=problem)
+            log.warning("host token not renewed; retrying", error=problem)
 
     def _set_state(self, state: CredentialState, problem: str = "") -> None:
         command = self._command() if problem else ""
         self.value.put_nowait(HostCredential(state, problem, command, self.value.value.expires_at))
 
     def _command(self) -> str:
-        """The join as it is on the disk now: an administrator may have granted more since this agent began."""
+        """Return the command of the join record."""
         if self.token is None:
             return ""
-        record = read_record(self.token)
+        record = read_record(self.token)  # each time: an administrator may have granted more since this agent started
         folder = self.token.parent
         return record.command(folder) if record else f"llmkube agent join --network CIDR --state-dir {folder}"
 
 
 async def run_problem_file(value: Mailbox[HostCredential], path: Path) -> Never:
-    """Never return: keep a file that says what is wrong with the credential; there is none while nothing is.
+    """Keep a file with the problem of the credential up to date, without a problem none; never return.
 
-    It is removed at the end: what an agent that has stopped thinks of its credential helps no reader.
+    The file is removed on exit: the state of an agent that has stopped is of no use.
     """
-    written: str | None = None  # what an earlier agent has left, if it was killed
+    written: str | None = None  # not known: an earlier agent that was killed may have left a file
     try:
         while True:
             version, advice = value.version, value.value.advice
@@ -84,7 +84,7 @@ async def run_problem_file(value: Mailbox[HostCredential], path: Path) -> Never:
                 try:
                     await trio.to_thread.run_sync(_write_or_remove, path, advice)
                 except OSError as error:
-                    log.warning("what is wrong with the host's credential cannot be noted", error=str(error))
+                    log.warning("file with the credential's problem not written", error=str(error))
                 written = advice
             await value.wait_newer(version)
     finally:

@@ -1,9 +1,9 @@
-"""What a source asks for: from the Secret that a Model names, else from what the operator has given the agent.
+"""Read credentials for sources: from the Secret that a Model names, else from the operator's settings.
 
-For the hub that is a token, for a bucket the variables of `weights.buckets`, for a registry a `.dockerconfigjson`.
+The hub needs a token, a bucket the variables of `weights.download.buckets`, a registry a `.dockerconfigjson`.
 
-It is looked for only when something has to be fetched from the hub, and never kept: a rotated one is used at once, and
-there is nothing to leak. Messages name where it should have come from, and never what was found there.
+Credentials are read only when something has to be fetched, and are never stored: a rotated one is used at once, and
+nothing can leak. Error messages name the place where a credential was expected, never its content.
 
 The API keys that a service names (`spec.apiKeySecretRef`) are read from its Secret in the same way.
 """
@@ -31,12 +31,12 @@ from llmkube.weights.download.registry import CONFIG_KEY, RegistryAccess
 from llmkube.weights.source import EngineSource, ImageSource
 
 KEY: Final = "HF_TOKEN"
-"""The key of the Secret."""
+"""Key in the Secret."""
 
 READ_SECONDS: Final = 15.0
-"""How long the API server may take to answer for a Secret before the fetch is tried again later."""
+"""Time limit for reading a Secret; the fetch is then retried later."""
 
-_TOKEN: Final = re.compile(r"[!-~]{1,4096}", re.ASCII)  # what may stand in a header, on one line
+_TOKEN: Final = re.compile(r"[!-~]{1,4096}", re.ASCII)  # a single word, valid as part of a header
 
 _FIELD: Final = "spec.sourceSecretRef"
 
@@ -47,20 +47,20 @@ API_KEYS_FIELD = "spec.apiKeySecretRef"
 
 
 class TokenError(UserError):
-    """There is no token where the Model or the operator says that there is one."""
+    """The token that the Model or the operator names does not exist."""
 
     reason = Reason.TOKEN_UNAVAILABLE
 
 
 @attrs.frozen(eq=False)
 class SourceCredentials:
-    """Find tokens.
+    """Finds credentials for the sources of Models.
 
     Attributes:
-        read_secret: Reads one Secret; NotFoundError when there is none.
-        file: What Models without a Secret use, if anything.
-        limiter: Bounds the threads that read it.
-        environ: Where such Models find the variables of a bucket.
+        read_secret: Reads one Secret; raises NotFoundError if there is none.
+        file: File with the hub's token for Models without a Secret, if there is one.
+        limiter: Limits the threads that read it.
+        environ: Environment with the variables of a bucket for Models without a Secret.
     """
 
     read_secret: ReadSecret
@@ -69,11 +69,11 @@ class SourceCredentials:
     environ: Mapping[str, str] = attrs.field(factory=dict, repr=False)
 
     async def find(self, model: Model) -> str | None:
-        """Return the token for a Model's source, or None if none was given.
+        """Return the token for a Model's source, or None if none is configured.
 
         Raises:
-            TokenError: Its Secret, the key in it, or the operator's file is missing or useless.
-            ExternalError: The API server does not say.
+            TokenError: Its Secret, the key in it, or the operator's file is missing or invalid.
+            ExternalError: The API server does not answer.
         """
         key = _secret_of(model)
         if key is not None:
@@ -84,12 +84,12 @@ class SourceCredentials:
         return await trio.to_thread.run_sync(partial(read_token_file, self.file), limiter=self.limiter)
 
     async def find_access(self, model: Model) -> BucketAccess:
-        """Return who asks for a Model's object in a bucket, and where.
+        """Return the keys and the endpoint for a Model's object in a bucket.
 
         Raises:
             TokenError: Its Secret is missing.
-            SourceError: What the Secret or the environment says cannot be used.
-            ExternalError: The API server does not say.
+            SourceError: The values in the Secret or the environment are invalid.
+            ExternalError: The API server does not answer.
         """
         key = _secret_of(model)
         if key is None:
@@ -99,16 +99,16 @@ class SourceCredentials:
         try:
             values = {name: base64.b64decode(text).decode() for name, text in secret.data.items() if name in VARIABLES}
         except ValueError as exc:
-            raise TokenError(f"{_describe(key)} holds no text", field=_FIELD) from exc
+            raise TokenError(f"{_describe(key)} contains binary data instead of text", field=_FIELD) from exc
         return BucketAccess.read(values, where=_describe(key))
 
     async def find_registry(self, model: Model, source: EngineSource) -> RegistryAccess:
-        """Return who asks for a Model's source in a registry; no user, where the Model names no Secret.
+        """Return the login for a Model's source in a registry; anonymous if the Model names no Secret.
 
         Raises:
-            TokenError: Its Secret is missing, or is none for registries.
-            SourceError: What is in it cannot be used.
-            ExternalError: The API server does not say.
+            TokenError: Its Secret is missing, or is not one for registries.
+            SourceError: Its content is invalid.
+            ExternalError: The API server does not answer.
         """
         key = _secret_of(model)
         if key is None or not isinstance(source, ImageSource):
@@ -119,11 +119,10 @@ class SourceCredentials:
         try:
             text = base64.b64decode(secret.data[CONFIG_KEY], validate=True).decode()
         except KeyError as exc:
-            raise TokenError(
-                f"{where} has no key {CONFIG_KEY}: make it with `kubectl create secret docker-registry`", field=_FIELD
-            ) from exc
+            message = f"{where} has no key {CONFIG_KEY}; create it with `kubectl create secret docker-registry`"
+            raise TokenError(message, field=_FIELD) from exc
         except ValueError as exc:
-            raise TokenError(f"{where} holds no text", field=_FIELD) from exc
+            raise TokenError(f"{where} contains binary data instead of text", field=_FIELD) from exc
         return RegistryAccess.read(text, source.registry, where=where)
 
     async def _token_in(self, key: Key) -> str:
@@ -133,7 +132,7 @@ class SourceCredentials:
         except ValueError:
             text = ""
         if not _TOKEN.fullmatch(text):
-            raise TokenError(f"{KEY} in {_describe(key)} is no token (one word of ASCII)", field=_FIELD)
+            raise TokenError(f"{KEY} in {_describe(key)} is not a token (one word of ASCII)", field=_FIELD)
         return text
 
 
@@ -147,7 +146,7 @@ def _describe(key: Key) -> str:
 
 
 def _value_in(secret: Secret, wanted: str, field: str, error: type[UserError]) -> bytes:
-    """Return what a Secret has under one of its keys; ValueError for what is no base64, an `error` without the key."""
+    """Return the value of a key in a Secret; raise `error` if the key is missing, ValueError if it is not base64."""
     if wanted not in secret.data:
         present = ", ".join(sorted(secret.data)) or "nothing"
         raise error(f"{_describe(secret.key)} has no key {wanted} (it has {present}); add that key", field=field)
@@ -155,11 +154,11 @@ def _value_in(secret: Secret, wanted: str, field: str, error: type[UserError]) -
 
 
 async def read_named_secret(read: ReadSecret, key: Key, wanted: str, field: str, error: type[UserError]) -> Secret:
-    """Return a Secret that a field names; `wanted` is the key in it that the error shall name.
+    """Return the Secret that a field names; `wanted` is the key in it for error messages.
 
     Raises:
-        UserError: There is none, or the agent may not read it: an `error`.
-        ExternalError: The API server does not say in `READ_SECONDS`.
+        UserError: As `error`: the Secret does not exist, or the agent may not read it.
+        ExternalError: The API server does not answer within `READ_SECONDS`.
     """
     where = _describe(key)
     try:
@@ -167,7 +166,7 @@ async def read_named_secret(read: ReadSecret, key: Key, wanted: str, field: str,
             return await read(key)
     except NotFoundError as exc:
         command = f"kubectl -n {key.namespace} create secret generic {key.name} --from-literal={wanted}=…"
-        raise error(f"there is no {where} to take {wanted} from; make it with: {command}", field=field) from exc
+        raise error(f"{where} not found, which should have {wanted}; create it with: {command}", field=field) from exc
     except ForbiddenError as exc:
         commands = f"llmkube agent join … --secret {key.name}, or llmkube rbac agent --secret {key.name}"
         raise error(f"the agent may not read {where}; an administrator grants it: {commands}", field=field) from exc
@@ -178,10 +177,10 @@ async def read_named_secret(read: ReadSecret, key: Key, wanted: str, field: str,
 
 
 def read_token_file(path: Path) -> str:
-    """Return the token in a file: one word, white space around it is dropped. Blocks on the disk.
+    """Return the token in a file: one word, without surrounding white space. Blocks on the disk.
 
     Raises:
-        TokenError: It cannot be read, or holds something else.
+        TokenError: The file cannot be read, or contains something else.
     """
     try:
         with path.open("rb") as file:
@@ -191,21 +190,21 @@ def read_token_file(path: Path) -> str:
     except UnicodeDecodeError:
         text = ""
     if not _TOKEN.fullmatch(text):
-        raise TokenError(f"{path} does not hold a token: one word of ASCII", field="--hf-token-file")
+        raise TokenError(f"{path} does not contain a token (one word of ASCII)", field="--hf-token-file")
     return text
 
 
 class APIKeysError(UserError):
-    """There are no API keys where the service says that there are some."""
+    """The API keys that a service names do not exist or are invalid."""
 
     reason = Reason.API_KEYS_UNAVAILABLE
 
 
 def keys_in(secret: Secret, wanted: str) -> tuple[str, ...]:
-    """Return the API keys that a Secret has under one of its own keys.
+    """Return the API keys in one entry of a Secret.
 
     Raises:
-        APIKeysError: It has none there, or something else.
+        APIKeysError: The entry is missing or invalid.
     """
     try:
         return parse_keys(_value_in(secret, wanted, API_KEYS_FIELD, APIKeysError))
@@ -214,11 +213,11 @@ def keys_in(secret: Secret, wanted: str) -> tuple[str, ...]:
 
 
 async def client_keys_of(read: ReadSecret, service: InferenceService) -> tuple[str, ...]:
-    """Return the keys that a service's clients show; `read` raises NotFoundError when there is no such Secret.
+    """Return the API keys of a service's clients; `read` raises NotFoundError if there is no such Secret.
 
     Raises:
-        APIKeysError: The service names none, or its Secret is missing, or holds something else.
-        ExternalError: The API server does not say.
+        APIKeysError: The service names no Secret, or its Secret is missing or invalid.
+        ExternalError: The API server does not answer.
     """
     reference = service.spec.api_key_secret_ref
     if reference is None:

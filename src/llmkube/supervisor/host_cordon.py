@@ -1,8 +1,8 @@
-"""Whether this host is cordoned: looked up in a file of its owner, which `llmkube agent cordon` writes.
+"""Watch the cordon of this host, in the file that `llmkube agent cordon` writes.
 
-While it is, the host serves no accelerator: no service is its business, so that each ends as one whose labels do not
-select it any more, its claim is free for other hosts, and the host's Lease names it to none of them. When the time is
-over, or the file gone, everything is its business again.
+A cordoned host serves no accelerator. Its services stop as if its label selector no longer matched them, their claims
+are released for other hosts, and the host's Lease lists no accelerator. When the cordon expires or its file is removed,
+the host serves again.
 """
 
 import datetime
@@ -19,23 +19,23 @@ from llmkube.supervisor.values.cordon import Cordon, parse_cordon
 log = structlog.get_logger(__name__)
 
 POLL_SECONDS: Final = 5.0
-"""How often to look; with the Lease's renewals and the looks at engines, so that an idle host wakes no more often."""
+"""Interval of checks, at the same ticks as Lease renewals and engine samples: an idle host must not wake more often."""
 
 
 @attrs.define(eq=False)
 class CordonFile:
-    """What the owner's file says; it is read again only when it is another one."""
+    """Reader of the cordon's file, which reads it again only if it has changed."""
 
     path: Path
     _fingerprint: tuple[int, ...] = ()
     _known: Cordon | None = None
 
     def __call__(self) -> Cordon | None:
-        """Return the cordon, None without a file.
+        """Return the cordon; None without a file.
 
         Raises:
-            OSError: It cannot be read.
-            ValueError: It is none.
+            OSError: The file cannot be read.
+            ValueError: The content is invalid.
         """
         try:
             found = self.path.stat()
@@ -50,14 +50,14 @@ class CordonFile:
 
 @attrs.define(eq=False)
 class HostCordon:
-    """Whether this host serves now.
+    """State of this host's cordon.
 
     Attributes:
-        read: Returns what the owner has said.
-        utcnow: The wall clock: the owner means the one on the wall, also after a sleep.
-        accelerators: What the host serves while it is not cordoned.
-        has_services: Whether a service is still here.
-        changed: Called when it is cordoned or serves again, and as long as a service has not heard of it.
+        read: Reads the cordon.
+        utcnow: The wall clock, in which the end of the cordon is given.
+        accelerators: Accelerators that the host serves while it is not cordoned.
+        has_services: Returns whether a service still runs here.
+        changed: Called when the cordon changes, and at each check while a cordoned host still has services.
     """
 
     read: Callable[[], Cordon | None]
@@ -71,34 +71,34 @@ class HostCordon:
 
     @property
     def serves(self) -> frozenset[str]:
-        """The accelerators that the host serves now."""
+        """Accelerators that the host serves now."""
         return frozenset() if self.current is not None else self.accelerators
 
     @property
     def end(self) -> str:
-        """When the host serves again, for people; empty while it does."""
+        """End of the cordon, for people; "" while the host serves."""
         return "" if self.current is None else self.current.end
 
     def look(self) -> bool:
-        """Take in what the owner has said by now; return whether the host is cordoned otherwise than before."""
+        """Read the cordon; return whether it has changed."""
         try:
             self._order, self._problem = self.read(), ""
-        except (OSError, ValueError) as error:  # what was known stays
+        except (OSError, ValueError) as error:  # the last known cordon applies
             if str(error) != self._problem:
                 self._problem = str(error)
-                log.warning("the cordon of this host cannot be read", error=str(error), next="llmkube agent uncordon")
+                log.warning("cordon not read", error=str(error), next="llmkube agent uncordon")
         before = self.current
         self.current = self._order if self._order is not None and self._order.is_active(self.utcnow()) else None
         if self.current == before:
             return False
         if self.current is not None:
-            log.info("this host is cordoned", end=self.current.end)
+            log.info("host cordoned", end=self.current.end)
         else:
-            log.info("this host serves again")
+            log.info("host uncordoned")
         return True
 
     async def run(self) -> Never:
-        """Never return: look, and tell."""
+        """Check the cordon at its interval, and report changes; never return."""
         notified = False
         while True:
             if self.look() or not notified or (self.current is not None and self.has_services()):

@@ -1,15 +1,15 @@
-"""What the identity of one host may do: ValidatingAdmissionPolicies, which kube-apiserver 1.31 and later evaluate.
+"""Restrict the writes of each host: ValidatingAdmissionPolicies, which kube-apiserver 1.31 and later evaluate.
 
-Roles say which kinds an agent writes. These say which objects, and which of their fields: those of its own host, and of
-the services that all hosts share. They concern the ServiceAccounts `llmkube-agent-HOST` of one namespace alone; HOST is
-the host, so nothing that a host writes says who it is.
+Roles define the kinds that an agent may write. The policies define the objects and fields: those of its own host, and
+those of services that all hosts share. They apply only to the ServiceAccounts `llmkube-agent-HOST` of one namespace;
+HOST identifies the host, never anything that it writes.
 
-Two policies compare with other objects, which come as parameters. The API server evaluates them once per parameter, and
-all have to agree: each host's networks stand on its own ServiceAccount, and a Service without our label is one that no
-slice of a host may stand behind. These two look at labelled objects alone, so that a parameter which is not to be had
-stops no other writer of the cluster.
+Two policies compare with other objects, which are their parameters. The API server evaluates a policy once per
+parameter, and all evaluations must pass: a host's networks are on its own ServiceAccount, and a Service without our
+label is one that no slice of a host may belong to. These two policies match labelled objects only, so that a missing
+parameter blocks no other writer in the cluster.
 
-CEL has no clock. That the holder of a claim is gone is the word of the host that takes the claim over.
+CEL has no clock, so a policy cannot check that the holder of a claim is gone; it trusts the host that takes over.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ from llmkube.k8s.wire import names
 from llmkube.supervisor.cluster.status import MODEL_CONDITIONS, MODEL_FIELDS, SERVICE_CONDITIONS, SERVICE_FIELDS
 
 MAX_TOKEN_SECONDS: Final = 30 * 24 * 3600
-"""How long a token may live that a host asks for."""
+"""Longest lifetime of a token that a host may request."""
 
 _IS_PREDECESSORS: Final = (
     f"oldObject != null && oldObject.metadata.?labels[?'{names.PREDECESSOR_LABEL}'].orValue('') == "
@@ -60,7 +60,7 @@ def host_policies(system_namespace: str) -> list[dict[str, Any]]:
 
 
 def _substitute(template: Any, values: Mapping[str, object]) -> Any:
-    """Return a part of a template with the values in its texts: no value can change what the YAML around it means."""
+    """Return a part of a template with its strings substituted; after parsing, so no value can change the YAML."""
     match template:
         case str():
             return Template(template).substitute(values)

@@ -1,8 +1,9 @@
-"""The token of a host's own account: the agent asks for the next one long before it ends.
+"""Renew the token of a host's own account, long before it expires.
 
-`llmkube agent join` leaves it in a file of the state directory. It is read anew for each request (`k8s.auth`), so
-that a new one counts at once. A token that has ended, because the host slept or the API server capped its life, cannot
-ask for another: engines go on, and the agent says which command an administrator runs (`credential_monitor`).
+`llmkube agent join` writes the token to a file of the state directory. Each request reads that file (`k8s.auth`), so a
+new token is used at once. A token that has expired, because the host slept or the API server shortened its lifetime,
+cannot be renewed: engines keep running, and the agent reports the command that an administrator has to run
+(`credential_monitor`).
 """
 
 import base64
@@ -26,16 +27,17 @@ from llmkube.supervisor.credential_monitor import CredentialMonitor
 log = structlog.get_logger(__name__)
 
 TOKEN_SECONDS: Final = 7 * 24 * 3600
-"""The life of a token that is asked for; the API server may give a shorter one."""
+"""Requested lifetime of a token; the API server may shorten it."""
 
 RENEW_AFTER: Final = 0.5
-"""The share of its life after which a token is replaced: a host may sleep for the other half."""
+"""Share of its lifetime after which a token is renewed; the host may sleep for the rest."""
 
+# Not one sleep until the token is due: Trio's clock stops while a host sleeps.
 CHECK_SECONDS: Final = 15.0
-"""How often to compare the wall clock with it: a clock of pauses stands still while a host sleeps."""
+"""Interval at which the wall clock is compared with the token."""
 
 _MAX_TIMESTAMP: Final = 253402300800
-"""The first second after the year 9999, in seconds since 1970: no date can be told of later ones."""
+"""The first second after the year 9999, in seconds since 1970; later ones are no valid dates."""
 
 RETRY_SECONDS: Final = 60.0
 ANSWER_SECONDS: Final = 15.0
@@ -43,13 +45,13 @@ ANSWER_SECONDS: Final = 15.0
 
 @attrs.frozen
 class HostToken:
-    """What a token says of itself; the API server alone can tell whether that is true.
+    """Claims in a token, which only the API server can verify.
 
     Attributes:
-        namespace: Of the account.
-        account: Its name.
-        issued_at: When its life began, in seconds since 1970.
-        expires_at: When it ends.
+        namespace: Namespace of the account.
+        account: Name of the account.
+        issued_at: Start of its lifetime, in seconds since 1970.
+        expires_at: End of its lifetime, in seconds since 1970.
     """
 
     namespace: str
@@ -58,12 +60,12 @@ class HostToken:
     expires_at: float
 
     def is_due(self, now: float) -> bool:
-        """Whether it is time for the next one, in seconds since 1970."""
+        """Whether it should be renewed; `now` is in seconds since 1970."""
         return now >= self.issued_at + RENEW_AFTER * (self.expires_at - self.issued_at)
 
 
 def read_token(text: str) -> HostToken | None:
-    """Return what a ServiceAccount's bound token says, or None for anything else."""
+    """Return the claims in a ServiceAccount's bound token, or None for anything else."""
     try:
         body = text.split(".")[1]
         claims = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
@@ -79,25 +81,21 @@ async def request_token(client: Client, namespace: str, account: str, seconds: i
     """Return a new token of an account.
 
     Raises:
-        ApiError: The API server gives none.
+        ApiError: The API server does not issue one.
     """
     path = f"{ServiceAccount.RESOURCE.path(namespace, account)}/token"
-    body = {
-        "apiVersion": "authentication.k8s.io/v1",
-        "kind": "TokenRequest",
-        "spec": {"expirationSeconds": seconds},
-    }
+    body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": seconds}}
     answer = await client.request_json("POST", path, body=body)
     token = answer.get("status", {}).get("token", "") if isinstance(answer, dict) else ""
     if not isinstance(token, str) or read_token(token) is None:
-        raise TransportError(f"POST {path}: the answer holds no token of a ServiceAccount")
+        raise TransportError(f"POST {path}: the response has no token of a ServiceAccount")
     return token
 
 
 async def run_token_renewal(
     client: Client, path: Path, monitor: CredentialMonitor, utcnow: Callable[[], datetime.datetime]
 ) -> Never:
-    """Never return: replace the token in a file before it ends; what fails is told once, and tried again."""
+    """Replace the token in a file before it expires; report failures once, and retry; never return."""
     while True:
         pause = RETRY_SECONDS
         try:
@@ -112,7 +110,7 @@ async def run_token_renewal(
 
 
 async def _renew_if_due(client: Client, path: Path, monitor: CredentialMonitor, now: float) -> None:
-    token = read_token(path.read_text("ascii"))  # as small as what each request reads again
+    token = read_token(path.read_text("ascii"))  # without a thread: each request reads this small file, too
     if token is None:
         return
     if not token.is_due(now):
@@ -121,7 +119,7 @@ async def _renew_if_due(client: Client, path: Path, monitor: CredentialMonitor, 
     with trio.fail_after(ANSWER_SECONDS):
         fresh = await request_token(client, token.namespace, token.account)
     await trio.to_thread.run_sync(write_private, path, fresh)
-    log.info("this host's token is renewed", account=token.account)
+    log.info("host token renewed", account=token.account)
     monitor.mark_accepted()
     renewed = read_token(fresh)
     assert renewed is not None, "request_token() has read it"

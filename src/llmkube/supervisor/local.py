@@ -1,4 +1,4 @@
-"""The outside world for real: this machine's processes, files and sockets behind `supervisor.ports`."""
+"""The real implementation of `supervisor.values.ports`: this machine's processes, files and sockets."""
 
 import datetime
 import os
@@ -73,13 +73,13 @@ MAX_FILE_THREADS = 4
 """Worker threads for reading, copying and hashing model files."""
 
 MAX_STATE_THREADS = 2
-"""Worker threads for the state directory's small files: a dead network disk may hold all of those for models."""
+"""Worker threads for small files in the state directory: a dead network disk may block all threads for model files."""
 
 MAX_LOGGED: Final = 256
-"""Paths of which the log's last words are kept, so that retries do not repeat them."""
+"""Maximum number of paths whose last log message is remembered, so that retries do not repeat it."""
 
 PREVIEW_TTL_SECONDS: Final = 600.0
-"""How long the header of a file that is elsewhere is believed: its owner may put a smaller one in its place."""
+"""Time for which the header of a remote file is cached; its owner may replace the file."""
 
 
 @attrs.define(eq=False)
@@ -95,14 +95,14 @@ class LocalWeights:
     endpoint: str
     local: LocalSources = LocalSources()
     library: ModelLibrary | None = None
-    _logged: dict[str, str] = attrs.field(factory=dict)  # what the log has said of each path
-    _verified: dict[str, str] = attrs.field(factory=dict)  # identity of a file -> the digest that it was found to have
-    _refused: dict[tuple[str, str], DigestMismatchError] = attrs.field(factory=dict)  # and the one that it has not
-    _previews: dict[tuple[str, str, RemoteFile], tuple[float, GGUFFacts]] = attrs.field(factory=dict)  # and since when
+    _logged: dict[str, str] = attrs.field(factory=dict)  # path -> its last log message
+    _verified: dict[str, str] = attrs.field(factory=dict)  # identity of a file -> its verified digest
+    _refused: dict[tuple[str, str], DigestMismatchError] = attrs.field(factory=dict)  # by identity and expected digest
+    _previews: dict[tuple[str, str, RemoteFile], tuple[float, GGUFFacts]] = attrs.field(factory=dict)  # with their time
     _headers: WeakValueDictionary[str, ModelHeader] = attrs.field(factory=WeakValueDictionary)  # of files in use
 
     async def fetch(self, model: Model, progress: Callable[[Progress], None]) -> tuple[WeightsFile, ModelHeader]:
-        """Make the file present, then read its header; services of one file share what it says, hundreds of tensors."""
+        """Fetch the file if it is not here, and read its header; services of one file share the header."""
         source = _source_of(model)
         if isinstance(source, OllamaModel):
             return await self._from_library(source, model, progress)
@@ -141,15 +141,14 @@ class LocalWeights:
         self, source: OllamaModel, model: Model, progress: Callable[[Progress], None]
     ) -> tuple[WeightsFile, ModelHeader]:
         if self.library is None:
-            raise SourceUnsupportedError(f"{source.redacted}: no Ollama is asked from here; {REMEDY}")
+            raise SourceUnsupportedError(f"{source.redacted}: Ollama is not used here; {REMEDY}")
         if model.spec.source_secret_ref is not None:
-            raise WeightsError("Ollama pulls without credentials of ours: leave it out", field="spec.sourceSecretRef")
+            message = "not supported: Ollama pulls without LLMKube's credentials; remove the field"
+            raise WeightsError(message, field="spec.sourceSecretRef")
         weights, facts = await self.library.fetch(source, progress)
         if model.spec.sha256 and model.spec.sha256.lower() != weights.sha256:
-            cause = (
-                f"the file of {source.redacted} does not have the digest that spec.sha256 asks for: name another tag"
-            )
-            raise DigestMismatchError(f"{cause}, or correct the digest", final=True)
+            cause = f"the file of {source.redacted} does not have the digest in spec.sha256"
+            raise DigestMismatchError(f"{cause}; use another tag, or correct the digest", final=True)
         return weights, facts
 
     def _read_header(self, source: EngineSource, path: Path) -> ModelHeader:
@@ -158,29 +157,25 @@ class LocalWeights:
         return read_header(path, self.local.open if isinstance(source, LocalFile) else open_file)
 
     def _log_once(self, source: str, detail: str) -> None:
-        """Say once in this host's own log why a path leads to no weights; who writes Models does not read it."""
+        """Log once why there are no weights at a path; only here, since authors of Models must not see this host."""
         if self._logged.get(source) != detail:
             if len(self._logged) >= MAX_LOGGED:
                 self._logged.clear()
             self._logged[source] = detail
-            log.warning("a local file cannot be served", path=source, why=detail)
+            log.warning("local file not served", path=source, why=detail)
 
     async def preview(self, model: Model) -> GGUFFacts | None:
-        """Read the header of a file that is elsewhere, or return what it said not long ago; of no image."""
+        """Return the header of a remote file, which is cached for some time; None for an image or a local file."""
         source = _source_of(model)
         if not isinstance(source, RemoteFile) or await self.has(model):
             return None
         now = trio.current_time()
         self._previews = {name: one for name, one in self._previews.items() if now - one[0] < PREVIEW_TTL_SECONDS}
         secret = model.spec.source_secret_ref
-        preview_key = (model.key.namespace, secret.name if secret is not None else "", source)  # for whom it was read
+        preview_key = (model.key.namespace, secret.name if secret is not None else "", source)  # by its credentials
         if preview_key not in self._previews:
             facts = await read_remote_header(
-                source,
-                policy=self.policy,
-                utcnow=_utcnow,
-                **await self._secrets(source, model),
-                endpoint=self.endpoint,
+                source, policy=self.policy, utcnow=_utcnow, **await self._secrets(source, model), endpoint=self.endpoint
             )
             self._previews[preview_key] = (now, facts)
         return self._previews[preview_key][1]
@@ -211,7 +206,7 @@ class LocalWeights:
         return isinstance(source, Builtin)
 
     async def keeps(self, file: WeightsFile) -> bool:
-        """Whether it has not been removed meanwhile, and may still be served."""
+        """Whether the file still exists, and may still be served."""
         if file.identity.startswith(f"{OLLAMA}://"):
             return self.library is not None and await self.library.keeps(file.identity)
         is_servable = self._admits if file.identity.startswith("/") else _exists  # a blob is known by its digest
@@ -221,7 +216,7 @@ class LocalWeights:
         return self.local.admits(path, folder=path.is_dir())
 
     async def _verified_in_place(self, fetch_source: Callable[..., Awaitable[WeightsFile]], sha256: str) -> WeightsFile:
-        """Hash a local file once: every edit of a service and every retry comes through here."""
+        """Return a local file with its digest, which is computed only once for all edits and retries."""
         weights = await fetch_source(sha256=None)
         if self._verified.get(weights.identity) != sha256:
             if (weights.identity, sha256) in self._refused:
@@ -236,7 +231,7 @@ class LocalWeights:
 
 
 def _budget_bytes(settings: AgentSettings) -> int | None:
-    """Return what models may take of this host's memory; None where the host does not tell how much it has."""
+    """Return the memory budget for models; None if the size of this host's memory is not known."""
     total = host_facts().total_bytes
     return host_budget(total, settings.memory_fraction).limit_bytes if total else None
 
@@ -245,14 +240,14 @@ def _budget_bytes(settings: AgentSettings) -> int | None:
 async def open_local_ports(
     settings: AgentSettings, client: Client, library: Callable[[HttpClient], ModelLibrary] | None = None
 ) -> AsyncIterator[Ports]:
-    """Give the agent this machine: with the engines that an earlier agent left, without the orphans.
+    """Open this machine's ports, with the engines that an earlier agent left; end orphans first.
 
-    The caller holds the state directory's lock: the engines of a running agent carry the same mark.
+    The caller holds the lock of the state directory: engines of a running agent have the same mark, and would be ended.
 
     Args:
-        settings: The agent's.
-        client: Reads the Secrets that Models name for their sources.
-        library: Returns the models that another program of this machine keeps; None where none is asked.
+        settings: The agent's settings.
+        client: Reads the Secrets that Models and services name.
+        library: Returns the models of another program on this machine, such as Ollama; None if none is used.
     """
     limiter = trio.CapacityLimiter(MAX_FILE_THREADS)
     state_limiter = trio.CapacityLimiter(MAX_STATE_THREADS)
@@ -303,7 +298,7 @@ async def open_local_ports(
 
 
 def _clean_up(journal: FileJournal, settings: AgentSettings) -> dict[Key, Entry]:
-    """End engines that no service wants, and return what an earlier agent left; blocks for up to two graces."""
+    """End orphans, and return the entries that an earlier agent left; blocks for up to two graces."""
     notes = StuckEngines(settings.state_dir / STUCK_FOLDER)
     for folder in (settings.state_dir, notes.root, *journal.root.glob("*/")):
         remove_temporary_files(folder)

@@ -1,4 +1,4 @@
-"""What Prometheus may ask of an agent: read from the snapshot at scrape time, so nothing can drift or leak a series."""
+"""Prometheus metrics of an agent, built from snapshots at scrape time, so that no series can be stale or leak."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -22,7 +22,7 @@ from llmkube.supervisor.values.lifecycle import ServiceView
 from llmkube.weights.download.progress import Progress
 
 PREFIX = "llmkube_metal_agent"
-"""The guide's prefix; the names before the first underscore-separated unit are the guide's as well."""
+"""Prefix in the guide of the Go implementation; the metric names that it had are the same."""
 
 DOWNLOAD_PREFIX = "llmkube_download"
 
@@ -30,15 +30,15 @@ LABELS = ("namespace", "name")
 
 
 Services = Callable[[], Mapping[Key, ServiceView]]
-"""Returns every service that this host looks after."""
+"""Returns all services that run on this host."""
 
 PRESSURE: Final = {Level.UNKNOWN: -1, Level.NORMAL: 0, Level.WARNING: 1, Level.CRITICAL: 2}
-"""The original's numbers, and one for a level that is not known."""
+"""Numbers of the Go implementation, and one for an unknown level."""
 
 
 @attrs.frozen(eq=False)
 class FamilyCollector(Collector):
-    """Build families from one snapshot at scrape time, so that they agree with each other."""
+    """Builds families from one snapshot at scrape time, so that they are consistent."""
 
     families: Callable[[], Iterable[Metric]]
 
@@ -60,18 +60,18 @@ def _value(name: str, text: str, value: float) -> GaugeMetricFamily:
 
 
 def service_families(services: Services) -> Iterable[Metric]:
-    """Yield figures of engines and services, one series per service that exists right now."""
+    """Yield metrics of engines and services, with one series per current service."""
     views = services()
     yield InfoMetricFamily(PREFIX, "The agent's version.", {"version": __version__})
     running = sum(view.pid is not None for view in views.values())
-    yield _value("managed_processes", "Engine processes that run now.", running)
+    yield _value("managed_processes", "Running engine processes.", running)
     healthy = _gauge("process_healthy", "1 while the engine is known to answer, else 0.")
-    restarts = _counter("process_restarts", "Engines that ended without a request of the agent.")
-    state = _gauge("service_state", "1 for the reason that the service is in now.", (*LABELS, "reason"))
+    restarts = _counter("process_restarts", "Engines that failed, as opposed to being stopped by the agent.")
+    state = _gauge("service_state", "1 for the current reason of the service.", (*LABELS, "reason"))
     engine = _gauge(
         "engine_info",
-        "1 for the engine that runs: its runtime, its build, and the format of its weights (unknown of one that an"
-        " earlier release of the agent has started).",
+        "1 for the running engine: its runtime, build and weights format (unknown if an earlier release of the agent"
+        " started it).",
         (*LABELS, "engine", "build", "format"),
     )
     for key, view in views.items():
@@ -85,14 +85,14 @@ def service_families(services: Services) -> Iterable[Metric]:
 
 
 def download_families(downloads: Callable[[], Mapping[str, Progress]]) -> Iterable[Metric]:
-    """Yield figures of the downloads that are under way, one series per source; what is not known has none."""
+    """Yield metrics of the running downloads, with one series per source; unknown values have none."""
     done, total, rate, remaining = (
         GaugeMetricFamily(f"{DOWNLOAD_PREFIX}_{name}", text, labels=("source",))
         for name, text in (
-            ("bytes", "Bytes of the file that are here."),
-            ("total_bytes", "Bytes that the file has."),
-            ("bytes_per_second", "Bytes that came per second over the last seconds."),
-            ("left_seconds", "Seconds until it is here."),
+            ("bytes", "Downloaded bytes of the file."),
+            ("total_bytes", "Size of the file."),
+            ("bytes_per_second", "Recent download rate."),
+            ("left_seconds", "Estimated seconds until the download is complete."),
         )
     )
     for source, progress in downloads().items():
@@ -107,42 +107,39 @@ def download_families(downloads: Callable[[], Mapping[str, Progress]]) -> Iterab
 
 
 def credential_families(credential: Callable[[], HostCredential]) -> Iterable[Metric]:
-    """Yield whether the API server lets the host in, and until when, where that is known."""
+    """Yield the state of the host's credential, and its expiry if known."""
     now = credential()
     refused = now.state is CredentialState.REFUSED
     yield _value("credential_refused", "1 while the API server refuses the host's credential, else 0.", refused)
     if now.expires_at is not None:
-        yield _value("credential_expiry_timestamp_seconds", "When the host's token ends.", now.expires_at)
+        yield _value("credential_expiry_timestamp_seconds", "Expiry of the host's token.", now.expires_at)
 
 
 def cordon_families(cordon: Callable[[], Cordon | None]) -> Iterable[Metric]:
-    """Yield whether the host's owner has taken it back, and until when, where an end was said."""
+    """Yield whether the host is cordoned, and the end of the cordon if it has one."""
     now = cordon()
-    yield _value("cordoned", "1 while the host's owner has it serve nothing, else 0.", now is not None)
+    yield _value("cordoned", "1 while the host is cordoned by its owner, else 0.", now is not None)
     if now is not None and now.until is not None:
-        yield _value("cordon_end_timestamp_seconds", "When the host serves again.", now.until.timestamp())
+        yield _value("cordon_end_timestamp_seconds", "End of the cordon.", now.until.timestamp())
 
 
 def memory_families(memory: Callable[[], MemoryView | None]) -> Iterable[Metric]:
-    """Yield figures of the host's memory; none while it is not watched.
-
-    A cause or reason that has not happened yet is at 0.
-    """
+    """Yield metrics of the host's memory; none while it is not watched."""
     view = memory()
     if view is None:
         return
     for name, text, value in (
-        ("memory_budget_bytes", "What all engines of this host may take together.", view.budget.limit_bytes),
-        ("memory_free_bytes", "What one more model could get now.", view.free_bytes),
-        ("system_memory_bytes", "The host's memory.", view.sample.total_bytes),
-        ("system_memory_available_bytes", "What programs could still take.", view.sample.available_bytes),
-        ("memory_unreturned_bytes", "What stays wired of engines that have ended.", view.unreturned_bytes),
+        ("memory_budget_bytes", "Memory budget for all engines of this host.", view.budget.limit_bytes),
+        ("memory_free_bytes", "Memory that is available for one more model.", view.free_bytes),
+        ("system_memory_bytes", "Total memory of the host.", view.sample.total_bytes),
+        ("system_memory_available_bytes", "Memory that is available to programs.", view.sample.available_bytes),
+        ("memory_unreturned_bytes", "Memory that exited engines have left wired.", view.unreturned_bytes),
         ("memory_pressure_level", "0 normal, 1 warning, 2 critical, -1 unknown.", PRESSURE[view.level]),
     ):
         yield _value(name, text, value)
     yield from _memory_of_services(view)
-    evictions = _counter("evictions", "Engines that had to give their memory back.", ("cause",))
-    for cause in Cause:
+    evictions = _counter("evictions", "Engines that were evicted.", ("cause",))
+    for cause in Cause:  # 0 for one that has not happened yet; the same below
         evictions.add_metric((str(cause),), view.evictions.get(cause, 0))
     skips = _counter("evictions_skipped", "Times when memory was short and no service was evicted.", ("reason",))
     for reason in Skip:
@@ -151,10 +148,10 @@ def memory_families(memory: Callable[[], MemoryView | None]) -> Iterable[Metric]
 
 
 def _memory_of_services(view: MemoryView) -> Iterable[Metric]:
-    estimated = _gauge("memory_estimated_bytes", "What the service was expected to take.")
-    reserved = _gauge("memory_reserved_bytes", "What it has been promised, or takes if that is more.")
-    measured = _gauge("memory_measured_bytes", "What its processes hold.")
-    error = _gauge("memory_estimate_error_ratio", "By how much the most that it has held differs from the estimate.")
+    estimated = _gauge("memory_estimated_bytes", "Estimated memory of the service.")
+    reserved = _gauge("memory_reserved_bytes", "Memory that is reserved for the service, or used if that is more.")
+    measured = _gauge("memory_measured_bytes", "Memory that the service's processes use.")
+    error = _gauge("memory_estimate_error_ratio", "Relative difference of the service's peak memory from the estimate.")
     waiting = {each.key: each.need for each in view.requests}
     engines: dict[Key, list[Reservation]] = {key: [] for key in waiting}
     for each in view.reservations:
@@ -173,32 +170,32 @@ def _memory_of_services(view: MemoryView) -> Iterable[Metric]:
 
 
 def power_families(power: Callable[[], PowerView]) -> Iterable[Metric]:
-    """Yield what the host draws, and for which service; a power without a recent measurement has no series.
+    """Yield power and energy of the host and its services; power without a recent measurement has no series.
 
-    Energy is a counter, whose rate is right however seldom one asks. The guide's dashboards ask for `apple_power`.
+    Energy is a counter, whose rate is exact at any scrape interval. The guide's dashboards use `apple_power`.
     """
     view = power()
     apple = view.source == "apple"
     if apple:
         for domain, watts in view.watts.items():
-            yield _value(f"apple_power_{domain}_watts", "What it draws, estimated by macOS.", watts)
+            yield _value(f"apple_power_{domain}_watts", "Power, estimated by macOS.", watts)
     else:
-        drawn = _gauge("power_watts", "What the host's processors draw.", ("domain",))
+        drawn = _gauge("power_watts", "Power of the host's processors.", ("domain",))
         for domain, watts in view.watts.items():
             drawn.add_metric((domain,), watts)
         yield drawn
     name = "apple_energy_joules" if apple else "energy_joules"
-    energy = _counter(name, "What it has drawn since the agent began.", ("domain",))
+    energy = _counter(name, "Energy since the agent started.", ("domain",))
     for domain, joules in view.joules.items():
         energy.add_metric((domain,), joules)
     yield energy
-    why = "1 for the reason why no power is measured now, or a part of it is not."
-    problem = _gauge("power_problem", why, ("reason",))
+    text = "1 for the reason why power is not measured now, or only in part."
+    problem = _gauge("power_problem", text, ("reason",))
     if view.problem is not None:
         problem.add_metric((str(view.problem),), 1)
-    service_power = _gauge("service_power_watts", "What the chip draws for the service, by its share of the work.")
-    per_token = _gauge("service_joules_per_token", "What a token has taken of the engine that runs now.")
-    total = _counter("service_energy_joules", "What the chip has drawn for the service.")
+    service_power = _gauge("service_power_watts", "Power of the chip for the service, by its share of the work.")
+    per_token = _gauge("service_joules_per_token", "Energy per token of the running engine.")
+    total = _counter("service_energy_joules", "Energy of the chip for the service.")
     for key, service in view.services.items():
         labels = (key.namespace, key.name)
         total.add_metric(labels, service.joules)
@@ -218,7 +215,7 @@ def agent_registry(
     *,
     cordon: Callable[[], Cordon | None] = lambda: None,
 ) -> CollectorRegistry:
-    """Return a registry of its own: figures of agent, memory, credential, cordon, downloads, its process."""
+    """Return a new registry with the metrics of the agent and its process."""
     registry = CollectorRegistry()
     for families in (
         partial(service_families, services),

@@ -1,4 +1,4 @@
-"""A look at this machine's network and memory, for real. Nothing here sends a packet, except to resolve a name."""
+"""Read this machine's network addresses and memory. No packets are sent, except to resolve names."""
 
 import contextlib
 import ipaddress
@@ -19,21 +19,21 @@ from llmkube.supervisor.values.host_addresses import NAMES_FOR_NODES, HostAddres
 from llmkube.supervisor.values.ports import HostFacts
 
 RESOLVE_SECONDS = 2.0
-"""How long a name may take; a resolver that does not answer knows nothing."""
+"""Time limit for resolving a name; after it, the name has no addresses."""
 
 DOCUMENTATION_ADDRESSES = ("192.0.2.1", "2001:db8::1")
-"""Addresses for documentation (RFC 5737, RFC 3849): the route to them is the route to the rest of the world."""
+"""Addresses for documentation (RFC 5737, RFC 3849), which are reached over the default route."""
 
 STABLE_SOURCE: Final = {"linux": (72, 2), "darwin": (63, 0)}
-"""The socket option, and its value, by which IPv6 prefers the addresses that stay; Python has no names for them.
+"""Socket option and value with which IPv6 prefers permanent source addresses; Python has no names for them.
 
 Linux: IPV6_ADDR_PREFERENCES, IPV6_PREFER_SRC_PUBLIC (RFC 5014; linux/in6.h). macOS: IPV6_PREFER_TEMPADDR, off
 (netinet6/in6.h).
 """
 
 CACHE_SECONDS = 60.0
-"""How long a name's addresses are believed, while this machine's own stay the same: a look every few seconds must not
-be a question to a name server every few seconds."""
+"""Time for which the addresses of a name are cached while this machine's own do not change, so that a check every few
+seconds does not query a name server each time."""
 
 
 @attrs.frozen
@@ -45,11 +45,11 @@ class _Resolved:
 
 @attrs.define(eq=False)
 class LocalNetwork:
-    """This machine, as the clients of its engines see it.
+    """This machine's network, for the address of its engines.
 
     Attributes:
-        api_server: The URL of the API server.
-        given: What the operator says that the address is, or None.
+        api_server: URL of the API server.
+        given: Address that the operator chose, or None.
     """
 
     api_server: str
@@ -57,7 +57,7 @@ class LocalNetwork:
     _cache: dict[str, _Resolved] = attrs.field(factory=dict)
 
     async def look(self) -> HostAddress | None:
-        """Say how this host is reached now; None when it cannot look: no descriptor is left for the question."""
+        """Return this host's current address; None if it cannot be read because no descriptor is left."""
         try:
             own = own_addresses()
         except OSError:
@@ -66,7 +66,7 @@ class LocalNetwork:
         return choose(self.given, await self._view(own))
 
     async def _view(self, own: frozenset[str]) -> NetworkView:
-        """Look at routes and names."""
+        """Read routes and resolve names."""
         if self.given is not None:
             await trio.lowlevel.checkpoint()
             return NetworkView(own)
@@ -89,34 +89,33 @@ class LocalNetwork:
 
 
 def own_addresses() -> frozenset[str]:
-    """Return the addresses of this machine, as it is now, that others may reach.
+    """Return the current addresses of this machine that others may reach.
 
     Raises:
-        OSError: It cannot be asked: no descriptor is left for the question.
+        OSError: They cannot be read because no descriptor is left.
     """
     return usable(interface_addresses())
 
 
 def host_facts() -> HostFacts:
-    """Say how much memory programs may use here, and how much they could still get; nothing where that is not known.
+    """Return this host's total and available memory; zeros if not known.
 
-    In a container, or a systemd service with a limit, that limit counts: it is what models are promised from.
+    In a container, or a systemd service with a memory limit, the limit applies.
     """
     try:
-        seen = sample_here()
+        sample = sample_here()
     except (OSError, ValueError, KeyError):
         return HostFacts()
-    return HostFacts(seen.total_bytes, seen.available_bytes)
+    return HostFacts(sample.total_bytes, sample.available_bytes)
 
 
 def machine_of(state_dir: Path) -> str:
-    """Return which machine this is: its name now, and a number that it has made for itself when it first ran an agent.
-
-    The system's own id will not do: copies of a virtual machine share it, and with it their default `--host-name`.
+    """Return the identity of this machine: its current name, and a number that its first agent generated.
 
     Raises:
         OSError: The state directory cannot be written.
     """
+    # Not the system's own id: copies of a virtual machine share it, and with it their default `--host-name`.
     path = state_dir / "machine"
     try:
         number = path.read_text("ascii").strip()
@@ -137,18 +136,19 @@ async def _resolve(host: str, port: int) -> list[tuple[str, int]]:
 
 
 def _route_source(targets: list[tuple[str, int]]) -> str:
-    """Return the address from which this machine would talk to the first target that it has a route to.
+    """Return the source address of the route to the first target that has one.
 
-    Of its IPv6 addresses one that stays: a temporary one (RFC 8981) is gone within days, and the engines on it end.
+    IPv6 addresses are permanent ones: temporary addresses (RFC 8981) expire within days, and engines on them would have
+    to restart.
     """
     for host, port in targets:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             with socket.socket(family, socket.SOCK_DGRAM) as probe:
                 if family is socket.AF_INET6 and (option := STABLE_SOURCE.get(sys.platform)):
-                    with contextlib.suppress(OSError):  # then the kernel chooses as it likes
+                    with contextlib.suppress(OSError):  # then the kernel's default applies
                         probe.setsockopt(socket.IPPROTO_IPV6, *option)
-                probe.connect((host, port))  # a datagram socket sends nothing here: it only asks the routing table
+                probe.connect((host, port))  # a datagram socket sends nothing here; it only queries the routing table
                 return str(probe.getsockname()[0]).partition("%")[0]
         except OSError:
             continue

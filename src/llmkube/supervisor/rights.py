@@ -1,4 +1,4 @@
-"""Everything that an agent does to the API server, for its Role, and the identity of one host."""
+"""The permissions of an agent in the API server, and the identity of one host."""
 
 from collections.abc import Collection
 from typing import Final
@@ -18,21 +18,21 @@ PROGRAM: Final = Program(
     (
         *(Permission(kind, LIST_AND_WATCH) for kind in (Model, InferenceService)),
         *(Permission(kind, frozenset({"patch"}), subresource="status") for kind in (Model, InferenceService)),
-        # Whether a service is gone of which only the claim of a dead host is left.
+        # To check whether a service is gone if only the claim of a dead host is left.
         Permission(InferenceService, frozenset({"get"})),
         # An object with the name of a service may belong to another owner, and is read before it is written.
         Permission(Service, APPLY | {"get"}),
-        # Both forms: an agent whose settings have changed takes the other one's back.
+        # Both forms: an agent whose settings have changed deletes the other one.
         Permission(EndpointSlice, APPLY | {"delete"}),
         Permission(Endpoints, APPLY | {"get", "delete"}),
-        # What an earlier agent on this host has left, and every ten minutes what another client has removed or changed.
+        # To find leftovers of an earlier agent, and every ten minutes objects that another client removed or changed.
         *(Permission(kind, frozenset({"list"})) for kind in (Service, EndpointSlice, Endpoints)),
-        # Their networks need no key; an agent of one namespace has what `agent join` wrote instead.
+        # The nodes' networks need no key; an agent of one namespace has those that `agent join` wrote instead.
         Permission(Node, LIST_AND_WATCH),
-        # Its own Lease, and the claims: created, taken over, given up; those of all hosts are followed.
+        # Its own Lease, and claims, which are created, taken over and deleted; the claims of all hosts are watched.
         Permission(Lease, APPLY | {"delete"}, place="system"),
         *host_monitor.PERMISSIONS,
-        # The one that `Model.spec.sourceSecretRef` names, when its file has to be fetched; never listed, never watched.
+        # The Secret in `Model.spec.sourceSecretRef`, when its file has to be fetched; never listed, never watched.
         Permission(Secret, frozenset({"get"}), opt_in=True),
         *events.PERMISSIONS,
     ),
@@ -40,19 +40,16 @@ PROGRAM: Final = Program(
 
 
 def host_program(host: str, networks: Collection[str]) -> Program:
-    """Return the agent of one host: its own ServiceAccount, which may renew its own token.
+    """Return the program of one host's agent, with its own ServiceAccount, which may renew its own token.
 
     Args:
-        host: What `host_id` returned.
-        networks: Where its engines may be (CIDR); written on the account, where the policies read it.
+        host: Result of `host_id`.
+        networks: Networks (CIDR) in which its engines may be; the policies read them from the account.
     """
     name = f"{HOST_ACCOUNT_PREFIX}{host}"
     token = Permission(
         ServiceAccount, frozenset({"create"}), place="system", subresource="token", names=frozenset({name})
     )
     return attrs.evolve(
-        PROGRAM,
-        name=name,
-        needs=(*PROGRAM.needs, token),
-        annotations={ADDRESSES_ANNOTATION: ",".join(networks)},
+        PROGRAM, name=name, needs=(*PROGRAM.needs, token), annotations={ADDRESSES_ANNOTATION: ",".join(networks)}
     )

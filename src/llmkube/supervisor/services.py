@@ -1,9 +1,8 @@
-"""Which services run here, each in a nursery of its own: started, told and ended as the objects and the claims say.
+"""Start, update and stop the tasks of services on this host, as objects and claims require.
 
-Whenever a service is taken from the queue, what is wished of it is held against what runs; what to do follows from the
-newest state alone. The tasks themselves are `service.run_service`.
-
-The services whose tasks run here, and what they are told of their host: its memory, its address, its engine.
+Each key in the queue is reconciled: the desired state is compared with what runs, and only the newest state matters.
+The tasks themselves are `service.runner.run_service`. They are notified of changes of their host: its memory, its
+address, its engine programs.
 """
 
 from collections.abc import Iterable, Iterator
@@ -54,18 +53,18 @@ log = structlog.get_logger(__name__)
 REPORTED_SKIPS = frozenset(
     {Skip.DISABLED, Skip.DRY_RUN, Skip.ALL_PROTECTED, Skip.LAST_SERVICE, Skip.TOO_SMALL, Skip.CANNOT_HELP}
 )
-"""Why nothing is evicted, if a person could do something about that."""
+"""Reasons for no eviction that a person could do something about."""
 
 
 @attrs.define(eq=False)
 class RunningService:
-    """One service's task.
+    """The task of one service.
 
     Attributes:
-        replan: Has the planner look again: its version grows with every newer wish.
-        scope: Cancel it, and the service ends in order.
-        status_manager: What is said of it.
-        runner: Keeps its engine in line.
+        replan: Its version grows when the service has to be planned again.
+        scope: Cancelling it stops the service in order.
+        status_manager: Reports the service.
+        runner: Keeps its engine in line with the target.
     """
 
     replan: Mailbox[None]
@@ -75,21 +74,21 @@ class RunningService:
 
     @property
     def desired(self) -> Desired:
-        """What it serves, or plans to."""
+        """Its newest desired state."""
         return self.status_manager.facts.desired
 
     def follow(self, desired: Desired) -> None:
-        """Serve a newer wish."""
+        """Set a newer desired state."""
         self.status_manager.follow(desired)
         self.replan.put_nowait(None)
 
 
 @attrs.define(eq=False)
 class RunningServices:
-    """The running services by key.
+    """The running services by key, and their notifications.
 
     Attributes:
-        book: The host's memory; says which service was evicted.
+        book: Book of the host's memory, which has the evictions.
     """
 
     book: Book
@@ -97,17 +96,17 @@ class RunningServices:
     _reported_unreturned: int = 0
 
     def notify_address_changed(self) -> None:
-        """This host is reached in another way."""
+        """Notify all services that this host's address has changed."""
         for running in self.by_key.values():
             running.runner.address_changed()
 
     def notify_engine_upgraded(self) -> None:
-        """The engine program is another one; its flags may be others, so every service is planned again."""
+        """Plan all services again after an engine program has changed: it may have other flags."""
         for running in self.by_key.values():
             running.replan.put_nowait(None)
 
     def notify_memory(self, decision: Decision, before: Decision | None) -> None:
-        """How short of memory the host is, and why nothing is evicted."""
+        """Notify all services of the host's memory pressure, and why nothing is evicted."""
         for key in self.by_key:
             self._update_memory(key, decision)
         known = before is not None and Level.UNKNOWN not in {decision.level, before.level}
@@ -119,12 +118,12 @@ class RunningServices:
         self._report_unreturned()
 
     def update_memory_of(self, key: Key) -> None:
-        """The same for one service, if the memory was looked at."""
+        """Notify one service of the memory pressure, if it is known."""
         if self.book.decision is not None:
             self._update_memory(key, self.book.decision)
 
     def notify_evicted(self, evict: Eviction) -> None:
-        """A service has to go, and why; the service that it goes for hears of it, too."""
+        """Notify a service of its eviction, and the service that it is evicted for, if there is one."""
         winner, evicted = self.by_key.get(evict.winner) if evict.winner else None, self.by_key.get(evict.key)
         if winner is not None:
             winner.status_manager.emit(displacing_event(winner.status_manager.key, evict))
@@ -133,7 +132,7 @@ class RunningServices:
             self.update_memory_of(evict.key)
 
     def notify_refused(self, key: Key, slot: Slot, error: UserError | None) -> None:
-        """The API server refuses an object of a service, or with None accepts it now."""
+        """Notify a service that the API server refuses one of its objects, or with None accepts it again."""
         if key in self.by_key:
             self.by_key[key].status_manager.update(Facts.with_refusal, slot, error)
 
@@ -164,7 +163,7 @@ def _pressure_text(decision: Decision) -> str:
 
 @attrs.define(eq=False)
 class ServiceQueue:
-    """Hold the keys of services that may have changed until one task takes them."""
+    """Keys of services that may have changed, for the task that reconciles them."""
 
     _keys: set[Key] = attrs.field(factory=set)
     _all: bool = False
@@ -181,7 +180,7 @@ class ServiceQueue:
         self._added.set()
 
     async def take(self) -> tuple[frozenset[Key], bool]:
-        """Wait for an addition; return the keys that were added by name, and whether all were."""
+        """Wait for an addition; return the added keys, and whether all services were added."""
         await self._added.wait()
         taken = frozenset(self._keys), self._all
         self._keys.clear()
@@ -190,33 +189,33 @@ class ServiceQueue:
 
 
 SETTLE_SECONDS = 15.0
-"""After hosts have come or gone, what stands is said again: one that was away may have said something old last."""
+"""Delay after hosts have joined or left before everything is applied again: a returning host may write old state."""
 
 DELETION_DOUBTED = (
-    f"the service was deleted together with most others; its engine ends in {CONFIRM_SECONDS:g} s "
-    "if the next list confirms that"
+    f"the service was deleted together with most others; its engine stops in {CONFIRM_SECONDS:g} s "
+    "if the next list confirms the deletion"
 )
 
 
 @attrs.define(eq=False)
 class Services:
-    """Reconcile services: hold what is wished of each against what runs.
+    """Reconciles services: compares the desired state of each with what runs.
 
     Attributes:
-        queue: Which services are to be reconciled.
-        services: The InferenceServices of the cluster.
-        models: Its Models.
-        shutdown: Whether engines stay when their tasks are cancelled.
-        changed: Its version grows whenever what is known of a service may have changed.
+        queue: Keys of services to reconcile.
+        services: Cache of InferenceServices.
+        models: Cache of Models.
+        shutdown: Whether engines keep running when their tasks are cancelled.
+        changed: Its version grows whenever a service may have changed.
         running: The services whose tasks run here.
-        host_address: How this host is reached.
-        cordon: Whether this host serves at all.
-        hosts: Which hosts are alive.
-        claims: Which services this host may run.
-        ledger: Who may take how much of this host's memory.
+        host_address: Address of this host.
+        cordon: Cordon of this host.
+        hosts: Monitors which hosts are alive.
+        claims: Manages this host's claims.
+        ledger: Admits engines to this host's memory.
         recorder: Writes Events.
         applier: Writes objects.
-        drift_repair: Looks after what was written.
+        drift_repair: Restores statuses that other clients have overwritten.
     """
 
     client: Client
@@ -236,7 +235,7 @@ class Services:
     recorder: EventRecorder = attrs.field(init=False)
     applier: Applier = attrs.field(init=False)
     drift_repair: DriftRepair = attrs.field(init=False)
-    _earlier: dict[Key, Entry] = attrs.field(init=False)  # by an earlier agent, of services that were not started yet
+    _earlier: dict[Key, Entry] = attrs.field(init=False)  # of an earlier agent, for services that have not started yet
 
     def __attrs_post_init__(self) -> None:
         settings, ports = self.settings, self.ports
@@ -266,12 +265,12 @@ class Services:
         self._earlier = dict(ports.earlier)
 
     def synced(self) -> bool:
-        """Whether everything that decides what runs here has been seen once."""
+        """Whether all objects that determine what runs here have been listed once."""
         return self.models.synced.is_set() and self.services.synced.is_set() and self.claims.synced
 
     @property
     def not_ready_reason(self) -> str:
-        """What keeps this host from taking up services, or empty; what an earlier agent has left runs meanwhile."""
+        """Reason why this host cannot start services yet; "" if it can. Engines of an earlier agent run meanwhile."""
         claims = self.claims
         kinds = (
             ("InferenceServices", self.services),
@@ -281,35 +280,35 @@ class Services:
         )
         missing = [(name, cache.refusal) for name, cache in kinds if not cache.synced.is_set()]
         if not missing:
-            return "" if self.synced() else "waits until no other host can have its name"
+            return "" if self.synced() else "waiting until it is certain that no other machine uses this host's name"
         refused = [f"cannot list {name}: {refusal}" for name, refusal in missing if refusal]
         return "; ".join(refused) or "waiting for the first list from the API server"
 
     async def wait_synced(self) -> None:
-        """Return when everything that decides what runs here has been seen once."""
+        """Return when all objects that determine what runs here have been listed once."""
         await self.models.synced.wait()
         await self.services.synced.wait()
         await self.claims.wait_synced()
 
     def on_service(self, key: Key) -> None:
-        """A service has changed: look at it again, and at what is said of it."""
+        """Reconcile a service that has changed, and check its status for drift."""
         self.queue.add(key)
         self.drift_repair.check_nowait(Slot(InferenceService, key, "status"))
 
     def on_model(self, key: Key) -> None:
-        """A Model has changed: look at every service that refers to it, and at what is said of it."""
+        """Reconcile all services that refer to a Model that has changed, and check its status for drift."""
         for service in self.services.values():
             if key in (model_key(service.on_hosts), draft_key(service)):
                 self.queue.add(service.key)
         self.drift_repair.check_nowait(Slot(Model, key, "status"))
 
     def conditions_of(self, slot: Slot) -> Iterable[Condition] | None:
-        """Return the conditions of a service or a Model as last seen; None when there is no such object."""
+        """Return the last known conditions of a service or a Model; None if there is no such object."""
         found = self.services.get(slot.key) if slot.kind is InferenceService else self.models.get(slot.key)
         return found.status.conditions if found is not None and found.status is not None else None
 
     def desired_state(self, key: Key) -> Desired | None:
-        """Return what this host should do for a service as last seen; None when the service is not its business."""
+        """Return the desired state of a service on this host; None if the service does not belong here."""
         listed, runs = self.services.get(key), self.running.by_key.get(key)
         service = listed.on_hosts if listed is not None else None
         model = self.models.get(model_key(service)) if service else None
@@ -318,7 +317,7 @@ class Services:
         return desired_here(service, model, runs.desired if runs else None, self.cordon.serves, draft=draft)
 
     async def run_address(self) -> Never:
-        """Never return: have every service look to it when this host is reached in another way."""
+        """Notify all services whenever this host's address changes; never return."""
         version = self.host_address.version
         while True:
             await self.host_address.wait_newer(version)
@@ -326,7 +325,7 @@ class Services:
             self.running.notify_address_changed()
 
     async def run(self) -> None:
-        """Never return: start, tell and end service tasks as the queue says."""
+        """Start, update and stop service tasks for the keys in the queue; never return."""
         async with trio.open_nursery() as nursery:
             for key, entry in self.ports.earlier.items():
                 if entry.engine is not None:
@@ -347,7 +346,7 @@ class Services:
         self.queue.add_all()
 
     async def _start_offline(self, nursery: trio.Nursery) -> None:
-        """Start what ran last, when the API server does not come in time to say what is wanted now."""
+        """Start the services in the journal if the API server does not answer in time."""
         with trio.move_on_after(self.settings.offline_seconds):
             await self.wait_synced()
             for key in self.ports.earlier:
@@ -356,13 +355,13 @@ class Services:
         if self.synced():
             await trio.sleep(SETTLE_SECONDS)
             for key in self.ports.earlier:
-                if key not in self.running.by_key:  # another host has it by now: the next start must not bring it back
+                if key not in self.running.by_key:  # another host has it by now: the next agent must not start it
                     await self.ports.journal.remove(key)
             return
         if not self.cordon.serves:
-            log.warning("the API server does not answer; this host is cordoned and serves nothing", end=self.cordon.end)
+            log.warning("API server not reachable; host cordoned, serving nothing", end=self.cordon.end)
             return
-        log.warning("the API server does not answer; serving the last known services", services=len(self.ports.earlier))
+        log.warning("API server not reachable; serving the last known services", services=len(self.ports.earlier))
         for key, entry in self.ports.earlier.items():
             if key not in self.running.by_key and key not in self.services:
                 self._start(key, entry.desired, nursery, entry)
@@ -370,7 +369,7 @@ class Services:
     def _reconcile(self, key: Key, nursery: trio.Nursery) -> None:
         running, service = self.running.by_key.get(key), self.services.get(key)
         if service is None and not self.services.synced.is_set():
-            # Added by a claim: what has not been listed yet is not known to be gone. But a cordon waits for no list.
+            # Added by a claim, and not listed yet, so it may exist. But a cordon does not wait for the list.
             if running is not None and running.status_manager.view.pid is not None and not self.cordon.serves:
                 running.scope.cancel(reason="the host is cordoned")
             return
@@ -404,14 +403,12 @@ class Services:
             self.host_address,
             reports_status=self.claims.reports(desired),
         )
-        found, before = earlier.engine if earlier else None, self._earlier.pop(key, None)
-        fallback = (
-            before.fallback if before and before.desired.service.metadata.uid == desired.service.metadata.uid else None
-        )
-        runner = Runner(
-            ServiceContext(status_manager, self.ports, self.settings, self.shutdown, self.ledger), found, fallback
-        )
-        # Listed before its task runs for the first time: it may be reconciled again in between.
+        adoptable, before = earlier.engine if earlier else None, self._earlier.pop(key, None)
+        is_same = before is not None and before.desired.service.metadata.uid == desired.service.metadata.uid
+        fallback = before.fallback if before is not None and is_same else None
+        context = ServiceContext(status_manager, self.ports, self.settings, self.shutdown, self.ledger)
+        runner = Runner(context, adoptable, fallback)
+        # Added before its task runs for the first time, since it may be reconciled again in between.
         self.running.by_key[key] = running = RunningService(Mailbox(None), trio.CancelScope(), status_manager, runner)
         self.ledger.follow(key, _memory_spec(desired))
         if earlier is not None and earlier.engine is not None:
@@ -425,11 +422,11 @@ class Services:
         with self._registered(key), running.scope:
             await run_service(running.replan, running.runner, first)
         if running.scope.cancelled_caught:
-            log.info("inference service ended", name=key.name, namespace=key.namespace)
+            log.info("inference service stopped", name=key.name, namespace=key.namespace)
             running.status_manager.finish(f"is cordoned {self.cordon.end}" if self.cordon.end else "")
             try:
                 await self.ports.journal.remove(key)
-            except Exception:  # a service's bug stops at the service, to the last line; the next agent removes it
+            except Exception:  # a bug affects only its own service, also here; the next agent removes the entry
                 log.exception("journal entry not removed", name=key.name, namespace=key.namespace)
 
     @contextmanager
@@ -444,6 +441,6 @@ class Services:
 
 
 def _memory_spec(desired: Desired) -> MemorySpec:
-    """What the objects say about a service's place in the memory."""
+    """Return the parts of a service's spec that matter for memory."""
     spec = desired.service.spec
     return MemorySpec(spec.priority, spec.eviction_protection, desired.model.spec.hardware)

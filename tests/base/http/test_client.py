@@ -153,7 +153,7 @@ async def test_a_stale_connection_is_not_replaced_for_ever():
         await nursery.start(peer.run)
         await peer.client.request("GET", URL)
         await trio.testing.wait_all_tasks_blocked()
-        with pytest.raises(ConnectionLostError, match="without an answer"):
+        with pytest.raises(ConnectionLostError, match="without a response"):
             await peer.client.request("GET", URL)
         assert peer.connections == 2
         nursery.cancel_scope.cancel()
@@ -431,7 +431,7 @@ async def test_no_body_goes_into_a_buffer():
 @pytest.mark.parametrize(
     ("answer", "error", "says"),
     [
-        (b"", ConnectionLostError, "closed the connection without an answer"),
+        (b"", ConnectionLostError, "closed the connection without a response"),
         (b"HTTP/1.1 200 OK\r\nContent-", ConnectionLostError, "closed the connection in the head"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n0123", ConnectionLostError, "ends 6 bytes early"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\n01", ConnectionLostError, "before its last chunk"),

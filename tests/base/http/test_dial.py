@@ -56,9 +56,9 @@ async def test_a_proxy_is_told_who_asks():
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        (b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n", "answers 407 to CONNECT"),
+        (b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n", "answered 407 to CONNECT"),
         (b"HTTP/1.1 200 OK\r\n\r\nearly", "sent data before the server could"),
-        (b"SSH-2.0-OpenSSH_9.2\r\n", "does not answer as a proxy does"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "does not answer like a proxy"),
         (b"", "closed the connection"),
     ],
 )
@@ -86,9 +86,9 @@ def test_one_module_dials():
     ("number", "said"),
     [
         (errno.ECONNREFUSED, "connection refused: nothing listens there"),
-        (errno.ETIMEDOUT, "no answer: it is off, or a firewall drops what is sent to it"),
-        (errno.EHOSTUNREACH, "unreachable: no route leads there from this machine"),
-        (errno.ENETUNREACH, "unreachable: no route leads there from this machine"),
+        (errno.ETIMEDOUT, "no answer: it is off, or a firewall drops the packets"),
+        (errno.EHOSTUNREACH, "unreachable: this machine has no route to it"),
+        (errno.ENETUNREACH, "unreachable: this machine has no route to it"),
     ],
 )
 def test_each_address_says_why_it_did_not_answer(number, said):

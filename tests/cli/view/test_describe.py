@@ -38,10 +38,10 @@ def spec(found, **changes):
     ("scene", "words"),
     [
         (StatusView(service(), None), "a Model called chat"),
-        (StatusView(service(), model()), "the controller to look at it"),
+        (StatusView(service(), model()), "the controller to process it"),
         (
             StatusView(service("chat", condition("Loaded", False, "Released", "let go")), model()),
-            "the controller to look at it",
+            "the controller to process it",
         ),
         (StatusView(service(), model("chat", FETCHING)), "the Model's file"),
         (StatusView(spec(service(), replicas=0), model()), "nothing: spec.replicas is 0; `llmkube scale` starts it"),
@@ -83,11 +83,11 @@ def test_a_crash_differs_from_its_retry():
 
 def test_what_serves_and_is_not_the_newest_is_reported_with_the_reason():
     """A replacement that fails is shown beside a service that is Ready, with the words of the engine that failed."""
-    words = "the engine of the older spec serves on; exit code 1\nerror: no memory"
+    words = "the engine of the older spec keeps serving; exit code 1\nerror: no memory"
     failing = condition("UpToDate", False, "CrashLoopBackOff", words)
     found = service("chat", condition("Loaded", True, "Loaded"), failing, phase="Ready")
     shown = describe_service(StatusView(found, model("chat", FETCHED)), NOW)
-    assert "CrashLoopBackOff: the engine of the older spec serves on; exit code 1" in shown
+    assert "CrashLoopBackOff: the engine of the older spec keeps serving; exit code 1" in shown
     assert "  error: no memory" in shown
 
 

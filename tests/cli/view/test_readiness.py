@@ -72,7 +72,7 @@ async def test_every_step_is_shown(autojump_clock, world):
         await trio.sleep(1)
         await world.become_ready()
     lines = list(dict.fromkeys(world.steps.printed))
-    assert lines == ["fetch: waiting for the controller to look at it", "fetch: downloading: 42 %", *lines[2:]]
+    assert lines == ["fetch: waiting for the controller to process it", "fetch: downloading: 42 %", *lines[2:]]
     assert [each for each in lines if each.endswith("done")] == ["fetch done", "load done", "ready done"]
 
 
@@ -146,7 +146,10 @@ async def test_after_a_change_ready_has_to_hold(autojump_clock, world):
         began = trio.current_time()
         nursery.start_soon(wait)
         await trio.sleep(SETTLE_SECONDS / 2)
-        lines = (("Accepted", "True", "Accepted", ""), ("Loaded", "False", "Stopping", "the endpoint is withdrawn"))
+        lines = (
+            ("Accepted", "True", "Accepted", ""),
+            ("Loaded", "False", "Stopping", "the endpoint is being withdrawn"),
+        )
         await world.report(InferenceService, *lines, phase="Ready")
         await trio.sleep(5)
         assert not ended

@@ -61,7 +61,7 @@ async def test_a_file_that_changes_is_read_again(in_file, tmp_path):
     with capture_logs() as logs:
         await refresh.look()
         assert names(in_file) is None
-        assert in_file.problem == "the file with the keys cannot be read (No such file or directory)"
+        assert in_file.problem == "the key file cannot be read (No such file or directory)"
         file.write_bytes(jwks("ed-1"))
         stamp = file.stat()
         await refresh.look()
@@ -73,7 +73,7 @@ async def test_a_file_that_changes_is_read_again(in_file, tmp_path):
         file.write_bytes(b"<html>secret-of-a-page</html>")
         await refresh.look()
         assert names(in_file) == ["ed-1"]
-        assert "no JWK Set" in in_file.problem
+        assert "not a JWK Set" in in_file.problem
         file.write_bytes(jwks("ed-1"))
         os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
         await refresh.look()
@@ -243,16 +243,22 @@ async def drip(connection):
 @pytest.mark.parametrize(
     ("script", "words"),
     [
-        (response(302, b"", "Location: http://evil/keys\r\n"), "the issuer answers 302; no redirect is followed"),
-        (response(404, json.dumps({"secret": 1}).encode()), "the issuer answers 404"),
-        (response(503, b""), "the issuer answers 503"),
-        (response(body=b" " * 5000), "the issuer's answer has more than 4096 bytes"),
-        (chatter, "the issuer's answer has more than 4096 bytes"),
-        (drip, "no whole answer of the issuer in 10 seconds"),
-        (silent, "no whole answer of the issuer in 10 seconds"),
-        (response(lines="Content-Encoding: gzip\r\n"), "the issuer's answer is compressed, and was not asked to be"),
-        (response()[:-5], "the issuer broke off, or does not speak HTTP/1.1"),
-        (b"SSH-2.0-OpenSSH\r\n", "the issuer broke off, or does not speak HTTP/1.1"),
+        (
+            response(302, b"", "Location: http://evil/keys\r\n"),
+            "the issuer responds with status 302; redirects are not followed",
+        ),
+        (response(404, json.dumps({"secret": 1}).encode()), "the issuer responds with status 404"),
+        (response(503, b""), "the issuer responds with status 503"),
+        (response(body=b" " * 5000), "the issuer's response has more than 4096 bytes"),
+        (chatter, "the issuer's response has more than 4096 bytes"),
+        (drip, "no complete response from the issuer within 10 seconds"),
+        (silent, "no complete response from the issuer within 10 seconds"),
+        (
+            response(lines="Content-Encoding: gzip\r\n"),
+            "the issuer's response is compressed, although that was not requested",
+        ),
+        (response()[:-5], "the issuer closed the connection, or does not speak HTTP/1.1"),
+        (b"SSH-2.0-OpenSSH\r\n", "the issuer closed the connection, or does not speak HTTP/1.1"),
     ],
 )
 async def test_an_invalid_response_is_reported_without_an_address(script, words, autojump_clock):
@@ -275,7 +281,7 @@ async def test_an_unreachable_issuer_is_reported():
         await trio.lowlevel.checkpoint()
         raise UnicodeError("label too long")
 
-    for connect, words in ((nowhere, "no connection"), (no_name, "cannot be asked")):
+    for connect, words in ((nowhere, "no connection"), (no_name, "address is invalid")):
         async with open_http_client(connect) as client:
             with pytest.raises(KeysUnreadableError, match=words):
                 await fetch_jwks(client, client, "http://issuer/keys", 4096)

@@ -58,8 +58,8 @@ def test_what_left_its_window_is_removed(file):
 
 def test_two_processes_do_not_share_it(file, monkeypatch):
     """Each would admit all of it."""
-    monkeypatch.setattr("llmkube.router.budget_store.budget_file._BUSY_TIMEOUT_SECONDS", 0.0)
-    with pytest.raises(UserError, match="another process keeps the budgets in"):
+    monkeypatch.setattr("llmkube.router.budget_store.budget_file._BUSY_SECONDS", 0.0)
+    with pytest.raises(UserError, match="are in use by another process"):
         BudgetFile(file.path).open()
 
 
@@ -67,7 +67,7 @@ def test_a_damaged_file_is_named_and_left_as_it_is(file):
     """Nothing begins at nothing by itself: its owner moves the file away."""
     file.close()
     file.path.write_bytes(b"no database" * 1000)
-    with pytest.raises(UserError, match=r"ml\.r\.db are damaged .*move this file"):
+    with pytest.raises(UserError, match=r"ml\.r\.db are damaged .*move the file"):
         file.check()
     assert file.path.read_bytes().startswith(b"no database")
 
@@ -78,7 +78,7 @@ def test_a_newer_file_is_refused(file):
     with sqlite3.connect(file.path) as connection:
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
     connection.close()
-    with pytest.raises(UserError, match="format 2; this release reads up to 1"):
+    with pytest.raises(UserError, match="format 2, but this release reads up to 1"):
         file.check()
 
 

@@ -4,7 +4,7 @@ Engines have one digest where they answer alike, and another wherever something 
 
 Slots are known where the spec alone tells them.
 
-What may be outside of this network is not local.
+What may be outside this network is not local.
 """
 
 from decimal import Decimal
@@ -76,9 +76,9 @@ def test_a_base_url_has_its_path_once(url, base):
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("https://llm.example/v1/chat/completions", "names an endpoint; leave /chat/completions away"),
-        ("https://llm.example/v1?key=abc", "is no base URL"),
-        ("http://llm.example/v1", "would show requests and key to each host on the way; write https"),
+        ("https://llm.example/v1/chat/completions", "is an endpoint, not a base URL; remove /chat/completions"),
+        ("https://llm.example/v1?key=abc", "is not a base URL"),
+        ("http://llm.example/v1", "would send requests and the key unencrypted; write https"),
     ],
 )
 def test_a_url_that_cannot_be_is_refused(url, said):
@@ -89,7 +89,7 @@ def test_a_url_that_cannot_be_is_refused(url, said):
 def test_a_password_in_a_url_is_not_repeated():
     """An error goes to a status and to logs."""
     said = errors(external(url='"https://me:hunter2@llm.example/v1"'))
-    assert "is no base URL" in said
+    assert "is not a base URL" in said
     assert "hunter2" not in said
 
 
@@ -112,7 +112,7 @@ def test_half_a_price_is_none():
     """A missing price is not 0: the warning says that the backend counts as without prices."""
     found = compiled(external()[:-3].rstrip("}] ") + ' } , costPerMillionTokens: { promptUSD: "1" } }]\n')
     assert found.config.backends["away"].prices is None
-    assert any("a price is missing, which is not 0" in each for each in found.warnings)
+    assert any("ignored, as one price is missing" in each for each in found.warnings)
 
 
 MODEL = decode(Model, {"metadata": {"name": "m", "namespace": "ml", "uid": "u1"}, "spec": {"source": "org/repo"}})

@@ -134,7 +134,7 @@ def test_all_problems_of_tokens_are_reported_at_once():
     ]
     [problem] = with_jwt("audiences: [llm]").errors
     assert problem == (
-        "spec.policy.auth.jwt: the issuer's keys come from one place; give either jwksURI or jwksSecretRef"
+        "spec.policy.auth.jwt: the issuer's keys need exactly one source; set either jwksURI or jwksSecretRef"
     )
     assert with_jwt('audiences: [llm], jwksURI: "https://i/k", jwksSecretRef: { name: a, key: b }').errors == (problem,)
 
@@ -156,8 +156,8 @@ def test_a_store_of_budgets_is_compiled_with_its_password():
 @pytest.mark.parametrize(
     ("address", "said"),
     [
-        ("'-:6379'", "spec.policy.budgetStore.address: '-' is no host"),
-        ("redis:99999", "spec.policy.budgetStore.address: 99999 is no port"),
+        ("'-:6379'", "spec.policy.budgetStore.address: '-' is not a host"),
+        ("redis:99999", "spec.policy.budgetStore.address: 99999 is not a port"),
     ],
 )
 def test_a_store_without_an_address_is_refused(address, said):
@@ -169,7 +169,7 @@ def test_a_store_without_an_address_is_refused(address, said):
 def test_a_store_without_budgets_is_refused():
     """It would be asked for nothing, and somebody has meant something by it."""
     [problem] = compiled(BACKENDS + "policy: { budgetStore: { address: 'redis:6379' } }").errors
-    assert problem == "spec.policy.budgetStore: there is no budget to keep; give one, or leave the store out"
+    assert problem == "spec.policy.budgetStore: there is no budget to store; add one, or remove the store"
 
 
 def test_a_health_check_has_a_path_that_can_be_asked():
@@ -212,20 +212,20 @@ policy:
     assert found.config is None
     said = list(found.errors)
     for part in (
-        "spec.backends: 'mac' stands there twice",
+        "spec.backends: 'mac' is repeated",
         "spec.rules[0].match.models: '[x]'",
-        "spec.rules[0].match.headers: 'x-a' stands there twice",
-        "spec.rules[0].route.backends[1]: 'w' is no backend",
+        "spec.rules[0].match.headers: 'x-a' is repeated",
+        "spec.rules[0].route.backends[1]: 'w' is not a backend",
         "spec.rules[0].timeout: ",
-        "spec.rules[1].name: 'a' is the name of another rule",
-        "spec.rules[1].failClosed: false, and the rule is for pii",
+        "spec.rules[1].name: 'a' is already the name of another rule",
+        "spec.rules[1].failClosed: false, but the rule is for pii",
         'spec.rules[1].route.strategy: "fastest" is unknown; write one of primary-fallback',
-        "spec.defaultRoute: 'win' is no backend",
-        "spec.dataPlane: 'Gateway' is not built; write Proxy",
-        "spec.policy.classification.mode: 'hybrid' is not built",
-        "spec.policy.auditLog.sink: 'otlp' is not built",
-        "spec.policy.budgets[b].ruleName: 'nobody' does not go with scope 'rule'",
-        "spec.policy.auth.allowlists: 'red' stands there twice",
+        "spec.defaultRoute: 'win' is not a backend",
+        "spec.dataPlane: 'Gateway' is not supported; write Proxy",
+        "spec.policy.classification.mode: 'hybrid' is not supported",
+        "spec.policy.auditLog.sink: 'otlp' is not supported",
+        "spec.policy.budgets[b].ruleName: 'nobody' does not fit scope 'rule'",
+        "spec.policy.auth.allowlists: 'red' is repeated",
     ):
         assert sum(part in each for each in said) == 1, (part, said)
 
@@ -234,7 +234,7 @@ def test_a_time_out_of_range_is_refused():
     """The definition has the bounds in a rule of its own; a file that no API server has seen is held to them, too."""
     for written in ("0s", "50ms", "31m"):
         said = errors(BACKENDS + f"rules: [{{ name: r, timeout: {written}, route: {{ backends: [mac] }} }}]\n")
-        assert said == f"spec.rules[0].timeout: '{written}' is out of bounds; write 100ms to 30m"
+        assert said == f"spec.rules[0].timeout: '{written}' is out of range; write 100ms to 30m"
 
 
 def test_what_has_no_effect_is_named():
@@ -276,10 +276,10 @@ def test_a_service_without_an_address_is_kept_and_closed():
 def test_both_kinds_or_none_is_no_backend():
     """A backend is one thing; a service cannot be labelled cloud."""
     both = "backends: [{ name: x, inferenceServiceRef: { name: a }, external: { provider: openai, model: m } }]\n"
-    assert "spec.backends[x]: it must have either" in errors(both)
-    assert "spec.backends[x]: it must have either" in errors("backends: [{ name: x }]\n")
+    assert "spec.backends[x]: set either inferenceServiceRef or external" in errors(both)
+    assert "spec.backends[x]: set either inferenceServiceRef or external" in errors("backends: [{ name: x }]\n")
     cloud = "backends: [{ name: x, tier: cloud, inferenceServiceRef: { name: a } }]\n"
-    assert "spec.backends[x].tier: 'cloud', and an InferenceService is local" in errors(cloud)
+    assert "spec.backends[x].tier: 'cloud', but an InferenceService is local" in errors(cloud)
 
 
 def test_patterns_fit_as_a_plain_reading_does():
@@ -317,7 +317,8 @@ def test_a_hostile_name_costs_no_more_than_its_length():
 
 
 @pytest.mark.parametrize(
-    ("pattern", "said"), [("", "it is empty"), ("gpt-[45]", "'['"), ("a{b", "'{'"), ("a b", "' '"), ("a\\*", "'\\\\'")]
+    ("pattern", "said"),
+    [("", "an empty pattern"), ("gpt-[45]", "'['"), ("a{b", "'{'"), ("a b", "' '"), ("a\\*", "'\\\\'")],
 )
 def test_an_invalid_pattern_is_reported(pattern, said):
     """Wildcards of other languages are refused: they would fit nothing in silence."""

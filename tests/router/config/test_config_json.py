@@ -132,7 +132,7 @@ def test_another_version_is_refused(version):
     """And says which one this release reads."""
     said = refusal(changed(version=version))
     assert said.startswith("version: ")
-    assert "which reads 1; compile the ModelRouter again" in said
+    assert "this release reads 1; compile the ModelRouter again" in said
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"7", b"\xff", b"[" * 100_000])
@@ -153,13 +153,13 @@ def test_all_problems_are_reported_at_once():
     said = refusal(json.dumps(value).encode()).splitlines()
     assert len(said) == 7
     for part in (
-        "extra: 1 stands under a key that nothing reads; known are audit",
+        "extra: unknown key (value 1); known keys are audit",
         'byModel: "yes" is not true or false; write true or false',
         'rules[0].match.classes: "pii" is not a list; write a list',
-        "rules[0].failClose: true stands under a key that nothing reads",
-        "backends[mac].local: it is missing; give it",
+        "rules[0].failClose: unknown key (value true)",
+        "backends[mac].local: required, but missing; add it",
         "backends[mac].weight: 1.5 is not a whole number",
-        "backends[mac].prices.promptUsd: 0.1 is not a decimal number as a text",
+        "backends[mac].prices.promptUsd: 0.1 is not a decimal number as a string",
     ):
         assert any(line.startswith(part) for line in said), part
 
@@ -169,10 +169,10 @@ def test_a_sensitive_class_over_a_cloud_is_refused_by_the_router_as_well():
     value = json.loads(encode_config(FULL))
     value["backends"]["mac"]["local"] = False
     said = refusal(json.dumps(value).encode())
-    assert "rules[0].backends: mac not local, and the rule is for pii" in said
+    assert "rules[0].backends: mac not local, but the rule is for pii" in said
     value["backends"]["mac"].update(local=True, provider="openai", baseUrl="https://api.openai.com/v1")
     said = refusal(json.dumps(value).encode())
-    assert "backends[mac].local: true, and https://api.openai.com/v1 may be outside" in said
+    assert "backends[mac].local: true, but https://api.openai.com/v1 may be outside" in said
 
 
 @pytest.mark.ci
@@ -206,8 +206,8 @@ def test_damage_is_refused_or_means_the_same():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("backends: []\n", "spec.backends: it has 0 entries; give at least 1"),
-        (BACKENDS.replace("name: mac", "name: Mac!"), 'spec.backends[Mac!].name: "Mac!" does not have the form ^'),
+        ("backends: []\n", "spec.backends: 0 entries are too few; give at least 1"),
+        (BACKENDS.replace("name: mac", "name: Mac!"), 'spec.backends[Mac!].name: "Mac!" does not match the pattern ^'),
         (
             BACKENDS.replace("openai,", "openia,"),
             '.external.provider: "openia" is unknown; write one of anthropic, openai',
@@ -220,7 +220,7 @@ def test_damage_is_refused_or_means_the_same():
         (BACKENDS + "proxy: { replicas: 11 }\n", "spec.proxy.replicas: 11 is too large; write at most 10"),
         (
             BACKENDS + "polcy: { }\n",
-            "spec.polcy: {} stands under a field that nothing reads; known are backends, rules",
+            "spec.polcy: unknown field (value {}); known fields are backends, rules",
         ),
     ],
 )

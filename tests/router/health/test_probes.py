@@ -37,9 +37,9 @@ async def test_three_failures_close_a_backend_and_one_success_lets_one_request_t
         await trio.sleep(10)
         for _ in range(5):
             assert (await lab.ask()).headers.get("x-llmkube-backend") == "b"
-        assert lab.router.states()["a"] == "its health check fails: it answers 500 at /ok"
+        assert lab.router.states()["a"] == "health check failed: status 500 at /ok"
         assert lab.metric("llmkube_router_backend_health", backend="a") == 0
-        assert lab.router.ready() == (True, "a: its health check fails: it answers 500 at /ok")
+        assert lab.router.ready() == (True, "a: health check failed: status 500 at /ok")
         assert len(lab.players["a"].asked) == 1
         lab.players["a"].health = WELL
         await trio.sleep(10)
@@ -66,7 +66,7 @@ async def test_no_answer_in_time_is_a_failure(autojump_clock):
     async with open_lab(PROBED, players(None)) as lab:
         began = trio.current_time()
         await trio.sleep(25)
-        assert lab.router.states()["a"] == "its health check fails: no answer at /ok within 2 seconds"
+        assert lab.router.states()["a"] == "health check failed: no response at /ok within 2 seconds"
         assert [round(at - began) for at, _ in lab.players["a"].probed] == [0, 10, 20]
         assert lab.metric("llmkube_router_probes_total", backend="a", result="unhealthy") == 3
 
@@ -75,7 +75,7 @@ async def test_no_connection_is_a_failure(autojump_clock):
     """With a reason that names no address."""
     async with open_lab(PROBED, {"a": None, "b": Player((answer(),))}) as lab:
         await trio.sleep(25)
-        assert lab.router.states()["a"] == "its health check fails: no answer at /ok"
+        assert lab.router.states()["a"] == "health check failed: no response at /ok"
 
 
 async def test_an_engine_that_loads_is_waited_for(autojump_clock):
@@ -93,7 +93,7 @@ async def test_a_reload_ends_the_probes_of_before(autojump_clock):
     async with open_lab(PROBED, players(error(500))) as lab:
         await trio.sleep(25)
         await reload(lab, attrs.evolve(PROBED, first_byte_seconds=9.0))
-        assert lab.router.states()["a"].startswith("its health check fails")
+        assert lab.router.states()["a"].startswith("health check failed")
         await reload(lab, config_of(local("a", probe=attrs.evolve(PROBE, path="/other")), local("b")))
         assert lab.router.states()["a"] == ""
         assert lab.players["a"].probed[-1][1] == "/other"

@@ -138,7 +138,7 @@ def test_the_models_name_leads_to_its_backend_where_it_is_permitted():
     alone = running(BACKENDS + by_name)
     refused = ask(alone, pii, {"model": "cloud"})
     assert refused.reason == "NotPermitted"
-    assert refused.why == "no rule matches, and cloud: data class pii stays local, and this backend is not"
+    assert refused.why == "no rule matches, and cloud: data of class pii must stay local, and this backend is not"
     assert ask(alone, {}, {"model": "unheard"}).reason == "NoRoute"
 
 

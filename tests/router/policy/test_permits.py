@@ -121,9 +121,9 @@ def dial(leave: Permit) -> tuple[Permit, ...]:
 
 def test_a_permit_is_not_made_without_its_maker():
     """Neither by a call with something else, nor by a kind of it."""
-    with pytest.raises(TypeError, match="only permits_for makes a Permit"):
+    with pytest.raises(TypeError, match="only permits_for creates a Permit"):
         Permit(backend("away"), object())
-    with pytest.raises(TypeError, match="only permits_for makes a Permit"):
+    with pytest.raises(TypeError, match="only permits_for creates a Permit"):
         type("Wide", (Permit,), {})
 
 

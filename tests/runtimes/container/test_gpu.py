@@ -55,7 +55,7 @@ def test_each_vendor_has_its_resource(of, vendor, stack, name):
 
 def test_an_accelerator_and_a_vendor_that_contradict_each_other_are_refused():
     """CUDA on an AMD GPU is told with the field, and never rendered."""
-    with pytest.raises(PlanError, match="amd makes no GPU for accelerator cuda: write nvidia") as refused:
+    with pytest.raises(PlanError, match="amd makes no GPU for accelerator cuda; write nvidia") as refused:
         asked(model("cuda", vendor="amd"), gpu=1)
     assert refused.value.field == "Model.spec.hardware.gpu.vendor"
 
@@ -169,12 +169,12 @@ def test_layer_ranges_become_proportions(ranges, count, split):
     ("ranges", "said"),
     [
         (("0-9",), "1 ranges for 2 GPUs"),
-        (("1-9", "10-19"), "from layer 0 on"),
-        (("0-9", "11-19"), "from layer 10 on"),
-        (("0-9", "9-19"), "from layer 10 on"),
-        (("9-0", "10-19"), "from layer 0 on"),
-        (("a-b", "1-2"), "from layer 0 on"),
-        (("0-999999999999", "1-2"), "from layer 0 on"),
+        (("1-9", "10-19"), "from layer 0,"),
+        (("0-9", "11-19"), "from layer 10,"),
+        (("0-9", "9-19"), "from layer 10,"),
+        (("9-0", "10-19"), "from layer 0,"),
+        (("a-b", "1-2"), "from layer 0,"),
+        (("0-999999999999", "1-2"), "from layer 0,"),
     ],
 )
 def test_ranges_that_leave_layers_out_are_refused(ranges, said):

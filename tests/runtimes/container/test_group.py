@@ -101,7 +101,7 @@ def test_all_gpus_of_all_nodes_are_used(config, sizes):
         ([{"node": "a"}], {}, "spec.multiNode.members", "nodeSelector"),
         ([{"node": "a"}, {"node": "a"}], {}, "spec.multiNode.members[1]", "names a twice"),
         (PAIR, {"replicas": 2}, "spec.replicas", "is 2"),
-        (PAIR, {"autoscaling": {"maxReplicas": 2}}, "spec.autoscaling", "leave it out"),
+        (PAIR, {"autoscaling": {"maxReplicas": 2}}, "spec.autoscaling", "remove it"),
         (PAIR, {"affinity": {"nodeAffinity": {"x": 1}}}, "spec.affinity.nodeAffinity", "name the nodes"),
         (PAIR, {"vllmConfig": {"tensorParallelSize": 3}}, "spec.vllmConfig.tensorParallelSize", "have 8"),
         ([*PAIR[:1], {"node": "b", "modelCache": {"claimName": "c"}}], {},
@@ -136,7 +136,7 @@ def test_other_runtimes_refuse_it(runtime):
     with pytest.raises(PlanError) as caught:
         container_plan_for(service(runtime=runtime, image="x"), model(**weights))
     assert caught.value.field == "spec.multiNode"
-    assert "spec.runtime vllm" in str(caught.value)
+    assert "spec.runtime to vllm" in str(caught.value)
 
 
 def test_a_host_refuses_it():
@@ -145,4 +145,4 @@ def test_a_host_refuses_it():
     with pytest.raises(PlanError) as caught:
         check(service(runtime="llamacpp"), on_metal)
     assert caught.value.field == "spec.multiNode"
-    assert "a host serves a model alone" in str(caught.value)
+    assert "a model cannot span several machines here" in str(caught.value)

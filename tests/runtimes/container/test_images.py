@@ -50,5 +50,5 @@ def test_an_image_for_what_is_no_runtime_is_refused():
         parse_image_overrides({"vllm": "mine/vllm:1", "llamacpp-cuda": "x", "personaplex": "y"})["vllm"]
         == "mine/vllm:1"
     )
-    with pytest.raises(UserError, match="'vlm' is no engine of ours"):
+    with pytest.raises(UserError, match="'vlm' is not an engine"):
         parse_image_overrides({"vlm": "x"})

@@ -32,7 +32,7 @@ def plan(**spec):
 
 def test_a_runtime_that_nobody_has_installed_is_refused_with_those_that_there_are():
     """Without the package, its name is no runtime, and the message lists what is."""
-    with pytest.raises(PlanError, match=r'"echo" does not run in pods: use one of .*llamacpp, .*vllm') as refused:
+    with pytest.raises(PlanError, match=r'"echo" does not run in pods; use one of .*llamacpp, .*vllm') as refused:
         plan()
     assert refused.value.field == "spec.runtime"
 
@@ -148,10 +148,10 @@ NO_FIELDS = Runtime(name="{name}", plan=plan, config=int, config_key="xConfig")
         ("odd", "odd_plugin:NOTHING", "cannot be loaded: AttributeError"),
         ("odd", "odd_plugin:NUMBER", "names a int, not a"),
         ("odd", "odd_plugin:STRANGE", "reads 'onnx'"),
-        ("odd", "odd_plugin:ANOTHER", "calls itself 'somebody'"),
-        ("odd", "odd_plugin:HALF", "config and config_key go together"),
-        ("odd", "odd_plugin:TAKEN", "spec.vllmConfig is a field already"),
-        ("odd", "odd_plugin:NO_FIELDS", "its config is no class of fields"),
+        ("odd", "odd_plugin:ANOTHER", "its name is 'somebody'"),
+        ("odd", "odd_plugin:HALF", "it needs both config and config_key"),
+        ("odd", "odd_plugin:TAKEN", "the field spec.vllmConfig exists already"),
+        ("odd", "odd_plugin:NO_FIELDS", "its config is not a class of fields"),
         ("vllm", "odd_plugin:RUNTIME", "is built in"),
     ],
 )

@@ -195,7 +195,7 @@ SPECULATION = {"enabled": True, "algorithm": "Medusa", "numDraftTokens": 4}
 def test_a_value_that_our_image_does_not_know_is_refused(runtime, config, field):
     """The engine would end at its start; an image that the service names may well know it."""
     spec = {"runtime": runtime, f"{runtime}Config": config}
-    with pytest.raises(PlanError, match=f"the image of {runtime} does not know") as refused:
+    with pytest.raises(PlanError, match=f"the image of {runtime} does not support") as refused:
         plan(model(source="org/repo"), **spec)
     assert refused.value.field == f"spec.{runtime}Config.{field}"
     assert plan(model(source="org/repo"), **spec, image="example.org/older").image == "example.org/older"

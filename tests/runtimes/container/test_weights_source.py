@@ -38,5 +38,5 @@ def test_a_repository_is_known_by_its_page_as_well(source, found):
 
 def test_an_engine_that_takes_whole_repositories_refuses_a_quantization():
     """VLLM and its like would serve something else than what the source names."""
-    with pytest.raises(PlanError, match=r"leave :Q4_K_M out, or serve it with llama\.cpp"):
+    with pytest.raises(PlanError, match=r"remove :Q4_K_M, or serve it with llama\.cpp"):
         hub_repository("org/repo:Q4_K_M")

@@ -26,7 +26,7 @@ def test_what_tunes_an_engine_passes_and_the_later_of_two_wins():
 )  # fmt: skip
 def test_what_could_reach_the_host_is_refused_by_name(name):
     """A variable that loads code, redirects or reveals is refused, and so is every one that nobody thought of."""
-    with pytest.raises(PlanError, match="no service may set it on a host") as caught:
+    with pytest.raises(PlanError, match="or allow it on this machine with") as caught:
         plan_environment([EnvVar(name=name, value="x")])
     assert caught.value.field == "spec.env"
     assert name.strip()[:64] in str(caught.value)
@@ -67,12 +67,12 @@ def test_the_values_that_people_write_pass(name, value):
         ("OMP_NUM_THREADS", "1\nimport os", "control character"),
         ("OMP_NUM_THREADS", "1\x85", "control character"),
         ("OMP_NUM_THREADS", "1" * 257, "longer than 256 characters"),
-        ("OMP_PLACES", "/etc/passwd", "a path never is"),
-        ("TZ", ":/etc/passwd", "a path never is"),
-        ("TZ", "/etc/passwd", "a path never is"),
-        ("TZ", "Europe/../../etc", "a path never is"),
-        ("LC_ALL", "../evil", "a path never is"),
-        ("LANG", "/tmp/evil", "a path never is"),
+        ("OMP_PLACES", "/etc/passwd", "it cannot contain a path"),
+        ("TZ", ":/etc/passwd", "it cannot contain a path"),
+        ("TZ", "/etc/passwd", "it cannot contain a path"),
+        ("TZ", "Europe/../../etc", "it cannot contain a path"),
+        ("LC_ALL", "../evil", "it cannot contain a path"),
+        ("LANG", "/tmp/evil", "it cannot contain a path"),
     ],
 )
 def test_a_value_that_could_lead_elsewhere_is_refused(name, value, says):
@@ -85,7 +85,7 @@ def test_a_value_that_could_lead_elsewhere_is_refused(name, value, says):
 
 def test_a_flood_of_variables_is_refused():
     """There is a most, which no service needs."""
-    with pytest.raises(PlanError, match="65 variables are more than 64"):
+    with pytest.raises(PlanError, match="too many variables: 65; write at most 64"):
         plan_environment([EnvVar(name="TZ", value="UTC")] * 65)
 
 

@@ -10,7 +10,7 @@ from llmkube.runtimes.process.exits import ExitCause, classify, loading_phase
 
 BAD_FLAG = """\
 usage: llmkube-llama-server --model FILE [flags]
-llmkube-llama-server: error: --frobnicate is not honoured by the engine that comes with LLMKube; --help lists what is"""
+llmkube-llama-server: error: --frobnicate is not honoured by the engine that comes with LLMKube; --help lists the flags that are"""  # noqa: E501
 
 BAD_VALUE = """\
 usage: llmkube-llama-server --model FILE [flags]
@@ -29,14 +29,14 @@ not within the file bounds, model is corrupted or incomplete
 0.00.004.771 E srv    load_model: failed to load model, 'trunc.gguf'
 0.00.004.774 I srv    operator(): operator(): cleaning up before exit...
 0.00.005.133 E srv          init: exiting due to model loading error
-llmkube-llama-server: the engine could not serve trunc.gguf; its own words are above"""
+llmkube-llama-server: the engine could not serve trunc.gguf; see its output above"""
 
 OVERWRITTEN = """\
 0.00.005.472 E read: string length 16028972198127468549 exceeds maximum 1073741824
 0.00.005.486 E gguf_init_from_reader: failed to read key-value pairs
 0.00.005.505 E llama_model_load: error loading model: llama_model_loader: failed to load model from corrupt.gguf
 0.00.005.519 E llama_model_load_from_file_impl: failed to load model
-llmkube-llama-server: the engine could not serve corrupt.gguf; its own words are above"""
+llmkube-llama-server: the engine could not serve corrupt.gguf; see its output above"""
 
 PORT = "llmkube-llama-server: cannot listen on 127.0.0.1 port 18124: Address already in use"
 UPSTREAM_PORT = """\
@@ -53,7 +53,7 @@ CONTEXT = """\
 0.00.525.327 E llama_init_from_model: failed to initialize the context: failed to allocate buffer for kv cache
 0.00.525.355 E cmn  common_init_: failed to create context with model 'demo.gguf'
 0.00.525.823 E srv          init: exiting due to model loading error
-llmkube-llama-server: the engine could not serve demo.gguf; its own words are above"""
+llmkube-llama-server: the engine could not serve demo.gguf; see its output above"""
 
 METAL = """\
 ggml_metal_synchronize: error: command buffer 0 failed with status 5
@@ -63,7 +63,7 @@ llama_decode: failed to decode, ret = -3"""
 CACHE = """\
 0.00.016.691 E llama_init_from_model: quantized V cache requires flash_attn to be enabled
 0.00.016.711 E cmn  common_init_: failed to create context with model 'demo.gguf'
-llmkube-llama-server: the engine could not serve demo.gguf; its own words are above"""
+llmkube-llama-server: the engine could not serve demo.gguf; see its output above"""
 
 THREADS = """\
 llmkube-llama-server: serving demo.gguf on http://127.0.0.1:18125
@@ -106,9 +106,9 @@ UPSTREAM_FLAG = "error: invalid argument: --frobnicate"
         (127, LIBRARY, ExitCause.MISSING_LIBRARY, "libgomp.so.1"),
         (-6, DYLD, ExitCause.MISSING_LIBRARY, "libggml-metal.dylib"),
         (-11, "", ExitCause.CRASH, "SIGSEGV"),
-        (-4, "", ExitCause.CRASH, "this build may not suit this processor"),
+        (-4, "", ExitCause.CRASH, "this build may not support this processor"),
         (-15, "", ExitCause.SIGNAL, "SIGTERM"),
-        (0, "", ExitCause.UNKNOWN, "it ended with exit code 0"),
+        (0, "", ExitCause.UNKNOWN, "it exited with code 0"),
         (1, "goodbye", ExitCause.UNKNOWN, ""),
         (None, PORT, ExitCause.PORT_TAKEN, "Address already in use"),
         (None, "", ExitCause.UNKNOWN, ""),
@@ -132,7 +132,7 @@ def test_a_kill_for_want_of_memory_is_told_from_any_other():
 
 def test_what_a_host_short_of_memory_kills_is_suspected():
     """Where nobody counts such kills, a host that was short of memory is told of, also of an adopted engine."""
-    assert "this host was short of memory" in str(classify(-9, [], memory_short=True))
+    assert "memory was short" in str(classify(-9, [], memory_short=True))
     assert classify(None, ["all slots are idle"], memory_short=True).cause is ExitCause.MEMORY_KILL
     assert classify(None, [], memory_kills=1).cause is ExitCause.MEMORY_KILL
     assert classify(None, ["unknown argument"], memory_short=True).cause is ExitCause.BAD_FLAG
@@ -161,7 +161,7 @@ def test_a_very_long_line_is_cut():
     [
         ("0.00.009.257 I llama_model_loader: loaded meta data with 24 key-value pairs", "reading the model's header"),
         ("0.00.010.691 I load_tensors: loading model tensors, this can take a while...", "loading tensors"),
-        ("0.00.011.342 I llama_kv_cache:        CPU KV buffer size =     4.00 MiB", "making room for the context"),
+        ("0.00.011.342 I llama_kv_cache:        CPU KV buffer size =     4.00 MiB", "allocating the context"),
         ("0.00.018.054 I cmn  common_init_: warming up the model with an empty run - please wait ...", "warming up"),
         ("hello", ""),
     ],

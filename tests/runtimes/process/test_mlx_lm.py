@@ -126,7 +126,7 @@ def test_another_program_is_not_run(head):
 def test_which_build_it_is():
     """The last word is the version, whatever warnings stand before it; without one there is no engine."""
     assert describe("/py", ["warning: x\n0.32.2\n"]).version == "0.32.2"
-    with pytest.raises(ProgramError, match="install mlx-lm again"):
+    with pytest.raises(ProgramError, match="reinstall it"):
         describe("/py", [""])
 
 

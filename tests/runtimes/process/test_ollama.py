@@ -69,14 +69,16 @@ def test_another_engine_does_not_get_a_model_of_the_library(runtime):
         with pytest.raises(PlanError) as refused:
             check(*objects(of, runtime=runtime))
         assert refused.value.field == "Model.spec.source"
-        assert f"ollama://llama3.2 is none: set spec.runtime to ollama{further}, or name the same" in str(refused.value)
+        assert f"ollama://llama3.2 is not one; set spec.runtime to ollama{further}, or name the same" in str(
+            refused.value
+        )
         check(*objects(of | {"format": "gguf"}, runtime="ollama"))
 
 
 def test_a_model_of_the_library_is_in_gguf():
     """Another format of it is refused with the one to set, and no engine that reads the other one is proposed."""
     of = {"source": "ollama://llama3.2", "format": "mlx", "hardware": {"accelerator": "metal"}}
-    with pytest.raises(PlanError, match=r"ollama://llama3\.2 is in gguf, not mlx: set gguf$") as refused:
+    with pytest.raises(PlanError, match=r"ollama://llama3\.2 is in gguf, not mlx; set gguf$") as refused:
         check(*objects(of, runtime="ollama"))
     assert refused.value.field == "Model.spec.format"
 
@@ -84,7 +86,7 @@ def test_a_model_of_the_library_is_in_gguf():
 def test_for_the_sake_of_a_draft_no_other_engine_is_proposed():
     """An Ollama has no draft models, so that it is no way out."""
     _, draft = objects({"source": "ollama://llama3.2"})
-    with pytest.raises(PlanError, match=r"is none: name the same model as GGUF"):
+    with pytest.raises(PlanError, match=r"is not one; name the same model as GGUF"):
         refuse_library("llamacpp", draft, draft=True)
 
 

@@ -71,7 +71,7 @@ def test_an_upgrade_from_before_programs_moved_restarts_no_engine(monkeypatch):
 
 
 def test_what_has_no_effect_is_told():
-    """Settings of the daemon are its owner's; those of llama.cpp are nobody's."""
+    """Settings of the daemon are belongs to its owner; those of llama.cpp are nobody's."""
     made = plan(hotCacheMaxSize="8GB", turboQuantBits=3, parallelSlots=4, aliases=["gpt"], flashAttention=True)
     assert set(made.not_honoured) == {
         "spec.hotCacheMaxSize",
@@ -85,10 +85,10 @@ def test_what_has_no_effect_is_told():
     ("model", "spec", "field", "said"),
     [
         ({"format": "gguf"}, {}, "Model.spec.format", "omlx reads mlx, not gguf"),
-        ({"hardware": {"accelerator": "cpu"}}, {}, "Model.spec.hardware.accelerator", "computes on metal, not cpu"),
+        ({"hardware": {"accelerator": "cpu"}}, {}, "Model.spec.hardware.accelerator", "runs on metal, not cpu"),
         ({}, {"mode": "rerank"}, "spec.mode", "does not rerank"),
-        ({}, {"extraArgs": ["--x"]}, "spec.extraArgs", "no further arguments"),
-        ({}, {"env": [{"name": "A", "value": "b"}]}, "spec.env", "its owner's"),
+        ({}, {"extraArgs": ["--x"]}, "spec.extraArgs", "no extra arguments"),
+        ({}, {"env": [{"name": "A", "value": "b"}]}, "spec.env", "belongs to its owner"),
         (
             {},
             {"speculativeDecoding": {"type": "mtp"}},

@@ -66,7 +66,7 @@ async def test_the_networks_follow_the_nodes(autojump_clock):
         AdmittedNetworks(GIVEN, ("10.0.0.9/32",)),
     ]
     problems = [each["problem"] for each in logs if each["event"] == "network of a node not admitted"]
-    assert problems == ["node b: spec.podCIDRs: '0.0.0.0/0' is no address that a node may have"]
+    assert problems == ["node b: spec.podCIDRs: '0.0.0.0/0' is not an address that a node may have"]
     assert len([each for each in logs if each["event"] == "networks admitted"]) == len(published)
 
 

@@ -107,9 +107,9 @@ def test_the_build_that_serves_is_reported_once():
         old.set_model(said, build)
     reported = [(view.reason, view.build, view.message.partition("; ")[2]) for view in manager.views[1:]]
     assert reported == [
-        (Reason.LOADED, "2", "ollama is 2 now, and was 1"),
-        (Reason.LOADING, "2", "its model is not loaded any more, and is loaded again"),
-        (Reason.LOADED, "3", "ollama is 3 now, and was 2"),
+        (Reason.LOADED, "2", "ollama is now 2 (was 1)"),
+        (Reason.LOADING, "2", "its model was unloaded and is being loaded again"),
+        (Reason.LOADED, "3", "ollama is now 3 (was 2)"),
     ]
 
 
@@ -203,10 +203,10 @@ KILLED = Exit(-signal.SIGKILL)
 @pytest.mark.parametrize(
     ("outcome", "lines", "reason", "begins", "seconds"),
     [
-        (Outcome(exit=Exit(3)), [], Reason.ENGINE_EXITED, "the engine ended while loading: exit code 3", 0),
-        (Outcome(exit=Exit(0), ready_at=40.0), [], Reason.ENGINE_EXITED, "the engine ended while serving: exit", 60),
-        (Outcome(exit=Exit(1)), [TAKEN], Reason.PORT_TAKEN, "the engine ended while loading: exit code 1: another", 0),
-        (Outcome(exit=Exit(1), ready_at=99.5), [TAKEN], Reason.ENGINE_EXITED, "the engine ended while serving: ", 0.5),
+        (Outcome(exit=Exit(3)), [], Reason.ENGINE_EXITED, "the engine exited while loading: exit code 3", 0),
+        (Outcome(exit=Exit(0), ready_at=40.0), [], Reason.ENGINE_EXITED, "the engine exited while serving: exit", 60),
+        (Outcome(exit=Exit(1)), [TAKEN], Reason.PORT_TAKEN, "the engine exited while loading: exit code 1: another", 0),
+        (Outcome(exit=Exit(1), ready_at=99.5), [TAKEN], Reason.ENGINE_EXITED, "the engine exited while serving: ", 0.5),
         (
             Outcome(failure=HUNG, ready_at=10.0),
             ["slot 0"],
@@ -219,7 +219,7 @@ KILLED = Exit(-signal.SIGKILL)
             Outcome(failure=HUNG, exit=Exit(2)),
             [],
             Reason.ENGINE_EXITED,
-            "the engine ended while loading: exit code 2",
+            "the engine exited while loading: exit code 2",
             0,
         ),
     ],
@@ -243,8 +243,8 @@ def test_its_last_log_lines_are_appended():
     ("kills", "short", "why"),
     [
         (0, False, "LLMKube did not send it"),
-        (1, False, "the kernel killed a process of this host"),
-        (0, True, "this host was short of memory"),
+        (1, False, "the kernel killed a process for lack of memory"),
+        (0, True, "memory was short"),
     ],
 )
 def test_a_lack_of_memory_is_reported(kills, short, why):
@@ -252,4 +252,4 @@ def test_a_lack_of_memory_is_reported(kills, short, why):
     reported = failure_of(
         Outcome(exit=KILLED, ready_at=1.0), [], rules=LLAMA_RULES, now=2.0, memory_kills=kills, memory_short=short
     )
-    assert reported.message.startswith(f"the engine ended while serving: killed by SIGKILL: {why}")
+    assert reported.message.startswith(f"the engine exited while serving: killed by SIGKILL: {why}")

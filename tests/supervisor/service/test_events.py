@@ -77,8 +77,8 @@ def test_a_fetch_that_waits_is_one_event():
     moves = FACTS.with_fetch_progress("downloading: 5 B")
     waits = moves.with_fetch_progress("waiting since T: h: refused; next attempt at T", "h: refused")
     (event,) = events(moves, waits)
-    assert (event.reason, event.message) == ("FetchDelayed", "the file does not come: h: refused; it is tried again")
-    assert (event.type, event.log) == ("Warning", "fetch waits")
+    assert (event.reason, event.message) == ("FetchDelayed", "file not fetched yet: h: refused; retrying")
+    assert (event.type, event.log) == ("Warning", "fetch delayed")
     assert events(waits, waits.with_fetch_progress("waiting since T", "h: no route")) == ()
     assert events(waits, moves) == ()
     assert waits.without_file(ExternalError("gone")).fetch_delay == ""
@@ -103,7 +103,7 @@ def test_the_endpoint_is_in_the_log():
 
 def test_what_happens_without_a_change():
     """Requests are cut short; a service goes for another one, and its namespace is named if it is another one."""
-    assert cut_short_event("late").message == "requests in flight are cut short: late"
+    assert cut_short_event("late").message == "requests in flight cut short: late"
     assert displacing_event(Key("ns", "chat"), EVICT).message == "chat is evicted to make room for this service"
     assert displacing_event(Key("other", "chat"), EVICT).message.startswith("ns/chat is evicted")
 
@@ -182,7 +182,7 @@ def test_a_service_that_pods_cannot_use_without_a_key_reports_it():
     """Where no network is admitted, unless the service gives out keys; it is said until it is over, and then not."""
     host_address = attrs.evolve(FACTS.host_address, closed="no list of nodes")
     closed = FACTS.with_host_address(host_address)
-    message = "given; without a key, 401: no list of nodes"
+    message = "given; requests without a key are refused (401): no list of nodes"
     assert {one.message for one in service_conditions(closed) if one.type == "Published"} == {message}
     opened = closed.with_host_address(FACTS.host_address)
     assert {one.message for one in service_conditions(opened) if one.type == "Published"} == {"given"}

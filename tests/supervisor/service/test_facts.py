@@ -96,8 +96,16 @@ def test_a_failure_reports_when_the_next_attempt_starts(failure, failures, delay
 @pytest.mark.parametrize(
     ("change", "reason", "words"),
     [
-        (Facts.with_replace_failure, Reason.RESTARTING, "the engine of the older spec serves on; restarting at once"),
-        (Facts.with_newest_failure, Reason.RESTARTING, "the engine of an older spec stands in; restarting at once"),
+        (
+            Facts.with_replace_failure,
+            Reason.RESTARTING,
+            "the engine of the older spec keeps serving; restarting at once",
+        ),
+        (
+            Facts.with_newest_failure,
+            Reason.RESTARTING,
+            "falling back to the engine of an older spec; restarting at once",
+        ),
     ],
 )
 def test_a_failure_of_the_newest_spec_is_why_an_older_one_serves(change, reason, words):

@@ -80,7 +80,7 @@ async def test_a_pull_that_fails_is_repeated_with_growing_pauses(open_host, auto
         await world.apply(source=SOURCE, runtime="ollama")
         await trio.sleep(3600)
         assert 3 < fake.calls.count("/api/pull") < 100
-        assert "Ollama has not pulled tiny:latest" in (await fetched(world))[1]
+        assert "Ollama failed to pull tiny:latest" in (await fetched(world))[1]
         fake.faults.clear()
         await world.until(world.ready_addresses, 1)
 
@@ -97,17 +97,21 @@ async def test_a_service_of_another_runtime_pulls_nothing(open_host, autojump_cl
         assert "/api/pull" not in fake.calls
         await world.apply("other", speculativeDecoding={"type": "draft", "draftModelRef": "chat"})
         await trio.sleep(60)
-        assert "llamacpp is given a file, and ollama://tiny is none" in (await world.condition("Loaded", "other"))[2]
+        assert "llamacpp needs a file, and ollama://tiny is not one" in (await world.condition("Loaded", "other"))[2]
         assert "/api/pull" not in fake.calls
 
 
 @pytest.mark.parametrize(
     ("changes", "why", "words"),
     [
-        ({"sha256": "00" * 32}, "DigestMismatch", "name another tag, or correct the digest"),
-        ({"sourceSecretRef": {"name": "hf"}}, "FetchFailed", "spec.sourceSecretRef: Ollama pulls without credentials"),
-        ({"files": ["a.gguf"]}, "InvalidFileSet", "leave spec.files out"),
-        ({"source": "ollama://other"}, "SourceNotFound", "look up name and tag at https://ollama.com/library"),
+        ({"sha256": "00" * 32}, "DigestMismatch", "use another tag, or correct the digest"),
+        (
+            {"sourceSecretRef": {"name": "hf"}},
+            "FetchFailed",
+            "spec.sourceSecretRef: not supported: Ollama pulls without",
+        ),
+        ({"files": ["a.gguf"]}, "InvalidFileSet", "remove spec.files"),
+        ({"source": "ollama://other"}, "SourceNotFound", "check name and tag at https://ollama.com/library"),
     ],
 )
 async def test_what_it_cannot_do_is_refused_by_field(open_host, autojump_clock, changes, why, words):

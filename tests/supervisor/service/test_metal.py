@@ -49,8 +49,8 @@ def look(child, *, mac=True, layers=999, runtime="llamacpp"):
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        ((FAILED,), "a command of the GPU has failed: ggml_metal_synchronize"),
-        ((LATCHED,), "a command of the GPU has failed"),
+        ((FAILED,), "a GPU command failed: ggml_metal_synchronize"),
+        ((LATCHED,), "a GPU command failed"),
         ((FAILED, MEMORY), "there was not enough memory for the GPU: error: Insufficient Memory"),
     ],
 )
@@ -72,7 +72,7 @@ async def test_an_engine_that_cannot_compute_is_not_ready():
     """One that says that it is ready, and answers 500 to a request for one token, does not get that far on Metal."""
     refused = Engine("it answers 500 to a request for one token")
     failure = await look(Child()).first_failure(refused)
-    assert "cannot be computed: it answers 500" in failure.message
+    assert "computing a token failed: it answers 500" in failure.message
     assert await look(Child()).first_failure(Engine("")) is None
     assert await look(Child(), mac=False).first_failure(refused) is None
     assert await look(Child(), layers=0).first_failure(refused) is None

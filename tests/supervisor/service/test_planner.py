@@ -243,7 +243,7 @@ async def test_a_missing_secret_or_key_is_named(open_host, autojump_clock):
         await host.deploy("chat", "hf://o/r/a.gguf", sourceSecretRef={"name": "hf"})
         message = await host.wait_fetched("TokenUnavailable")
         assert message.startswith(
-            "spec.sourceSecretRef: there is no Secret hf in namespace default to take HF_TOKEN from"
+            "spec.sourceSecretRef: Secret hf in namespace default not found, which should have HF_TOKEN"
         )
         await host.put_secret(TOKEN="hf_secret")
         wanted = lambda seen: "has no key HF_TOKEN (it has TOKEN)" in seen[2]  # noqa: E731
@@ -279,10 +279,10 @@ async def test_files_picks_one_of_a_repository(open_host, autojump_clock):
         assert (await host.world.model())["status"]["sha256"] == hashlib.sha256(OTHER).hexdigest()
         await host.deploy("bad", files=["b.gguf"])
         assert (await host.wait_fetched("InvalidFileSet", "bad")).startswith(
-            "spec.files: picks files from a Hugging Face"
+            "spec.files: selects files of a Hugging Face"
         )
         await host.deploy("strange", "o/r", files=["b.gguf", "a.gguf"])
-        assert "'a.gguf' is no part of 'b.gguf'" in await host.wait_fetched("InvalidFileSet", "strange")
+        assert "'a.gguf' is not a part of 'b.gguf'" in await host.wait_fetched("InvalidFileSet", "strange")
 
 
 # -- engines built on MLX ---------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ def test_one_key_per_line_each_once():
         (b"Canary\0", "in line 1"),
         (b"Canary\xff", "ASCII"),
         (b"k" * (MOST_CHARS + 1), "in line 1"),
-        (b"\n".join(b"%d" % number for number in range(MOST_KEYS + 1)), "65 keys, and 64"),
+        (b"\n".join(b"%d" % number for number in range(MOST_KEYS + 1)), "65 keys; at most 64"),
     ],
 )
 def test_what_is_no_key_is_refused_and_not_repeated(value, says):

@@ -157,7 +157,7 @@ def test_requests_that_wait_while_nothing_moves_are_a_hang():
     """Work in flight, counters that stand still and no movement for a minute are enough, whatever /health says."""
     engine = Engine(ProbeResult("ok", work=3, counters=(7.0,)))
     assert 60 <= engine.until_hung(600) <= 100
-    assert engine.verdict.hung.startswith("3 requests wait, but nothing moves: no CPU time, no log line")
+    assert engine.verdict.hung.startswith("3 requests wait without progress: no CPU time, no log line")
     assert Probe.TOKEN not in {ask for _, ask in engine.asked}
 
 
@@ -247,7 +247,7 @@ def test_a_port_that_nobody_listens_on_for_a_minute_is_a_hang():
     """A process without its socket is of no use, and ends after a minute."""
     engine = Engine(ProbeResult("gone"))
     assert 60 <= engine.until_hung(600, lambda: {"listening": False}) <= 80
-    assert "nothing answers on its port" in engine.verdict.hung
+    assert "nothing has answered on its port" in engine.verdict.hung
 
 
 def test_a_busy_process_without_its_port_gets_five_minutes():

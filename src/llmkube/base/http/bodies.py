@@ -1,4 +1,4 @@
-"""Bytes in, bodies out, no I/O: which framing a body has, and where it ends."""
+"""Decode the framing of message bodies, and find where they end. No I/O."""
 
 import re
 
@@ -12,18 +12,14 @@ _MAX_FRAMING_BYTES = 16 * 1024  # chunk extensions and trailers between two piec
 
 
 class LengthBody:
-    """A body of a known number of bytes.
-
-    Attributes:
-        remaining: How many are still to come.
-    """
+    """A body of known length, of which `remaining` bytes are still to come."""
 
     def __init__(self, length: int) -> None:
         self.remaining = length
         self.rest: bytes | None = None if length else b""
 
     def feed(self, data: bytes) -> bytes:
-        """Take the next bytes and return the payload in them."""
+        """Consume the next bytes and return the payload in them."""
         if self.rest is not None:
             self.rest += data
             return b""
@@ -34,22 +30,22 @@ class LengthBody:
         return payload
 
     def skip_payload(self, count: int) -> None:
-        """Count payload that went elsewhere; no more than was missing."""
+        """Account for payload that was received elsewhere, at most `remaining` bytes."""
         self.remaining -= count
         if self.remaining == 0:
             self.rest = b""
 
     def feed_eof(self) -> None:
-        """Refuse the end of the stream while bytes are missing."""
+        """Reject the end of the stream while bytes are missing."""
         if self.rest is None:
             raise MalformedError(400, f"the body ends {self.remaining} bytes early")
 
 
 class ChunkedBody:
-    """A body in chunks, ended by an empty one; trailers are checked and dropped.
+    """A chunked body, ended by an empty chunk; trailers are checked and dropped.
 
-    llhttp decodes it behind a head that we write ourselves. It is fed line by line, since a chunked body can end only
-    at a line feed: so the bytes after it are known.
+    llhttp decodes it after a head that we write ourselves. It is fed line by line: a chunked body can end only at a
+    line feed, so the bytes after it are known.
     """
 
     def __init__(self) -> None:
@@ -61,16 +57,16 @@ class ChunkedBody:
         self._parser.feed_data(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
 
     def on_body(self, piece: bytes) -> None:
-        """Collect payload (llhttp calls this)."""
+        """Collect payload (called by llhttp)."""
         self._pieces.append(piece)
         self._framing_bytes = 0
 
     def on_message_complete(self) -> None:
-        """Note the end (llhttp calls this)."""
+        """Record the end (called by llhttp)."""
         self._complete = True
 
     def feed(self, data: bytes) -> bytes:
-        """Take the next bytes and return the payload in them."""
+        """Consume the next bytes and return the payload in them."""
         if self.rest is not None:
             self.rest += data
             return b""
@@ -93,7 +89,7 @@ class ChunkedBody:
         return payload
 
     def feed_eof(self) -> None:
-        """Refuse the end of the stream before the last chunk."""
+        """Reject the end of the stream before the last chunk."""
         if self.rest is None:
             raise MalformedError(400, "the body ends before its last chunk")
 
@@ -104,9 +100,9 @@ _TRAILER = re.compile(rb"%b:[\t -~\x80-\xff]*" % _TOKEN)
 
 
 class ChunkedEndFinder:
-    """Finds the end of a body in chunks without taking it apart, for a proxy that passes it on as it is.
+    """Find the end of a chunked body without decoding it, for a proxy that relays it unchanged.
 
-    It refuses whatever two readers could understand in two ways, and some things that they would understand in one.
+    It rejects all framing that two readers could interpret differently, and some that they would not.
     """
 
     def __init__(self) -> None:
@@ -117,10 +113,10 @@ class ChunkedEndFinder:
         self._framing_bytes = 0
 
     def feed(self, data: bytes) -> int:
-        """Take the next bytes and return where among them the body ends, or -1.
+        """Consume the next bytes and return the offset in them at which the body ends, or -1.
 
         Raises:
-            MalformedError: The framing is not clear.
+            MalformedError: The framing is ambiguous or invalid.
         """
         at, size = 0, len(data)
         while True:
@@ -158,26 +154,26 @@ class ChunkedEndFinder:
 
 
 class LengthEndFinder:
-    """Finds the end of a body of a known number of bytes."""
+    """Find the end of a body of known length."""
 
     def __init__(self, length: int) -> None:
         self._remaining = length
 
     def feed(self, data: bytes) -> int:
-        """Take the next bytes and return where among them the body ends, or -1."""
+        """Consume the next bytes and return the offset in them at which the body ends, or -1."""
         end = self._remaining
         self._remaining -= len(data)
         return end if self._remaining <= 0 else -1
 
 
 class EofBody:
-    """The body of an answer without a length: it lasts until the stream ends."""
+    """Body of a response without a length: it ends with the stream."""
 
     def __init__(self) -> None:
         self.rest: bytes | None = None
 
     def feed(self, data: bytes) -> bytes:
-        """Return everything: it is all payload."""
+        """Return all bytes as payload."""
         return data
 
     def feed_eof(self) -> None:
@@ -186,19 +182,19 @@ class EofBody:
 
 
 BodyDecoder = LengthBody | ChunkedBody | EofBody
-"""Takes a body out of its framing; `rest` is None until that is complete, then the bytes that came after it."""
+"""Decodes the framing of a body; `rest` is None until the body is complete, then the bytes after it."""
 
 
 def request_body(head: RequestHead, max_body_bytes: int) -> BodyDecoder:
     """Return the decoder for the body that follows a request's head (RFC 9112, 6.3).
 
     Raises:
-        MalformedError: 413 for a declared length above the bound, 501 for an encoding other than chunked.
+        MalformedError: 413 for a declared length above the limit, 501 for an encoding other than chunked.
     """
-    if head.chunked:  # llhttp has refused one next to Content-Length
+    if head.chunked:  # llhttp rejects chunked together with Content-Length
         return ChunkedBody()
     if "transfer-encoding" in head.lines:
-        raise MalformedError(501, "the only transfer encoding here is chunked")
+        raise MalformedError(501, "chunked is the only transfer encoding supported")
     length = head.length or 0
     if length > max_body_bytes:
         raise MalformedError(413, f"the body is larger than {max_body_bytes} bytes")
@@ -206,7 +202,7 @@ def request_body(head: RequestHead, max_body_bytes: int) -> BodyDecoder:
 
 
 def response_body(method: str, head: ResponseHead) -> BodyDecoder:
-    """Return the decoder for the body that follows an answer's head, given the request's method (RFC 9112, 6.3).
+    """Return the decoder for the body that follows a response's head, given the request's method (RFC 9112, 6.3).
 
     Raises:
         MalformedError: An encoding other than chunked.
@@ -216,5 +212,5 @@ def response_body(method: str, head: ResponseHead) -> BodyDecoder:
     if head.chunked:
         return ChunkedBody()
     if "transfer-encoding" in head.lines:
-        raise MalformedError(400, "the only transfer encoding here is chunked")
+        raise MalformedError(400, "chunked is the only transfer encoding supported")
     return EofBody() if head.length is None else LengthBody(head.length)

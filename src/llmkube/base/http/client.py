@@ -1,7 +1,7 @@
-"""A pooled HTTP/1.1 client on Trio, plain http only: engines, probes and the gateway's upstream side.
+"""Pooled HTTP/1.1 client on Trio, plain http only: engines, probes and the gateway's upstream side.
 
-No timeouts inside: a caller who will not wait for ever says `trio.fail_after`. A connection goes back to the pool only
-when an answer was read to its clean end; in every other case, cancellation too, it is closed.
+It has no timeouts: callers use `trio.fail_after`. A connection returns to the pool only when a response was read to its
+clean end; otherwise, also on cancellation, it is closed.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
@@ -28,26 +28,26 @@ class _IdleConnection:
 
 @attrs.define(eq=False)
 class Pool:
-    """The idle connections of one client.
+    """Idle connections of one client.
 
     Attributes:
-        max_per_origin: How many are kept to one host and port.
-        max_total: How many are kept, so that engines that came and went leave few behind.
-        max_seconds: One that is older, by Trio's clock, is not used again.
+        max_per_origin: Connections kept per host and port.
+        max_total: Connections kept in all, so that few remain to engines that are gone.
+        max_seconds: A connection that is idle for longer, by Trio's clock, is not reused.
     """
 
     max_per_origin: int
     max_total: int
     max_seconds: float
-    _idle: dict[Origin, list[_IdleConnection]] = attrs.field(factory=dict)  # of each the oldest first
+    _idle: dict[Origin, list[_IdleConnection]] = attrs.field(factory=dict)  # per origin the oldest first
     _count: int = 0
 
     def __iter__(self) -> Iterator[Origin]:
-        """The origin of each connection that is kept."""
+        """Yield the origin of each idle connection."""
         return (origin for origin, idle in self._idle.items() for _ in idle)
 
     async def take(self, origin: Origin) -> trio.abc.Stream | None:
-        """Return the connection to this origin that was used last; close those that are of no use any more."""
+        """Remove and return the most recently used connection to this origin; close those that are unusable."""
         oldest = trio.current_time() - self.max_seconds
         if self._count >= self.max_total:
             await self._close_older(oldest)
@@ -62,7 +62,7 @@ class Pool:
         return None
 
     def release_nowait(self, origin: Origin, stream: trio.abc.Stream) -> bool:
-        """Take a connection back, unless there are enough."""
+        """Put a connection back into the pool; return False if the pool is full."""
         if self._count >= self.max_total or len(self._idle.get(origin, ())) >= self.max_per_origin:
             return False
         self._idle.setdefault(origin, []).append(_IdleConnection(stream, trio.current_time()))
@@ -70,7 +70,7 @@ class Pool:
         return True
 
     async def aclose(self) -> None:
-        """Close all."""
+        """Close all connections."""
         idle, self._idle, self._count = self._idle, {}, 0
         await _close_all(one for each in idle.values() for one in each)
 
@@ -84,7 +84,7 @@ class Pool:
 
 
 def _is_idle(stream: trio.abc.Stream) -> bool:
-    """Whether nothing came on an idle connection: not its end, and no late words that would pass for an answer."""
+    """Return whether nothing has arrived on an idle connection: neither its end nor data that looks like a response."""
     stream = below_tls(stream)
     if isinstance(stream, HubStream):
         return stream.is_idle
@@ -100,25 +100,25 @@ async def _close_all(idle: Iterable[_IdleConnection]) -> None:
 SendBytes = Callable[[bytes], Awaitable[None]]
 
 OnSent = Callable[[], None]
-"""Told that a peer was sent all of a request, before anything of the answer is waited for."""
+"""Called once all of a request was sent, before the wait for the response."""
 
 _LIMITS = Limits(max_headers=256)
 
 
 class _StaleError(ConnectionLostError):
-    """The connection ended before a byte of the answer: when it came from the pool, nothing is known to be lost."""
+    """The connection ended before the first byte of a response; a request on a pooled connection is then sent again."""
 
 
 @attrs.frozen
 class UpgradedConnection:
-    """A connection that speaks another protocol from here on, because the peer answered 101.
+    """A connection that has switched to another protocol, because the peer answered 101.
 
     Attributes:
-        headers: Those of the answer.
+        headers: Headers of the response.
         stream: The connection.
-        early: What has come after the head of the answer.
-        peer: Whom we talk to, for messages.
-        close: Closes what holds the connection; None if that is the stream itself.
+        early: Bytes received after the head of the response.
+        peer: Name of the peer, for messages.
+        close: Closes the owner of the connection; None if the stream has none.
     """
 
     headers: Headers
@@ -136,13 +136,13 @@ class UpgradedConnection:
 
 
 class HttpClient:
-    """Exchange requests with any number of origins, keeping idle connections for the next one in `pool`.
+    """Send requests to any number of origins, and keep idle connections in `pool` for reuse.
 
     Args:
         connect: Opens connections; a simulation passes its own.
-        max_idle_per_origin: Idle connections kept to one host and port.
-        max_idle: Idle connections kept in all, so that engines that came and went leave few behind.
-        max_idle_seconds: An idle connection older than this, by Trio's clock, is not used again.
+        max_idle_per_origin: `Pool.max_per_origin`.
+        max_idle: `Pool.max_total`.
+        max_idle_seconds: `Pool.max_seconds`.
     """
 
     def __init__(
@@ -166,13 +166,13 @@ class HttpClient:
         body: bytes = b"",
         max_body_bytes: int = 16 * 1024 * 1024,
     ) -> Response:
-        """Exchange one request for one whole answer, whatever its status.
+        """Send one request and return the whole response, whatever its status.
 
         Raises:
             ConnectError: No connection.
-            ConnectionLostError: The peer broke off.
+            ConnectionLostError: The connection was lost.
             ProtocolError: The peer does not speak HTTP/1.1.
-            BodyTooLargeError: The answer's body is above `max_body_bytes`.
+            BodyTooLargeError: The response's body is larger than `max_body_bytes`.
         """
         async with self.open_stream(method, url, headers=headers, body=body) as answer:
             received = await _read_body(answer, max_body_bytes, f"{method} {url}")
@@ -182,14 +182,14 @@ class HttpClient:
     async def open_stream(
         self, method: str, url: str, *, headers: Headers = NO_HEADERS, body: bytes = b""
     ) -> AsyncIterator[StreamedResponse]:
-        """Send a request; the body of the `with` block starts when the head of its answer has come.
+        """Send a request; the `with` block starts when the head of the response has arrived.
 
-        Leaving the block early closes the connection, which tells the peer to stop sending.
-        A pooled connection that the peer has closed meanwhile is replaced by a fresh one, once.
+        Leaving the block early closes the connection, so that the peer stops sending.
+        If the peer has closed a pooled connection meanwhile, the request is sent again, once, on a new one.
 
         Raises:
             ConnectError: No connection.
-            ConnectionLostError: The peer broke off.
+            ConnectionLostError: The connection was lost.
             ProtocolError: The peer does not speak HTTP/1.1.
             ValueError: Not a plain http URL, or a header that would break out of its line.
         """
@@ -205,26 +205,26 @@ class HttpClient:
     async def upload(
         self, url: str, length: int, write: Callable[[SendBytes], Awaitable[None]], *, max_body_bytes: int = 1024 * 1024
     ) -> Response:
-        """POST a body that is too large for memory, on a connection of its own; return the whole answer.
+        """POST a body that is too large for memory, on its own connection, and return the whole response.
 
         Args:
-            url: Where to.
-            length: The body's bytes.
-            write: Sends exactly so many with the function that it gets.
-            max_body_bytes: The most that the answer may have.
+            url: The target.
+            length: Size of the body in bytes.
+            write: Sends exactly `length` bytes with the function that it is given.
+            max_body_bytes: Maximum size of the response's body.
 
         Raises:
             ConnectError: No connection.
-            ConnectionLostError: The peer broke off.
+            ConnectionLostError: The connection was lost.
             ProtocolError: The peer does not speak HTTP/1.1.
-            BodyTooLargeError: The answer's body is above `max_body_bytes`.
+            BodyTooLargeError: The response's body is larger than `max_body_bytes`.
             ValueError: Not a plain http URL.
         """
         origin, target = _split_url(url)
         lines = (("Host", netloc(origin)), ("Content-Length", str(length)), ("Connection", "close"))
         stream = await self._open(origin)
         async with stream:
-            with suppress(*BROKEN):  # the peer may have refused the body half-way: then its answer is waiting
+            with suppress(*BROKEN):  # the peer may have rejected the body half-way: its response is then waiting
                 await stream.send_all(encode_request_head("POST", target, Headers(lines)))
                 await write(stream.send_all)
             head, early = await self._receive_head(stream, origin, switching=False)
@@ -242,14 +242,14 @@ class HttpClient:
         switching: bool = False,
         on_sent: OnSent | None = None,
     ) -> StreamedResponse:
-        """Send a request whose head is ready, and return when the head of its answer has come.
+        """Send a request with an encoded head, and return when the head of the response has arrived.
 
-        `release_nowait` has to follow, and if it does not keep the connection, its end. `switching` requests another
-        protocol, which 101 accepts.
+        The caller has to call `release_nowait`, and to close the connection if that returns False. With `switching`,
+        the request asks for another protocol, which 101 accepts.
 
         Raises:
             ConnectError: No connection.
-            ConnectionLostError: The peer broke off.
+            ConnectionLostError: The connection was lost.
             ProtocolError: The peer does not speak HTTP/1.1.
         """
         pooled = await self.pool.take(origin)
@@ -260,7 +260,7 @@ class HttpClient:
         return await self._exchange(fresh, origin, method, head, body, switching=switching, on_sent=on_sent)
 
     def release_nowait(self, answer: StreamedResponse) -> bool:
-        """Take the connection of an answer back; if not, it has to be closed, which tells the peer to stop sending."""
+        """Return a response's connection to the pool; if False, the caller has to close it, to stop the peer."""
         return answer.reusable and self.pool.release_nowait(answer.origin, answer.stream)
 
     async def aclose(self) -> None:
@@ -284,13 +284,13 @@ class HttpClient:
         switching: bool,
         on_sent: OnSent | None,
     ) -> StreamedResponse:
-        """Send a request and receive the head of its answer; closes the stream unless that succeeds."""
+        """Send a request and receive the head of the response; on failure the stream is closed."""
         succeeded, sent = False, True
         try:
             try:
                 await stream.send_all(head + body)
             except BROKEN:
-                sent = False  # the peer may have refused a large body half-way, and then its answer is waiting
+                sent = False  # the peer may have rejected a large body half-way: its response is then waiting
             if sent and on_sent is not None:
                 on_sent()
             answer, early = await self._receive_head(stream, origin, switching=switching)
@@ -310,7 +310,7 @@ class HttpClient:
         except ConnectionLostError as exc:
             raise _StaleError(str(exc)) from exc
         if not data:
-            raise _StaleError(f"{netloc(origin)} closed the connection without an answer")
+            raise _StaleError(f"{netloc(origin)} closed the connection without a response")
         try:
             found = self._heads.find(data)
             if found is None:
@@ -318,9 +318,9 @@ class HttpClient:
                 while (found := reader.feed(data)) is None:
                     data = await receive_from(stream, origin)
                     if not data:
-                        raise ConnectionLostError(f"{netloc(origin)} closed the connection in the head of its answer")
+                        raise ConnectionLostError(f"{netloc(origin)} closed the connection in the head of its response")
             if "transfer-encoding" in found[0].lines and not found[0].chunked:
-                raise MalformedError(400, "the only transfer encoding here is chunked")
+                raise MalformedError(400, "chunked is the only transfer encoding supported")
         except MalformedError as exc:
             raise ProtocolError(f"{netloc(origin)} does not speak HTTP/1.1 as expected: {exc}") from exc
         return found
@@ -330,7 +330,7 @@ class HttpClient:
 async def open_http_client(
     connect: Connect = dial, *, max_idle_per_origin: int = 16, max_idle: int = 64
 ) -> AsyncIterator[HttpClient]:
-    """Hold a client; its idle connections are closed at the end."""
+    """Open a client; its idle connections are closed at the end of the block."""
     client = HttpClient(connect, max_idle_per_origin=max_idle_per_origin, max_idle=max_idle)
     try:
         yield client
@@ -343,7 +343,7 @@ async def _read_body(answer: StreamedResponse, max_bytes: int, call: str) -> byt
     while piece := await answer.receive_some():
         received += piece
         if len(received) > max_bytes:
-            raise BodyTooLargeError(f"{call}: the answer is larger than {max_bytes} bytes")
+            raise BodyTooLargeError(f"{call}: the response is larger than {max_bytes} bytes")
     return bytes(received)
 
 
@@ -356,7 +356,7 @@ def _split_url(url: str) -> tuple[Origin, str]:
 
 
 def _with_framing(method: str, headers: Headers, origin: Origin, body: bytes) -> Headers:
-    """Return the headers with the framing that this client really uses."""
+    """Return the headers with this client's framing in place of the caller's."""
     framed = headers.without("content-length", "transfer-encoding", "connection")
     if "host" not in framed:
         framed = Headers((("Host", netloc(origin)), *framed))

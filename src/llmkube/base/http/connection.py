@@ -1,13 +1,13 @@
-"""One client's connection: requests are taken and answered strictly one after the other.
+"""One client's connection: requests are handled strictly one after the other.
 
 ```
- run ─ scope                     its end is the connection's: between two requests after a time
-       ├ head                    the `judge` may refuse it before a byte of the body is read
-       ├ body                    bounded in size, in time by its length, and in memory together with all others
-       └ handler                 the client's end cancels the scope
+ run ─ scope                     cancelled to close the connection, such as one that is idle for too long
+       ├ head                    `judge` may reject it before a byte of the body is read
+       ├ body                    limited in size, in time (by its length), and in memory together with all others
+       └ handler                 the client's disconnect cancels the scope
 ```
 
-A stream of a hub tells of its client's end. With any other stream a task reads ahead while the handler works.
+A `HubStream` reports the client's disconnect. With any other stream a task reads ahead while the handler runs.
 """
 
 from collections.abc import Awaitable, Callable
@@ -29,66 +29,63 @@ from llmkube.base.http.message import Response, encode_lines, status_line
 from llmkube.base.http.tls import RECEIVE_BYTES
 
 StreamHandler = Callable[[StreamExchange], Awaitable[None]]
-"""A `Handler` that may use what only a real connection has."""
+"""A `Handler` that may use features of a real connection."""
 
 RequestFilter = Callable[[RequestHead, str], Response | None]
-"""Refuses a request by its head and its peer's address alone, with the answer to give; None lets it in."""
+"""Rejects a request by its head and its peer's address, by returning the response to send; None accepts it."""
 
 Stamp = Callable[[RequestHead], bytes]
-"""Returns the header lines that every answer to a request carries: a handler's, a refusal, an error of the server."""
+"""Returns header lines to add to every response to a request: a handler's, a rejection, an error of the server."""
 
 MalformedHandler = Callable[[RequestHead | None, str, int, str], Awaitable[Response]]
-"""Returns what the client of a request is told that cannot be read.
+"""Returns the response to a malformed request.
 
-It gets the head where that came, the peer's address, the status and the words.
+Its arguments are the head (None if it is malformed itself), the peer's address, the status and the message.
 """
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 
 def accept_all(head: RequestHead, peer: str) -> None:
-    """Refuse no request."""
+    """Accept every request."""
 
 
-async def plain_text_error(  # noqa: ASYNC124 (an Unread)
+async def plain_text_error(  # noqa: ASYNC124 (a MalformedHandler)
     head: RequestHead | None, peer: str, status: int, message: str
 ) -> Response:
-    """Tell why a request cannot be read, in a line of text."""
+    """Return the error as a line of text."""
     return Response.text(status, f"{message}\n")
 
 
 def no_common_lines(head: RequestHead) -> bytes:
-    """Add no lines to any answer."""
+    """Add no header lines."""
     return b""
 
 
 @attrs.define(eq=False)
 class IdleConnections:
-    """The idle connections of one server: each is ended once it has waited too long, the longest waiting first.
+    """Idle connections of one server, each closed after `seconds`.
 
-    One task looks after all. To set a deadline of Trio's for each request, and to take it back, costs more than to read
-    the request's head.
-
-    Attributes:
-        seconds: How long one may be idle.
+    One task handles all of them: a Trio deadline that is set and cleared for each request costs more than reading its
+    head.
     """
 
     seconds: float
     _since: dict["Connection", float] = attrs.field(factory=dict)  # the longest waiting first
 
     def begin(self, connection: "Connection") -> None:
-        """Note that a connection waits from now on."""
+        """Record that a connection is idle from now on."""
         self._since[connection] = trio.current_time()
 
     def end(self, connection: "Connection") -> None:
-        """Note that it waits no more."""
+        """Record that a connection is no longer idle."""
         self._since.pop(connection, None)
 
     async def run(self) -> NoReturn:
-        """End each connection at the moment when its time is over, until cancelled."""
+        """Close each connection when its time is over, until cancelled."""
         while True:
             now = trio.current_time()
-            # What begins to wait from here on is over later than this.
+            # Connections that become idle from here on expire later than this.
             wake_at = now + self.seconds
             for connection, since in list(self._since.items()):
                 if since + self.seconds > now:
@@ -101,17 +98,17 @@ class IdleConnections:
 
 @attrs.define(eq=False)
 class ServerContext:
-    """What the connections of one server share.
+    """State shared by the connections of one server.
 
     Attributes:
         handler: Answers requests.
-        limits: What clients may cost.
-        judge: Refuses requests by their heads.
-        stamp: What every answer carries.
-        unread: What is told of a request that cannot be read.
-        heads: What was made of the last heads.
-        idle: Ends those that wait too long for a request; whoever opens connections runs it as a task.
-        body_bytes: How much of requests' bodies is in memory now.
+        limits: Limits on what clients can cost.
+        judge: Rejects requests by their heads.
+        stamp: Returns header lines to add to every response.
+        unread: Returns the response to a malformed request.
+        heads: Cache of parsed heads.
+        idle: Closes idle connections; the owner of the connections runs it as a task.
+        body_bytes: Bytes of request bodies in memory.
     """
 
     handler: StreamHandler
@@ -129,7 +126,7 @@ class ServerContext:
 
 
 class Phase(Enum):
-    """What a connection waits for."""
+    """Phases of a connection, by what it waits for."""
 
     IDLE = "the next request"
     RECEIVING = "the rest of a request"
@@ -140,15 +137,15 @@ class Connection:
     """One client's connection.
 
     Attributes:
-        phase: What it waits for.
-        peer_host: The address at its other end; "" when there is none, or none any more.
+        phase: The event that it waits for.
+        peer_host: Address of the peer; "" if it has none, or is disconnected.
     """
 
-    def __init__(self, service: ServerContext, stream: trio.abc.Stream) -> None:
+    def __init__(self, context: ServerContext, stream: trio.abc.Stream) -> None:
         self.phase = Phase.IDLE
         self.peer_host = _peer_host(stream)
-        self._context = service
-        self._limits = service.limits
+        self._context = context
+        self._limits = context.limits
         self._stream = stream
         self._early = b""  # received, and belongs to the next request
         self._body_bytes = 0  # of this request, in memory
@@ -158,20 +155,20 @@ class Connection:
         self._answer: StreamExchange | None = None
 
     def stop_nowait(self) -> None:
-        """End the connection: at once when it is idle, else after the answer in progress."""
+        """Close the connection: at once when it is idle, else after the response in progress."""
         self._stopping = True
         if self.phase is Phase.IDLE:
-            self._scope.cancel(reason="the server stops, or makes room")
+            self._scope.cancel(reason="the server is stopping")
         if self._answer is not None:
             self._answer.keep_alive = False
 
     def close_waiting(self) -> None:
-        """End the connection, for another one: it waits for its client."""
+        """Close the connection, which has waited too long for its client, or has to make room for another one."""
         self._stopping = True
-        self._scope.cancel(reason="it waits while others have something to say")
+        self._scope.cancel(reason="idle for too long, or closed for another connection")
 
     async def run(self) -> None:
-        """Serve until either side ends the connection; no client can make this raise, and the stream ends closed."""
+        """Serve until either side closes the connection; no client can make this raise, and the stream ends closed."""
         if isinstance(connection := below_tls(self._stream), HubStream):
             connection.on_end = self._scope.cancel
         linger = False
@@ -186,11 +183,11 @@ class Connection:
             await trio.aclose_forcefully(self._stream)
 
     async def _serve_requests(self) -> bool:
-        """Answer requests until one is the last; True when the client should get the time to read that answer."""
+        """Answer requests until the last; return True if the client should get time to read the last response."""
         head: RequestHead | None = None
         try:
             while not self._stopping:
-                head = None  # of the request before
+                head = None  # not that of the previous request
                 head = await self._receive_head()
                 if head is None:
                     return False
@@ -202,12 +199,12 @@ class Connection:
                 try:
                     body = await self._receive_body(head)
                     if self._stopping and self._scope.cancel_called:
-                        return False  # it was ended at the moment when the request came: nothing of it has begun
+                        return False  # closed just as the request arrived: its handler has not started
                     answer = await self._serve(head, body)
                 finally:
                     self._release_body()
                 if not answer.complete:
-                    return False  # broken off: the client must not see a clean end
+                    return False  # cut off: the client must not see a clean end
                 if not answer.keep_alive:
                     return True
         except MalformedError as exc:
@@ -221,7 +218,7 @@ class Connection:
     # -- the request --------------------------------------------------------------------------------------------------
 
     async def _receive_head(self) -> RequestHead | None:
-        """Wait for the next request's head; None when the client has no more requests, or dawdles between them."""
+        """Wait for the next request's head; None when the client has closed the connection."""
         data, self._early, self._stamp = self._early, b"", b""
         if not data:
             self.phase = Phase.IDLE
@@ -252,7 +249,7 @@ class Connection:
         limits = self._limits
         decoder = request_body(head, limits.max_body_bytes)
         if head.expectations - {"100-continue"}:
-            raise MalformedError(417, "the only expectation met here is 100-continue")
+            raise MalformedError(417, "100-continue is the only expectation supported")
         if head.expectations and decoder.rest is None and not self._early:
             await self._stream.send_all(status_line(100) + b"\r\n")
         data, self._early = self._early, b""
@@ -276,21 +273,21 @@ class Connection:
         return body
 
     def _count_body(self, size: int) -> None:
-        """Count what came of a body that did not come at once."""
-        service, limit = self._context, self._limits.max_bodies_bytes
+        """Account for a piece of a body that did not arrive at once."""
+        context, limit = self._context, self._limits.max_bodies_bytes
         self._body_bytes += size
-        service.body_bytes += size
-        if service.body_bytes > limit:
-            raise MalformedError(503, f"the bodies of all requests together are larger than {limit} bytes; try again")
+        context.body_bytes += size
+        if context.body_bytes > limit:
+            raise MalformedError(503, f"the bodies of all requests together exceed {limit} bytes; try again")
 
     def _release_body(self) -> None:
         self._context.body_bytes -= self._body_bytes
         self._body_bytes = 0
 
-    # -- the answer ---------------------------------------------------------------------------------------------------
+    # -- the response -------------------------------------------------------------------------------------------------
 
     async def _serve(self, head: RequestHead, body: bytes) -> StreamExchange:
-        """Run the handler while watching the client; ends in every case, with what became of the answer."""
+        """Run the handler while watching the client; return the exchange, however it ended."""
         self.phase = Phase.ANSWERING
         keep_alive = head.keep_alive and not self._stopping
         answer = self._answer = StreamExchange(
@@ -310,35 +307,34 @@ class Connection:
                 answer.scope = nursery.cancel_scope
                 nursery.start_soon(self._watch, nursery.cancel_scope)
                 await self._handle(answer)
-                nursery.cancel_scope.cancel(reason="the answer is complete")
+                nursery.cancel_scope.cancel(reason="the response is complete")
         self._answer = None
         return answer
 
     async def _watch(self, handling: trio.CancelScope) -> None:
-        """Cancel the handler when the client goes away; what it sends ahead is kept, up to a bound."""
+        """Cancel the handler when the client disconnects; store what it sends ahead, up to a limit."""
         while len(self._early) < self._limits.max_early_bytes:
             try:
                 data = await self._receive()
             except BROKEN:
                 data = b""
             if not data:
-                handling.cancel(reason="the client has gone")
+                handling.cancel(reason="the client has disconnected")
                 return
             self._early += data
 
     async def _handle(self, answer: StreamExchange) -> None:
-        """Contain a failing handler: it costs its own request and nothing else.
+        """Run the handler and contain its failure, which costs its own request and nothing else.
 
-        This is the server's one broad catch. A request is a unit of failure: a bug that one client can trigger must not
-        take every other client's connection with it. `except*` takes the errors out of a group and leaves a `Cancelled`
-        in it to travel on.
+        This is the server's only broad catch: a bug that one client can trigger must not close the connections of all
+        others. `except*` takes the errors out of a group, and lets a `Cancelled` in it propagate.
         """
         try:
             await self._context.handler(answer)
             if not answer.begun:
-                raise RuntimeError("the handler returned without an answer")
+                raise RuntimeError("the handler returned without a response")
         except* ClientGoneError:
-            _log_of(answer).debug("the client went away")
+            _log_of(answer).debug("client disconnected")
         except* ExternalError as errors:
             answer.keep_alive = False
             _log_of(answer).warning("request failed", error="; ".join(map(str, leaves(errors))))
@@ -347,23 +343,26 @@ class Connection:
             log = _log_of(answer)
             log.exception("request handler crashed")
         if not answer.begun:
-            await answer.respond(Response.text(500, "internal error; the server's log has the details\n"))
+            await answer.respond(Response.text(500, "internal error; see the server's log\n"))
 
     async def _respond_last(self, response: Response) -> None:
-        """Answer a request of which nothing more is read."""
+        """Respond to a request of which nothing more is read."""
         headers = response.headers.with_("Content-Length", str(len(response.body))).with_("Connection", "close")
         with trio.move_on_after(self._limits.send_stall_seconds):
             lines = encode_lines(headers) + self._stamp
             await self._stream.send_all(b"%b%b\r\n%b" % (status_line(response.status), lines, response.body))
 
     async def _linger(self) -> None:
-        """Let the client read the last answer: a socket closed with unread input sends a reset that can destroy it."""
+        """Give the client time to read the last response, which a reset could destroy.
+
+        Closing a socket with unread input sends a reset.
+        """
         with trio.move_on_after(self._limits.linger_seconds):
             if isinstance(self._stream, trio.abc.HalfCloseableStream):
                 await self._stream.send_eof()
                 while await self._receive():
                     pass
-            else:  # TLS says goodbye in its own words
+            else:  # TLS has its own closing message
                 await self._stream.aclose()
 
 
@@ -379,4 +378,4 @@ def _peer_host(stream: trio.abc.Stream) -> str:
     try:
         return str(connection.socket.getpeername()[0]) if isinstance(connection, trio.SocketStream) else ""
     except OSError:
-        return ""  # it has gone already
+        return ""  # already disconnected

@@ -1,4 +1,4 @@
-"""How connections are made: plain or under TLS, straight or through a proxy. The one module that dials."""
+"""Open connections: plain or under TLS, direct or through a proxy. The only module that dials."""
 
 import base64
 import errno
@@ -23,22 +23,22 @@ Connect = Callable[[str, int], Awaitable[trio.abc.Stream]]
 """Opens a connection to a host and port, or raises OSError."""
 
 
-_UNREACHABLE: Final = "unreachable: no route leads there from this machine"
+_UNREACHABLE: Final = "unreachable: this machine has no route to it"
 _REASONS: Final[Mapping[int, str]] = {
     errno.ECONNREFUSED: "connection refused: nothing listens there",
-    errno.ETIMEDOUT: "no answer: it is off, or a firewall drops what is sent to it",
+    errno.ETIMEDOUT: "no answer: it is off, or a firewall drops the packets",
     errno.EHOSTUNREACH: _UNREACHABLE,
     errno.ENETUNREACH: _UNREACHABLE,
 }
 _FAILED_ADDRESS: Final = re.compile(r"Error connecting to \('([^']+)'")
-"""How Trio names the address in an error's text, where it is not to be had otherwise."""
+"""Trio gives the address only in the text of an error."""
 
 
 async def dial(host: str, port: int) -> trio.SocketStream:
-    """Open a plain connection, to whichever address of the host answers first.
+    """Open a plain connection to the address of the host that answers first.
 
     Raises:
-        OSError: None did; it says of each address why, and Trio's errors of all attempts are its cause.
+        OSError: None did; the message has the reason for each address, and the cause is the group of Trio's errors.
     """
     try:
         return await trio.open_tcp_stream(host, port)
@@ -49,7 +49,7 @@ async def dial(host: str, port: int) -> trio.SocketStream:
 
 
 def connect_failure(error: OSError) -> str:
-    """Return why each address did not answer; Trio's own words only say that all attempts have failed."""
+    """Return the reason of the failure for each address; Trio's own message only says that all attempts failed."""
     attempts = error.__cause__.exceptions if isinstance(error.__cause__, ExceptionGroup) else ()
     return "; ".join(_attempt_failure(each) for each in attempts) or str(error)
 
@@ -62,35 +62,35 @@ def _attempt_failure(error: Exception) -> str:
 
 
 class ProxyError(OSError):
-    """A proxy does not let us through."""
+    """A proxy failed or rejected the connection."""
 
 
 @attrs.define(eq=False)
 class TlsDialer:
-    """Opens connections under TLS; a session of one shortens the handshake of the next one to the same server.
+    """Open connections under TLS; the session of one shortens the handshake of the next to the same server.
 
     Attributes:
-        context: Whom to trust, and who we are.
-        server_name: The name to expect in the server's certificate instead of the host's; "" for the host's.
-        connect: Opens what is below.
+        context: Trusted CAs and the client certificate.
+        server_name: Name to expect in the server's certificate; "" for the name of the host.
+        connect: Opens the underlying connection.
     """
 
     context: ssl.SSLContext
     server_name: str = ""
     connect: Connect = dial
-    # A session proves who a server is without its certificate: it is never offered to another one.
+    # A session replaces the check of the server's certificate, so it is never offered to another server.
     _newest: dict[tuple[str, int], TlsStream] = attrs.field(factory=dict)
 
     async def __call__(self, host: str, port: int) -> trio.abc.Stream:
-        """Open a connection; raises OSError, and `ssl.SSLError` among them."""
+        """Open a connection; raises OSError, of which `ssl.SSLError` is one."""
         return await self.wrap(await self.connect(host, port), host, port)
 
     async def wrap(self, transport: trio.abc.Stream, host: str, port: int) -> trio.abc.Stream:
-        """Shake hands over a connection to this server; if that fails, it is closed.
+        """Perform the handshake over a connection to this server; on failure the connection is closed.
 
         Raises:
-            ssl.SSLError: The server's certificate is not to be trusted, or it refuses ours.
-            trio.BrokenResourceError: The server went away.
+            ssl.SSLError: The server's certificate is not trusted, or the server rejects ours.
+            trio.BrokenResourceError: The server closed the connection.
         """
         done = False
         try:
@@ -103,17 +103,17 @@ class TlsDialer:
             if not done:
                 await trio.aclose_forcefully(transport)
         if len(self._newest) >= _MAX_SESSIONS:
-            del self._newest[next(iter(self._newest))]  # of the server that was dialled least lately
+            del self._newest[next(iter(self._newest))]  # of the least recently dialled server
         self._newest[host, port] = stream
         return stream
 
 
 @attrs.define(eq=False)
 class ProxyDialer:
-    """Opens connections through an HTTP proxy, by CONNECT (RFC 9110, 9.3.6).
+    """Open connections through an HTTP proxy, by CONNECT (RFC 9110, 9.3.6).
 
     Attributes:
-        url: The proxy's, `http://` or `https://`; a user and a password in it are sent to the proxy, and no one else.
+        url: URL of the proxy, `http://` or `https://`; a user and a password in it are sent to the proxy only.
         connect: Opens the connection to the proxy.
     """
 
@@ -151,16 +151,16 @@ async def _open_tunnel(stream: trio.abc.Stream, proxy: SplitResult, target: str)
                 raise ProxyError(f"{proxy_name} closed the connection")
             found = reader.feed(data)
     except (trio.BrokenResourceError, MalformedError) as error:
-        raise ProxyError(f"{proxy_name} does not answer as a proxy does: {error}") from error
+        raise ProxyError(f"{proxy_name} does not answer like a proxy: {error}") from error
     head, rest = found
     if not 200 <= head.status < 300:
-        raise ProxyError(f"{proxy_name} answers {head.status} to CONNECT {target}")
+        raise ProxyError(f"{proxy_name} answered {head.status} to CONNECT {target}")
     if rest:
         raise ProxyError(f"{proxy_name} sent data before the server could")
 
 
 def with_tcp_keepalive(connect: Connect) -> Connect:
-    """Return a way to connect whose connections the kernel probes while they are silent, as those of watches are."""
+    """Return a `Connect` with TCP keep-alive, for connections that may be silent for long, such as those of watches."""
 
     async def connect_with_keepalive(host: str, port: int) -> trio.abc.Stream:
         stream = await connect(host, port)

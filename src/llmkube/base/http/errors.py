@@ -1,30 +1,30 @@
-"""What can go wrong between two HTTP peers; every one of these is the world's fault."""
+"""Errors between two HTTP peers, all of them external failures."""
 
 from llmkube.base.errors import ExternalError
 
 
 class HttpError(ExternalError):
-    """An exchange with a peer failed; the sentence names the peer."""
+    """An exchange with a peer failed; the message names the peer."""
 
 
 class ConnectError(HttpError):
-    """No connection came about: refused, unreachable, unknown host."""
+    """No connection could be established: refused, unreachable, unknown host."""
 
 
 class ConnectionLostError(HttpError):
-    """The peer broke off before its message was complete."""
+    """The connection was lost before the peer's message was complete."""
 
 
 class ProtocolError(HttpError):
-    """The peer sent something that is not HTTP/1.1, or is more than we take."""
+    """The peer sent something that is not HTTP/1.1, or exceeds a limit."""
 
 
 class PeerClosedError(HttpError):
-    """The peer ended a WebSocket and said that something is wrong.
+    """The peer closed a WebSocket and reported an error.
 
     Attributes:
-        code: The status code of its close frame (RFC 6455, 7.4).
-        reason: Its words, often none.
+        code: Status code of its close frame (RFC 6455, 7.4).
+        reason: Reason in its close frame, often empty.
     """
 
     def __init__(self, message: str, code: int, reason: str) -> None:
@@ -34,15 +34,15 @@ class PeerClosedError(HttpError):
 
 
 class BodyTooLargeError(HttpError):
-    """The answer's body is larger than the caller allowed."""
+    """The body of a response is larger than the caller allows."""
 
 
 class ClientGoneError(HttpError):
-    """The client went away, and the handler was shielded: without a shield it is cancelled instead."""
+    """The client has disconnected, and the handler was shielded: without a shield it is cancelled instead."""
 
 
 class MalformedError(Exception):
-    """The peer's bytes are refused; `status` is what a server answers."""
+    """The peer's bytes are rejected; `status` is the status of a server's response."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""The answer's side of one request: a whole response, or a stream that is either complete or visibly broken."""
+"""The response to one request: whole, or a stream that ends either complete or visibly broken."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -17,37 +17,37 @@ from llmkube.base.http.message import Headers, Request, Response, encode_lines, 
 SendChunk = Callable[[bytes], Awaitable[None]]
 
 _JOIN_BELOW_BYTES: Final = 64 * 1024
-"""A small answer leaves in one packet; a large one is not copied."""
+"""A smaller body is sent in one packet with its head; a larger one is not copied."""
 
 _FRAMING: Final = frozenset({"transfer-encoding", "connection"})
-"""What the exchange says of its own answer; a handler's words do not count."""
+"""Headers that the exchange sets itself; those of a handler are ignored."""
 
 _FRAMING_AND_LENGTH: Final = _FRAMING | {"content-length"}
 
 
 class Exchange(Protocol):
-    """One request and the one answer that it gets."""
+    """One request and its response."""
 
     @property
     def request(self) -> Request:
-        """What the client asked."""
+        """The client's request."""
         ...
 
     async def respond(self, response: Response) -> None:
-        """Answer at once; a second answer is a bug and raises RuntimeError."""
+        """Send a whole response; a second response is a bug and raises RuntimeError."""
         ...
 
     def stream(self, status: int, headers: Headers) -> AbstractAsyncContextManager[SendChunk]:
-        """Answer piece by piece: the head is sent on entry, each chunk as it comes, the clean end on exit.
+        """Stream a response: the head is sent on entry, each chunk as it comes, the clean end on exit.
 
-        An exception in the body breaks the connection off, so that a client never takes half an answer for a whole one.
-        With a Content-Length among `headers` the body is sent plain and must have exactly that length.
+        An exception in the block closes the connection, so that a client never takes half a response for a whole one.
+        With a Content-Length in `headers`, the body is sent without chunks and must have exactly that length.
         """
         ...
 
 
 Handler = Callable[[Exchange], Awaitable[None]]
-"""Answers one request; cancelled when the client goes away (half-closing counts)."""
+"""Answers one request; cancelled when the client disconnects, or half-closes the connection."""
 
 
 @attrs.define(eq=False, slots=False)  # a cached property keeps its value in the instance's dict
@@ -55,14 +55,14 @@ class StreamExchange:
     """The `Exchange` of one request on a real stream.
 
     Attributes:
-        head: The request's head.
-        body: Its body.
-        scope: The handler's cancel scope; a write to a client that is gone cancels it.
-        begun: Bytes of the answer may be on the wire.
-        complete: The answer is on the wire, to its clean end.
-        keep_alive: The client may send another request after this answer.
-        stamp: Header lines that the answer carries beside its own.
-        peer: The address that the request comes from; "" when there is none.
+        head: Head of the request.
+        body: Body of the request.
+        scope: Cancel scope of the handler; a write to a disconnected client cancels it.
+        begun: Part of the response may have been sent.
+        complete: All of the response was sent, to its clean end.
+        keep_alive: The client may send another request after this response.
+        stamp: Header lines to add to the response.
+        peer: Address that the request comes from; "" if it has none.
     """
 
     head: RequestHead
@@ -82,7 +82,7 @@ class StreamExchange:
 
     @cached_property
     def request(self) -> Request:
-        """What the client asked, as a value; a proxy needs none."""
+        """The client's request as a value, made on first use: a proxy does not need it."""
         return Request(self.head.method, self.head.target, self.head.headers, self.body)
 
     @property
@@ -91,7 +91,7 @@ class StreamExchange:
         return self.head.version == "1.1"
 
     async def respond(self, response: Response) -> None:
-        """Answer at once."""
+        """Send a whole response."""
         headers, body, no_body = response.headers, response.body, self.head.method == "HEAD"
         if not status_allows_body(response.status):
             lines, body = headers.lines_without(_FRAMING_AND_LENGTH), b""
@@ -111,12 +111,12 @@ class StreamExchange:
 
     @asynccontextmanager
     async def stream(self, status: int, headers: Headers) -> AsyncIterator[SendChunk]:
-        """Answer piece by piece."""
+        """Stream a response."""
         no_body = self.head.method == "HEAD" or not status_allows_body(status)
         length = headers.get("content-length")
         chunked = length is None and not no_body and self.chunks_allowed
         if length is None and not no_body and not chunked:
-            self.keep_alive = False  # the end of the connection is the end of the body
+            self.keep_alive = False  # the body ends with the connection
         lines = encode_lines(headers.lines_without(_FRAMING))
         await self.send(self.begin(status, lines + b"Transfer-Encoding: chunked\r\n" if chunked else lines))
         sent_bytes = 0
@@ -124,7 +124,7 @@ class StreamExchange:
         async def send_chunk(data: bytes) -> None:
             nonlocal sent_bytes
             sent_bytes += len(data)
-            if not data or no_body:  # an empty chunk would be the end
+            if not data or no_body:  # an empty chunk would end the body
                 await trio.lowlevel.checkpoint()
             elif chunked:
                 await self.send(b"%x\r\n%b\r\n" % (len(data), data))
@@ -133,16 +133,16 @@ class StreamExchange:
 
         yield send_chunk
         if length is not None and not no_body and sent_bytes != int(length):
-            raise RuntimeError(f"the answer promised {length} bytes and has {sent_bytes}")
+            raise RuntimeError(f"the response has {sent_bytes} bytes, and its Content-Length is {length}")
         if chunked:
             await self.send(b"0\r\n\r\n")
         self.complete = True
 
     def begin(self, status: int, lines: bytes) -> bytes:
-        """Return the head of the answer, to be sent before anything else; `lines` frame the body.
+        """Return the encoded head of the response, to be sent before its body; `lines` include the body's framing.
 
         Raises:
-            RuntimeError: There is an answer already.
+            RuntimeError: The request has a response already.
         """
         if self.begun:
             raise RuntimeError(f"{self.head.method} {self.head.target} is answered twice")
@@ -151,7 +151,7 @@ class StreamExchange:
         return b"%b%b%b%b\r\n" % (status_line(status), lines, self.stamp, close)
 
     async def send(self, data: bytes) -> None:
-        """Send bytes of the answer as they are.
+        """Send bytes of the response as they are.
 
         Raises:
             ClientGoneError: The client is gone, and this task is shielded: without a shield it is cancelled instead.
@@ -179,7 +179,7 @@ class StreamExchange:
         await self._give_up()
 
     async def _give_up(self) -> None:
-        """The client is gone, or reads so slowly that it may as well be: one behaviour for both."""
-        self.scope.cancel(reason="the client has gone, or does not read")
+        """Cancel the handler: the client has disconnected, or does not read."""
+        self.scope.cancel(reason="the client has disconnected, or does not read")
         await trio.lowlevel.checkpoint()
-        raise ClientGoneError("the client closed the connection during its answer")  # only a shielded handler gets here
+        raise ClientGoneError("the client disconnected during the response")  # reached only by a shielded handler

@@ -1,7 +1,7 @@
-"""A proxy's data path: a request is passed on and its answer passed back, with nothing taken apart that need not be.
+"""A proxy's data path: forward a request and relay its response, decoding no more than necessary.
 
-Header lines pass as they were parsed, and a body in its own framing, which is followed to find the end. Only what the
-other server grants to web pages gives way to what this one grants (`stamp`): a browser refuses two grants.
+Header lines are relayed as they were parsed, and a body in its own framing, which is parsed only to find the end. The
+other server's CORS headers are left out if this one adds its own (`stamp`): a browser rejects duplicates.
 """
 
 from collections.abc import Collection
@@ -29,22 +29,22 @@ async def forward(
     credentials: bytes = b"",
     excluding: Collection[int] = (),
 ) -> bool:
-    """Have another server answer a request, with this body; return whether its answer was passed back.
+    """Forward a request with this body to another server; return whether its response was relayed.
 
-    The client's disconnect cancels this, which closes the connection to that server: it stops what it does.
+    The client's disconnect cancels this, which closes the connection to that server, so that it stops its work.
 
     Args:
-        exchange: The request, and the way back to its client.
-        client: Reaches the server.
-        origin: Where it is.
-        body: All of the body.
-        credentials: Header lines that go in the place of the client's own credentials, which do not pass.
-        excluding: Statuses whose answers are not passed back: the caller answers then.
+        exchange: The request of the client.
+        client: Connects to the server.
+        origin: The server.
+        body: The whole body.
+        credentials: Header lines that replace the client's own credentials, which are not forwarded.
+        excluding: Statuses whose responses are not relayed: the caller responds instead.
 
     Raises:
         ConnectError: No connection.
-        ConnectionLostError: The server broke off; if `exchange.begun`, in the middle of its answer.
-        ProtocolError: It does not speak HTTP/1.1.
+        ConnectionLostError: The connection was lost; if `exchange.begun`, in the middle of the response.
+        ProtocolError: The server does not speak HTTP/1.1.
     """
     request_head = exchange.head
     passed = request_head.without_credentials + credentials
@@ -77,9 +77,9 @@ async def _relay(answer: StreamedResponse, exchange: StreamExchange) -> None:
         try:
             at = end.feed(piece)
         except MalformedError as exc:
-            raise ConnectionLostError(f"{netloc(answer.origin)} sent a {exc}") from exc
+            raise ConnectionLostError(f"{netloc(answer.origin)} sent an invalid body: {exc}") from exc
         if 0 <= at < len(piece):
-            piece = piece[:at]  # what comes after an answer is no part of it, and spoils the connection
+            piece = piece[:at]  # bytes after a response are not relayed, and the connection is not reused
         else:
             answer.reusable = at >= 0 and head.keep_alive
         await exchange.send(prefix + piece if prefix else piece)
@@ -91,7 +91,7 @@ async def _relay(answer: StreamedResponse, exchange: StreamExchange) -> None:
 
 
 async def _relay_reframed(answer: StreamedResponse, exchange: StreamExchange) -> None:
-    """Pass back an answer that ends with its connection, or is for a client that does not know its framing."""
+    """Relay a response that ends with its connection, or whose framing the client does not understand."""
     headers = answer.headers.end_to_end()
     if exchange.stamp:
         headers = without_access_control(headers)

@@ -1,8 +1,8 @@
-"""Bytes in, heads out, no I/O: llhttp judges the grammar, this module knows where each head ends.
+"""Parse message heads: llhttp checks the grammar, this module finds where each head ends. No I/O.
 
-llhttp alone does not tell where in its input a message ended, skips bodies after `Upgrade`, and cannot be told that an
-answer belongs to HEAD. So each head gets a parser of its own that is fed line by line (a head can only end at a line
-feed), and a body is decoded separately (`bodies`). The result never depends on how the network cut the bytes.
+llhttp alone does not report where in its input a message ended, skips bodies after `Upgrade`, and cannot know that a
+response belongs to HEAD. So each head gets its own parser, which is fed line by line (a head can only end at a line
+feed), and a body is decoded separately (`bodies`). The result never depends on how the network splits the bytes.
 """
 
 import re
@@ -22,13 +22,13 @@ _Parser = httptools.HttpRequestParser | httptools.HttpResponseParser
 
 @attrs.frozen(slots=False)  # cached properties keep their values in the instance's dict
 class _Head:
-    """What both kinds of heads share.
+    """Common part of request heads and response heads.
 
     Attributes:
-        lines: The header lines as parsed, of this head or of one that differs from it in nothing but its length.
+        lines: Header lines as parsed, of this head or of one that differs from it only in its length.
         keep_alive: Whether the connection may carry another exchange.
-        length: What Content-Length says; None without one.
-        chunked: Whether Transfer-Encoding says `chunked`, and nothing else.
+        length: Value of Content-Length; None without one.
+        chunked: Whether Transfer-Encoding is `chunked`, and nothing else.
     """
 
     lines: Headers
@@ -38,23 +38,23 @@ class _Head:
 
     @cached_property
     def headers(self) -> Headers:
-        """The header lines as sent."""
+        """Header lines as sent."""
         return self.lines if self.length is None else self.lines.with_value("content-length", str(self.length))
 
     @cached_property
     def joined(self) -> Mapping[str, str]:
-        """The values by lower-case name, as `Headers.joined` has them."""
+        """Values by lower-case name, as in `Headers.joined`."""
         return self.headers.joined()
 
     @cached_property
     def end_to_end(self) -> bytes:
-        """The header lines that a proxy passes on, ready to send; not those that frame the body or name the host."""
+        """Encoded header lines that a proxy forwards, without those that frame the body or name the host."""
         return encode_lines(_end_to_end(self.lines))
 
 
 @attrs.frozen(slots=False)
 class RequestHead(_Head):
-    """Request line and headers, checked; `keep_alive` is what the client wishes."""
+    """Request line and headers, checked; `keep_alive` is the client's request."""
 
     method: str = attrs.field(kw_only=True)
     target: str = attrs.field(kw_only=True)
@@ -62,22 +62,22 @@ class RequestHead(_Head):
 
     @cached_property
     def path(self) -> str:
-        """The percent-decoded path without the query."""
+        """Percent-decoded path, without the query."""
         return path_of(self.target)
 
     @cached_property
     def request_line(self) -> bytes:
-        """What a proxy says first: the method, and the target in origin form."""
+        """Request line of a proxy: the method, and the target in origin form."""
         return f"{self.method} {origin_form(self.target)} HTTP/1.1\r\n".encode("ascii")
 
     @cached_property
     def without_credentials(self) -> bytes:
-        """As `end_to_end`, without what the client says of itself to be let in: a proxy that shows a key of its own."""
+        """`end_to_end` without the client's credentials, for a proxy that sends its own."""
         return encode_lines(_end_to_end(self.lines).without("authorization", "x-api-key"))
 
     @cached_property
     def expectations(self) -> frozenset[str]:
-        """What the client waits for before it sends the body; HTTP/1.0 knows no such thing."""
+        """Expectations to meet before the client sends the body; HTTP/1.0 has none."""
         return self.lines.tokens("expect") if self.version == "1.1" else frozenset()
 
 
@@ -89,12 +89,12 @@ class ResponseHead(_Head):
 
     @cached_property
     def without_access_control(self) -> bytes:
-        """As `end_to_end`, without what the server grants to web pages: a proxy that grants them something itself."""
+        """`end_to_end` without CORS headers, for a proxy that adds its own."""
         return encode_lines(without_access_control(_end_to_end(self.lines)))
 
 
 def without_access_control(headers: Headers) -> Headers:
-    """Return the lines without those by which a browser learns what a web page may read."""
+    """Return the headers without those for CORS."""
     return headers.without(*(name for name in headers.joined() if name.startswith("access-control-")))
 
 
@@ -103,7 +103,7 @@ def _end_to_end(headers: Headers) -> Headers:
 
 
 class _Collector:
-    """The callbacks that llhttp makes while it reads a head."""
+    """Callbacks for llhttp while it parses a head."""
 
     def __init__(self) -> None:
         self.target = b""
@@ -121,7 +121,7 @@ class _Collector:
 
 
 class HeadReader:
-    """Feed one head to an llhttp parser of its own and stop exactly behind it."""
+    """Feed one head to its own llhttp parser, and stop exactly at its end."""
 
     def __init__(self, parser: type[_Parser], limits: Limits) -> None:
         self._collected = _Collector()
@@ -131,14 +131,14 @@ class HeadReader:
 
     @classmethod
     def for_requests(cls, limits: Limits) -> "HeadReader":
-        """Return a reader of a request's head."""
+        """Return a reader for a request's head."""
         return cls(httptools.HttpRequestParser, limits)
 
     def feed(self, data: bytes) -> bytes | None:
-        """Take the next bytes; None while the head is incomplete, then the bytes that came after it.
+        """Consume the next bytes; return None while the head is incomplete, then the bytes after it.
 
         Raises:
-            MalformedError: Refused, with the status to answer.
+            MalformedError: The head is rejected, with this status.
         """
         position = 0
         while position < len(data):
@@ -156,22 +156,22 @@ class HeadReader:
         return None
 
     def feed_complete(self, head: bytes) -> None:
-        """Take a head of which it is known where it ends: a call of llhttp for all lines, and not one for each.
+        """Parse a head whose end is known, with one call of llhttp instead of one per line.
 
         Raises:
-            MalformedError: Refused, with the status to answer.
+            MalformedError: The head is rejected, with this status.
         """
         self._feed(head)
         if len(self._collected.lines) > self._limits.max_headers:
             raise MalformedError(431, f"more than {self._limits.max_headers} headers")
         if not self._collected.complete:
-            raise MalformedError(400, "malformed head: it does not end where its empty line is")
+            raise MalformedError(400, "malformed head: it does not end at its empty line")
 
     def _feed(self, data: bytes) -> None:
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            pass  # a wish to change the protocol, which a server may ignore (RFC 9110, 7.8)
+            pass  # a request to switch protocols, which a server may ignore (RFC 9110, 7.8)
         except httptools.HttpParserError as exc:
             raise MalformedError(400, f"malformed head: {exc}") from exc
 
@@ -179,20 +179,20 @@ class HeadReader:
         """Return the complete head of a request, checked beyond what llhttp checks.
 
         Raises:
-            MalformedError: Refused, with the status to answer.
+            MalformedError: The head is rejected, with this status.
         """
         assert isinstance(self._parser, httptools.HttpRequestParser)
         method, headers = self._parser.get_method().decode("ascii"), Headers(self._collected.lines)
         version = self._checked_version()
         if method == "CONNECT":
-            raise MalformedError(501, "CONNECT is for proxies, and this server is none")
+            raise MalformedError(501, "CONNECT is not supported: this server is not a proxy")
         hosts = len(headers.get_all("host"))
         if hosts > 1 or (hosts == 0 and version == "1.1"):
             raise MalformedError(400, f"a request needs exactly one Host header, this one has {hosts}")
         target = self._collected.target.decode("ascii")
         authority, host = authority_of(target), headers.get("host")
         if authority is not None and host is not None and authority.lower() != host.lower():
-            raise MalformedError(400, "the request line names another host than the Host header")
+            raise MalformedError(400, "the request line and the Host header name different hosts")
         if version == "1.0" and "transfer-encoding" in headers:
             raise MalformedError(400, "HTTP/1.0 has no Transfer-Encoding")
         return RequestHead(
@@ -206,10 +206,10 @@ class HeadReader:
         )
 
     def response(self) -> ResponseHead:
-        """Return the complete head of an answer, checked beyond what llhttp checks.
+        """Return the complete head of a response, checked beyond what llhttp checks.
 
         Raises:
-            MalformedError: Not an answer that this client understands.
+            MalformedError: The response is invalid or not supported.
         """
         assert isinstance(self._parser, httptools.HttpResponseParser)
         headers = Headers(self._collected.lines)
@@ -225,16 +225,16 @@ class HeadReader:
     def _checked_version(self) -> str:
         version: str = self._parser.get_http_version()
         if version not in ("1.0", "1.1"):
-            raise MalformedError(505, f"HTTP/{version} is not spoken here, HTTP/1.1 is")
+            raise MalformedError(505, f"HTTP/{version} is not supported; use HTTP/1.1")
         return version
 
 
 class FinalHeadReader:
-    """Feed the heads of one exchange's answers and stop behind the final one; interim answers (1xx) are skipped.
+    """Feed the response heads of one exchange, and stop at the end of the final one; interim ones (1xx) are skipped.
 
     Args:
-        limits: What the peer may cost.
-        switching: The request asked for another protocol: 101 is a final answer.
+        limits: Limits on the size of a head.
+        switching: The request asked for another protocol: 101 is a final response.
     """
 
     def __init__(self, limits: Limits, *, switching: bool = False) -> None:
@@ -243,24 +243,24 @@ class FinalHeadReader:
         self._reader = HeadReader(httptools.HttpResponseParser, limits)
 
     def feed(self, data: bytes) -> tuple[ResponseHead, bytes] | None:
-        """Take the next bytes; None while the final head is incomplete, then that head and the bytes after it.
+        """Consume the next bytes; return None while the final head is incomplete, then it and the bytes after it.
 
         Raises:
-            MalformedError: Not an answer that this client understands, or one that leaves HTTP/1.1 (101) unasked.
+            MalformedError: The response is invalid or not supported, or is a 101 that was not requested.
         """
         while (rest := self._reader.feed(data)) is not None:
             head = self._reader.response()
             if head.status >= 200 or (head.status == 101 and self._switching):
                 return head, rest
             if head.status == 101:
-                raise MalformedError(400, "the answer switches to a protocol that the request did not ask for")
+                raise MalformedError(400, "the response switches to a protocol that was not requested")
             data, self._reader = rest, HeadReader(httptools.HttpResponseParser, self._limits)
         return None
 
 
 def _length(headers: Headers) -> int | None:
     length = headers.get("content-length")
-    return None if length is None else int(length)  # llhttp has refused anything but one number
+    return None if length is None else int(length)  # llhttp rejects anything but one number
 
 
 def _is_chunked(headers: Headers) -> bool:
@@ -268,7 +268,7 @@ def _is_chunked(headers: Headers) -> bool:
 
 
 MAX_CACHED_BYTES: Final = 4096
-"""The longest head that is kept."""
+"""Longest head that is cached."""
 
 MAX_CACHED_HEADS: Final = 1024
 
@@ -281,7 +281,7 @@ def read_request(head: bytes, limits: Limits) -> RequestHead:
     """Parse the whole head of a request.
 
     Raises:
-        MalformedError: Refused, with the status to answer.
+        MalformedError: The head is rejected, with this status.
     """
     reader = HeadReader.for_requests(limits)
     reader.feed_complete(head)
@@ -289,10 +289,10 @@ def read_request(head: bytes, limits: Limits) -> RequestHead:
 
 
 def read_final_response(head: bytes, limits: Limits) -> ResponseHead | None:
-    """Parse the whole head of an answer; None for an interim one (1xx).
+    """Parse the whole head of a response; return None for an interim one (1xx).
 
     Raises:
-        MalformedError: Not an answer that this client understands.
+        MalformedError: The response is invalid or not supported.
     """
     reader = HeadReader(httptools.HttpResponseParser, limits)
     reader.feed_complete(head)
@@ -301,9 +301,9 @@ def read_final_response(head: bytes, limits: Limits) -> ResponseHead | None:
 
 
 class HeadCache(Generic[_H]):
-    """What was made of the last heads, found by their bytes; Content-Length may differ, as it does between chats.
+    """Cache of parsed heads by their bytes, except for the Content-Length, which differs between chats.
 
-    It takes a head that came whole, and ends where it seems to. Every other one is for a reader.
+    It handles heads that arrive whole and end unambiguously; all others need a reader.
     """
 
     def __init__(self, limits: Limits, read: Callable[[bytes, Limits], _H | None]) -> None:
@@ -312,10 +312,10 @@ class HeadCache(Generic[_H]):
         self._heads: dict[bytes, _H] = {}
 
     def find(self, data: bytes) -> tuple[_H, bytes] | None:
-        """Return the head at the beginning of these bytes and what comes after it; None of one for a reader.
+        """Return the head at the beginning of these bytes and the bytes after it; None if it needs a reader.
 
         Raises:
-            MalformedError: Refused, with the status to answer; or not an answer that this client understands.
+            MalformedError: The head is rejected, with this status.
         """
         raw = self._complete_head(data)
         if raw is None:
@@ -327,14 +327,14 @@ class HeadCache(Generic[_H]):
             if head is None:
                 return None
             if len(self._heads) >= MAX_CACHED_HEADS:
-                self._heads.clear()  # peers that never repeat themselves gain nothing from what was kept of others
+                self._heads.clear()  # full of heads that do not repeat, which are of no use
             self._heads[key] = head
         elif head.length != length:
             self._heads[key] = head = _with_length(head, length)
         return head, data[len(raw) :]
 
     def _complete_head(self, data: bytes) -> bytes | None:
-        """Return a head that ends at its first empty line, with line ends that leave no doubt where that is."""
+        """Return the head if it ends at its first empty line, with line ends that are unambiguous; else None."""
         end = data.find(b"\r\n\r\n")
         if end <= 0 or end + 4 > min(MAX_CACHED_BYTES, self._limits.max_head_bytes):
             return None
@@ -344,14 +344,14 @@ class HeadCache(Generic[_H]):
 
 
 def _cut_length(raw: bytes) -> tuple[bytes, int | None]:
-    """Return a head whose Content-Length has no digits, and what they said."""
+    """Return a head without the digits of its Content-Length, and their value."""
     found = _LENGTH.search(raw)
     return (raw, None) if found is None else (raw[: found.start(1)] + raw[found.end(1) :], int(found[1]))
 
 
 def _with_length(head: _H, length: int | None) -> _H:
-    """Return a head with the same lines but for its length, and with what was made of those lines."""
-    clone: _H = object.__new__(type(head))  # a tenth of what `attrs.evolve` costs, for almost every chat
+    """Return a copy of a head with another length, and with the cached properties of its other lines."""
+    clone: _H = object.__new__(type(head))  # a tenth of the cost of `attrs.evolve`, at almost every chat
     clone.__dict__.update(head.__dict__, length=length)
     clone.__dict__.pop("headers", None)
     if "joined" in clone.__dict__:

@@ -1,4 +1,4 @@
-"""httpx over our own connections: its requests and answers, its timeouts and its errors, without httpcore."""
+"""Transport for httpx over our own connections, with httpx's timeouts and errors, without httpcore."""
 
 import ssl
 from collections.abc import AsyncIterator
@@ -18,20 +18,20 @@ _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 MAX_IDLE: Final = 64
 
 UPGRADED: Final = "upgraded"
-"""Extension of a response with status 101: its `UpgradedConnection`, which closes with the response."""
+"""Extension of a response with status 101: its `UpgradedConnection`, which is closed with the response."""
 
 
 class HttpxTransport(httpx.AsyncBaseTransport):
-    """Sends httpx's requests over pooled connections: HTTP/1.1, plain or under TLS, also through a proxy.
+    """Send httpx requests over pooled connections: HTTP/1.1, plain or under TLS, also through a proxy.
 
-    There is no bound on connections in use: a watch has one for minutes. Bodies of requests are sent whole. A request
-    with an `Upgrade` header may be answered with 101, and then has the connection for itself.
+    The number of connections in use is not limited: a watch holds one for minutes. Request bodies are sent whole. A
+    request with an `Upgrade` header may be answered with 101, and then owns its connection.
 
     Args:
         context: For `https` URLs.
-        server_name: The name to expect in the server's certificate instead of the URL's host.
+        server_name: Name to expect in the server's certificate; "" for the URL's host.
         proxy_url: An `http` or `https` proxy, or "".
-        max_idle_seconds: An idle connection older than this is not used again.
+        max_idle_seconds: An idle connection older than this is not reused.
         connect: Opens connections; a test passes its own.
     """
 
@@ -54,21 +54,21 @@ class HttpxTransport(httpx.AsyncBaseTransport):
         }
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send a request, and return its answer when the head has come.
+        """Send a request, and return the response when its head has arrived.
 
         Raises:
-            httpx.TransportError: No connection, no answer, or none in time.
+            httpx.TransportError: No connection, no response, or none in time.
         """
         url = request.url
         client = self._clients.get(url.scheme)
         if client is None:
-            raise httpx.UnsupportedProtocol(f"{url.scheme!r} URLs are not spoken here", request=request)
+            raise httpx.UnsupportedProtocol(f"{url.scheme!r} URLs are not supported", request=request)
         stream = request.stream
         body = b"".join(stream) if isinstance(stream, httpx.ByteStream) else await request.aread()
         head = _encode_head(request, len(body))
         origin = (url.host, url.port or _DEFAULT_PORTS[url.scheme])
         timeouts = request.extensions.get("timeout", {})
-        # One deadline for the connection, the request and the head of its answer, and not a scope for each.
+        # One deadline for the connection, the request and the head of the response, instead of a scope for each.
         seconds = [timeouts.get(name) for name in ("connect", "read", "write")]
         timeout_seconds = sum(each or 0.0 for each in seconds) if all(each is not None for each in seconds) else None
         switching = "upgrade" in request.headers
@@ -79,7 +79,7 @@ class HttpxTransport(httpx.AsyncBaseTransport):
                 with trio.fail_after(timeout_seconds):
                     answer = await client.start(origin, request.method, head, body, switching=switching)
         except trio.TooSlowError as error:
-            raise httpx.ReadTimeout(f"no answer in {timeout_seconds:g} s", request=request) from error
+            raise httpx.ReadTimeout(f"no response within {timeout_seconds:g} s", request=request) from error
         except HttpError as error:
             raise _to_httpx_error(error, request) from error
         headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in answer.head.headers]
@@ -95,7 +95,7 @@ class HttpxTransport(httpx.AsyncBaseTransport):
             raise _to_httpx_error(error, request) from error
         finally:
             await rest.aclose()
-        buffered = httpx.ByteStream(content)  # as `content=` it would be read anew
+        buffered = httpx.ByteStream(content)  # as `content=`, httpx would read it again
         return httpx.Response(answer.status, headers=headers, stream=buffered)
 
     async def aclose(self) -> None:
@@ -105,7 +105,7 @@ class HttpxTransport(httpx.AsyncBaseTransport):
 
 
 class _Body(httpx.AsyncByteStream):
-    """The rest of an answer, piece by piece; iterates as itself, so that no generator is left to the collector."""
+    """The rest of a response's body; its own iterator, so that no generator is left to the garbage collector."""
 
     def __init__(
         self, client: HttpClient, answer: StreamedResponse, read_seconds: float | None, request: httpx.Request
@@ -124,7 +124,7 @@ class _Body(httpx.AsyncByteStream):
         try:
             piece = await self._receive(self._answer)
         except trio.TooSlowError as error:
-            raise httpx.ReadTimeout(f"nothing for {self._read_seconds:g} s", request=self._request) from error
+            raise httpx.ReadTimeout(f"no data for {self._read_seconds:g} s", request=self._request) from error
         except HttpError as error:
             raise _to_httpx_error(error, self._request) from error
         if not piece:
@@ -132,7 +132,7 @@ class _Body(httpx.AsyncByteStream):
         return piece
 
     async def aclose(self) -> None:
-        """Give the connection back if the answer was read to its end, or close it."""
+        """Release the connection if the response was read to its end; otherwise close it."""
         answer, self._answer = self._answer, None
         if answer is not None and not self._client.release_nowait(answer):
             await trio.aclose_forcefully(answer.stream)
@@ -145,7 +145,7 @@ class _Body(httpx.AsyncByteStream):
 
 
 def _encode_head(request: httpx.Request, length: int) -> bytes:
-    """Return the head with the framing that this transport really uses.
+    """Return the encoded head, with this transport's framing in place of httpx's.
 
     Raises:
         httpx.LocalProtocolError: A header would break out of its line.
@@ -159,12 +159,12 @@ def _encode_head(request: httpx.Request, length: int) -> bytes:
     start = b"%b %b HTTP/1.1\r\nHost: %b" % (request.method.encode("ascii"), url.raw_path, url.netloc)
     head = b"\r\n".join([start, *lines, b"", b""])
     if not head.count(b"\r") == head.count(b"\n") == len(lines) + 3:
-        raise httpx.LocalProtocolError("a header has a line end in it", request=request)
+        raise httpx.LocalProtocolError("a header contains a line break", request=request)
     return head
 
 
 def _to_httpx_error(error: Exception, request: httpx.Request) -> httpx.TransportError:
-    """Return an error in httpx's words."""
+    """Return httpx's equivalent of an error."""
     if isinstance(error, ConnectError):
         return httpx.ConnectError(str(error), request=request)
     if isinstance(error, ConnectionLostError):

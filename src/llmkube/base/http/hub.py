@@ -1,14 +1,14 @@
-"""Sockets that one task waits for: the fast way on Linux, where each is registered with the kernel once.
+"""Sockets that one task waits for: faster on Linux, where each is registered with the kernel only once.
 
 ```
  open_sockets ─ nursery ─ Hub.run          waits for the epoll set; wakes the task whose socket is ready
                            ├ HubListener   accepts HubStreams
-                           └ HubStream     a Trio stream; `on_end` is called when its peer has gone
+                           └ HubStream     a Trio stream; `on_end` is called when its peer disconnects
 ```
 
-Trio asks the kernel anew for every wait, and does not tell when a peer has gone: a server would need a second task that
-reads ahead. Here a wait costs two thirds, and the end of a connection comes by itself. Elsewhere (macOS has no epoll)
-programs use Trio's own streams; everything above takes both.
+Trio registers a socket for every wait, and does not report that a peer has disconnected: a server would need a second
+task that reads ahead. Here a wait costs two thirds, and the disconnect is an event. Elsewhere (macOS has no epoll)
+programs use Trio's own streams; callers accept both.
 """
 
 import select
@@ -25,22 +25,22 @@ from llmkube.base.http.dial import dial
 from llmkube.base.http.tls import RECEIVE_BYTES, BulkReceiveStream, TlsStream
 
 BROKEN: Final = (trio.BrokenResourceError, trio.ClosedResourceError)
-"""What a stream raises whose connection is gone."""
+"""Errors of a stream whose connection is gone."""
 
 READS_PER_CHECKPOINT: Final = 16
-"""A peer that always has something to say may keep its task running so often, and then others come first."""
+"""Reads of available data after which a task yields, so that a peer that sends all the time does not starve others."""
 
 MAX_READ_BYTES: Final = 1 << 20
-"""The most that is received at once: copying it takes the kernel a tenth of a millisecond."""
+"""Maximum size of one read: the kernel takes a tenth of a millisecond to copy it."""
 
 
 class HubStream(BulkReceiveStream, trio.abc.HalfCloseableStream):
     """A TCP connection in a hub; one task may read, and one may write.
 
-    Unlike Trio's streams it does not yield where data is there already, but every now and then.
+    Unlike Trio's streams it does not yield on every read of available data (`READS_PER_CHECKPOINT`).
 
     Attributes:
-        on_end: Called once, from the hub's task, when the peer has ended its side or the connection is lost.
+        on_end: Called once, from the hub's task, when the peer has closed its side or the connection is lost.
         ended: Whether that has happened.
     """
 
@@ -49,14 +49,14 @@ class HubStream(BulkReceiveStream, trio.abc.HalfCloseableStream):
         self.ended = False
         self._hub = hub
         self._sock = sock
-        self._ready = True  # the kernel tells of changes only: nothing is known yet of what came before
+        self._ready = True  # the kernel reports only changes: data may have arrived before
         self._reads = 0
         self._reader: Task | None = None
         self._closed = False
 
     @property
     def peer_host(self) -> str:
-        """The address of the other side; "" of one that has gone."""
+        """Address of the peer; "" if it has disconnected."""
         try:
             return str(self._sock.getpeername()[0])
         except OSError:
@@ -64,11 +64,11 @@ class HubStream(BulkReceiveStream, trio.abc.HalfCloseableStream):
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing has come that was not read, not even an end."""
+        """Whether nothing has arrived that was not read, not even an end."""
         return not (self._ready or self.ended)
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """Return what has come, or b"" at the end of the stream."""
+        """Return received data, or b"" at the end of the stream."""
         self._reads += 1
         if self._reads >= READS_PER_CHECKPOINT:
             self._reads = 0
@@ -84,12 +84,12 @@ class HubStream(BulkReceiveStream, trio.abc.HalfCloseableStream):
                 continue
             except OSError as error:
                 raise self._broken(error) from error
-            # A shorter read has emptied the socket, and the next byte is told. An end that came along is not.
+            # A short read has emptied the socket, and the kernel reports the next byte, but not an end that came along.
             self._ready = self.ended or len(data) == limit
             return data
 
     async def receive_into(self, buffer: memoryview) -> int:
-        """Fill the beginning of a buffer with what has come, and return how far; 0 at the end of the stream."""
+        """Receive data into the beginning of a buffer, and return the number of bytes; 0 at the end of the stream."""
         self._reads += 1
         if self._reads >= READS_PER_CHECKPOINT:
             self._reads = 0
@@ -109,13 +109,13 @@ class HubStream(BulkReceiveStream, trio.abc.HalfCloseableStream):
             return count
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Return when the kernel has taken everything."""
+        """Send everything; returns when the kernel has accepted it."""
         sent = self.send_nowait(data)
         if sent < len(data):
             await self.send_rest(memoryview(data)[sent:])
 
     def send_nowait(self, data: bytes | bytearray | memoryview) -> int:
-        """Hand to the kernel what it takes now; returns how many bytes that is."""
+        """Send what the kernel accepts now, and return the number of bytes."""
         try:
             return self._sock.send(data)
         except BlockingIOError:
@@ -124,19 +124,19 @@ class HubStream(BulkReceiveStream, trio.abc.HalfCloseableStream):
             raise self._broken(error) from error
 
     async def send_rest(self, view: memoryview) -> None:
-        """Return when the kernel has taken everything of what it did not take at once."""
+        """Send the rest, which the kernel did not accept at once."""
         while view:
             await self.wait_send_all_might_not_block()
             view = view[self.send_nowait(view) :]
 
     async def wait_send_all_might_not_block(self) -> None:
-        """Return when the peer has read something."""
+        """Return when sending might no longer block."""
         if self._closed:
             raise trio.ClosedResourceError("this stream is closed")
         await wait_writable(self._sock)
 
     async def send_eof(self) -> None:
-        """Tell the peer that no more comes."""
+        """Close the sending side of the connection."""
         try:
             self._sock.shutdown(socket.SHUT_WR)
         except OSError as error:
@@ -158,7 +158,7 @@ class HubStream(BulkReceiveStream, trio.abc.HalfCloseableStream):
             self.wake()
 
     def handle_event(self, *, ended: bool) -> None:
-        """Take what the kernel tells of this socket: data has come, or its end."""
+        """Handle an event of this socket: data has arrived, or the connection has ended."""
         self._ready = True
         if ended and not self.ended:
             self.ended = True
@@ -167,7 +167,7 @@ class HubStream(BulkReceiveStream, trio.abc.HalfCloseableStream):
         self.wake()
 
     def wake(self) -> None:
-        """Have the task that waits for data look again."""
+        """Wake the task that waits for data."""
         if self._reader is not None:
             reschedule(self._reader)
             self._reader = None
@@ -192,7 +192,7 @@ class HubStream(BulkReceiveStream, trio.abc.HalfCloseableStream):
 
 
 class Hub:
-    """All sockets in one epoll set, told of each change once (edge-triggered)."""
+    """Sockets in one epoll set, edge-triggered: each change is reported once."""
 
     def __init__(self) -> None:
         if sys.platform != "linux":
@@ -201,7 +201,7 @@ class Hub:
         self._streams: dict[int, HubStream] = {}
 
     def add(self, stream: trio.SocketStream) -> HubStream:
-        """Take a connection over; its old object is closed, its socket lives on."""
+        """Take over a connection; its old object is closed, its socket stays open."""
         sock = socket.socket(fileno=stream.socket.detach())
         sock.setblocking(False)
         hub_stream = self._streams[sock.fileno()] = HubStream(self, sock)
@@ -214,15 +214,15 @@ class Hub:
         return self.add(await dial(host, port))
 
     def listen(self, listeners: Sequence[trio.SocketListener]) -> Sequence[trio.abc.Listener[trio.abc.Stream]]:
-        """Take listeners over; what they accept is in this hub."""
+        """Take over listeners; the connections that they accept are in this hub."""
         return [HubListener(self, each) for each in listeners]
 
     def forget(self, sock: socket.socket) -> None:
-        """Leave a socket out that is about to be closed, which takes it out of the kernel's set."""
+        """Remove a socket that is about to be closed; closing it removes it from the epoll set."""
         self._streams.pop(sock.fileno(), None)
 
     def close(self) -> None:
-        """Close the set."""
+        """Close the epoll set."""
         if sys.platform == "linux":
             self._epoll.close()
 
@@ -252,13 +252,13 @@ class HubListener(trio.abc.Listener[trio.abc.Stream]):
         return self._hub.add(await self._listener.accept())
 
     async def aclose(self) -> None:
-        """Close the listener; its connections live on."""
+        """Close the listener; its connections stay open."""
         await self._listener.aclose()
 
 
 def below_tls(stream: trio.abc.Stream) -> trio.abc.Stream:
-    """Return the connection that a stream is, or runs over."""
-    if isinstance(stream, HubStream):  # first: most are, and what it is not is asked of abstract classes, which is slow
+    """Return the transport of a TLS stream; return any other stream as it is."""
+    if isinstance(stream, HubStream):  # first: it is the most frequent one, and the other checks are slow (ABCs)
         return stream
     if isinstance(stream, TlsStream):
         return stream.transport
@@ -279,13 +279,13 @@ class TrioSockets:
 
 @asynccontextmanager
 async def open_sockets() -> AsyncIterator[Hub | TrioSockets]:
-    """Hold what opens and accepts connections fastest on this system; its streams are to be closed before its end."""
+    """Open the fastest implementation of sockets on this system; close its streams before the end of the block."""
     if sys.platform != "linux":
         yield TrioSockets()
         return
     hub = Hub()
     try:
-        # Servers that were cancelled drain over these sockets: the shield lasts as long as the block, and no longer.
+        # Cancelled servers drain over these sockets, so the hub is shielded until the end of the block.
         shield = trio.CancelScope(shield=True)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(hub.run, shield)

@@ -12,35 +12,35 @@ from llmkube.base.http.dial import dial
 from llmkube.base.http.message import netloc
 
 SHARES_PORTS: Final = sys.platform != "linux"
-"""Whether two programs of one user may listen on one port, one on all addresses and the other on this one.
+"""Whether two programs of one user can listen on one port, one on all addresses and the other on a specific one.
 
-With SO_REUSEADDR, which every server sets, the BSDs and macOS see no conflict there (`in_pcbbind` of their kernels),
-and give connections to the more exact of the two.
+With SO_REUSEADDR, which every server sets, the BSDs and macOS see no conflict there (`in_pcbbind` in their kernels),
+and give connections to the more specific listener.
 """
 
 CONNECT_SECONDS: Final = 1.0
-"""How long to wait for the answer of a listener that is there already."""
+"""Time for an existing listener to accept a connection."""
 
 
 class ListenError(UserError):
-    """This address cannot be listened on; `field` is the flag that chose it."""
+    """The address cannot be listened on; `field` is the flag or setting that chose it."""
 
 
 class PortTakenError(ListenError):
-    """Another program listens on this port."""
+    """Another program listens on the port."""
 
 
 async def open_listeners(host: str | None, port: int, *, field: str = "") -> list[trio.SocketListener]:
-    """Listen on every address of `host`; port 0 takes any free port, on the first address only.
+    """Listen on every address of `host`, or with port 0 on any free port of the first address only.
 
     Args:
-        host: Name or address; None only for all addresses of IPv4 and IPv6.
-        port: TCP port; with 0, `listeners[0].socket.getsockname()[1]` is the port that was given.
-        field: The flag or setting that chose the port; errors name it.
+        host: Name or address; None for all addresses of IPv4 and IPv6.
+        port: TCP port; with 0, `listeners[0].socket.getsockname()[1]` is the port that was chosen.
+        field: Flag or setting that chose the port; errors name it.
 
     Raises:
-        PortTakenError: Another program has the port.
-        ListenError: The host is not ours, unknown, or the port needs privileges.
+        PortTakenError: Another program listens on the port.
+        ListenError: The host is unknown or is another machine, or the port needs privileges.
     """
     address = "every address" if host is None else host
     if port and SHARES_PORTS and await _is_listening("localhost" if host is None else host, port):
@@ -60,7 +60,7 @@ async def open_listeners(host: str | None, port: int, *, field: str = "") -> lis
 
 
 async def _is_listening(host: str, port: int) -> bool:
-    """Whether a process accepts connections there; one that is too busy is found by `bind`, or not at all."""
+    """Return whether a process accepts connections there; one that is too busy is found by `bind`, or not at all."""
     with trio.move_on_after(CONNECT_SECONDS):
         try:
             stream = await dial(host, port)

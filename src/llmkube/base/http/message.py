@@ -1,4 +1,4 @@
-"""HTTP messages as values, and their heads as bytes."""
+"""HTTP messages as values, and the encoding of their heads."""
 
 import json
 import re
@@ -30,7 +30,7 @@ HOP_BY_HOP = frozenset(
         "upgrade",
     }
 )
-"""Headers that mean one connection only and are never passed on (RFC 9110, 7.6.1)."""
+"""Headers that apply to one connection only and are never forwarded (RFC 9110, 7.6.1)."""
 
 
 def _freeze(items: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
@@ -43,9 +43,9 @@ def _folded(items: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
 
 @attrs.frozen(repr=False)
 class Headers:
-    """Keep header lines in order and as written; find them whatever their case.
+    """Header lines in their order and spelling, found by name regardless of case.
 
-    Two are equal when they hold the same lines in the same order, names compared without case.
+    Two are equal if they have the same lines in the same order, regardless of the case of names.
     """
 
     _items: tuple[tuple[str, str], ...] = attrs.field(default=(), converter=_freeze, eq=_folded)
@@ -57,7 +57,7 @@ class Headers:
 
     @classmethod
     def of(cls, mapping: Mapping[str, str]) -> Self:
-        """Make headers from a mapping, one line per key."""
+        """Return headers from a mapping, one line per key."""
         return cls(mapping.items())
 
     def get(self, name: str, default: str | None = None) -> str | None:
@@ -83,30 +83,30 @@ class Headers:
         return frozenset(filter(None, elements))
 
     def without(self, *names: str) -> Self:
-        """Return a copy that lacks every line with one of these names."""
+        """Return a copy without the lines that have one of these names."""
         return type(self)(self.lines_without({name.lower() for name in names}))
 
     def lines_without(self, folded: Collection[str]) -> list[tuple[str, str]]:
-        """Return the lines that have none of these names, which are in lower case."""
+        """Return the lines that have none of these names, given in lower case."""
         return [item for item, name in zip(self._items, self._names, strict=True) if name not in folded]
 
     def lines_of(self, folded: Collection[str], prefixes: tuple[str, ...] = ()) -> list[tuple[str, str]]:
-        """Return the lines that have one of these names, or one that begins so; all in lower case."""
+        """Return the lines that have one of these names, or a name with one of these prefixes, given in lower case."""
         pairs = zip(self._items, self._names, strict=True)
         return [item for item, name in pairs if name in folded or name.startswith(prefixes)]
 
     def with_(self, name: str, value: str) -> Self:
-        """Return a copy in which this is the only line with this name; it comes last."""
+        """Return a copy in which this is the only line with this name, in the last place."""
         return type(self)((*self.lines_without((name.lower(),)), (name, value)))
 
     def with_value(self, name: str, value: str) -> Self:
-        """Return a copy in which the first line with this name, which there must be, has another value."""
+        """Return a copy in which the first line with this name, which must exist, has another value."""
         at, items = self._names.index(name.lower()), list(self._items)
         items[at] = items[at][0], value
         return type(self)(items)
 
     def end_to_end(self) -> Self:
-        """Return a copy that a proxy may pass on: without hop-by-hop headers and those that `Connection` names."""
+        """Return a copy that a proxy may forward: without hop-by-hop headers and those that `Connection` names."""
         return self.without(*HOP_BY_HOP, *self.tokens("connection"))
 
     def __contains__(self, name: object) -> bool:
@@ -126,7 +126,7 @@ NO_HEADERS = Headers()
 
 
 def origin_form(target: str) -> str:
-    """Return a target in origin form (`/path?query`); an absolute one (RFC 9112, 3.2.2) loses scheme and host."""
+    """Return a target in origin form (`/path?query`), without scheme and host if it is absolute (RFC 9112, 3.2.2)."""
     if target.startswith("/") or "://" not in target:
         return target
     authority_and_path = target.partition("://")[2]
@@ -136,7 +136,7 @@ def origin_form(target: str) -> str:
 
 
 def authority_of(target: str) -> str | None:
-    """Return the host, and the port where there is one, that an absolute target names; None for another target."""
+    """Return the host of an absolute target, with the port if it has one; None for another target."""
     if target.startswith("/") or "://" not in target:
         return None
     return re.split(r"[/?]", target.partition("://")[2], maxsplit=1)[0]
@@ -149,7 +149,7 @@ def path_of(target: str) -> str:
 
 @attrs.frozen(slots=False)  # cached properties keep their values in the instance's dict
 class Request:
-    """One whole request; `target` is what stood in the request line."""
+    """One whole request; `target` is as in the request line."""
 
     method: str
     target: str
@@ -158,22 +158,22 @@ class Request:
 
     @cached_property
     def origin_target(self) -> str:
-        """The target in origin form."""
+        """Target in origin form."""
         return origin_form(self.target)
 
     @property
     def raw_path(self) -> str:
-        """The path as sent, without the query."""
+        """Path as sent, without the query."""
         return self.origin_target.partition("?")[0]
 
     @cached_property
     def path(self) -> str:
-        """The percent-decoded path without the query."""
+        """Percent-decoded path, without the query."""
         return path_of(self.target)
 
     @cached_property
     def query(self) -> tuple[tuple[str, str], ...]:
-        """The decoded query parameters in order; one without a value has the value ""."""
+        """Decoded query parameters in order; one without a value has the value ""."""
         pairs = parse_qsl(self.origin_target.partition("?")[2], keep_blank_values=True, errors="replace")
         return tuple(pairs)
 
@@ -184,7 +184,7 @@ class Request:
 
 @attrs.frozen
 class Response:
-    """One whole answer; its Content-Length is written from the body."""
+    """One whole response; its Content-Length is that of the body."""
 
     status: int
     headers: Headers = NO_HEADERS
@@ -192,29 +192,29 @@ class Response:
 
     @classmethod
     def json(cls, status: int, obj: Any, *, headers: Headers = NO_HEADERS) -> Self:
-        """Answer with an object as JSON."""
+        """Return a response with an object as JSON."""
         text = json.dumps(obj, separators=(",", ":"))
         return cls(status, headers.with_("Content-Type", "application/json"), text.encode())
 
     @classmethod
     def text(cls, status: int, text: str, *, headers: Headers = NO_HEADERS) -> Self:
-        """Answer with plain text in UTF-8."""
+        """Return a response with plain text in UTF-8."""
         return cls(status, headers.with_("Content-Type", "text/plain; charset=utf-8"), text.encode())
 
 
 def netloc(origin: Origin) -> str:
-    """Return an origin as the Host header has it."""
+    """Return an origin as in the Host header."""
     host, port = origin
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def status_allows_body(status: int) -> bool:
-    """Tell whether an answer with this status has a body at all (RFC 9110, 6.4.1)."""
+    """Return whether a response with this status has a body (RFC 9110, 6.4.1)."""
     return status >= 200 and status not in (204, 304)
 
 
 def encode_request_head(method: str, target: str, headers: Headers) -> bytes:
-    """Return the head of a request, ready to send.
+    """Return the encoded head of a request.
 
     Raises:
         ValueError: A name or value would break out of its line: a bug of the caller.
@@ -231,12 +231,12 @@ def _is_token(name: str) -> bool:
 
 @cache
 def status_line(status: int) -> bytes:
-    """Return the first line of an answer."""
+    """Return the first line of a response."""
     return f"HTTP/1.1 {status} {_PHRASES.get(status, '')}\r\n".encode("ascii")
 
 
 def encode_lines(headers: Iterable[tuple[str, str]]) -> bytes:
-    """Return header lines, ready to send.
+    """Return encoded header lines.
 
     Raises:
         ValueError: A name or value would break out of its line: a bug of the caller.

@@ -1,15 +1,15 @@
-"""An HTTP/1.1 server on Trio: one task per connection, one request at a time, every wait bounded.
+"""HTTP/1.1 server on Trio: one task per connection, one request at a time, every wait bounded.
 
 ```
 run_server                       cancelled by its owner
-├ accept loops                   end at once; the listeners close
-├ idle connections               end at once; none becomes idle any more
-└ connections, shielded          idle ones end at once, requests in flight get `drain_seconds`
+├ accept loops                   end at once, and close the listeners
+├ idle timeouts                  end at once: no connection becomes idle any more
+└ connections, shielded          idle ones are closed at once, requests in flight get `drain_seconds`
    └ Connection.run              reads a request, has it answered, reads the next
 ```
 
-Where all places are taken, connections that wait for their client give way: some of the peer that has the most of them,
-those that have waited longest. A handler that works is never interrupted for another request.
+At the limit, some of the connections that wait for their clients are closed for new ones: those of the peer that has
+the most of them, oldest first. A running handler is never interrupted for another request.
 """
 
 from collections import Counter
@@ -36,7 +36,7 @@ from llmkube.base.http.connection import (
 from llmkube.base.http.limits import Limits
 
 CLOSE_ONE_IN: Final = 64
-"""Where all places are taken, one of so many becomes free at once."""
+"""At the limit, one in this many connections is closed at once."""
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
@@ -53,28 +53,28 @@ async def run_server(
 ) -> NoReturn:
     """Serve until cancelled, then stop in order: listeners close, idle connections close, requests in flight drain.
 
-    Takes ownership of the listeners (any Trio listener, `trio.SSLListener` too). `started()` is called when connections
-    are being accepted. After a cancel this lasts up to `limits.drain_seconds`, and no longer.
+    Takes ownership of the listeners (any Trio listener, including `trio.SSLListener`). `started()` is called when
+    connections are being accepted. After cancellation this returns within `limits.drain_seconds`.
 
     Args:
         handler: Answers each request; an exception from it costs that request only.
         listeners: At least one.
-        limits: What clients may cost.
-        judge: Refuses requests by their heads, before their bodies are read.
-        stamp: Returns header lines for every answer to a request.
-        unread: Returns what is told of a request that cannot be read.
+        limits: Limits on what clients can cost.
+        judge: Rejects requests by their heads, before their bodies are read.
+        stamp: Returns header lines to add to every response.
+        unread: Returns the response to a malformed request.
         task_status: For `nursery.start`.
     """
     if not listeners:
         raise ValueError("a server needs a listener")
-    service = ServerContext(handler, limits, judge, stamp, unread)
-    connections = _Connections(service)
+    context = ServerContext(handler, limits, judge, stamp, unread)
+    connections = _Connections(context)
     arrivals_in, arrivals_out = trio.open_memory_channel[trio.abc.Stream](limits.max_connections)
     async with trio.open_nursery() as nursery:
-        # Its closing, after the listeners', stops the connections: also where Ctrl-C comes while they are started.
+        # Closing it, after the listeners, stops the connections, also when Ctrl-C comes while they are being started.
         with arrivals_in:
             nursery.start_soon(connections.run, arrivals_out)
-            nursery.start_soon(service.idle.run)
+            nursery.start_soon(context.idle.run)
             async with trio.open_nursery() as accepting:
                 for listener in listeners:
                     accepting.start_soon(_run_accept, listener, arrivals_in, connections)
@@ -96,46 +96,41 @@ async def _run_accept(
                 if exc.errno not in RESOURCE_ERRNOS:
                     raise
                 connections.capacity.release()
-                _log.warning("cannot accept a connection", error=str(exc))
-                await trio.sleep(0.1)  # it would fail again at once; connections that end give resources back
+                _log.warning("connection not accepted", error=str(exc))
+                await trio.sleep(0.1)  # it would fail again at once; connections that are closed free resources
             else:
-                arrivals.send_nowait(stream)  # never full: there is a room for every place
+                arrivals.send_nowait(stream)  # never full: its buffer has a slot for every connection
 
 
 @attrs.define(eq=False)
 class _Connections:
-    """All connections of one server.
+    """All connections of one server; `capacity` is the number of further ones that it accepts."""
 
-    Attributes:
-        service: What they share.
-        capacity: One for each connection that there may be.
-    """
-
-    service: ServerContext
+    context: ServerContext
     capacity: trio.Semaphore = attrs.field(init=False)
     _live: dict[Connection, str] = attrs.field(factory=dict)  # with the peer's address, the oldest first
 
     def __attrs_post_init__(self) -> None:
-        self.capacity = trio.Semaphore(self.service.limits.max_connections)
+        self.capacity = trio.Semaphore(self.context.limits.max_connections)
 
     async def wait_for_capacity(self) -> None:
-        """Return when there is a place; those that wait for their client have to make room.
+        """Return when another connection can be accepted; at the limit, close some that wait for their clients.
 
-        Several at once: to go through all connections for each that comes would let a flood of them hold the loop.
+        It closes several at once: going through all connections for each new one would let a flood block the loop.
         """
         if self.capacity.value == 0:
-            for waiting in self._longest_waiting(max(1, self.service.limits.max_connections // CLOSE_ONE_IN)):
+            for waiting in self._longest_waiting(max(1, self.context.limits.max_connections // CLOSE_ONE_IN)):
                 waiting.close_waiting()
         await self.capacity.acquire()
 
     async def run(self, arrivals: trio.MemoryReceiveChannel[trio.abc.Stream]) -> None:
-        """Serve what arrives; when arrivals end, give the requests in flight their time."""
-        limits = self.service.limits
-        # The shield outlives the server's cancel until its deadline, which is set the moment that arrivals end.
+        """Serve connections as they arrive; after the last one, let requests in flight drain."""
+        limits = self.context.limits
+        # The shield outlives the server's cancellation until its deadline, which is set as soon as arrivals end.
         with trio.CancelScope(shield=True) as shield:
             async with trio.open_nursery() as nursery:
                 async for stream in arrivals:
-                    connection = Connection(self.service, stream)
+                    connection = Connection(self.context, stream)
                     if self._exceeds_share(connection.peer_host):
                         await trio.aclose_forcefully(stream)
                         self.capacity.release()
@@ -157,11 +152,11 @@ class _Connections:
             self.capacity.release()
 
     def _exceeds_share(self, peer: str) -> bool:
-        share = self.service.limits.max_connections_per_peer
+        share = self.context.limits.max_connections_per_peer
         return share is not None and sum(each == peer for each in self._live.values()) >= share
 
     def _longest_waiting(self, count: int) -> Sequence[Connection]:
-        """Return whom to ask for room: idle before half a request, of the peer with the most of them, the oldest."""
+        """Return connections to close: idle ones before half-read requests, of the peer with the most, oldest first."""
         for phase in (Phase.IDLE, Phase.RECEIVING):
             waiting = [connection for connection in self._live if connection.phase is phase]
             if waiting:

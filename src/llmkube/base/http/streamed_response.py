@@ -1,4 +1,4 @@
-"""An answer whose head has come: its body is taken piece by piece, with its framing, or into a buffer."""
+"""A response whose head has arrived: its body is read piece by piece, with its framing, or into a buffer."""
 
 import trio
 
@@ -11,13 +11,13 @@ from llmkube.base.http.tls import RECEIVE_BYTES, receive_into
 
 
 class StreamedResponse:
-    """An answer whose head has come and whose body is coming.
+    """A response whose head has arrived.
 
     Attributes:
-        head: The status and the headers.
-        stream: The connection, which the client that made this object manages.
-        origin: Where it goes to.
-        early: What has come after the head, and was not read yet.
+        head: Status and headers.
+        stream: The connection, managed by the client that created this object.
+        origin: The server.
+        early: Bytes that arrived after the head and were not read yet.
         reusable: Whether the connection can carry another exchange.
     """
 
@@ -28,48 +28,48 @@ class StreamedResponse:
         self.early = early
         self.reusable = False
         self._method = method
-        self._decoder: BodyDecoder | None = None  # a proxy needs none
-        self._decoded = memoryview(b"")  # taken out of its framing, for a buffer that was too small
+        self._decoder: BodyDecoder | None = None  # created on first use: a proxy needs none
+        self._decoded = memoryview(b"")  # payload that did not fit into the caller's buffer
 
     @property
     def status(self) -> int:
-        """The status code."""
+        """Status code."""
         return self.head.status
 
     @property
     def headers(self) -> Headers:
-        """The headers as sent."""
+        """Headers as sent."""
         return self.head.headers
 
     @property
     def has_full_body(self) -> bool:
-        """Whether all of the body has come together with the head."""
+        """Whether the whole body has arrived together with the head."""
         return self.head.length is not None and len(self.early) >= self.head.length
 
     @property
     def ended(self) -> bool:
-        """Whether the body was read to its clean end, so that no more of it comes."""
+        """Whether the body was read to its clean end."""
         return self._decoder is not None and self._decoder.rest is not None and not self.early
 
     async def receive_raw(self) -> bytes:
-        """Return the next bytes of the body with its framing, as soon as they come.
+        """Return the next bytes of the body with its framing, as soon as they arrive.
 
         Raises:
-            ConnectionLostError: The peer broke off, or its stream has ended.
+            ConnectionLostError: The connection was lost, or has ended.
         """
         data, self.early = self.early, b""
         if not data:
             data = await receive_from(self.stream, self.origin)
             if not data:
-                raise ConnectionLostError(f"{netloc(self.origin)} broke off: the body ends early")
+                raise ConnectionLostError(f"connection to {netloc(self.origin)} lost: the body ends early")
         return data
 
     async def receive_some(self) -> bytes:
-        """Return the next piece of the body as soon as it comes, or b"" at its clean end.
+        """Return the next piece of the body as soon as it arrives, or b"" at its clean end.
 
         Raises:
-            ConnectionLostError: The peer broke off before the end.
-            ProtocolError: The peer's framing is wrong.
+            ConnectionLostError: The connection was lost before the end.
+            ProtocolError: The framing is invalid.
         """
         decoder = self._decoder = self._decoder or response_body(self._method, self.head)
         while decoder.rest is None or self.early:
@@ -82,7 +82,7 @@ class StreamedResponse:
             try:
                 payload = decoder.feed(data)
             except MalformedError as exc:
-                raise ProtocolError(f"{netloc(self.origin)} sent a {exc}") from exc
+                raise ProtocolError(f"{netloc(self.origin)} sent an invalid body: {exc}") from exc
             if payload:
                 self._update_reusable(decoder)
                 return payload
@@ -91,10 +91,10 @@ class StreamedResponse:
         return b""
 
     async def receive_into(self, buffer: memoryview) -> int:
-        """Fill the beginning of a buffer with the next bytes of the body, and return how far; 0 at its clean end.
+        """Receive the next bytes of the body into the beginning of a buffer; return their number, 0 at its clean end.
 
-        A body of known length goes from the connection straight into the buffer. For large ones, and in place of
-        `receive_some`, not together with it. Errors are the same.
+        A body of known length is received straight into the buffer. For large bodies, instead of `receive_some`, not
+        together with it. Raises the same errors.
         """
         decoder = self._decoder = self._decoder or response_body(self._method, self.head)
         if isinstance(decoder, LengthBody) and decoder.remaining and not self.early and not self._decoded:
@@ -115,33 +115,33 @@ class StreamedResponse:
         return count
 
     def take_body(self) -> bytes:
-        """Return the body of an answer that `has_full_body`, which nothing has been read of.
+        """Return the body of a response that `has_full_body` and was not read yet.
 
         Raises:
-            ProtocolError: The peer's framing is wrong.
+            ProtocolError: The framing is invalid.
         """
         data, self.early = self.early, b""
         decoder = self._decoder = response_body(self._method, self.head)
         try:
             payload = decoder.feed(data)
         except MalformedError as exc:
-            raise ProtocolError(f"{netloc(self.origin)} sent a {exc}") from exc
+            raise ProtocolError(f"{netloc(self.origin)} sent an invalid body: {exc}") from exc
         self._update_reusable(decoder)
         return payload
 
     def _update_reusable(self, decoder: BodyDecoder) -> None:
-        """The body was read to its end, nothing came after it, and the peer keeps the connection."""
+        """Set `reusable`: the body was read to its end, nothing follows it, and the peer keeps the connection open."""
         self.reusable = decoder.rest == b"" and self.head.keep_alive and not isinstance(decoder, EofBody)
 
     def _feed_eof(self, decoder: BodyDecoder) -> None:
         try:
             decoder.feed_eof()
         except MalformedError as exc:
-            raise ConnectionLostError(f"{netloc(self.origin)} broke off: {exc}") from exc
+            raise ConnectionLostError(f"connection to {netloc(self.origin)} lost: {exc}") from exc
 
 
 async def receive_from(stream: trio.abc.Stream, origin: Origin) -> bytes:
-    """Return what comes next from a connection, or b"" at its end; ConnectionLostError when it breaks."""
+    """Return the next data from a connection, or b"" at its end; raises ConnectionLostError if it breaks."""
     try:
         return bytes(await stream.receive_some(RECEIVE_BYTES))
     except BROKEN as exc:
@@ -149,5 +149,5 @@ async def receive_from(stream: trio.abc.Stream, origin: Origin) -> bytes:
 
 
 def connection_lost(exc: Exception, origin: Origin) -> ConnectionLostError:
-    """Say that the peer broke off, and by what."""
-    return ConnectionLostError(f"{netloc(origin)} broke off: {exc.__cause__ or exc}")
+    """Return the error for a connection that broke."""
+    return ConnectionLostError(f"connection to {netloc(origin)} lost: {exc.__cause__ or exc}")

@@ -1,4 +1,4 @@
-"""TLS over any stream, for a task that sends and one that receives: what a client needs, and nothing more."""
+"""TLS client over any stream, for one task that sends and one that receives."""
 
 import ssl
 from abc import abstractmethod
@@ -12,16 +12,16 @@ class BulkReceiveStream(trio.abc.ReceiveStream):
 
     @abstractmethod
     async def receive_into(self, buffer: memoryview) -> int:
-        """Fill the beginning of a buffer with what has come, and return how far; 0 at the end of the stream.
+        """Receive data into the beginning of a buffer, and return the number of bytes; 0 at the end of the stream.
 
         Raises:
             trio.BrokenResourceError: The connection is lost.
-            trio.ClosedResourceError: It was closed here.
+            trio.ClosedResourceError: The stream was closed on this side.
         """
 
 
 async def receive_into(stream: trio.abc.ReceiveStream, buffer: memoryview) -> int:
-    """Do so with any stream; one that knows nothing of buffers costs a copy. Errors as `BulkReceiveStream`'s."""
+    """Receive into a buffer from any stream; one without `receive_into` costs a copy. Raises as `BulkReceiveStream`."""
     if isinstance(stream, BulkReceiveStream):
         return await stream.receive_into(buffer)
     if isinstance(stream, trio.SocketStream):
@@ -39,10 +39,10 @@ BULK_BYTES: Final = 256 * 1024
 
 
 class TlsStream(BulkReceiveStream, trio.abc.Stream):
-    """The client's side of a TLS connection.
+    """Client side of a TLS connection.
 
-    No protocol is offered beside HTTP/1.1 (no ALPN), and a close says no goodbye: a peer that cuts an answer short is
-    found out by the answer's own framing.
+    It speaks HTTP/1.1 only, so it sends no ALPN. It neither sends nor expects close_notify: a response that is cut
+    short is detected by its own framing.
     """
 
     def __init__(
@@ -53,19 +53,19 @@ class TlsStream(BulkReceiveStream, trio.abc.Stream):
         self._flushing = False
         self._ssl = context.wrap_bio(self._incoming, self._outgoing, server_hostname=server_name, session=session)
         self._failure: ssl.SSLError | None = None
-        self._encrypted: memoryview | None = None  # a buffer for large bodies, once there is one
+        self._encrypted: memoryview | None = None  # a buffer for large bodies, allocated for the first
 
     @property
     def session(self) -> ssl.SSLSession | None:
-        """What shortens the handshake of the next connection."""
+        """Session that shortens the handshake of the next connection."""
         return self._ssl.session
 
     async def do_handshake(self) -> None:
-        """Agree on keys; the peer has proved who it is when this returns.
+        """Perform the handshake; the peer's identity is verified when this returns.
 
         Raises:
-            ssl.SSLError: The peer's certificate is not to be trusted, or it refuses ours.
-            trio.BrokenResourceError: The peer went away.
+            ssl.SSLError: The peer's certificate is not trusted, or the peer rejects ours.
+            trio.BrokenResourceError: The peer closed the connection.
         """
         complete, refusal = False, None
         while not complete:
@@ -76,28 +76,28 @@ class TlsStream(BulkReceiveStream, trio.abc.Stream):
                 pass
             except ssl.SSLError as error:
                 refusal = error
-            await self._flush()  # also after a refusal: our alert says why
+            await self._flush()  # also after a failure, to send the alert that names it
             if refusal is not None:
                 raise refusal
             if not complete and not await self._fill():
                 raise trio.BrokenResourceError("the peer ended the TLS handshake")
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Encrypt and send; `trio.BrokenResourceError` if the peer is gone."""
+        """Encrypt and send data; raises `trio.BrokenResourceError` if the peer is gone."""
         self._ssl.write(data)  # a memory buffer takes everything
         await self._flush()
 
     async def wait_send_all_might_not_block(self) -> None:
-        """Return when the peer has read something."""
+        """Return when sending might no longer block."""
         await self.transport.wait_send_all_might_not_block()
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """Return what has come, or b"" at the end; `trio.BrokenResourceError` if what comes is no TLS."""
+        """Return received data, or b"" at the end; raises `trio.BrokenResourceError` for invalid TLS."""
         while True:
             try:
                 return self._ssl.read(RECEIVE_BYTES if max_bytes is None else max_bytes)
             except ssl.SSLWantReadError:
-                await self._flush()  # an answer to a key update, for instance
+                await self._flush()  # a reply to a key update, for instance
                 if not await self._fill():
                     return b""
             except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
@@ -106,10 +106,10 @@ class TlsStream(BulkReceiveStream, trio.abc.Stream):
                 raise trio.BrokenResourceError(f"TLS: {error}") from error
 
     async def receive_into(self, buffer: memoryview) -> int:
-        """Decrypt what has come into a buffer, and return how far it is filled; 0 at the end.
+        """Receive and decrypt data into a buffer, and return the number of bytes; 0 at the end.
 
         Raises:
-            trio.BrokenResourceError: What comes is no TLS.
+            trio.BrokenResourceError: The peer sent invalid TLS.
         """
         while not (count := self._decrypt_into(buffer)):
             await self._flush()
@@ -122,7 +122,7 @@ class TlsStream(BulkReceiveStream, trio.abc.Stream):
         return max(count, 0)
 
     def _decrypt_into(self, buffer: memoryview) -> int:
-        """Decrypt record after record; 0 when more has to come first, -1 at the end."""
+        """Decrypt record after record; return 0 if more data has to arrive first, -1 at the end."""
         if self._failure is not None:
             raise trio.BrokenResourceError(f"TLS: {self._failure}") from self._failure
         count = 0
@@ -139,7 +139,7 @@ class TlsStream(BulkReceiveStream, trio.abc.Stream):
         except ssl.SSLError as error:
             if not count:
                 raise trio.BrokenResourceError(f"TLS: {error}") from error
-            self._failure = error  # for the next call: what came before it was right
+            self._failure = error  # raised by the next call: the data before it is valid
         return count
 
     async def aclose(self) -> None:
@@ -153,9 +153,9 @@ class TlsStream(BulkReceiveStream, trio.abc.Stream):
         return bool(data)
 
     async def _flush(self) -> None:
-        """Send what is ready, unless another task is at it, which then takes it along.
+        """Send pending data; if another task is sending already, it sends this as well.
 
-        Receiving sends as well: an answer to a key update, or a certificate that the server asks for late.
+        Receiving sends too: a reply to a key update, or a certificate that the server requests late.
         """
         if self._flushing:
             return

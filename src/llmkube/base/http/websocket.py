@@ -1,15 +1,15 @@
-"""The client's side of a WebSocket (RFC 6455) over a connection of ours. No extensions, no background task, no pings.
+"""WebSocket client (RFC 6455) over one of our connections. No extensions, no background task, no pings.
 
 ```
- connect_websocket ─ upgrade    any client of ours that asks for the switch, under one deadline
-                ├ send          one task at a time; a full connection makes it wait
-                ├ receive       one task at a time; answers pings, and reads no more than it is asked for
-                └ aclose        the close handshake, bounded; the connection is gone afterwards in any case
+ connect_websocket ─ upgrade    a client that requests the switch of protocols, under one deadline
+                ├ send          one task at a time; waits while the connection is full
+                ├ receive       one task at a time; answers pings, and reads no more than requested
+                └ aclose        the close handshake, with a time limit; the connection is closed in any case
 ```
 
-`wsproto` judges and writes frames; the handshake is a head like any other, and is judged here. Its one user has no use
-for pings of ours: a kubelet whose pod does not read for a while answers none, and is well all the same. The kernel
-probes silent connections (`base.http.dial.keep_alive`).
+`wsproto` parses and writes frames; the handshake is a head like any other, and is checked here. Pings would not help
+the only user: a kubelet whose pod does not read for a while is healthy and answers none. The kernel probes silent
+connections (`base.http.dial.with_tcp_keepalive`).
 """
 
 import base64
@@ -31,27 +31,27 @@ from llmkube.base.http.message import Headers
 from llmkube.base.http.tls import RECEIVE_BYTES
 
 MAX_MESSAGE_BYTES: Final = 16 * 1024 * 1024
-"""A longer message ends the connection."""
+"""A longer message closes the WebSocket."""
 
 HANDSHAKE_SECONDS: Final = 30.0
-"""From the first packet to the judgement of the answer."""
+"""From the first packet to the check of the response."""
 
 CLOSE_SECONDS: Final = 2.0
-"""For the last frames of both sides."""
+"""For the close frames of both sides."""
 
 _ACCEPT_SUFFIX: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455, 1.3
 
 _CLEAN_CLOSES: Final = frozenset({CloseReason.NORMAL_CLOSURE, CloseReason.GOING_AWAY, CloseReason.NO_STATUS_RCVD})
-"""With these a peer says that it has said everything, or says nothing."""
+"""Close codes that report no error."""
 
 
 @attrs.frozen
 class Offer:
-    """What a client says in its opening handshake.
+    """A client's opening handshake.
 
     Attributes:
-        nonce: Sixteen random bytes, which an answer has to prove that it has seen.
-        protocol: The subprotocol that the client speaks, and the peer has to choose.
+        nonce: Sixteen random bytes; the response has to prove that the peer has received them.
+        protocol: Subprotocol that the client offers, and the peer has to choose.
     """
 
     nonce: bytes
@@ -63,7 +63,7 @@ class Offer:
 
     @property
     def headers(self) -> Headers:
-        """The header lines that ask for the switch."""
+        """Header lines that request the switch of protocols."""
         return Headers(
             (
                 ("Upgrade", "websocket"),
@@ -75,10 +75,10 @@ class Offer:
         )
 
     def check_response(self, answer: Headers, peer: str) -> None:
-        """Judge the headers of the peer's 101.
+        """Check the headers of the peer's 101.
 
         Raises:
-            ProtocolError: The answer is none to this offer.
+            ProtocolError: They do not match this offer.
         """
         accept = base64.b64encode(hashlib.sha1(self._key + _ACCEPT_SUFFIX, usedforsecurity=False).digest())
         chosen = answer.get_all("sec-websocket-protocol")
@@ -86,32 +86,32 @@ class Offer:
         if answer.tokens("upgrade") != {"websocket"} or "upgrade" not in answer.tokens("connection"):
             problem = "it does not switch to WebSocket"
         elif answer.get_all("sec-websocket-accept") != (accept.decode("ascii"),):
-            problem = "its Sec-WebSocket-Accept does not fit the request"
+            problem = "its Sec-WebSocket-Accept does not match the request"
         elif "sec-websocket-extensions" in answer:
             problem = "it uses an extension that was not offered"
         elif not chosen:
-            problem = f"it speaks none of the subprotocols {self.protocol}"
+            problem = f"it does not support the subprotocol {self.protocol}"
         elif chosen != (self.protocol,):
             problem = f"it chose the subprotocol {', '.join(chosen)!r}, which was not offered"
         if problem:
-            raise ProtocolError(f"{peer} answers the WebSocket handshake wrongly: {problem}")
+            raise ProtocolError(f"{peer} failed the WebSocket handshake: {problem}")
 
 
 Upgrade = Callable[[Headers], Awaitable[UpgradedConnection]]
-"""Sends a GET with these headers and returns the connection that the peer has switched; any failure is an exception."""
+"""Sends a GET with these headers and returns the connection after the peer's switch; raises on any failure."""
 
 
 class WebSocket(trio.abc.Channel[bytes | str]):
-    """A WebSocket that is open: binary messages are bytes, text messages are str.
+    """An open WebSocket: binary messages are bytes, text messages are str.
 
-    Iteration ends when the peer closes without a complaint. A cancelled `receive` loses nothing; a cancelled `send`
+    Iteration ends when the peer closes it without an error. A cancelled `receive` loses nothing; a cancelled `send`
     leaves half a message on the wire, so that nothing more can be sent.
     """
 
     def __init__(self, connection: UpgradedConnection) -> None:
         self._connection = connection
         self._frames = Connection(ConnectionType.CLIENT, trailing_data=connection.early)
-        self._message = bytearray()  # what has come of one that is not complete
+        self._message = bytearray()  # the received part of an incomplete message
         self._sending = trio.Lock()
         self._ping: Ping | None = None  # the last that is not answered yet (RFC 6455, 5.5.3)
         self._receiving = False
@@ -121,15 +121,15 @@ class WebSocket(trio.abc.Channel[bytes | str]):
         self._ended = trio.Event()
 
     async def send(self, value: bytes | str) -> None:
-        """Send a message; returns when the connection has taken it.
+        """Send a message; returns when the connection has accepted it.
 
         Raises:
-            ConnectionLostError: The peer is gone, or has closed.
-            trio.ClosedResourceError: This side has closed, or a cancelled `send` has left half a message.
+            ConnectionLostError: The connection is lost, or the peer has closed the WebSocket.
+            trio.ClosedResourceError: This side has closed it, or a cancelled `send` has left half a message.
         """
         async with self._sending:
             if self._end is not None and not self._closed:
-                raise ConnectionLostError(f"{self._connection.peer} has ended the WebSocket")
+                raise ConnectionLostError(f"{self._connection.peer} has closed the WebSocket")
             if not self._is_open:
                 raise trio.ClosedResourceError("nothing more can be sent on this WebSocket")
             await self._send_frame(BytesMessage(value) if isinstance(value, bytes) else TextMessage(value))
@@ -139,22 +139,22 @@ class WebSocket(trio.abc.Channel[bytes | str]):
         """Return the next message.
 
         Raises:
-            trio.EndOfChannel: The peer has closed, and nothing is wrong.
-            PeerClosedError: The peer has closed, and says that something is wrong.
-            ConnectionLostError: The peer broke off.
-            ProtocolError: The peer sent no proper frame, or a message that is too long.
-            trio.ClosedResourceError: This side has closed.
+            trio.EndOfChannel: The peer has closed the WebSocket without an error.
+            PeerClosedError: The peer has closed it with an error.
+            ConnectionLostError: The connection is lost.
+            ProtocolError: The peer sent an invalid frame, or a message that is too long.
+            trio.ClosedResourceError: This side has closed it.
         """
         if self._closed:
             raise trio.ClosedResourceError("this WebSocket is closed")
         return await self._receive()
 
     async def wait_send_all_might_not_block(self) -> None:
-        """Return when the peer has read something."""
+        """Return when sending might no longer block."""
         await self._connection.stream.wait_send_all_might_not_block()
 
     async def aclose(self) -> None:
-        """Say goodbye, wait for the peer's, and close the connection; when cancelled, close it at once."""
+        """Send a close frame, wait for the peer's, and close the connection; if cancelled, close it at once."""
         if self._closed:
             await trio.lowlevel.checkpoint()
             return
@@ -175,7 +175,7 @@ class WebSocket(trio.abc.Channel[bytes | str]):
         self._receiving = True
         try:
             while True:
-                await trio.lowlevel.checkpoint()  # a peer that sends many small frames keeps no other task waiting
+                await trio.lowlevel.checkpoint()  # so that many small frames do not starve other tasks
                 self._raise_end()
                 event = next(self._frames.events(), None)
                 if event is None:
@@ -196,20 +196,20 @@ class WebSocket(trio.abc.Channel[bytes | str]):
     async def _handle(self, event: Event) -> None:
         if isinstance(event, Ping):
             self._ping = event
-            if not self._sending.locked():  # else the task that sends takes it along
+            if not self._sending.locked():  # else the sending task answers it
                 async with self._sending:
                     await self._answer_ping()
         elif isinstance(event, CloseConnection) and self._frames.state in {
             ConnectionState.OPEN,
             ConnectionState.LOCAL_CLOSING,
-        }:  # the peer has not closed: this is how wsproto tells of a frame that is none
+        }:  # the peer has not closed: wsproto reports an invalid frame in this way
             await self._reject(event.code, event.reason or "")
         elif isinstance(event, CloseConnection):
             self._record_end(event)
             await self._send_close(event.code)
 
     async def _reject(self, code: int, reason: str) -> None:
-        self._record_end(ProtocolError(f"{self._connection.peer} breaks the WebSocket's rules: {reason}"))
+        self._record_end(ProtocolError(f"{self._connection.peer} violates the WebSocket protocol: {reason}"))
         await self._send_close(code)
 
     async def _read_more(self) -> None:
@@ -221,23 +221,23 @@ class WebSocket(trio.abc.Channel[bytes | str]):
         if data:
             self._frames.receive_data(data)
         else:
-            self._record_end(self._connection_lost("the connection ends without a close frame"))
+            self._record_end(self._connection_lost("it ended without a close frame"))
 
     async def _answer_ping(self) -> None:
-        """Send the pong that is due; the lock is held."""
+        """Send the pong that is due; the caller holds the lock."""
         while self._ping is not None and self._is_open:
             ping, self._ping = self._ping, None
             await self._send_frame(ping.response())
 
     async def _send_close(self, code: int) -> None:
-        """Send the last frame, if the connection still takes it within the time that there is."""
+        """Send the close frame, if the connection accepts it in time."""
         with trio.move_on_after(CLOSE_SECONDS), suppress(ConnectionLostError):
             async with self._sending:
                 if self._frames.state in {ConnectionState.OPEN, ConnectionState.REMOTE_CLOSING} and not self._frame_cut:
                     await self._send_frame(CloseConnection(code))
 
     async def _wait_for_close(self) -> None:
-        """Read until the peer's last frame, or its end."""
+        """Read until the peer's close frame, or the end of the connection."""
         if self._receiving:
             await self._ended.wait()
             return
@@ -246,7 +246,7 @@ class WebSocket(trio.abc.Channel[bytes | str]):
                 await self._receive()
 
     async def _send_frame(self, event: Event) -> None:
-        """Send a frame; the lock is held, and a cancellation leaves half of the frame on the wire."""
+        """Send a frame; the caller holds the lock. Cancellation leaves half a frame on the wire."""
         self._frame_cut = True
         try:
             await self._connection.stream.send_all(self._frames.send(event))
@@ -270,20 +270,20 @@ class WebSocket(trio.abc.Channel[bytes | str]):
             raise PeerClosedError(f"{text}: {reason}" if reason else text, int(end.code), reason)
 
     def _connection_lost(self, reason: object) -> ConnectionLostError:
-        return ConnectionLostError(f"{self._connection.peer} broke off: {reason}")
+        return ConnectionLostError(f"connection to {self._connection.peer} lost: {reason}")
 
 
 async def connect_websocket(upgrade: Upgrade, protocol: str) -> WebSocket:
     """Open a WebSocket, which the caller closes.
 
     Args:
-        upgrade: Asks a peer for the switch.
-        protocol: The subprotocol to speak.
+        upgrade: Requests the switch of protocols.
+        protocol: The subprotocol to use.
 
     Raises:
         ConnectError: The handshake took too long.
-        ProtocolError: The peer's answer is none to ours.
-        Exception: Whatever `upgrade` raises when the peer refuses.
+        ProtocolError: The peer's response does not match the offer.
+        Exception: Errors of `upgrade`, such as when the peer rejects the request.
     """
     offer = Offer(secrets.token_bytes(16), protocol)
     with trio.move_on_after(HANDSHAKE_SECONDS):
@@ -294,4 +294,4 @@ async def connect_websocket(upgrade: Upgrade, protocol: str) -> WebSocket:
             await connection.aclose()
             raise
         return WebSocket(connection)
-    raise ConnectError(f"the WebSocket handshake was not over within {HANDSHAKE_SECONDS:g} s")
+    raise ConnectError(f"the WebSocket handshake did not complete within {HANDSHAKE_SECONDS:g} s")

@@ -1,7 +1,7 @@
-"""The ModelRouters of `llmkube up`: each runs in this process, behind the gateway's address.
+"""Run the ModelRouters of `llmkube up` in this process, below the gateway's address.
 
-router_host   where the controller's reconciler places routers; one task for each
-hosted_router compiles one, and runs it
-secret_files  the keys that it needs, from Secrets to private files
-router_paths  which router a request of the gateway is for
+router_host   runs the routers that the controller's reconciler places, one task for each
+hosted_router compiles and runs one router
+secret_files  copies its keys from Secrets to private files
+router_paths  dispatches the gateway's requests to routers by path
 """

@@ -1,8 +1,8 @@
-"""One ModelRouter in this process.
+"""Run one ModelRouter in this process.
 
 ```
- take_up      the object, the services that it names, its Secrets ─▶ config, keys; at each look, by the reconciler
- run          open_router, once there is a config to run by; it takes each further config up while it runs
+ apply        object, services that it names, Secrets ─▶ config, keys; called at each resync by the reconciler
+ run          open_router, once there is a valid config; later configs are reloaded while it runs
 ```
 """
 
@@ -31,7 +31,7 @@ from llmkube.router.proxy.live_config import Source, keys_for
 from llmkube.router.proxy.router import Router, open_router
 
 BUDGETS_MAX_AGE_SECONDS: Final = 10.0
-"""How old the budgets of a status may be."""
+"""Greatest age of the budgets in a status."""
 
 _AUDIT_FILE: Final = "audit.log"
 _BUDGETS: Final = "budgets"
@@ -46,12 +46,12 @@ class HostedRouter:
 
     Attributes:
         key: Its namespace and name.
-        uid: Of the object.
-        services: What it routes to, and what all routers share.
-        client: The API server.
-        folder: Where its keys and its audit log lie.
-        registry: Gets its metrics.
-        router: It, while it runs.
+        uid: The object's uid.
+        services: Services to which it routes, and dependencies that all routers share.
+        client: Client of the API server.
+        folder: Folder of its keys, budgets and audit log.
+        registry: Registry of its metrics.
+        router: The running router; None before it starts.
     """
 
     key: Key
@@ -68,7 +68,7 @@ class HostedRouter:
     _budgets_until: float = -math.inf
 
     async def run(self) -> Never:
-        """Run it until cancelled, from when its spec can be run by."""
+        """Run the router until cancelled, as soon as it has a valid config."""
         await self._runnable.wait()
         source = Source(self._load, lambda: (self._changes, 0, 0))
         services = self.services
@@ -86,15 +86,15 @@ class HostedRouter:
             await trio.sleep_forever()
 
     async def remove(self) -> None:
-        """Take its keys away, once it was deleted; its audit log stays."""
+        """Remove the keys of a deleted router; its audit log stays."""
         await remove_files(self.folder / KEYS)
 
     async def apply(self, resource: ModelRouter) -> RouterFacts:
-        """Run by a spec, and by what it names, from now on; return what is known of the router.
+        """Apply a spec with the services and Secrets that it names; return the state of the router.
 
         Raises:
-            ApiError: The API server did not answer for a Secret.
-            ExternalError: The disk does not take the keys.
+            ApiError: A Secret cannot be read from the API server.
+            ExternalError: The keys cannot be written to the disk.
         """
         compiled = self._compile(resource)
         if compiled.config is not None:
@@ -130,14 +130,14 @@ class HostedRouter:
             return compiled
         ignored = compiled.not_honoured
         if resource.spec.proxy is not None:
-            ignored = (*ignored, "spec.proxy but its times (it runs in this process, and not in pods)")
+            ignored = (*ignored, "spec.proxy except its durations (the router runs in this process, not in pods)")
         if compiled.config.audit.sink == "file":
-            ignored = (*ignored, "spec.policy.auditLog.filePath (an object chooses no file of this machine)")
+            ignored = (*ignored, "spec.policy.auditLog.filePath (an object may not choose a file of this machine)")
         audit = Audit(sink="file", path=str(self.folder / _AUDIT_FILE), bodies=compiled.config.audit.bodies)
         return attrs.evolve(compiled, config=attrs.evolve(compiled.config, audit=audit), not_honoured=ignored)
 
     async def _prepare(self, compiled: CompiledRouter, config: RoutingConfig) -> CompiledRouter:
-        """Bring the keys to where they are read, and take the config up; without one if that cannot be."""
+        """Write the keys to their files and activate the config; on failure the result has errors and no config."""
         contents = await read_secrets(self.client, self.key.namespace, compiled.key_files)
         folders = [Path(each.path) for each in compiled.key_files if not each.key]
         await write_files(self.folder / KEYS, contents, folders)
@@ -158,7 +158,7 @@ class HostedRouter:
         return self._config
 
     def _budgets(self, router: Router | None) -> tuple[Mapping[str, Any], ...]:
-        """Return how much of each budget is taken, as it was seconds ago at most: else each look would be a write."""
+        """Return the usage of each budget, which may be seconds old: else each resync would write the status."""
         now = trio.current_time()
         if router is not None and now >= self._budgets_until:
             self._reported_budgets, self._budgets_until = tuple(router.budgets()), now + BUDGETS_MAX_AGE_SECONDS

@@ -1,4 +1,4 @@
-"""Where the ModelRouters of one machine run: each in a task of this process, from its coming to its end."""
+"""Host the ModelRouters of one machine, each in a task of this process until it is deleted."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,17 +21,17 @@ from llmkube.router.proxy.default_route import Services
 from llmkube.router.proxy.router import Router
 
 LOOK_SECONDS: Final = 1.0
-"""Between two looks: how late a key or the state of a backend may be seen."""
+"""Between two resyncs; a changed key or backend state is noticed within this time."""
 
 
 @attrs.define(eq=False)
 class RouterHost:
-    """The routers of this process: a `RouterPlacement`; as a collector it shows the metrics of all of them.
+    """The routers of this process: a `RouterPlacement`, and a collector of the metrics of all routers.
 
     Attributes:
-        services: What they route to, and what all share.
-        client: The API server.
-        folder: Where keys and audit logs lie.
+        services: Services to which they route, and dependencies that they share.
+        client: Client of the API server.
+        folder: Folder of keys, budgets and audit logs.
     """
 
     services: Services
@@ -44,29 +44,28 @@ class RouterHost:
     _running: dict[HostedRouter, trio.CancelScope] = attrs.field(factory=dict, init=False)
 
     def find(self, key: Key) -> Router | None:
-        """Return the router of that name, if it runs."""
+        """Return a running router; None if there is none with this name."""
         hosted = self._placed.get(key)
         return hosted.router if hosted is not None else None
 
     async def place(self, router: ModelRouter) -> RouterFacts:
-        """Have a router run by its spec; one of the same name that was made anew is another."""
+        """Run a router with its spec; an object that was deleted and created again gets a new router."""
         hosted = self._placed.get(router.key)
         if hosted is None or hosted.uid != router.metadata.uid:
             folder = self.folder / file_stem(f"{router.key.namespace}.{router.key.name}")
-            hosted = HostedRouter(
-                router.key, router.metadata.uid, self.services, self.client, folder, CollectorRegistry()
-            )
+            uid, registry = router.metadata.uid, CollectorRegistry()
+            hosted = HostedRouter(router.key, uid, self.services, self.client, folder, registry)
             self._placed[router.key] = hosted
             self._changed.put_nowait(None)
         return await hosted.apply(router)
 
     def forget(self, key: Key) -> None:
-        """End a router that is gone."""
+        """Stop a router that was deleted."""
         if self._placed.pop(key, None) is not None:
             self._changed.put_nowait(None)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> Never:
-        """Run what is placed, until cancelled."""
+        """Run the placed routers until cancelled."""
         await remove_leftovers(self.folder, KEYS)
         async with trio.open_nursery() as nursery:
             task_status.started()
@@ -81,11 +80,11 @@ class RouterHost:
                 await self._changed.wait_newer(version)
 
     def describe(self) -> Iterator[Metric]:
-        """Name no series: which there are depends on the routers."""
+        """Describe no metrics, because they depend on the routers."""
         yield from ()
 
     def collect(self) -> Iterator[Metric]:
-        """Return the metrics of all routers; each names its router in a label."""
+        """Yield the metrics of all routers; each has its router as a label."""
         families: dict[str, Metric] = {}
         for hosted in self._running:
             for family in hosted.registry.collect():
@@ -100,5 +99,5 @@ class RouterHost:
                 await hosted.run()
         finally:
             del self._running[hosted]
-        if hosted.key not in self._placed:  # else the keys that are there are those of another one of its name
+        if hosted.key not in self._placed:  # else the files belong to its successor of the same name
             await hosted.remove()

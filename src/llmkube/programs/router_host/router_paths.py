@@ -1,4 +1,4 @@
-"""Which router a request of the gateway is for: `/routers/NAMESPACE/NAME/v1/chat/completions`, and so on."""
+"""Dispatch the gateway's requests to routers by path: `/routers/NAMESPACE/NAME/v1/chat/completions`, for example."""
 
 from collections.abc import Callable
 from typing import Final
@@ -17,12 +17,12 @@ PREFIX: Final = "/routers/"
 
 
 def router_url(gateway: str, router: Key) -> str:
-    """Return where a router is, below a gateway's address."""
+    """Return the URL of a router below a gateway's URL."""
     return f"{gateway}{PREFIX}{router.namespace}/{router.name}"
 
 
 def split_target(target: str) -> tuple[Key, str] | None:
-    """Return the router that a request names and what is left of its target; None of one that names none."""
+    """Return the router that a target names and the rest of the target; None if it names none."""
     parts = target.removeprefix(PREFIX).split("/", 2) if target.startswith(PREFIX) else []
     if len(parts) < 2 or not parts[0] or not parts[1]:
         return None
@@ -30,11 +30,11 @@ def split_target(target: str) -> tuple[Key, str] | None:
 
 
 def routers_handler(find: Callable[[Key], Router | None], gateway: StreamHandler) -> StreamHandler:
-    """Hand requests below `/routers/` to their router, all others to the gateway.
+    """Return a handler that passes requests below `/routers/` to their router, and all others to the gateway.
 
     Args:
-        find: Returns the router of that name, if it runs.
-        gateway: Answers the rest.
+        find: Returns a running router by name; None if there is none.
+        gateway: Handler of all other requests.
     """
 
     async def handle(exchange: StreamExchange) -> None:
@@ -50,7 +50,7 @@ def routers_handler(find: Callable[[Key], Router | None], gateway: StreamHandler
         found = split_target(head.target)
         router = find(found[0]) if found is not None else None
         if found is None or router is None:
-            message = f"no router runs at {head.path}; a router's address is {PREFIX}NAMESPACE/NAME/v1"
+            message = f"no router is running at {head.path}; a router's path is {PREFIX}NAMESPACE/NAME/v1"
             return refused(404, message, "router_not_found").response
         exchange.head = attrs.evolve(head, target=found[1])
         refusal = router.judge(exchange.head, exchange.peer)

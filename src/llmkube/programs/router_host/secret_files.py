@@ -1,4 +1,4 @@
-"""The keys that routers of this process read: from Secrets to files that no other user can read, and away again."""
+"""Copy the keys of this process's routers from Secrets to private files, and remove them again."""
 
 import base64
 import binascii
@@ -22,10 +22,10 @@ Contents = Mapping[Path, bytes]
 
 
 async def read_secrets(client: Client, namespace: str, wanted: Iterable[KeyFile]) -> Contents:
-    """Return what each file shall hold; a Secret or an entry that is not there gives none.
+    """Return the content of each file; there is none for a missing Secret or entry.
 
     Raises:
-        ApiError: The API server could not or would not.
+        ApiError: A Secret cannot be read from the API server.
     """
     found: dict[str, Mapping[str, bytes]] = {}
     contents: dict[Path, bytes] = {}
@@ -41,21 +41,21 @@ async def read_secrets(client: Client, namespace: str, wanted: Iterable[KeyFile]
 
 
 async def write_files(folder: Path, contents: Contents, folders: Iterable[Path]) -> None:
-    """Have a folder hold these files and no others; a file that holds the same is left alone.
+    """Write these files below a folder and remove all others; unchanged files are not written.
 
     Args:
-        folder: Where all of them are.
-        contents: What each holds.
-        folders: Those that are there even when nothing is in them.
+        folder: Folder of the files.
+        contents: Content by path.
+        folders: Folders to create even if they stay empty.
 
     Raises:
-        OSError: The disk does not take it.
+        OSError: The files cannot be written.
     """
     await trio.to_thread.run_sync(_write_files, folder, contents, tuple(folders))
 
 
 async def remove_leftovers(folder: Path, keys: str) -> None:
-    """Remove the keys of all routers, which a killed process has left; those that run get theirs again."""
+    """Remove the keys that a killed process has left; running routers get theirs again."""
 
     def remove() -> None:
         for each in folder.glob(f"*/{keys}"):
@@ -65,7 +65,7 @@ async def remove_leftovers(folder: Path, keys: str) -> None:
 
 
 async def remove_files(folder: Path) -> None:
-    """Remove the keys of a router that is gone."""
+    """Remove the keys of a deleted router."""
     await trio.to_thread.run_sync(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
@@ -74,7 +74,7 @@ def _write_files(folder: Path, contents: Contents, folders: tuple[Path, ...]) ->
         one.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
     for path, value in contents.items():
         if not path.is_file() or path.read_bytes() != value:
-            write_private(path, value, durable=False)  # it is in the API server's store, which lasts
+            write_private(path, value, durable=False)  # the API server's store has a durable copy
     for path in folder.rglob("*"):
         if path.is_file() and path not in contents:
             path.unlink()

@@ -1,9 +1,10 @@
-"""Who asks: what a request shows, and whose it is.
+"""Authenticate clients by a key or a token.
 
-principals     the team and the tenant of a request, and what all others are told
-client_key     which requests show a key; key_files: those of clients and backends, read again when they change
-token_checker  whom a JSON web token lets in: token_form, then token_keys, then claims
+principals     the team and tenant of a request, and the refusals
+client_key     the credential in a request; key_files: keys of clients and backends, read again when they change
+token_checker  verifies a JSON Web Token: token_form, then token_keys, then claims
 token_keys     the keys of an issuer and their age; jwks_refresh: reads them again
-jwk_set        what they are written as; it alone loads PyJWT
-It knows nothing of backends: what a team may use is for `router.policy` to decide.
+jwk_set        parses a JWK Set; the only module that loads PyJWT
+
+Authorization is elsewhere: `router.policy` decides which models a team may use.
 """

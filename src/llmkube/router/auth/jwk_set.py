@@ -1,7 +1,7 @@
-"""A JWK Set (RFC 7517) becomes keys. PyJWT reads them and checks signatures.
+"""Parse a JWK Set (RFC 7517); PyJWT reads the keys and verifies signatures.
 
-What a key is good for is decided here, by the key: what a token says can only choose among that. This module alone
-loads PyJWT, and is loaded where a router takes tokens.
+The key determines which algorithms it may be used with; a token can only choose among these. This is the only module
+that loads PyJWT, and it is loaded only if a router accepts tokens.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from llmkube.router.auth.token_keys import MAX_SET_BYTES, KeySet, SigningKey
 MAX_KEYS: Final = 64
 MIN_RSA_BITS: Final = 2048
 MAX_RSA_BITS: Final = 4096
-"""A check takes about 0.2 ms then; one of a key of 16,384 bits would hold everything else up."""
+"""Verification then takes about 0.2 ms; with a key of 16,384 bits it would hold up everything else."""
 
 MAX_EXPONENT: Final = 0xFFFFFFFF
 
@@ -30,7 +30,7 @@ _CURVE_ALGORITHMS: Final[Mapping[tuple[str, str], tuple[str, ...]]] = {
     ("OKP", "Ed25519"): ("EdDSA",),
 }
 _PARSE_ERRORS: Final = (PyJWTError, UnsupportedAlgorithm, ValueError, TypeError, KeyError, AttributeError)
-"""What PyJWT and cryptography raise of fields that are missing, of another type, or no key."""
+"""Errors of PyJWT and cryptography for fields that are missing, of the wrong type, or not a key."""
 
 _PRIVATE_FIELDS: Final = frozenset({"d", "p", "q", "dp", "dq", "qi", "oth", "k"})
 _ALGORITHMS: Final[Mapping[str, Algorithm]] = {
@@ -39,14 +39,14 @@ _ALGORITHMS: Final[Mapping[str, Algorithm]] = {
 
 
 class KeySetError(Exception):
-    """What was read is no JWK Set; its words have nothing of its content."""
+    """The data is not a JWK Set; the message contains nothing of the data."""
 
 
 def parse_key_set(data: bytes) -> KeySet:
-    """Return the keys of a JWK Set. One that cannot be used is left out, and the others count.
+    """Return the keys of a JWK Set; a key that cannot be used is left out.
 
     Raises:
-        KeySetError: It is none.
+        KeySetError: The data is not a JWK Set.
     """
     if len(data) > MAX_SET_BYTES:
         raise KeySetError(f"it has more than {MAX_SET_BYTES} bytes")
@@ -57,7 +57,7 @@ def parse_key_set(data: bytes) -> KeySet:
     if not isinstance(given, list):
         raise KeySetError('it has no list "keys"')
     if len(given) > MAX_KEYS:
-        raise KeySetError(f"it has {len(given)} keys; {MAX_KEYS} are read")
+        raise KeySetError(f"it has {len(given)} keys; at most {MAX_KEYS} are allowed")
     keys, left_out = [], []
     for index, each in enumerate(given):
         found = _parse_key(each)
@@ -69,23 +69,23 @@ def parse_key_set(data: bytes) -> KeySet:
 
 
 def _parse_key(given: Any) -> SigningKey | str:
-    """Return a key, or why it cannot be used."""
+    """Return a key, or the reason why it cannot be used."""
     if not isinstance(given, dict):
-        return "it is no object"
+        return "it is not an object"
     if _PRIVATE_FIELDS & given.keys():
-        return "it is a private key or a shared secret; give public keys alone"
+        return "it is a private key or a shared secret; give only public keys"
     operations = given.get("key_ops")
     verifies = operations is None or (isinstance(operations, list) and "verify" in operations)
     if given.get("use", "sig") != "sig" or not verifies:
         return "it is not for signatures"
     key_id, algorithms = given.get("kid", ""), _algorithms_of(given)
     if not isinstance(key_id, str):
-        return "its kid is no text"
+        return "its kid is not a string"
     if not algorithms:
-        return "its kind or its algorithm is not taken"
+        return "its kind or algorithm is not supported"
     try:
         key = _ALGORITHMS[algorithms[0]].from_jwk(given)
-    except _PARSE_ERRORS:  # its words may have the key in them
+    except _PARSE_ERRORS:  # the error's message may contain the key
         return "it cannot be read"
     checks = {name: partial(_is_valid_signature, _ALGORITHMS[name], key) for name in algorithms}
     return _strength_problem(key) or SigningKey(key_id, checks)
@@ -112,5 +112,5 @@ def _strength_problem(key: Any) -> str:
     if exponent is None:
         return ""  # a point on a curve
     if not MIN_RSA_BITS <= key.key_size <= MAX_RSA_BITS:
-        return f"it has {key.key_size} bits; {MIN_RSA_BITS} to {MAX_RSA_BITS} are taken"
-    return "" if 3 <= exponent <= MAX_EXPONENT and exponent % 2 else "its exponent is not taken"
+        return f"it has {key.key_size} bits; {MIN_RSA_BITS} to {MAX_RSA_BITS} are allowed"
+    return "" if 3 <= exponent <= MAX_EXPONENT and exponent % 2 else "its exponent is not allowed"

@@ -1,7 +1,7 @@
-"""One task reads the keys that tokens are signed with: a file when it changes, an address when it is time.
+"""Keep the keys of a token issuer current: one task reads a file when it changes, or fetches an address periodically.
 
-One read at a time; the keys of another config are seen at the next look. An address is that of the config alone: no
-redirect, a bound on bytes and on time.
+There is one read at a time; a reloaded config takes effect at the next check. Only the address in the config is
+fetched: redirects are not followed, and size and time are bounded.
 """
 
 from collections.abc import Awaitable, Callable
@@ -24,20 +24,20 @@ _PORTS: Final = {"http": 80, "https": 443}
 
 
 class KeysUnreadableError(Exception):
-    """There are no keys; its words name no address, for clients read them."""
+    """The keys cannot be read; the message contains no address, because clients see it."""
 
 
 async def fetch_jwks(plain: HttpClient, secure: HttpClient, uri: str, most_bytes: int) -> bytes:
-    """Return what is at an address.
+    """Fetch a JWK Set.
 
     Args:
         plain: For http.
         secure: For https; it verifies certificates.
         uri: The address.
-        most_bytes: A longer answer is refused.
+        most_bytes: A longer response is rejected.
 
     Raises:
-        KeysUnreadableError: It is not there, too long, or did not come in 10 seconds.
+        KeysUnreadableError: There is no successful response within 10 seconds, or it is too long.
     """
     with trio.move_on_after(FETCH_SECONDS):
         try:
@@ -45,10 +45,10 @@ async def fetch_jwks(plain: HttpClient, secure: HttpClient, uri: str, most_bytes
         except ConnectError as exc:
             raise KeysUnreadableError("no connection to the issuer") from exc
         except ValueError as exc:
-            raise KeysUnreadableError("the issuer's address cannot be asked") from exc
+            raise KeysUnreadableError("the issuer's address is invalid") from exc
         except HttpError as exc:
-            raise KeysUnreadableError("the issuer broke off, or does not speak HTTP/1.1") from exc
-    raise KeysUnreadableError(f"no whole answer of the issuer in {FETCH_SECONDS:g} seconds")
+            raise KeysUnreadableError("the issuer closed the connection, or does not speak HTTP/1.1") from exc
+    raise KeysUnreadableError(f"no complete response from the issuer within {FETCH_SECONDS:g} seconds")
 
 
 async def _fetch(plain: HttpClient, secure: HttpClient, uri: str, most_bytes: int) -> bytes:
@@ -61,15 +61,15 @@ async def _fetch(plain: HttpClient, secure: HttpClient, uri: str, most_bytes: in
     answer = await client.start(origin, "GET", encode_request_head("GET", target, lines), b"")
     try:
         if answer.status != 200:
-            hint = "; no redirect is followed" if 300 <= answer.status < 400 else ""
-            raise KeysUnreadableError(f"the issuer answers {answer.status}{hint}")
+            hint = "; redirects are not followed" if 300 <= answer.status < 400 else ""
+            raise KeysUnreadableError(f"the issuer responds with status {answer.status}{hint}")
         if (answer.headers.get("content-encoding") or "identity").lower() != "identity":
-            raise KeysUnreadableError("the issuer's answer is compressed, and was not asked to be")
+            raise KeysUnreadableError("the issuer's response is compressed, although that was not requested")
         received = bytearray()
         while piece := await answer.receive_some():
             received += piece
             if len(received) > most_bytes:
-                raise KeysUnreadableError(f"the issuer's answer has more than {most_bytes} bytes")
+                raise KeysUnreadableError(f"the issuer's response has more than {most_bytes} bytes")
     finally:
         if not client.release_nowait(answer):
             await trio.aclose_forcefully(answer.stream)  # noqa: ASYNC102 (closes at once, also when cancelled)
@@ -79,18 +79,18 @@ async def _fetch(plain: HttpClient, secure: HttpClient, uri: str, most_bytes: in
 POLL_SECONDS: Final = 1.0
 
 Fetch = Callable[[str, int], Awaitable[bytes]]
-"""Takes an address and the most bytes, and returns what is there."""
+"""Fetches an address; takes it and the most bytes that a response may have."""
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 
 @attrs.define(eq=False)
 class JwksRefresh:
-    """Keeps keys true.
+    """Keeps keys current.
 
     Attributes:
-        current_keys: Returns those that tokens are checked by now; None where the router takes no tokens.
-        fetch: Fetches.
+        current_keys: Returns the keys in use; None if the router accepts no tokens.
+        fetch: Fetches an address.
     """
 
     current_keys: Callable[[], TokenKeys | None]
@@ -99,7 +99,7 @@ class JwksRefresh:
     _limiter: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> NoReturn:
-        """Read them until cancelled; what is in a file is read before the router serves."""
+        """Read keys until cancelled; a file is read once before `started`, so that the router serves with its keys."""
         keys = self.current_keys()
         if keys is not None and keys.file:
             await self.look()
@@ -109,7 +109,7 @@ class JwksRefresh:
             await trio.sleep(POLL_SECONDS)
 
     async def look(self) -> None:
-        """Read again what has changed or whose time is over."""
+        """Read the keys again if their file has changed or their refresh is due."""
         keys = self.current_keys()
         if keys is None:
             return
@@ -124,7 +124,8 @@ class JwksRefresh:
             keys.unchanged(trio.current_time())
             return
         read = await self._read(keys, lambda: trio.to_thread.run_sync(_read_file, keys.file, limiter=self._limiter))
-        self._last_read = (keys.file, stamp) if read else ("", stamp)  # rights that change leave the stamp as it is
+        # After a failure the next check reads again: a change of permissions leaves the stamp as it is
+        self._last_read = (keys.file, stamp) if read else ("", stamp)
 
     async def _read(self, keys: TokenKeys, content: Callable[[], Awaitable[bytes]]) -> bool:
         before = keys.problem
@@ -134,13 +135,13 @@ class JwksRefresh:
             keys.failed(str(exc), trio.current_time())
             if keys.problem != before:
                 source, cause = keys.file or keys.uri, str(exc.__cause__ or "")
-                _log.warning("cannot read the keys of tokens", source=source, error=keys.problem, cause=cause)
+                _log.warning("token keys unreadable", source=source, error=keys.problem, cause=cause)
             return False
         version = keys.version
         keys.read(found, trio.current_time())
         if keys.version != version:
             key_ids = [each.key_id for each in found.keys]
-            _log.info("keys of tokens are read", source=keys.file or keys.uri, keys=key_ids, left_out=found.left_out)
+            _log.info("token keys read", source=keys.file or keys.uri, keys=key_ids, left_out=found.left_out)
         return True
 
 
@@ -149,27 +150,27 @@ def _read_file(file: str) -> bytes:
         with Path(file).open("rb") as opened:
             return opened.read(MAX_SET_BYTES + 1)
     except OSError as exc:
-        raise KeysUnreadableError(f"the file with the keys cannot be read ({exc.strerror})") from exc
+        raise KeysUnreadableError(f"the key file cannot be read ({exc.strerror})") from exc
 
 
 async def parsed(data: bytes, limiter: trio.CapacityLimiter) -> KeySet:
-    """Return the keys of a JWK Set, read in a thread: many keys take milliseconds, and the first loads PyJWT.
+    """Parse a JWK Set in a thread: many keys take milliseconds, and the first call loads PyJWT.
 
     Raises:
-        KeysUnreadableError: It is none.
+        KeysUnreadableError: The data is not a JWK Set.
     """
     return await trio.to_thread.run_sync(load_key_set, data, limiter=limiter)
 
 
 def load_key_set(data: bytes) -> KeySet:
-    """Return the keys of a JWK Set. Blocks.
+    """Parse a JWK Set. Blocks.
 
     Raises:
-        KeysUnreadableError: It is none.
+        KeysUnreadableError: The data is not a JWK Set.
     """
-    from llmkube.router.auth.jwk_set import KeySetError, parse_key_set  # noqa: PLC0415 (tokens alone pay for PyJWT)
+    from llmkube.router.auth.jwk_set import KeySetError, parse_key_set  # noqa: PLC0415 (only tokens need PyJWT)
 
     try:
         return parse_key_set(data)
     except KeySetError as exc:
-        raise KeysUnreadableError(f"what was read is no JWK Set: {exc}") from exc
+        raise KeysUnreadableError(f"the data is not a JWK Set: {exc}") from exc

@@ -1,7 +1,7 @@
-"""Keys lie in files and are read again when those change: a rotated key counts without a restart.
+"""Keys in files, read again when the files change, so that rotating a key needs no restart.
 
-A look is a file's stat; the file is read when that differs. What cannot be read now is not forgotten: between the
-unlink and the rename of a rotation the old key goes on.
+A file is read only if its stat differs. A file that cannot be read does not invalidate its key: between unlink and
+rename of a rotation the old key stays valid.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ Stamp = tuple[int, int, int]
 
 
 def stamp_of(path: Path) -> Stamp:
-    """Return what changes when a file does: modification time, inode and size; zeros without a file."""
+    """Return a file's modification time, inode and size, which change when it does; zeros if there is no file."""
     try:
         found = path.stat()
     except OSError:
@@ -31,12 +31,12 @@ def stamp_of(path: Path) -> Stamp:
 
 @attrs.define(eq=False)
 class BackendKeys:
-    """The keys that backends ask for, by file."""
+    """The keys that are sent to backends, by file."""
 
     _read: dict[str, tuple[Stamp, str]] = attrs.field(factory=dict, repr=False)
 
     def key_of(self, path: str) -> str:
-        """Return the key in a file, of several lines the first one; "" while there is none that can be read."""
+        """Return the key in the first line of a file; "" if there is none that can be read."""
         file, cached = Path(path), self._read.get(path)
         stamp = stamp_of(file)
         if cached is not None and stamp in (cached[0], _NO_FILE):
@@ -55,10 +55,10 @@ class BackendKeys:
 
 @attrs.define(eq=False)
 class ClientKeys:
-    """Who the keys of a folder belong to, by the digests of these: how long a look-up takes tells nothing of a key.
+    """The holders of the keys in a folder, by digest, so that the time of a look-up reveals nothing about a key.
 
     Attributes:
-        folder: Each file is a team, each line of it a key.
+        folder: Folder with a file for each team; each line is a key.
     """
 
     folder: Path
@@ -66,10 +66,10 @@ class ClientKeys:
     _stamps: Mapping[str, Stamp] = attrs.field(factory=dict)
 
     def refresh(self) -> None:
-        """Look whether a file has changed, and read the folder again if so. Blocks for as long as small files take.
+        """Read the folder again if a file has changed. Blocks for as long as small files take.
 
         Raises:
-            OSError: The folder cannot be read; what was read before still counts.
+            OSError: The folder cannot be read; the keys read before stay valid.
         """
         files = sorted(each for each in self.folder.iterdir() if not each.name.startswith(".") and each.is_file())
         stamps = {each.name: stamp_of(each) for each in files}
@@ -84,5 +84,5 @@ class ClientKeys:
         self._holders, self._stamps = holders, stamps
 
     def holder_of(self, digest: bytes) -> Principal | None:
-        """Return whose key it is; None of one that no client has."""
+        """Return the holder of a key; None if the key is unknown."""
         return self._holders.get(digest)

@@ -1,4 +1,4 @@
-"""Who asks: told by the key or the token that a request shows, and fixed for the whole of the request."""
+"""Identify the principal of a request by its key or token, once for the whole request."""
 
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -18,16 +18,16 @@ from llmkube.router.policy.request_facts import Principal
 from llmkube.router.refusals import refused
 
 OPEN_PATHS: Final = frozenset({"/healthz", "/readyz"})
-"""What shows no model and no request."""
+"""Paths that reveal no model and no request, and so need no authentication."""
 
 
 @attrs.frozen(eq=False)
 class ClientAuth:
-    """What lets clients in.
+    """The credentials that a router accepts.
 
     Attributes:
-        keys: Those that were given out; None where there are none.
-        tokens: Checks those of an issuer; None where none are taken.
+        keys: None if the router accepts no keys.
+        tokens: None if the router accepts no tokens.
     """
 
     keys: ClientKeys | None = None
@@ -35,12 +35,12 @@ class ClientAuth:
 
 
 def identify(headers: Headers, peer: str, clients: ClientAuth | None) -> Principal | Rejection | None:
-    """Return who asks, or why a token is not accepted; None if nothing that counts is shown.
+    """Return the principal of a request, or why its token is rejected; None if it has no valid credential.
 
     Args:
-        headers: The request's.
-        peer: The address that it comes from.
-        clients: None where everybody may ask.
+        headers: The request's headers.
+        peer: Address of the client.
+        clients: None if the router needs no authentication.
     """
     if clients is None:
         return Principal(tenant=peer)
@@ -55,26 +55,26 @@ def identify(headers: Headers, peer: str, clients: ClientAuth | None) -> Princip
 
 
 def principal_of(headers: Headers, peer: str, clients: ClientAuth | None) -> Principal | None:
-    """Return who asks; None if a key or a token is asked for and none that counts is shown."""
+    """Return the principal of a request; None if the router needs a credential and the request has no valid one."""
     found = identify(headers, peer, clients)
     return found if isinstance(found, Principal) else None
 
 
 def can_authenticate(clients: ClientAuth | None) -> tuple[bool, str]:
-    """Return whether some client can be let in now, and what is wrong with the keys of tokens."""
+    """Return whether any client can be authenticated now, and the problem of the token keys; "" if there is none."""
     if clients is None or clients.tokens is None:
         return True, ""
     keys = clients.tokens.keys
-    problem = f"the keys of tokens: {keys.problem}" if keys.problem else ""
+    problem = f"token keys: {keys.problem}" if keys.problem else ""
     return clients.keys is not None or clients.tokens.has_keys(), problem
 
 
 def access_check(clients: Callable[[], ClientAuth | None], on_refused: Callable[[str], None]) -> RequestFilter:
-    """Return what refuses a request by its head, before any of its body is read: no page from elsewhere, no stranger.
+    """Return a filter that refuses foreign web pages and unauthenticated clients before the body is read.
 
     Args:
-        clients: Returns what lets clients in now.
-        on_refused: Told what becomes of each that is refused for what it shows.
+        clients: Returns the credentials accepted now.
+        on_refused: Called with the outcome of each request that is refused for its credential.
     """
 
     def check_access(head: RequestHead, peer: str) -> Response | None:
@@ -98,30 +98,30 @@ def _refusal(found: Rejection | None, clients: ClientAuth | None) -> Response:
         return _REFUSALS[found]
     if clients is not None and clients.tokens is not None:
         issuer = clients.tokens.tokens.provider
-        message = f"this router asks for a token of {issuer}: send `Authorization: Bearer TOKEN`"
-        return key_refusal(message if clients.keys is None else f"{message}, or a key in its place")
-    return key_refusal("this router asks for a key: send `Authorization: Bearer KEY`; its operator gives them out")
+        message = f"this router requires a token from {issuer}: send `Authorization: Bearer TOKEN`"
+        return key_refusal(message if clients.keys is None else f"{message}, or a key instead")
+    return key_refusal("this router requires a key: send `Authorization: Bearer KEY`; its operator issues keys")
 
 
 _CHALLENGE: Final = 'Bearer error="invalid_token"'
 _REFUSALS: Final[Mapping[Rejection, Response]] = {
     Rejection.EXPIRED: key_refusal(
-        "this token has expired; get a new one of its issuer",
+        "this token has expired; get a new one from its issuer",
         code="token_expired",
         challenge=f'{_CHALLENGE}, error_description="The token expired"',
     ),
     Rejection.NOT_ACCEPTED: key_refusal("this token is not accepted", code="invalid_token", challenge=_CHALLENGE),
     Rejection.NO_KEYS: refused(
         503,
-        "this router has no keys to check tokens with; its /readyz says why",
+        "this router has no keys to verify tokens; its /readyz shows why",
         "no_token_keys",
         {"Retry-After": "5"},
     ).response,
     Rejection.KEYS_PENDING: refused(
         503,
-        "this token names a key that is new here; the keys of its issuer are read again, send the request once more",
+        "this token names an unknown key; the issuer's keys are being read again, so retry the request",
         "token_keys_coming",
         {"Retry-After": "2"},
     ).response,
 }
-"""What a client is told. All that is wrong with a token but its age is one answer: it helps only who makes them up."""
+"""Responses to clients. All defects of a token but its age share one message: details would only help forgers."""

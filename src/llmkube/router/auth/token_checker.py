@@ -1,10 +1,9 @@
-"""Whom a token lets in: form, key, signature, claims; what was found is kept until the token's time is over.
+"""Verify a token: form, key, signature, claims. The result is cached, by the token's digest, until the token expires.
 
-What a client is told says no more than it needs: that its token is too old, that keys are missing here, or that it is
-not accepted. Tokens are kept by their digests.
+A client learns no more than it needs: its token has expired, the router has no keys, or the token is not accepted.
 
-Claims (RFC 7519, 4.1, and RFC 8725): `iss`, `aud`, `exp` and the team are asked for, `nbf` and `iat` are kept to where
-they are given. Times are numbers within this era: a text, true, a negative time or one beyond the year 9999 is none.
+Claims (RFC 7519, 4.1, and RFC 8725): `iss`, `aud`, `exp` and the team are required; `nbf` and `iat` are checked if
+present. A time must be a number from 0 to the end of the year 9999.
 """
 
 import enum
@@ -22,53 +21,47 @@ from llmkube.router.config.routing_config import Tokens
 from llmkube.router.policy.request_facts import Principal
 
 LEEWAY_SECONDS: Final = 30.0
-"""How far the issuer's clock and this one may be apart."""
+"""Largest tolerated difference between the issuer's clock and this one."""
 
 MAX_TEAM: Final = 253
-_MAX_TIME: Final = 253402300800  # the beginning of the year 10000
+_MAX_TIME: Final = 253402300800  # the start of the year 10000
 _MAX_TEXT: Final = 4096
 _MAX_AUDIENCES: Final = 64
 _TENANT_DIGITS: Final = 16
 
 
 class ClaimError(Exception):
-    """The claims do not let a client in."""
+    """A claim is missing or not accepted."""
 
 
 class ExpiredError(ClaimError):
-    """Nothing is wrong with a token but that its time is over."""
+    """A token has expired and is valid otherwise."""
 
 
 @attrs.frozen
 class Bearer:
-    """Who a token is for, and when.
-
-    Attributes:
-        principal: The team and the tenant.
-        valid_from: From when on, in seconds since 1970; the leeway is in it.
-        valid_until: Until when.
-    """
+    """The principal of a token, and its validity in seconds since 1970; both times include the leeway."""
 
     principal: Principal
     valid_from: float
     valid_until: float
 
     def is_valid_at(self, now: float) -> bool:
-        """Return whether its time has come and is not over."""
+        """Return whether the token is valid at this time."""
         return self.valid_from <= now < self.valid_until
 
 
 def bearer_of(claims: Mapping[str, Any], tokens: Tokens, now: float) -> Bearer:
-    """Return whom these claims let in.
+    """Return the bearer that claims identify.
 
     Args:
-        claims: Of a token whose signature was found right.
-        tokens: What is asked of them.
+        claims: Claims of a token with a valid signature.
+        tokens: Requirements that the claims must meet.
         now: The wall clock, in seconds since 1970.
 
     Raises:
-        ExpiredError: The time is over, and all else is right.
-        ClaimError: Something else is not as it has to be.
+        ExpiredError: The token has expired and is valid otherwise.
+        ClaimError: A claim is missing or not accepted.
     """
     if claims.get("iss") != tokens.issuer:
         raise ClaimError("iss")
@@ -90,7 +83,7 @@ def bearer_of(claims: Mapping[str, Any], tokens: Tokens, now: float) -> Bearer:
 
 
 def _audiences(value: Any) -> list[str]:
-    """Return whom a token is for: a text, or a list of nothing but texts."""
+    """Return the audiences of a token: a string, or a list of strings."""
     audiences = [value] if isinstance(value, str) else value
     if not isinstance(audiences, list) or len(audiences) > _MAX_AUDIENCES:
         raise ClaimError("aud")
@@ -110,17 +103,17 @@ def _time(claims: Mapping[str, Any], name: str) -> float:
 
 
 def _tenant(issuer: str, team: str, subject: str) -> str:
-    """Return what stands for a subject in the audit log: the same for each of its tokens, and not its name."""
+    """Return a pseudonym of a subject for the audit log; all of its tokens have the same one."""
     value = "\0".join((issuer, subject or f"\0{team}"))
     return hashlib.sha256(value.encode("utf-8", "surrogatepass")).hexdigest()[:_TENANT_DIGITS]
 
 
 MAX_CACHED_TOKENS: Final = 4096
-"""Tokens whose signature is not checked again; the oldest goes first."""
+"""Cached tokens, whose signatures are not verified again; the oldest is dropped first."""
 
 
 class Rejection(enum.Enum):
-    """Why a token is not accepted, as far as a client is told."""
+    """Why a token is not accepted, as reported to the client."""
 
     EXPIRED = enum.auto()
     NOT_ACCEPTED = enum.auto()
@@ -130,13 +123,13 @@ class Rejection(enum.Enum):
 
 @attrs.define(eq=False)
 class TokenChecker:
-    """Checks the tokens of one issuer.
+    """Verifies the tokens of one issuer.
 
     Attributes:
-        tokens: What is asked of them.
-        keys: The issuer's.
-        wall_clock: Returns the seconds since 1970: `exp` and `nbf` are of it.
-        clock: Returns Trio's time, which the age of keys is of.
+        tokens: Requirements that a token must meet.
+        keys: The issuer's keys.
+        wall_clock: Returns the seconds since 1970, for `exp` and `nbf`.
+        clock: Returns Trio's time, for the age of the keys.
     """
 
     tokens: Tokens
@@ -147,17 +140,17 @@ class TokenChecker:
     _version: int = -1
 
     def has_keys(self) -> bool:
-        """Return whether there are keys that count now."""
+        """Return whether there are valid keys now."""
         keys = self.keys.key_set_at(self.clock())
         return keys is not None and bool(keys.keys)
 
     def check(self, credential: str) -> Principal | Rejection:
-        """Return whom a token lets in, or what its client is told."""
+        """Return the principal of a token, or why it is rejected."""
         now = self.clock()
         keys = self.keys.key_set_at(now)
         if keys is None or not keys.keys:
             return Rejection.NO_KEYS
-        if self._version != self.keys.version:  # a key may have been taken back
+        if self._version != self.keys.version:  # a key may have been revoked
             self._cache.clear()
             self._version = self.keys.version
         wall, digest = self.wall_clock(), digest_of_key(credential)

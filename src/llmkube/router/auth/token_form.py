@@ -1,8 +1,8 @@
-"""What a JSON web token is made of, before anything in it is believed: three parts, of a bounded size, read strictly.
+"""Parse a JSON Web Token strictly, before anything in it is trusted: three parts of bounded size.
 
-A token says which key and which algorithm are to be tried. It never brings a key or an address of one: `jwk`, `jku`,
-`x5u` and `x5c` are not read. What two readers could read differently is no token: a name that stands there twice,
-padding, bits behind the last byte (RFC 7515, 7519 and 8725).
+A token names the key and the algorithm to try. It never supplies a key or the address of one: `jwk`, `jku`, `x5u` and
+`x5c` are ignored. Anything that two parsers could read differently is rejected: duplicate names, padding, stray bits
+after the last byte (RFC 7515, 7519 and 8725).
 """
 
 import base64
@@ -19,27 +19,27 @@ MAX_HEADER_BYTES: Final = 4 * 1024
 MAX_KEY_ID: Final = 256
 
 ALGORITHMS: Final = frozenset({"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "EdDSA"})
-"""Only those where the router holds nothing with which a token could be made: no HMAC, and never `none`."""
+"""Only asymmetric algorithms, so that nothing in the router could sign a token: no HMAC, and never `none`."""
 
 _PARTS: Final = re.compile(r"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)", re.ASCII)
 _TYPES: Final = frozenset({"jwt", "at+jwt", "application/jwt", "application/at+jwt"})
-"""Other types say that the token is for something else, such as a logout (RFC 8725, 3.11)."""
+"""A token of another type is for another purpose, such as a logout (RFC 8725, 3.11)."""
 
 
 class MalformedTokenError(ValueError):
-    """What was shown is no token that this router reads."""
+    """The credential is not a token that this router supports."""
 
 
 @attrs.frozen
 class SignedToken:
-    """A token that nothing has been checked of but its form.
+    """A token of which only the form has been checked.
 
     Attributes:
-        algorithm: What it says that it was signed by; one of `ALGORITHMS`.
-        key_id: Which key of the issuer it names; "" names none.
-        signed: The bytes that the signature is of.
+        algorithm: The algorithm that it names; one of `ALGORITHMS`.
+        key_id: The issuer's key that it names; "" if it names none.
+        signed: The bytes that are signed.
         payload: The bytes of the claims.
-        signature: Of the issuer, if it is.
+        signature: Not verified yet.
     """
 
     algorithm: str
@@ -50,7 +50,7 @@ class SignedToken:
 
 
 def looks_like_token(credential: str) -> bool:
-    """Return whether what a client shows can be nothing but a token or an odd key: it has two dots."""
+    """Return whether a credential has two dots, as a token has and hardly any key."""
     return credential.count(".") == 2
 
 
@@ -58,7 +58,7 @@ def token_of(credential: str) -> SignedToken:
     """Return the parts of a token.
 
     Raises:
-        MalformedTokenError: It is none.
+        MalformedTokenError: The credential is not a supported token.
     """
     if len(credential) > MAX_TOKEN_BYTES:
         raise MalformedTokenError(f"more than {MAX_TOKEN_BYTES} bytes")
@@ -71,28 +71,28 @@ def token_of(credential: str) -> SignedToken:
     header = object_of(_decode(head))
     algorithm, key_id, kind = header.get("alg"), header.get("kid", ""), header.get("typ", "JWT")
     if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
-        raise MalformedTokenError("an algorithm that is not taken")
+        raise MalformedTokenError("an unsupported algorithm")
     if "crit" in header or "b64" in header:
-        raise MalformedTokenError("an extension that has to be understood")
+        raise MalformedTokenError("an unsupported critical extension")
     if not isinstance(key_id, str) or len(key_id) > MAX_KEY_ID:
-        raise MalformedTokenError("a key id that is none")
+        raise MalformedTokenError("an invalid key id")
     if not isinstance(kind, str) or kind.lower() not in _TYPES:
-        raise MalformedTokenError("a type that is not taken")
+        raise MalformedTokenError("an unsupported type")
     return SignedToken(algorithm, key_id, f"{head}.{payload}".encode("ascii"), _decode(payload), _decode(signature))
 
 
 def object_of(data: bytes) -> dict[str, Any]:
-    """Return the object that JSON spells, if there is but one way to read it.
+    """Return a JSON object that can be read in only one way.
 
     Raises:
-        MalformedTokenError: It is no JSON object, or a name stands there twice.
+        MalformedTokenError: The data is not a JSON object, or has a duplicate name.
     """
     try:
         value = json.loads(data.decode("utf-8"), object_pairs_hook=_unique_pairs, parse_constant=_reject_constant)
     except (ValueError, RecursionError) as exc:
-        raise MalformedTokenError("no JSON object that can be read in one way") from exc
+        raise MalformedTokenError("not an unambiguous JSON object") from exc
     if not isinstance(value, dict):
-        raise MalformedTokenError("no JSON object")
+        raise MalformedTokenError("not a JSON object")
     return value
 
 
@@ -101,16 +101,16 @@ def _decode(part: str) -> bytes:
         raise MalformedTokenError("not base64url")
     decoded = base64.urlsafe_b64decode(part + "=" * (-len(part) % 4))
     if base64.urlsafe_b64encode(decoded).rstrip(b"=") != part.encode("ascii"):
-        raise MalformedTokenError("not base64url as it is written")
+        raise MalformedTokenError("not canonical base64url")
     return decoded
 
 
 def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a name stands there twice")
+        raise ValueError("duplicate name")
     return found
 
 
 def _reject_constant(word: str) -> float:
-    raise ValueError(f"{word} is no number of JSON")
+    raise ValueError(f"{word} is not a JSON number")

@@ -1,7 +1,7 @@
-"""The keys of an issuer as they were read last, and when they have to be read again. Time is the caller's.
+"""The keys of an issuer as they were last read, and when they must be read again. The clock is an argument.
 
-Keys that cannot be read anew go on for a while: an issuer that is down for some minutes locks no client out, and a key
-that it has taken back counts no longer than that. Without keys no token counts.
+Keys that cannot be read again stay valid for an hour: an issuer that is down for minutes locks no client out, and a
+revoked key is accepted no longer than that. Without keys no token is accepted.
 """
 
 import math
@@ -15,38 +15,38 @@ from llmkube.base.backoff import Backoff
 from llmkube.router.auth.token_form import SignedToken
 
 MAX_SET_BYTES: Final = 256 * 1024
-"""As they are written; large issuers have 1 to 20 KiB."""
+"""Largest JWK Set as JSON; those of large issuers have 1 to 20 KiB."""
 
 Check = Callable[[bytes, bytes], bool]
-"""Takes what was signed and a signature, and returns whether the one is of the other; takes up to 1 ms."""
+"""Takes the signed bytes and a signature, and returns whether the signature is valid; runs up to 1 ms."""
 
 
 @attrs.frozen
 class SigningKey:
-    """One key.
+    """A key for verifying signatures.
 
     Attributes:
-        key_id: What tokens call it; "" has no name.
-        checks: What it is good for: by the algorithm, how a signature is checked.
+        key_id: The id by which tokens name it; "" if it has none.
+        checks: Signature checks by algorithm; only for algorithms that the key may be used with.
     """
 
     key_id: str
     checks: Mapping[str, Check] = attrs.field(repr=False)
 
     def has_signed(self, token: SignedToken) -> bool:
-        """Return whether a token was signed with this key, by the algorithm that it names."""
+        """Return whether a token was signed with this key and the algorithm that the token names."""
         check = self.checks.get(token.algorithm)
         return check is not None and check(token.signed, token.signature)
 
 
 @attrs.frozen
 class KeySet:
-    """The keys of an issuer, as they were read at one time; two of equal bytes are equal.
+    """The keys of an issuer as read at one time; sets with equal bytes are equal.
 
     Attributes:
-        digest: Of the bytes.
-        keys: Those that tokens may be signed with.
-        left_out: Why each other one is not, for people.
+        digest: Digest of the bytes.
+        keys: Keys that tokens may be signed with.
+        left_out: Why each of the other keys is not used, for people.
     """
 
     digest: bytes
@@ -54,27 +54,23 @@ class KeySet:
     left_out: tuple[str, ...] = attrs.field(default=(), eq=False)
 
     def key_for(self, token: SignedToken) -> SigningKey | None:
-        """Return the one key that a token can have been signed with: by its name; without a name, if there is one."""
-        found = [
-            each
-            for each in self.keys
-            if token.algorithm in each.checks and (not token.key_id or each.key_id == token.key_id)
-        ]
+        """Return the only key that fits the token's algorithm and, if it names one, its key id; None if not unique."""
+        found = [each for each in self.keys if token.algorithm in each.checks and token.key_id in ("", each.key_id)]
         return found[0] if len(found) == 1 else None
 
     def has_key_id(self, key_id: str) -> bool:
-        """Return whether some key has this name."""
+        """Return whether a key has this id."""
         return any(each.key_id == key_id for each in self.keys)
 
 
 REFRESH_SECONDS: Final = 300.0
-"""Between two fetches: how late a key is seen that the issuer has taken back."""
+"""Between two fetches; a revoked key is accepted for this long at most while the issuer can be reached."""
 
 EXPIRY_SECONDS: Final = 3600.0
-"""How long keys count that could not be read again."""
+"""Lifetime of keys that cannot be read again."""
 
 REFETCH_SECONDS: Final = 30.0
-"""Between two fetches for tokens that name an unknown key: anybody can name one."""
+"""Between two fetches for tokens that name an unknown key: any client can send such tokens."""
 
 _BACKOFF: Final = Backoff(base_seconds=1.0, cap_seconds=60.0)
 
@@ -84,11 +80,11 @@ class TokenKeys:
     """The keys of one source.
 
     Attributes:
-        uri: Where they are fetched; "" if they are in a file.
-        file: Where they lie; "" if they are fetched.
-        rng: Draws for pauses.
-        problem: Why they could not be read; "" if they were.
-        version: Grows with each set that differs: what was decided by an older one is to be decided again.
+        uri: Address of the keys; "" if they are in a file.
+        file: File of the keys; "" if they are fetched.
+        rng: Jitter of pauses.
+        problem: Why there are no usable keys, or why the last read failed; "" if all is fine.
+        version: Increases with each different set; decisions made with an older one must be made again.
     """
 
     uri: str
@@ -104,39 +100,36 @@ class TokenKeys:
     _failures: int = 0
 
     def key_set_at(self, now: float) -> KeySet | None:
-        """Return the KeySet that counts; None while there is none, or once it is too old."""
+        """Return the valid KeySet; None if there is none or it is too old."""
         return self._set if now < self._expires_at else None
 
     def is_due(self, now: float) -> bool:
-        """Return whether they have to be fetched now: their time is over, or a token names a key that is not there."""
+        """Return whether the keys must be fetched now: a refresh is due, or a token named an unknown key."""
         return now >= self._refresh_at or (self._refetch_requested and now >= self._refetch_at)
 
     def request_refetch(self, now: float) -> bool:
-        """Note that a token names an unknown key; return whether they are about to be fetched for it."""
+        """Record that a token names an unknown key; return whether the keys will be fetched for it now."""
         if not self.uri or now < self._refetch_at:
             return False
         self._refetch_requested = True
         return True
 
     def read(self, keys: KeySet, now: float) -> None:
-        """Take up a KeySet that was read."""
+        """Use a KeySet that was read."""
         if keys != self._set:
             self._set, self.version = keys, self.version + 1
-        self.problem = "" if keys.keys else "there is no key among them that tokens may be signed with"
+        self.problem = "" if keys.keys else "no key among them can verify tokens"
         self._failures, self._refetch_requested = 0, False
-        self._expires_at, self._refresh_at, self._refetch_at = (
-            now + EXPIRY_SECONDS,
-            now + REFRESH_SECONDS,
-            now + REFETCH_SECONDS,
-        )
+        self._expires_at, self._refresh_at = now + EXPIRY_SECONDS, now + REFRESH_SECONDS
+        self._refetch_at = now + REFETCH_SECONDS
 
     def failed(self, problem: str, now: float) -> None:
-        """Note that they could not be read; those of before count on for a while."""
+        """Record that the keys could not be read; the previous ones stay valid until they expire."""
         self.problem, self._refetch_requested = problem, False
         self._failures += 1
         pause = _BACKOFF.delay(self._failures, self.rng)
         self._refresh_at, self._refetch_at = now + pause, now + max(pause, REFETCH_SECONDS)
 
     def unchanged(self, now: float) -> None:
-        """Note that their file is as it was when they were read from it."""
+        """Record that the file has not changed since the keys were read from it."""
         self._expires_at = now + EXPIRY_SECONDS

@@ -1,8 +1,8 @@
-"""What was taken and what is reserved, in one SQLite file: what was written is there after a SIGKILL.
+"""Spending and reservations in one SQLite file, which survives a SIGKILL.
 
-A write-ahead log without a sync at each commit: the end of the process loses nothing, a power cut may lose the last
-requests. One process has the file at a time. It holds a row for each step of a window in which something was taken,
-and for each account with what is set aside in it for requests; what has left its window is removed.
+The write-ahead log is not synced at each commit: nothing is lost when the process dies, but a power cut may lose the
+last requests. One process has the file at a time. The file has a row for each step of a window with spending, and a
+row for each account with an amount set aside for requests; rows that have left their window are removed.
 """
 
 import sqlite3
@@ -20,14 +20,14 @@ from llmkube.router.budgets.ledger import Amount
 from llmkube.router.budgets.meter import BudgetsNotKeptError, Charge, Hold
 
 SCHEMA_VERSION: Final = 1
-"""Version of the tables; a newer file is refused rather than misread."""
+"""Version of the tables; a newer file is rejected rather than misread."""
 
 CLEANUP_SECONDS: Final = 60.0
-"""Between two removals of what has left its window."""
+"""Between two removals of rows that have left their window."""
 
 _DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _IN_USE: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
-_BUSY_TIMEOUT_SECONDS: Final = 5.0
+_BUSY_SECONDS: Final = 5.0
 _TABLES: Final = """
 CREATE TABLE IF NOT EXISTS taken (
     budget TEXT NOT NULL, team TEXT NOT NULL, ends REAL NOT NULL, seconds REAL NOT NULL,
@@ -43,17 +43,17 @@ INSERT OR IGNORE INTO clock VALUES (1, 0);
 
 
 class BudgetFileError(BudgetsNotKeptError):
-    """The budgets cannot be written now: a full disk, a disk that fails."""
+    """The budgets cannot be written now: the disk is full or fails."""
 
 
 @attrs.frozen(kw_only=True)
 class BudgetSnapshot:
-    """What an earlier process has left.
+    """The state that an earlier process has left.
 
     Attributes:
-        charges: What was taken.
-        held: What was set aside for its requests.
-        last_written_at: The latest time that it has written.
+        charges: Spending.
+        held: Amounts set aside for its requests.
+        last_written_at: Latest time in the file, in seconds since 1970.
     """
 
     charges: tuple[Charge, ...]
@@ -63,29 +63,23 @@ class BudgetSnapshot:
 
 @attrs.define(eq=False)
 class BudgetFile:
-    """The file. Used by one thread at a time; each call blocks for as long as the disk takes.
-
-    Attributes:
-        path: Where it is; its folder is made.
-    """
+    """The file of a router's budgets. Used by one thread at a time; each call blocks on the disk."""
 
     path: Path
     _connection: sqlite3.Connection | None = None
     _cleaned_at: float = 0.0
 
     def open(self) -> BudgetSnapshot:
-        """Open or create the file, readable by its owner alone, and return what is in it.
+        """Open or create the file with mode 0600, and its folder, and return its content.
 
         Raises:
-            UserError: It is damaged, of a newer version, kept by another process, or cannot be made.
+            UserError: It is damaged, has a newer version, is in use by another process, or cannot be created.
         """
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.path.touch(mode=0o600, exist_ok=True)
             with self._translate_errors():
-                connection = sqlite3.connect(
-                    self.path, _BUSY_TIMEOUT_SECONDS, isolation_level=None, check_same_thread=False
-                )
+                connection = sqlite3.connect(self.path, _BUSY_SECONDS, isolation_level=None, check_same_thread=False)
                 self._connection = connection
                 return self._prepare(connection)
         except (OSError, BudgetFileError, UserError) as exc:
@@ -96,10 +90,10 @@ class BudgetFile:
             raise UserError(f"{message}; choose another folder with --state-dir") from exc
 
     def check(self) -> None:
-        """Return if the file can be used now.
+        """Check that the file can be used now.
 
         Raises:
-            UserError: It cannot.
+            UserError: As `open`.
         """
         self.open()
         self.close()
@@ -113,17 +107,17 @@ class BudgetFile:
         *,
         replaces_holds: bool = False,
     ) -> None:
-        """Write all of them, or none.
+        """Write everything in one transaction.
 
         Args:
-            held: What is set aside for requests, by account, in place of what was; nothing removes it.
-            charges: All that was taken in some steps.
-            windows: How long counts what was taken, by the budget's name, where a config has changed that.
-            now: The clock.
-            replaces_holds: Whether nothing is set aside any more for the requests of an earlier process.
+            held: Amounts set aside for requests, replacing those of the same accounts; a zero amount removes the row.
+            charges: Spending of whole steps.
+            windows: Lengths of windows that a config has changed, by the budget's name.
+            now: The time, in seconds since 1970.
+            replaces_holds: Whether to remove what was set aside for the requests of an earlier process.
 
         Raises:
-            BudgetFileError: None is written.
+            BudgetFileError: Nothing was written.
         """
         connection = self._connection
         if connection is None:
@@ -140,7 +134,7 @@ class BudgetFile:
             self._cleaned_at = now
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._connection is not None:
             self._connection.close()
         self._connection = None
@@ -152,8 +146,8 @@ class BudgetFile:
         connection.execute("PRAGMA journal_size_limit = 1048576")
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         if version > SCHEMA_VERSION:
-            message = f"the budgets in {self.path} have format {version}; this release reads up to {SCHEMA_VERSION}"
-            raise UserError(f"{message}: run a newer one, or move the file away, and every budget begins at nothing")
+            message = f"the budgets in {self.path} have format {version}, but this release reads up to {SCHEMA_VERSION}"
+            raise UserError(f"{message}; run a newer release, or move the file away, and every budget starts at zero")
         connection.executescript(_TABLES)
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
@@ -174,19 +168,19 @@ class BudgetFile:
 
     def _damaged_error(self, cause: str) -> UserError:
         message = f"the budgets in {self.path} are damaged ({cause})"
-        return UserError(f"{message}: move this file and those beside it away, and every budget begins at nothing")
+        return UserError(f"{message}; move the file and its -wal and -shm files away, and every budget starts at zero")
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.Error as exc:
-            code = getattr(exc, "sqlite_errorcode", 0) & 0xFF  # the rest says where, not what
+            code = getattr(exc, "sqlite_errorcode", 0) & 0xFF  # the primary code; higher bits are details
             if code in _DAMAGED:
                 raise self._damaged_error(str(exc)) from exc
             if code in _IN_USE:
-                message = f"another process keeps the budgets in {self.path}"
-                raise UserError(f"{message}; end it, or choose another folder with --state-dir") from exc
+                message = f"the budgets in {self.path} are in use by another process"
+                raise UserError(f"{message}; stop it, or choose another folder with --state-dir") from exc
             cause = full_disk(self.path.parent) if code == sqlite3.SQLITE_FULL else str(exc)
             raise BudgetFileError(f"cannot write the budgets in {self.path}: {cause}") from exc
         except (ValueError, TypeError) as exc:
@@ -194,7 +188,7 @@ class BudgetFile:
 
 
 def budget_file_of(folder: Path, router: str) -> BudgetFile:
-    """Return the file of a router, by its namespace and name."""
+    """Return the file of a router, which is given as `NAMESPACE/NAME`."""
     return BudgetFile(folder / f"{file_stem(router.replace('/', '.'))}.db")
 
 

@@ -1,8 +1,8 @@
-"""The budgets of one router: decided in memory, and set aside in the file before a request is sent.
+"""The budgets of one router: reserved in memory, and set aside in a file before a request is sent.
 
-A request that is within what the file sets aside waits for nothing (`set_aside`); the others share the next write. What
-cannot be written is refused: a budget that would not hold over a restart admits nothing. The clock goes on from where
-an earlier process was: the wall clock is read once, and counts only where it is later.
+* A request within the amount that the file sets aside does not wait (`set_aside`); others share the next write.
+* If the file cannot be written, requests are refused: a budget that is lost with the process is not enforced.
+* Time never goes backwards across a restart: the wall clock is read once, and used only if it is later than the file's.
 """
 
 import math
@@ -33,19 +33,19 @@ from llmkube.router.config.routing_config import RoutingConfig
 from llmkube.router.policy.request_facts import RequestFacts
 
 WRITE_SECONDS: Final = 5.0
-"""How long a request waits until its reservation is written; then it is refused."""
+"""Longest wait of a request for the write of its reservation; then it is refused."""
 
 MAX_PENDING_WRITES: Final = 10_000
-"""Requests that may wait for a disk that hangs; those beyond are refused at once."""
+"""Requests that may wait for a disk that hangs; further ones are refused at once."""
 
 FLUSH_SECONDS: Final = 0.1
-"""From what no request waits for, such as the end of one, to the write that it shares."""
+"""Delay of a write for which no request waits, such as a settlement, so that several share it."""
 
 RETRY_SECONDS: Final = 1.0
-"""From a write that failed to the next one, unless a request asks for it before."""
+"""Between a failed write and the next one, unless a request needs it earlier."""
 
 OPEN_BACKOFF: Final = Backoff(base_seconds=1.0, cap_seconds=60.0)
-"""Between two attempts to open the file of a budget that a reload has brought."""
+"""Between two attempts to open the file after a reload has added the first budget."""
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
@@ -60,12 +60,12 @@ class _PendingWrite:
 
 @attrs.define(eq=False)
 class LocalBudgets:
-    """The meter, and the file that it is kept in; None keeps nothing.
+    """The meter and its file.
 
     Attributes:
-        file: It; opened before the first request that is under a budget.
+        file: Opened before the first request under a budget; None stores nothing.
         utcnow: The wall clock.
-        rng: Spreads the attempts to open the file.
+        rng: Jitter of the attempts to open the file.
         problem: Why budgets cannot be written; "" while they can.
     """
 
@@ -74,25 +74,25 @@ class LocalBudgets:
     rng: random.Random
     problem: str = ""
     _meter: Meter = attrs.field(factory=Meter)
-    _offset: float = 0.0  # from Trio's clock to that of the file
+    _offset: float = 0.0  # added to Trio's clock, gives the file's
     _pending_writes: list[_PendingWrite] = attrs.field(factory=list)
     _wakeup: trio.Event = attrs.field(factory=trio.Event)
     _holds: Holds = attrs.field(factory=Holds)
-    _windows: dict[str, float] = attrs.field(factory=dict)  # that a config has changed, to be written
-    _flush_at: float = math.inf  # when is written what no request waits for
+    _windows: dict[str, float] = attrs.field(factory=dict)  # changed by a reload, not written yet
+    _flush_at: float = math.inf  # time of the next write for which no request waits
     _is_open: bool = False
-    _file_lock: trio.Lock = attrs.field(factory=trio.Lock)  # the file; one thread at a time has it
-    _restored_charges: tuple[Charge, ...] | None = None  # for what an earlier process had reserved; taken up once
-    _config: RoutingConfig | None = None  # the newest that has a budget
+    _file_lock: trio.Lock = attrs.field(factory=trio.Lock)  # one thread at a time uses the file
+    _restored_charges: tuple[Charge, ...] | None = None  # for what an earlier process had set aside; restored once
+    _config: RoutingConfig | None = None  # the newest with a budget
     _failures: int = 0
-    _open_at: float = math.inf  # when the file is opened again
+    _open_at: float = math.inf  # time of the next attempt to open the file
 
     async def open(self, config: RoutingConfig) -> None:
-        """Go on from what an earlier process has left, once a config has a budget.
+        """Open the file and restore the state of an earlier process, if the config has a budget.
 
         Raises:
             UserError: The file cannot be used.
-            BudgetFileError: It cannot be written.
+            BudgetFileError: The file cannot be written.
         """
         file = self.file
         if file is None or not config.budgets:
@@ -111,10 +111,10 @@ class LocalBudgets:
             self._is_open = True
 
     async def admit(self, bound: UsageBound, facts: RequestFacts) -> Reservation | ExhaustedBudget:
-        """Reserve what a request may take, and return when that is in the file.
+        """Reserve the bound of a request, and return once it is in the file.
 
         Raises:
-            BudgetFileError: It is not, and nothing stays reserved.
+            BudgetFileError: It cannot be written; nothing stays reserved.
         """
         found = self._meter.reserve(bound, facts, now=self._now())
         if isinstance(found, ExhaustedBudget) or self.file is None:
@@ -122,14 +122,14 @@ class LocalBudgets:
         if not self._holds.reserve(found.accounts, self._meter.window_seconds):
             try:
                 await self._next_write()
-            except BaseException:  # a client that leaves as well
+            except BaseException:  # includes cancellation, when the client disconnects
                 self.settle(found, Consumption())
                 raise
         return found
 
     async def _next_write(self) -> None:
         if len(self._pending_writes) >= MAX_PENDING_WRITES:
-            raise BudgetFileError("too much waits for the disk of the budgets")
+            raise BudgetFileError("too many requests are waiting for the disk of the budgets")
         pending = _PendingWrite()
         self._pending_writes.append(pending)
         self._wakeup.set()
@@ -137,10 +137,10 @@ class LocalBudgets:
             await pending.done.wait()
             if not pending.error:
                 return
-        raise BudgetFileError(pending.error or f"the disk of the budgets takes longer than {WRITE_SECONDS:g} s")
+        raise BudgetFileError(pending.error or f"the disk of the budgets did not respond within {WRITE_SECONDS:g} s")
 
     def settle(self, reservation: Reservation, spent: Consumption | None) -> None:
-        """Charge what a request took; None charges what was reserved."""
+        """Charge what a request used; None charges the reservation."""
         if not reservation.accounts:
             return
         charges = self._meter.settle(reservation, spent, now=self._now())
@@ -150,13 +150,13 @@ class LocalBudgets:
             self._flush_soon(FLUSH_SECONDS)
 
     def used(self, config: RoutingConfig) -> list[dict[str, Any]]:
-        """Return of each budget how much is taken."""
+        """Return the usage of each budget."""
         return self._meter.used(config, self._now())
 
     async def reload(self, config: RoutingConfig) -> None:
-        """Take up another config; its first budget opens the file, without which requests under one are refused.
+        """Apply a reloaded config; its first budget opens the file.
 
-        A file that cannot be opened is tried again by `run`.
+        If the file cannot be opened, requests under a budget are refused, and `run` tries again.
         """
         if self.file is None or not config.budgets:
             return
@@ -167,7 +167,7 @@ class LocalBudgets:
         await self._try_open(config)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> Never:
-        """Write what waits until cancelled, and then what is left."""
+        """Write until cancelled, then write what is left."""
         task_status.started()
         try:
             while True:
@@ -194,20 +194,20 @@ class LocalBudgets:
             self._failures += 1
             self._open_at = trio.current_time() + OPEN_BACKOFF.delay(self._failures, self.rng)
             if str(exc) != self.problem:
-                _log.error("budgets cannot be kept, requests under one are refused", error=str(exc))
+                _log.error("budget file unusable, requests under a budget refused", error=str(exc))
             self.problem = str(exc)
         else:
             self._failures, self._open_at, self.problem = 0, math.inf, ""
-        self._wakeup.set()  # `run` learns of the new time
+        self._wakeup.set()  # `run` uses the new time
 
     def _now(self) -> float:
         return trio.current_time() + self._offset
 
     def _flush_soon(self, seconds: float) -> None:
-        """Have what no request waits for written, unless that is to happen already."""
+        """Schedule a write unless one is scheduled."""
         if self._flush_at == math.inf:
             self._flush_at = trio.current_time() + seconds
-            self._wakeup.set()  # `run` learns of the new time
+            self._wakeup.set()  # `run` uses the new time
 
     async def _write(self, *, is_last: bool = False) -> None:
         file, batch, self._flush_at = self.file, list(self._pending_writes), math.inf
@@ -215,7 +215,7 @@ class LocalBudgets:
             return
         plan, windows, error = self._holds.plan(is_last=is_last), dict(self._windows), ""
         if not self._is_open:
-            error = self.problem or "the budgets are not open"
+            error = self.problem or "the budget file is not open"
         else:
             try:
                 async with self._file_lock:
@@ -223,10 +223,10 @@ class LocalBudgets:
             except LLMKubeError as exc:
                 error = str(exc)
         if error and not self.problem:
-            _log.error("budgets cannot be written, requests under one are refused", error=error)
+            _log.error("budget write failed, requests under a budget refused", error=error)
         self.problem = error
-        del self._pending_writes[: len(batch)]  # not before: a cancel leaves them for the last write
-        if error:  # what has ended is written with the next write; who waits is refused
+        del self._pending_writes[: len(batch)]  # only now: after a cancellation the last write still has them
+        if error:  # settlements are retried with the next write; waiting requests are refused
             self._holds.failed(plan)
         else:
             self._holds.written(plan)

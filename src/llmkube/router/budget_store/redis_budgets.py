@@ -1,11 +1,11 @@
-"""The budgets of one router that several processes share: each request is reserved at a Redis or Valkey server.
+"""Budgets that several processes of one router share: each request is reserved at a Redis or Valkey server.
 
-Nothing is sent whose reservation the server has not confirmed. A router that dies leaves its requests charged as
-reserved; what a request took less is given back when it has ended, and told again and again while the server is away.
+A request is sent only after the server has confirmed its reservation. If a router dies, its requests stay charged as
+reserved. When a request finishes, the unused part is released, with retries while the server is down.
 
 ```
- run ┬ connect                     again with each change of the store in the config
-     └ settle, and ask what is used
+ run ┬ connect                     again after each change of the store in the config
+     └ settle, and refresh usage
  admit                             in the task of each request
 ```
 """
@@ -58,16 +58,16 @@ if TYPE_CHECKING:
     import coredis
 
 TIMEOUT_SECONDS: Final = 5.0
-"""How long a request waits for the server; then it is refused."""
+"""Longest wait of a request for the server; then it is refused."""
 
 REFRESH_SECONDS: Final = 10.0
-"""How old the amounts in status and metrics may be."""
+"""Greatest age of the amounts in status and metrics."""
 
 MAX_UNSETTLED: Final = 10_000
-"""Settlements that wait while the server is away; the oldest beyond stay charged as reserved."""
+"""Settlements that wait while the server is down; beyond that, the oldest are dropped and stay charged as reserved."""
 
 BATCH_SIZE: Final = 100
-"""Accounts in one call, so that no call holds the server up for others."""
+"""Accounts in one call, so that no call blocks the server for long."""
 
 RECONNECT_BACKOFF: Final = Backoff(base_seconds=0.5, cap_seconds=30.0)
 
@@ -76,12 +76,12 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 @attrs.define(eq=False)
 class RedisBudgets:
-    """The accounts at the server that the config names; of a config that names none, nothing happens.
+    """The accounts at the server that the config names; idle if it names none.
 
     Attributes:
-        read_password: Returns what a file says.
-        tls: Returns whom to trust.
-        rng: Spreads the attempts to connect.
+        read_password: Returns the password in a file.
+        tls: Returns the TLS context.
+        rng: Jitter of the attempts to connect.
         problem: Why nothing can be reserved; "" while it can.
     """
 
@@ -90,26 +90,26 @@ class RedisBudgets:
     rng: random.Random
     problem: str = ""
     _config: RoutingConfig | None = None
-    _changed: trio.Event = attrs.field(factory=trio.Event)  # another store, or something to settle
-    _ready: trio.Event = attrs.field(factory=trio.Event)  # the server has answered
+    _changed: trio.Event = attrs.field(factory=trio.Event)  # the config, or the settlements
+    _ready: trio.Event = attrs.field(factory=trio.Event)  # the server has responded
     _client: "coredis.Redis[str] | None" = None
     _unsettled: deque[Settlement] = attrs.field(factory=deque)
-    _in_flight: list[Settlement] = attrs.field(factory=list)  # until the server has confirmed them
+    _in_flight: list[Settlement] = attrs.field(factory=list)  # sent, but not confirmed by the server
     _in_flight_id: str = ""
-    _taken: dict[AccountKey, Amount] = attrs.field(factory=dict)  # of the accounts that this process has seen
+    _taken: dict[AccountKey, Amount] = attrs.field(factory=dict)  # only accounts that this process has used
     _failures: int = 0
 
     def reload(self, config: RoutingConfig) -> None:
-        """Take up a config."""
+        """Apply a config."""
         self._config = config
         self._changed.set()
 
     async def admit(self, router: str, bound: UsageBound, facts: RequestFacts) -> Reservation | ExhaustedBudget:
-        """Reserve what a request may take in every budget that it is under, or nothing in any.
+        """Reserve the bound of a request in every budget that applies to it, or in none.
 
         Raises:
-            BudgetsNotKeptError: The server does not confirm it. What it may have reserved stays until it has left the
-                window.
+            BudgetsNotKeptError: The server did not confirm it. If it was reserved, it stays charged until it leaves
+                the window.
         """
         budgets = {(each.name, account_team(each, facts, self._taken)): each for each in bound.budgets}
         limits = {key: limit_of(budget) for key, budget in budgets.items()}
@@ -123,7 +123,7 @@ class RedisBudgets:
         return Reservation(accounts=accounts, copies=bound.copies, cap=bound.cap, steps=found)
 
     def settle(self, reservation: Reservation, spent: Consumption | None) -> None:
-        """Give back what a request did not take; None gives back nothing."""
+        """Release what a request did not use; None keeps the whole reservation charged."""
         if spent is None:
             return
         amount = charged_amount(spent, reservation.copies)
@@ -133,17 +133,17 @@ class RedisBudgets:
             self._taken[key] = self._taken.get(key, Amount()) - most + amount
             self._unsettled.append(Settlement(key=key, ends=reservation.steps[key], change=amount - most))
         if len(self._unsettled) > MAX_UNSETTLED:
-            _log.error("too many settlements wait, requests stay charged as reserved", error=self.problem)
+            _log.error("settlements dropped, requests stay charged as reserved", error=self.problem)
             while len(self._unsettled) > MAX_UNSETTLED:
                 self._unsettled.popleft()
         self._changed.set()
 
     def used(self, config: RoutingConfig) -> list[dict[str, Any]]:
-        """Return of each budget how much is taken, as of seconds ago, in the accounts that this process has seen."""
+        """Return the usage of each budget, seconds old, in the accounts that this process has used."""
         return budget_usage(config.budgets, self._taken)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> Never:
-        """Hold the connection that the config asks for, and settle, until cancelled; then settle what is left."""
+        """Stay connected to the store in the config and settle until cancelled, then settle what is left."""
         task_status.started()
         try:
             while True:
@@ -154,7 +154,7 @@ class RedisBudgets:
                 await self._settle_remaining()
 
     async def _serve_config(self) -> None:
-        """Serve the store of the config until that changes or the store fails."""
+        """Serve the store in the config until the config changes or the store fails."""
         config = self._config
         if config is None or (store := _store_of(config)) is None:
             self.problem = ""
@@ -184,16 +184,16 @@ class RedisBudgets:
                 await self._wait_for_change()
 
     async def _wait_for_change(self) -> None:
-        """Return when there is another config, or something to settle."""
+        """Return when the config has changed, or there is something to settle."""
         await self._changed.wait()
         self._changed = trio.Event()
 
     async def _settle(self, client: "coredis.Redis[str]", router: str) -> None:
         while self._in_flight or self._unsettled:
             if not self._in_flight:
-                self._in_flight_id = secrets.token_hex(16)  # of no other process of this router
+                self._in_flight_id = secrets.token_hex(16)  # unique among the processes of this router
                 self._in_flight = [self._unsettled.popleft() for _ in range(min(BATCH_SIZE, len(self._unsettled)))]
-            # An answer that is lost may have counted: told again under its name, it gives nothing back twice.
+            # A call whose response was lost may have been applied: repeated with the same id, it has no second effect.
             with trio.fail_after(TIMEOUT_SECONDS):
                 await _run(client, SETTLE, settle_call(router, self._in_flight_id, self._in_flight))
             self._in_flight = []
@@ -213,12 +213,12 @@ class RedisBudgets:
         accounts = {key: windows[key[0]] for key in self._taken if key[0] in windows}
         found: dict[AccountKey, Amount] = {}
         keys = list(accounts)
-        for at in range(0, max(1, len(keys)), BATCH_SIZE):  # without an account it is asked whether it answers
+        for at in range(0, max(1, len(keys)), BATCH_SIZE):  # without accounts, one empty call checks the server
             batch = keys[at : at + BATCH_SIZE]
             call = used_call(config.name, {key: accounts[key] for key in batch})
             with trio.fail_after(TIMEOUT_SECONDS):
                 found |= used(await _run(client, USED, call), batch)
-        # An account that a request has opened meanwhile is not among those that were asked for.
+        # Accounts that requests have opened meanwhile were not part of the query.
         opened = {key: amount for key, amount in self._taken.items() if key not in accounts and key[0] in windows}
         self._taken = opened | {key: amount for key, amount in found.items() if amount != Amount()}
 
@@ -226,14 +226,14 @@ class RedisBudgets:
         """Run a script for a request.
 
         Raises:
-            BudgetsNotKeptError: It may have run or not.
+            BudgetsNotKeptError: The script may have run or not.
         """
         try:
             with trio.fail_after(TIMEOUT_SECONDS):
-                if not self.problem:  # the first requests come while it connects
+                if not self.problem:  # the first requests may arrive before the connection is ready
                     await self._ready.wait()
                 if self._client is None:
-                    raise BudgetsNotKeptError(self.problem or "the store of the budgets changes")
+                    raise BudgetsNotKeptError(self.problem or "the budget store is being changed")
                 return await _run(self._client, script, call)
         except _errors() as exc:
             if self._config is not None and (store := _store_of(self._config)) is not None:
@@ -243,7 +243,7 @@ class RedisBudgets:
 
     @asynccontextmanager
     async def _connected(self, store: RedisStore) -> AsyncIterator["coredis.Redis[str]"]:
-        # Half a second of imports and 20 MiB, which a router without a shared budget does not pay.
+        # The import takes half a second and 20 MiB, which a router without a budget store should not pay.
         import coredis  # noqa: PLC0415 - see above
         from coredis.retry import NoRetryPolicy  # noqa: PLC0415 - see above
 
@@ -257,7 +257,7 @@ class RedisBudgets:
             ssl=store.tls,
             connect_timeout=TIMEOUT_SECONDS,
             decode_responses=True,
-            retry_policy=NoRetryPolicy(),  # what is reserved twice is charged twice
+            retry_policy=NoRetryPolicy(),  # a retried reservation would be charged twice
             client_name="llmkube-router",
         )
         async with client:
@@ -269,9 +269,9 @@ class RedisBudgets:
                 self._ready = trio.Event()
 
     def _record_failure(self, store: RedisStore, group: BaseException) -> None:
-        problem = f"the budgets cannot be kept at {store.host}:{store.port}: {_describe(group)}"
+        problem = f"the budget store {store.host}:{store.port} is unavailable: {_describe(group)}"
         if problem != self.problem:
-            _log.error("requests under a budget are refused", error=problem)
+            _log.error("budget store failed, requests under a budget refused", error=problem)
         self.problem = problem
 
 
@@ -285,7 +285,7 @@ async def _run(client: "coredis.Redis[str]", script: str, call: Call) -> Sequenc
 
 
 def _errors() -> tuple[type[Exception], ...]:
-    """Return what a server that is away, slow or refuses shows itself by."""
+    """Return the errors of a server that is unreachable, slow, or refuses a call."""
     import anyio  # noqa: PLC0415 - as `_connected`
     from coredis.exceptions import RedisError  # noqa: PLC0415 - as `_connected`
 
@@ -296,5 +296,5 @@ def _errors() -> tuple[type[Exception], ...]:
 def _describe(error: BaseException) -> str:
     error = first_leaf(error)
     if isinstance(error, trio.TooSlowError):
-        return f"no answer within {TIMEOUT_SECONDS:g} s"
+        return f"no response within {TIMEOUT_SECONDS:g} s"
     return str(error) or type(error).__name__

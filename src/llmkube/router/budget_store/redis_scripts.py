@@ -1,9 +1,9 @@
-"""What a Redis or Valkey server computes for budgets, in one step each; and how it is asked. Pure.
+"""Atomic scripts for budgets at a Redis or Valkey server, and the calls that run them. Pure.
 
-An account is a hash. A field is the end of a step of its window, in milliseconds since 1970 by the server's clock, with
-`t` for tokens or `n` for billionths of a dollar: `1795656509000:t`. What a request may take is added to its step when
-it is reserved, and set right there when it is settled. So a router that dies leaves its requests charged as reserved,
-and nothing has to be found out about it. A hash goes once all of it has left the window.
+An account is a hash. Each field is the end of a step of its window, in milliseconds since 1970 by the server's clock,
+with `t` for tokens or `n` for billionths of a dollar: `1795656509000:t`. A reservation is added to its step, and
+settlement corrects the same step. If a router dies, its requests stay charged as reserved, and no clean-up is needed.
+A hash expires once all of it has left the window.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,27 +16,22 @@ from llmkube.router.budgets.ledger import STEPS, Amount, Limit
 from llmkube.router.budgets.meter import AccountKey
 
 RESERVE: Final = read_text(__package__, "reserve.lua")
-"""Reserves in all accounts and returns 0 and the ends of the steps; or in none, and returns the place of the account
-without room, and in how many milliseconds there is some, -1 for never."""
+"""Reserves in all accounts, and returns 0 and the ends of the steps; or in none, and returns the 1-based index of the
+full account and the milliseconds until it has room, -1 for never."""
 
 SETTLE: Final = read_text(__package__, "settle.lua")
-"""Sets right what was reserved; what has left its window meanwhile counts no more.
+"""Corrects reserved amounts; a step that has left its window is ignored.
 
-The first key marks for a day that this call has counted: one whose answer is lost is made again.
+The first key marks the call as applied for a day, so that a call whose response was lost can be repeated.
 """
 
 USED: Final = read_text(__package__, "used.lua")
-"""Returns tokens and billionths of a dollar of each account."""
+"""Returns the tokens and billionths of a dollar used in each account."""
 
 
 @attrs.frozen(kw_only=True)
 class Call:
-    """One run of a script.
-
-    Attributes:
-        keys: Names of hashes.
-        args: Further arguments.
-    """
+    """KEYS and ARGV of one run of a script."""
 
     keys: Sequence[str]
     args: Sequence[str | int]
@@ -44,12 +39,7 @@ class Call:
 
 @attrs.frozen(kw_only=True)
 class FullAccount:
-    """An account has no room.
-
-    Attributes:
-        key: Which.
-        wait_seconds: When there is some at the earliest; None for never.
-    """
+    """An account that cannot admit a request; `wait_seconds` is the least time until it can, None for never."""
 
     key: AccountKey
     wait_seconds: float | None
@@ -57,12 +47,12 @@ class FullAccount:
 
 @attrs.frozen(kw_only=True)
 class Settlement:
-    """How an account's step is set right.
+    """A correction of an account's step.
 
     Attributes:
         key: The account.
-        ends: When the step ends, in milliseconds since 1970.
-        change: What was taken, less what was reserved.
+        ends: End of the step, in milliseconds since 1970.
+        change: Spending minus reservation.
     """
 
     key: AccountKey
@@ -71,13 +61,13 @@ class Settlement:
 
 
 def hash_key(router: str, key: AccountKey) -> str:
-    """Return the name of an account's hash; those of a router are in one slot of a Redis cluster."""
+    """Return the name of an account's hash; all hashes of a router are in one slot of a Redis cluster."""
     budget, team = key
     return f"llmkube:{{{router}}}:budget:{budget}:{team}"
 
 
 def reserve_call(router: str, most: Amount, limits: Mapping[AccountKey, Limit]) -> Call:
-    """Return how to reserve so much in these accounts."""
+    """Return the call that reserves an amount in each of these accounts."""
     args: list[str | int] = [most.tokens, most.nano_usd]
     for limit in limits.values():
         window = round(limit.window_seconds * 1000)
@@ -87,7 +77,7 @@ def reserve_call(router: str, most: Amount, limits: Mapping[AccountKey, Limit]) 
 
 
 def parse_reserved(answer: Sequence[int], accounts: Sequence[AccountKey]) -> Mapping[AccountKey, int] | FullAccount:
-    """Read what `RESERVE` has returned: the ends of the steps, or which account has no room."""
+    """Parse the result of `RESERVE`: the ends of the steps, or the full account."""
     index, *rest = answer
     if index == 0:
         return dict(zip(accounts, rest, strict=True))
@@ -95,7 +85,7 @@ def parse_reserved(answer: Sequence[int], accounts: Sequence[AccountKey]) -> Map
 
 
 def settle_call(router: str, name: str, settlements: Sequence[Settlement]) -> Call:
-    """Return how to set these right; a call counts once, however often it is made under its name."""
+    """Return the call that applies settlements; calls with the same name are applied only once."""
     args: list[str | int] = []
     for one in settlements:
         args += [one.ends, one.change.tokens, one.change.nano_usd]
@@ -104,13 +94,12 @@ def settle_call(router: str, name: str, settlements: Sequence[Settlement]) -> Ca
 
 
 def used_call(router: str, windows: Mapping[AccountKey, float]) -> Call:
-    """Return how to ask what is taken in these accounts, whose windows have so many seconds."""
-    return Call(
-        keys=[hash_key(router, key) for key in windows], args=[round(seconds * 1000) for seconds in windows.values()]
-    )
+    """Return the call that queries the usage of accounts, given with the seconds of their windows."""
+    keys = [hash_key(router, key) for key in windows]
+    return Call(keys=keys, args=[round(seconds * 1000) for seconds in windows.values()])
 
 
 def used(answer: Sequence[int], accounts: Sequence[AccountKey]) -> Mapping[AccountKey, Amount]:
-    """Read what `USED` has returned."""
+    """Parse the result of `USED`."""
     pairs = zip(answer[::2], answer[1::2], strict=True)
     return {key: Amount(int(tokens), int(dollars)) for key, (tokens, dollars) in zip(accounts, pairs, strict=True)}

@@ -1,4 +1,4 @@
-"""Where the budgets of a router are kept: at the server that its config names, else in this process and its file."""
+"""Store the budgets of a router at the server that its config names, else in this process and its file."""
 
 from typing import Any, Never
 
@@ -14,34 +14,29 @@ from llmkube.router.policy.request_facts import RequestFacts
 
 @attrs.frozen(eq=False)
 class RouterBudgets:
-    """Both places; a config decides between them, and a reservation is settled where it was made.
-
-    Attributes:
-        local: In this process.
-        shared: At a server.
-    """
+    """Both stores: the config chooses one, and a reservation is settled in the store in which it was made."""
 
     local: LocalBudgets
     shared: RedisBudgets
 
     @property
     def problem(self) -> str:
-        """Why requests under a budget are refused; "" while they are not."""
+        """Why requests under a budget are refused; "" if they are not."""
         return self.shared.problem or self.local.problem
 
     async def open(self, config: RoutingConfig) -> None:
-        """Go on from what an earlier process has left.
+        """Open the store of the config and restore the state of an earlier process.
 
         Raises:
             UserError: The file cannot be used.
-            BudgetsNotKeptError: It cannot be written.
+            BudgetsNotKeptError: The file cannot be written.
         """
         self.shared.reload(config)
         if config.budget_store is None:
             await self.local.open(config)
 
     async def reload(self, config: RoutingConfig) -> None:
-        """Take up another config. Another place begins with what it knows: nothing moves between the two."""
+        """Apply a reloaded config. If it changes the store, no usage is moved between the two."""
         self.shared.reload(config)
         if config.budget_store is None:
             await self.local.reload(config)
@@ -49,12 +44,10 @@ class RouterBudgets:
     async def admit(
         self, config: RoutingConfig, bound: UsageBound | None, facts: RequestFacts
     ) -> Reservation | ExhaustedBudget:
-        """Reserve what a request may take, so that it holds over a restart; or say that there is no room.
-
-        No claim is one of a request that no budget is about.
+        """Reserve the bound of a request durably; None means that no budget applies to it.
 
         Raises:
-            BudgetsNotKeptError: It cannot be reserved so.
+            BudgetsNotKeptError: The reservation cannot be stored.
         """
         if bound is None:
             return NO_RESERVATION
@@ -63,17 +56,17 @@ class RouterBudgets:
         return await self.shared.admit(config.name, bound, facts)
 
     def settle(self, reservation: Reservation, spent: Consumption | None) -> None:
-        """Charge what a request took; None charges what was reserved."""
+        """Charge what a request used; None charges the reservation."""
         store = self.shared if reservation.steps else self.local
         store.settle(reservation, spent)
 
     def used(self, config: RoutingConfig) -> list[dict[str, Any]]:
-        """Return of each budget how much is taken."""
+        """Return the usage of each budget."""
         store = self.local if config.budget_store is None else self.shared
         return store.used(config)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> Never:
-        """Write what waits until cancelled, and then what is left."""
+        """Write until cancelled, then write what is left."""
         async with trio.open_nursery() as nursery:
             await nursery.start(self.local.run)
             await nursery.start(self.shared.run)

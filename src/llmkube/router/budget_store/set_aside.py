@@ -1,12 +1,12 @@
-"""How much of each account a budget's file sets aside for requests, so that most of them wait for no write. Pure.
+"""Set aside an amount of each account in the budget file, so that most requests need not wait for a write. Pure.
 
 ```
-file:    taken ─┬─ set aside ──────────────────────────────┐
-memory:  taken ─┴─ taken since the last write ─ reserved ──┴─ room for the next requests
+file:    spent ─┬─ set aside ──────────────────────────────┐
+memory:  spent ─┴─ spent since the last write ─ reserved ──┴─ free for the next requests
 ```
-A request may be sent while what is in use, taken since the last write or reserved, is within what the file sets aside:
-a process that is killed then is charged by the next one with at least what its requests took. What is set aside
-follows the load: what was in use beyond the reservations, twice, and without requests nothing.
+A request may be sent while the amount in use (spent since the last write, or reserved) is within what the file sets
+aside: if the process is killed, the next one charges at least what its requests have spent. The amount set aside
+follows the load: the reservations, and twice what was in use beyond them; without requests it is zero.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,12 +25,12 @@ class _Share:
     """One account.
 
     Attributes:
-        window_seconds: How long counts what is taken.
-        in_use: What is reserved, and what was taken and is not written.
-        unwritten: The latter alone.
-        most: The most that was in use since the last write.
-        stored: What the file sets aside; None where a write has failed, and may have come through.
-        held: What the file sets aside at least, also while it is written to.
+        window_seconds: Length of the window.
+        in_use: Amount that is reserved, or spent and not written yet.
+        unwritten: The part of it that is spent.
+        most: Largest amount in use since the last write.
+        stored: Amount that the file sets aside; None after a failed write, which may have reached the file.
+        held: Least amount that the file sets aside, even during a write.
     """
 
     window_seconds: float
@@ -42,17 +42,17 @@ class _Share:
 
     @property
     def reserved(self) -> Amount:
-        """What requests under way may take."""
+        """Amount reserved for requests under way."""
         return self.in_use - self.unwritten
 
 
 @attrs.frozen(kw_only=True)
 class Plan:
-    """What is to be written next, all of it or nothing.
+    """The next write, which is atomic.
 
     Attributes:
-        held: What is set aside from then on, by account; nothing is none.
-        charges: Steps in which something was taken since the last write.
+        held: Amounts to set aside, by account; zero removes the row.
+        charges: Steps with spending since the last write.
     """
 
     held: tuple[Hold, ...]
@@ -62,13 +62,13 @@ class Plan:
 
 @attrs.define(eq=False)
 class Holds:
-    """What the file sets aside, and what of it is in use."""
+    """Amounts that the file sets aside, and how much of each is in use."""
 
     _shares: dict[AccountKey, _Share] = attrs.field(factory=dict)
     _charges: dict[tuple[AccountKey, float], Charge] = attrs.field(factory=dict)
 
     def reserve(self, accounts: Mapping[AccountKey, Amount], window_seconds: Callable[[AccountKey], float]) -> bool:
-        """Take up a request, and return whether it may be sent at once; otherwise once the next plan is written."""
+        """Reserve for a request; return whether it may be sent at once, not only after the next plan is written."""
         is_held = True
         for key, amount in accounts.items():
             share = self._shares.setdefault(key, _Share(window_seconds(key)))
@@ -79,12 +79,12 @@ class Holds:
         return is_held
 
     def settle(self, accounts: Mapping[AccountKey, Amount], spent: Amount | None, charges: Sequence[Charge]) -> None:
-        """Take note that a request has ended.
+        """Settle a finished request.
 
         Args:
-            accounts: What was reserved for it.
-            spent: What it is charged under each; None is what was reserved.
-            charges: The steps that it is charged to, with all that was taken in them.
+            accounts: Its reservation.
+            spent: Its charge in each account; None charges the reservation.
+            charges: The steps to which it is charged, with all spending in them.
         """
         for key, reserved in accounts.items():
             share, amount = self._shares[key], reserved if spent is None else spent
@@ -96,14 +96,14 @@ class Holds:
 
     @property
     def is_written(self) -> bool:
-        """Whether the file says what is: another write would change nothing."""
+        """Whether the file is up to date, so that a write would change nothing."""
         return not self._charges and all(share.stored == share.in_use for share in self._shares.values())
 
     def plan(self, *, is_last: bool = False) -> Plan:
-        """Return what is to be written; `written` or `failed` has to follow before the next one.
+        """Return the next write; `written` or `failed` must be called before the next plan.
 
         Args:
-            is_last: Whether no request comes any more, so that room is left for none.
+            is_last: Whether no further requests are expected, so that nothing is set aside for them.
         """
         held, unwritten = [], {}
         for key, share in self._shares.items():
@@ -111,12 +111,12 @@ class Holds:
             amount = share.reserved + spare + spare
             unwritten[key] = share.unwritten
             if amount != share.stored:
-                share.held = share.held.at_most(amount)  # until it is known which of the two the file has
+                share.held = share.held.at_most(amount)  # until it is known which of the two amounts the file has
                 held.append(Hold(key=key, window_seconds=share.window_seconds, amount=amount))
         return Plan(held=tuple(held), charges=tuple(self._charges.values()), unwritten=unwritten)
 
     def written(self, plan: Plan) -> None:
-        """Take note that the file has it."""
+        """Record that the plan is in the file."""
         for held in plan.held:
             share = self._shares[held.key]
             share.stored = share.held = held.amount
@@ -132,6 +132,6 @@ class Holds:
                 del self._shares[key]
 
     def failed(self, plan: Plan) -> None:
-        """Take note that the file may have it, and may not: what both set aside is held."""
+        """Record that the plan may or may not be in the file: only what both versions set aside is held."""
         for held in plan.held:
             self._shares[held.key].stored = None

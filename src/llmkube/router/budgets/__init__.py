@@ -1,6 +1,6 @@
-"""How many tokens and dollars requests may take together: reserved, then settled. Pure.
+"""Budgets of tokens and dollars: reserved before a request is sent, settled after it. Pure.
 
-ledger   what was taken in a rolling window, and what is reserved; pure
-meter    which budgets a request is under, what it may take at most, what it took
-    usage    the tokens of an answer, as its backend says
+ledger   accounts: spending in a rolling window, and reservations
+meter    the budgets that apply to a request, the most that it may use, and what it used
+usage    the tokens of an answer, as reported by its backend
 """

@@ -1,7 +1,7 @@
-"""What was taken within a rolling window, and what is reserved: what is admitted never exceeds the limit. Pure.
+"""Account for spending in a rolling window and for reservations, so that admitted requests never exceed a limit. Pure.
 
-The window moves in steps of a sixtieth of its length. What was taken counts until its whole step has left, so that
-never more than the limit falls into any window, and at most a sixtieth less.
+The window moves in steps of a sixtieth of its length. Spending leaves the window only with its whole step: no window
+ever exceeds the limit, and spending stays in it for at most a sixtieth of the window too long.
 """
 
 import math
@@ -16,30 +16,30 @@ STEPS: Final = 60
 class Amount(NamedTuple):
     """Tokens and US dollars; dollars in billionths, so that they add up exactly.
 
-    A tuple, which is made in half the time that a frozen class of attrs takes: each request adds up some twenty.
+    A tuple is created in half the time of a frozen attrs class, and each request adds up about twenty.
     """
 
     tokens: int = 0
     nano_usd: int = 0
 
-    def __add__(self, other: "Amount") -> "Amount":  # type: ignore[override]  # it is no list of two
+    def __add__(self, other: "Amount") -> "Amount":  # type: ignore[override]  # adds, does not concatenate
         return Amount(self.tokens + other.tokens, self.nano_usd + other.nano_usd)
 
     def __sub__(self, other: "Amount") -> "Amount":
         return Amount(self.tokens - other.tokens, self.nano_usd - other.nano_usd)
 
     def covers(self, other: "Amount") -> bool:
-        """Whether it is as much, of both."""
+        """Whether both tokens and dollars are at least those of the other."""
         return self.tokens >= other.tokens and self.nano_usd >= other.nano_usd
 
     def at_least(self, other: "Amount") -> "Amount":
-        """Return the larger of each."""
+        """Return the maximum of tokens and of dollars."""
         if self.covers(other):
             return self
         return Amount(max(self.tokens, other.tokens), max(self.nano_usd, other.nano_usd))
 
     def at_most(self, other: "Amount") -> "Amount":
-        """Return the smaller of each."""
+        """Return the minimum of tokens and of dollars."""
         return Amount(min(self.tokens, other.tokens), min(self.nano_usd, other.nano_usd))
 
 
@@ -48,45 +48,34 @@ _NOTHING: Final = Amount()
 
 @attrs.frozen(kw_only=True)
 class Limit:
-    """The most that may be taken within a window; None limits none.
-
-    Attributes:
-        tokens: Tokens.
-        nano_usd: Billionths of a dollar.
-        window_seconds: Length of the window.
-    """
+    """The most that may be spent within a window of `window_seconds`; None means no limit."""
 
     tokens: int | None
     nano_usd: int | None
     window_seconds: float
 
     def admits(self, amount: Amount) -> bool:
-        """Whether so much may be taken."""
+        """Whether an amount is within the limit."""
         fits = self.tokens is None or amount.tokens <= self.tokens
         return fits and (self.nano_usd is None or amount.nano_usd <= self.nano_usd)
 
 
 @attrs.define
 class Account:
-    """What was taken under one limit.
-
-    Attributes:
-        limit: It.
-        reserved: By requests that have not ended.
-    """
+    """Spending under one limit; `reserved` is for requests that have not finished."""
 
     limit: Limit
     reserved: Amount = Amount()
-    _steps: deque[tuple[float, Amount]] = attrs.field(factory=deque)  # when a step ends, and what was taken in it
+    _steps: deque[tuple[float, Amount]] = attrs.field(factory=deque)  # end of each step, and spending in it
     _taken: Amount = Amount()
 
     def taken(self, now: float) -> Amount:
-        """Return what was taken within the window that ends now."""
+        """Return the spending within the window that ends now."""
         self._forget(now)
         return self._taken
 
     def wait_seconds(self, requested: Amount, now: float) -> float | None:
-        """Return in how many seconds so much more may be reserved at the earliest, 0 for now; None for never."""
+        """Return the seconds until this amount can be reserved at the earliest: 0 if it can be now, None if never."""
         if not self.limit.admits(requested):
             return None
         self._forget(now)
@@ -97,18 +86,18 @@ class Account:
             total -= amount
             if self.limit.admits(total):
                 return max(0.0, ends + self.limit.window_seconds - now)
-        # Only what is under way stands in the way: it ends when it ends.
+        # Only running requests block it, and it is unknown when they finish.
         return self._step_seconds
 
     def reserve(self, requested: Amount) -> None:
-        """Reserve what `wait_seconds` has found room for."""
+        """Reserve an amount for which `wait_seconds` has returned 0."""
         self.reserved += requested
 
     def settle(self, reserved: Amount, spent: Amount, now: float) -> tuple[float, Amount] | None:
-        """Give back what was reserved, and take what it took.
+        """Release a reservation and record what was spent.
 
         Returns:
-            When the step ends in which it was taken, and all that was taken in this step; None if it took nothing.
+            The end of the current step and all spending in it; None if nothing was spent.
         """
         self.reserved -= reserved
         self._forget(now)
@@ -119,8 +108,8 @@ class Account:
         return self._steps[-1]
 
     def restore(self, ends: float, spent: Amount) -> None:
-        """Take what was taken in the step that ends then; steps come in their order."""
-        # After a window got shorter, the last step may end later than this one: it counts until that one has left.
+        """Record spending in the step that ends at `ends`; steps must be restored in order."""
+        # After a window was shortened, the last step may end later than this one: both leave the window together.
         if self._steps and self._steps[-1][0] >= ends:
             self._steps[-1] = (self._steps[-1][0], self._steps[-1][1] + spent)
         else:
@@ -128,7 +117,7 @@ class Account:
         self._taken += spent
 
     def is_idle(self, now: float) -> bool:
-        """Whether nothing of it would be lost if it were forgotten."""
+        """Whether the account is empty, so that dropping it loses nothing."""
         return self.taken(now) == _NOTHING == self.reserved
 
     @property

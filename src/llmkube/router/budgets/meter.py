@@ -1,10 +1,10 @@
-"""Which budgets a request is under, the most that it may take, and what it took. Pure; the clock is an argument.
+"""Reserve and settle what requests use of their budgets. Pure; the clock is an argument.
 
-What a request may take is bounded before it is sent: its prompt has at most one token for each byte of its body, its
-answer at most as many as it asks for. One that asks for no limit is given `DEFAULT_TOKENS` where a budget counts. Each
-backend is told this limit in one field that all read: of several, one reads this and another that.
-Reserved is the dearest backend that may answer, and one more for each copy to a shadow. An answer whose backend says
-nothing of its tokens is charged what was reserved.
+Usage is bounded before a request is sent: its prompt has at most one token for each byte of its body, its answer at
+most as many as it requests. Under a budget, a request without a limit gets `DEFAULT_TOKENS`. The limit is sent in one
+field that every backend reads, because backends differ in which of several fields they obey. The reservation is the
+price of the most expensive backend that may answer, and as much again for each copy to a shadow. If the backend does
+not report tokens, the whole reservation is charged.
 """
 
 import functools
@@ -25,34 +25,34 @@ from llmkube.router.policy.request_facts import RequestFacts
 
 
 class BudgetsNotKeptError(ExternalError):
-    """What a request may take cannot be written down where it would hold, so the request is not sent."""
+    """A reservation cannot be stored durably, so the request is not sent."""
 
 
 DEFAULT_TOKENS: Final = 4096
-"""The longest answer to a request that asks for no limit, where a budget counts."""
+"""Longest answer to a request that sets no limit, if a budget applies."""
 
 MAX_ACCOUNTS: Final = 10_000
-"""Teams that are told apart under one budget; those beyond share one account."""
+"""Accounts of one router; under scope team, further teams share one account."""
 
 _OTHER_TEAMS: Final = "\0others"
 _NANO_PER_MILLION: Final = 1000
 _NANO: Final = Decimal(1_000_000_000)
 _LIMIT_FIELDS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict")
 _ANSWER_COUNT_FIELDS: Final = ("n", "n_cmpl", "best_of")
-"""How many answers a request asks for; llama.cpp's server reads `n_cmpl` before `n`."""
+"""Fields with the number of answers; llama.cpp's server prefers `n_cmpl` to `n`."""
 
 AccountKey = tuple[str, str]
-"""Name of a budget, and the team under scope team."""
+"""Name of a budget, and the team under scope team, else ""."""
 
 
 @attrs.frozen(kw_only=True)
 class TokenDemand:
-    """One request, for what it may take.
+    """The part of a request that bounds its usage.
 
     Attributes:
-        body: The object.
-        body_bytes: How long it is.
-        writes: Whether the model writes an answer; for vectors and ranks only the prompt counts.
+        body: The JSON object.
+        body_bytes: Length of the body.
+        writes: Whether the model generates text; embeddings and rankings use only prompt tokens.
     """
 
     body: Mapping[str, Any]
@@ -62,13 +62,13 @@ class TokenDemand:
 
 @attrs.frozen(kw_only=True)
 class UsageBound:
-    """What a request may take before it is known what it takes.
+    """Upper bound of a request's usage.
 
     Attributes:
-        budgets: The budgets that it counts in.
-        most: The most that it may take.
-        copies: How often that may be taken: once, and for each shadow.
-        cap: What each backend is told as the longest answer; None where the model writes none.
+        budgets: Budgets that apply to it.
+        most: The most that it may use, in all copies.
+        copies: Backends that may compute it: one, and each shadow.
+        cap: Longest answer in tokens, sent to each backend; None if the model generates no text.
     """
 
     budgets: tuple[Budget, ...]
@@ -79,13 +79,13 @@ class UsageBound:
 
 @attrs.frozen(kw_only=True)
 class Reservation:
-    """What a request that is under way may take.
+    """Amounts reserved for a request under way.
 
     Attributes:
-        accounts: Where it is reserved, with how much.
-        copies: How often that may be taken: once, and for each shadow.
-        cap: What each backend is told as the longest answer; None where the model writes none.
-        steps: For accounts that a server keeps: when the step ends that it counts in, in milliseconds since 1970.
+        accounts: Reserved amount by account.
+        copies: Backends that may compute it: one, and each shadow.
+        cap: Longest answer in tokens, sent to each backend; None if the model generates no text.
+        steps: For accounts at a server: end of the step to which it is charged, in milliseconds since 1970.
     """
 
     accounts: Mapping[AccountKey, Amount]
@@ -96,13 +96,13 @@ class Reservation:
 
 @attrs.frozen(kw_only=True)
 class Charge:
-    """What was taken under one budget within one step of its window.
+    """Spending in one account within one step of its window.
 
     Attributes:
         key: The account.
-        ends: When the step ends.
-        window_seconds: How long it counts after that.
-        amount: All that was taken in this step.
+        ends: End of the step, in seconds of the caller's clock.
+        window_seconds: Length of the window; the spending leaves it that long after the end of the step.
+        amount: All spending in this step.
     """
 
     key: AccountKey
@@ -113,13 +113,7 @@ class Charge:
 
 @attrs.frozen(kw_only=True)
 class Hold:
-    """What a process has set aside for its requests, which a process after it is charged with.
-
-    Attributes:
-        key: The account.
-        window_seconds: How long it counts.
-        amount: How much.
-    """
+    """An amount that a process has set aside in an account for its requests; the next process charges what it finds."""
 
     key: AccountKey
     window_seconds: float
@@ -127,18 +121,12 @@ class Hold:
 
 
 NO_RESERVATION: Final = Reservation(accounts={}, copies=0, cap=None)
-"""Of a request that no budget is about."""
+"""Reservation of a request to which no budget applies."""
 
 
 @attrs.frozen(kw_only=True)
 class Consumption:
-    """What a request took.
-
-    Attributes:
-        prompt: Tokens of its prompt.
-        answer: Tokens of its answer.
-        prices: Those of the backend that answered.
-    """
+    """Tokens that a request used, and the prices of the backend that answered."""
 
     prompt: int = 0
     answer: int = 0
@@ -147,11 +135,11 @@ class Consumption:
 
 @attrs.frozen(kw_only=True)
 class ExhaustedBudget:
-    """No room in a budget.
+    """A budget cannot admit a request.
 
     Attributes:
-        budget: Its name.
-        wait_seconds: When to ask again at the earliest; None where this request never fits.
+        budget: Name of the budget.
+        wait_seconds: Earliest time to retry; None if the request can never fit.
         message: For the client.
     """
 
@@ -168,13 +156,7 @@ class Meter:
     _budgets: dict[str, Budget] = attrs.field(factory=dict)
 
     def reserve(self, bound: UsageBound, facts: RequestFacts, *, now: float) -> Reservation | ExhaustedBudget:
-        """Reserve a claim in every budget that it is under, or nothing in any.
-
-        Args:
-            bound: What a request may take.
-            facts: Who asks.
-            now: The clock.
-        """
+        """Reserve the bound of a request in every budget that applies to it, or in none."""
         if len(self._accounts) >= MAX_ACCOUNTS:
             self.forget_idle(now)
         found: dict[AccountKey, Account] = {}
@@ -191,7 +173,7 @@ class Meter:
         return Reservation(accounts=accounts, copies=bound.copies, cap=bound.cap)
 
     def settle(self, reservation: Reservation, spent: Consumption | None, *, now: float) -> tuple[Charge, ...]:
-        """Charge what a request took; None charges what was reserved. Returns the steps that it is charged to."""
+        """Charge what a request used; None charges the reservation. Return the steps to which it is charged."""
         charges, charged = [], None if spent is None else charged_amount(spent, reservation.copies)
         for key, reserved in reservation.accounts.items():
             amount = reserved if charged is None else charged
@@ -201,14 +183,14 @@ class Meter:
         return tuple(charges)
 
     def window_seconds(self, key: AccountKey) -> float:
-        """Return how long counts what is taken in an account that something is reserved in."""
+        """Return the length of an account's window; the account must hold a reservation."""
         return self._accounts[key].limit.window_seconds
 
     def restore(self, charges: Iterable[Charge], held: Iterable[Hold], *, now: float) -> tuple[Charge, ...]:
-        """Go on from what an earlier process has left; what it had reserved is charged now, as if it had been taken.
+        """Restore the accounts of an earlier process; what it had set aside is charged now, as if it had been spent.
 
         Returns:
-            The steps that this is charged to.
+            The steps to which this is charged.
         """
         for charge in sorted(charges, key=lambda one: one.ends):
             self._restored_account(charge.key, charge.window_seconds).restore(charge.ends, charge.amount)
@@ -220,18 +202,18 @@ class Meter:
         return tuple(charged.values())
 
     def _restored_account(self, key: AccountKey, window_seconds: float) -> Account:
-        """Return an account; what it limits is said by the config, with the first request."""
+        """Return an account; the first request sets its limit, from the config."""
         limit = Limit(tokens=None, nano_usd=None, window_seconds=window_seconds)
         return self._accounts.setdefault(key, Account(limit))
 
     def used(self, config: RoutingConfig, now: float) -> list[dict[str, Any]]:
-        """Return of each budget how much is taken; under scope team, of the team that has taken most."""
+        """Return the usage of each budget; under scope team, that of the team that has used most."""
         taken = {key: account.taken(now) + account.reserved for key, account in self._accounts.items()}
         return budget_usage(config.budgets, taken)
 
     def _account(self, key: AccountKey, budget: Budget) -> Account:
         known = self._budgets.get(budget.name)
-        if known is not budget and known != budget:  # an edited budget keeps what was taken, a restored one as well
+        if known is not budget and known != budget:  # an edited or restored budget retains its spending
             for (name, _), account in self._accounts.items():
                 if name == budget.name:
                     account.limit = limit_of(budget)
@@ -239,13 +221,13 @@ class Meter:
         return self._accounts.setdefault(key, Account(limit_of(budget)))
 
     def forget_idle(self, now: float) -> None:
-        """Drop accounts under which nothing is taken or reserved, so that teams that came once cost nothing."""
+        """Drop empty accounts, so that teams that are seen once do not use memory for ever."""
         for key in [key for key, account in self._accounts.items() if account.is_idle(now)]:
             del self._accounts[key]
 
 
 def usage_bound(config: RoutingConfig, decision: Decision, demand: TokenDemand) -> UsageBound | None:
-    """Return the most that a request may take, and where it counts; None where no budget is about it."""
+    """Return the most that a request may use, and the budgets that apply; None if no budget applies."""
     budgets = tuple(each for each in config.budgets if _applies_to(each, decision))
     if not budgets:
         return None
@@ -261,7 +243,7 @@ def usage_bound(config: RoutingConfig, decision: Decision, demand: TokenDemand) 
 
 
 def account_team(budget: Budget, facts: RequestFacts, accounts: Mapping[AccountKey, Any]) -> str:
-    """Return whose account of a budget counts, of those that are told apart: a new one only while there is room."""
+    """Return the team whose account is charged; the shared team of all others if there are too many accounts."""
     if budget.scope != "team":
         return ""
     team = facts.principal.team or facts.headers.get(budget.team_header, "")
@@ -269,12 +251,12 @@ def account_team(budget: Budget, facts: RequestFacts, accounts: Mapping[AccountK
 
 
 def charged_amount(spent: Consumption, copies: int) -> Amount:
-    """Return what a request is charged for so many copies of it."""
+    """Return the charge for a request that was computed in this many copies."""
     return Amount(copies * (spent.prompt + spent.answer), copies * nano_usd(spent.prices, spent.prompt, spent.answer))
 
 
 def budget_usage(budgets: Iterable[Budget], taken: Mapping[AccountKey, Amount]) -> list[dict[str, Any]]:
-    """Return of each budget how much is taken and reserved; under scope team, of the team that has taken most."""
+    """Return the usage of each budget, spent and reserved; under scope team, that of the team that has used most."""
     usage = []
     for budget in budgets:
         amounts = (amount for (name, _), amount in taken.items() if name == budget.name)
@@ -296,13 +278,13 @@ def _charge(key: AccountKey, account: Account, step: tuple[float, Amount]) -> Ch
 
 
 def limit_of(budget: Budget) -> Limit:
-    """Return what a budget limits."""
+    """Return the limit of a budget."""
     dollars = None if budget.max_usd is None else int(budget.max_usd * _NANO)
     return Limit(tokens=budget.max_tokens, nano_usd=dollars, window_seconds=float(budget.window_seconds))
 
 
 def nano_usd(prices: Prices | None, prompt: int, answer: int) -> int:
-    """Return what tokens cost, rounded up; 0 without prices: a budget in dollars is refused for such a backend."""
+    """Return the cost of tokens, rounded up; 0 without prices, with which no config may have a budget in dollars."""
     if prices is None:
         return 0
     of_prompt, of_answer, parts = _integer_prices(prices)
@@ -311,7 +293,7 @@ def nano_usd(prices: Prices | None, prompt: int, answer: int) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def _integer_prices(prices: Prices) -> tuple[int, int, int]:
-    """Return what a token costs in and out, in equal parts of a billionth of a dollar, and how many parts that has."""
+    """Return integer prices of a prompt token and an answer token, and the divisor that makes them nano-dollars."""
     of_prompt, of_answer = (Fraction(each) * _NANO_PER_MILLION for each in (prices.prompt_usd, prices.completion_usd))
     parts = math.lcm(of_prompt.denominator, of_answer.denominator)
     return int(of_prompt * parts), int(of_answer * parts), parts
@@ -322,13 +304,13 @@ def _applies_to(budget: Budget, decision: Decision) -> bool:
 
 
 def requested_tokens(body: Mapping[str, Any]) -> int | None:
-    """Return the longest answer that a request asks for, in tokens; None if it does not say, or asks for no end."""
+    """Return the longest answer that a request asks for, in tokens; None if it sets no limit or a negative one."""
     requested = [each for name in _LIMIT_FIELDS if _is_number(each := body.get(name))]
     return max(1, math.ceil(max(requested))) if requested and min(requested) >= 0 else None
 
 
 def with_max_tokens(body: Mapping[str, Any], most: int) -> Mapping[str, Any]:
-    """Return a body that asks for so many tokens at most, in a field that each backend reads, and in no other."""
+    """Return a body that limits the answer to `most` tokens in the one field that every backend reads."""
     given = [name for name in _LIMIT_FIELDS if name in body]
     name = given[0] if len(given) == 1 and given[0] in _common_limit_fields(body) else "max_tokens"
     if given == [name] and body[name] == most:
@@ -349,9 +331,9 @@ def _at_least_one(value: object) -> int:
 
 
 def usage_of_all_answers(usage: Usage | None, body: Mapping[str, Any]) -> Usage | None:
-    """Return the tokens of all answers that a request asked for: llama.cpp's server counts those of one of them."""
+    """Return the tokens of all answers to a request: llama.cpp's server reports those of only one of them."""
     count = _at_least_one(body.get("n_cmpl") or body.get("n"))
-    if usage is None or usage.prefill_ms is None or count == 1:  # others give no times, and count all
+    if usage is None or usage.prefill_ms is None or count == 1:  # other backends report all tokens, and no times
         return usage
     return attrs.evolve(usage, completion=usage.completion * count)
 
@@ -364,7 +346,7 @@ def _share(budget: Budget, amount: Amount) -> float:
 
 
 def exhausted_budget(budget: Budget, most: Amount, wait: float | None) -> ExhaustedBudget:
-    """Return that a budget has no room for so much, and in how many seconds to ask again; None for never."""
+    """Return the refusal of a budget that cannot admit `most` for `wait` seconds; None means never."""
     if wait is None:
         cause = f"this request may take {most.tokens} tokens, which is more than budget {budget.name} allows at all"
         return ExhaustedBudget(budget=budget.name, wait_seconds=None, message=f"{cause}: ask for fewer with max_tokens")

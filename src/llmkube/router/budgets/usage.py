@@ -1,4 +1,4 @@
-"""How many tokens an answer took, as its backend says: OpenAI's `usage`, else llama.cpp's `timings`. Pure."""
+"""The tokens of an answer as its backend reports them: OpenAI's `usage`, else llama.cpp's `timings`. Pure."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -12,14 +12,14 @@ _COUNT_FIELDS: Final = ("prompt_tokens", "completion_tokens", "total_tokens")
 
 @attrs.frozen
 class Usage:
-    """Tokens of one answer, and llama.cpp's times where they are known.
+    """Tokens of one answer, and llama.cpp's times.
 
     Attributes:
-        prompt: Of the prompt, cached ones among them.
-        completion: Of the answer.
-        cached: Of the prompt, and not read again.
-        prefill_ms: Reading the prompt took so long.
-        decode_ms: Writing the answer took so long.
+        prompt: Tokens of the prompt, including cached ones.
+        completion: Tokens of the answer.
+        cached: Tokens of the prompt that came from the cache.
+        prefill_ms: Time to process the prompt; None if not reported.
+        decode_ms: Time to generate the answer; None if not reported.
     """
 
     prompt: int
@@ -30,7 +30,7 @@ class Usage:
 
 
 def usage_of(fields: Mapping[str, Any], known: Usage | None = None) -> Usage | None:
-    """Return what an answer, or an event of one, says of its tokens; what was known if it says nothing."""
+    """Return the usage that an answer or one of its events reports; `known` if it reports none."""
     usage, timings = fields.get("usage"), fields.get("timings")
     found = known
     if isinstance(timings, dict):
@@ -47,7 +47,7 @@ def usage_of(fields: Mapping[str, Any], known: Usage | None = None) -> Usage | N
         details = usage.get("prompt_tokens_details")
         cached = count_in(details, "cached_tokens") if isinstance(details, dict) else 0
         found = Usage(
-            prompt or max(0, total - completion),  # rankers say the total alone
+            prompt or max(0, total - completion),  # rankers report only the total
             completion,
             cached or (found.cached if found else 0),
             found.prefill_ms if found else None,

@@ -1,7 +1,8 @@
-"""What a router runs by: a value made from a ModelRouter by the program that runs it, read by the router alone. Pure.
+"""The config of a router: compiled from a ModelRouter by the program that runs the router, read by the router. Pure.
 
-routing_config   the value: backends, rules, policy, all names resolved
-compile_router   from a ModelRouter, or all that is wrong with it; compile_backend: one destination
-written_form     as JSON: versioned, strict; what must hold of each field of a ModelRouter alone
-config_checks    what must hold of a config, by hand or made; what may not be meant
+routing_config   the config: backends, rules, policy, with all names resolved
+compile_router   compiles a ModelRouter, or reports every error in it; compile_backend: one backend
+config_json      the config as JSON, versioned and strict; checks of single fields of a ModelRouter
+config_checks    errors and warnings of a config, compiled or handwritten
+data_classes     data classes named in a header or a spec
 """

@@ -1,6 +1,7 @@
-"""A backend of a ModelRouter becomes one of a RoutingConfig; one of which nothing is known yet is kept, and closed.
+"""Compile a backend of a ModelRouter into one of a RoutingConfig. An unresolved backend is kept, but gets no requests.
 
-What an engine answers with is a digest: engines of llama.cpp with the same go on with each other's answers.
+A digest identifies everything that affects an engine's answers: llama.cpp engines with equal digests can continue each
+other's answers.
 """
 
 import hashlib
@@ -27,7 +28,7 @@ _ANSWER_FIELDS: Final = (
     *("rope_scaling", "cache_type_k", "cache_type_v", "cache_type_custom_k", "cache_type_custom_v"),
     *("metadata_overrides", "jinja", "reasoning_budget", "reasoning_budget_message"),
 )
-"""Of a service: what changes an answer. Speed, memory, and how much context there is do not."""
+"""Fields of a service that change its answers. Speed, memory and the size of the context do not."""
 
 _PLACEMENT: Final = frozenset(
     {
@@ -41,22 +42,22 @@ _PLACEMENT: Final = frozenset(
         *("-to", "--timeout"),
     }
 )
-"""Flags of llama-server that place and measure an engine; every other one counts."""
+"""Flags of llama-server for placement, performance and observation; every other flag is part of the digest."""
 
 
 def model_digest(spec: InferenceServiceSpec, model: Model | None) -> str:
-    """Return what stands for weights and for what changes the answers; "" where that is not known, or of other engines.
+    """Return a digest of the weights and of the settings that change answers; "" if unknown or not llama.cpp.
 
-    Weights are the same by their digest, or by being of one Model: the same object, source and version of it.
+    Weights are identified by their SHA-256, or else by their Model: its uid, source, files and ETag.
 
     Args:
-        spec: Of the service.
-        model: What it serves; None while that is not there.
+        spec: Spec of the service.
+        model: The Model that it serves; None if it does not exist.
     """
     if model is None or spec.runtime not in _RUNTIMES or spec.command or spec.hosts is not None:
         return ""
     if _NO_PREFILL_FLAG in flag_values(spec.extra_args):
-        return ""  # a text is no beginning of an answer there
+        return ""  # such an engine cannot continue a partial answer
     facts = [_weights(model), list(_settings(spec))]
     return f"sha256:{hashlib.sha256(json_text.dumps(facts)).hexdigest()}"
 
@@ -87,12 +88,12 @@ _UNCLEAR_CACHE_FLAGS: Final = frozenset({"-no-kvu", "--no-kv-unified", "--kv-uni
 
 
 def is_replicated(spec: InferenceServiceSpec) -> bool:
-    """Whether several engines answer at a service's address, or as many as an autoscaler or a list of hosts wants."""
+    """Whether a service may have several engines behind its address: replicas, an autoscaler or a list of hosts."""
     return spec.replicas != 1 or spec.autoscaling is not None or spec.hosts is not None
 
 
 def slots_of(spec: InferenceServiceSpec) -> int:
-    """Return the slots of all replicas; 0 where they are not known: other engines, numbers that change, arguments."""
+    """Return the slots of all replicas; 0 if unknown: another engine, a varying replica count, or a custom command."""
     if spec.runtime not in _RUNTIMES or spec.autoscaling is not None or spec.hosts is not None:
         return 0
     if spec.command or flags_in(spec.extra_args) & _SLOT_FLAGS:
@@ -101,9 +102,9 @@ def slots_of(spec: InferenceServiceSpec) -> int:
 
 
 def splits_cache(spec: InferenceServiceSpec) -> bool | None:
-    """Return whether each slot has its own part of the KV cache, else all share it; None where slots are not known.
+    """Return True if each slot has its own part of the KV cache, False if all share it, None if slots are unknown.
 
-    llama.cpp's server divides the cache among as many slots as `--parallel` says, unless it is told to share it.
+    llama.cpp's server divides the cache among its `--parallel` slots unless a flag makes them share it.
     """
     flags = flags_in(spec.extra_args)
     if not slots_of(spec) or flags & _UNCLEAR_CACHE_FLAGS:
@@ -115,7 +116,7 @@ DEFAULT_URLS: Final[Mapping[str, str]] = {
     "anthropic": "https://api.anthropic.com/v1",
     "openai": "https://api.openai.com/v1",
 }
-"""Where a provider answers that needs no url."""
+"""Base URLs of the providers that need no `url`."""
 
 SECRET_KEYS: Final[Mapping[str, str]] = {
     "anthropic": "ANTHROPIC_API_KEY",
@@ -124,7 +125,7 @@ SECRET_KEYS: Final[Mapping[str, str]] = {
     "bedrock": "AWS_BEARER_TOKEN_BEDROCK",
     "vertex_ai": "GOOGLE_OAUTH_ACCESS_TOKEN",
 }
-"""The key of a Secret in which a provider's API key lies."""
+"""Key of the Secret entry that holds a provider's API key."""
 
 _ENDPOINTS: Final = re.compile(r"/(chat/completions|completions|messages|responses|embeddings)$")
 _BASE: Final = re.compile(r"(https?)://[^\s/?#@]+(/[^\s?#]*)?", re.IGNORECASE)
@@ -135,7 +136,7 @@ _PROBE_PATH: Final = "/health"
 
 @attrs.frozen(kw_only=True)
 class ResolvedService:
-    """Address and engine of an InferenceService or a provider; each field is the one of `Backend` with its name."""
+    """Address and engine of an InferenceService or a provider; each field has the meaning that it has in `Backend`."""
 
     base_url: str = ""
     model: str = ""
@@ -150,15 +151,7 @@ class ResolvedService:
     def of(
         cls, service: InferenceService, weights: Model | None, *, base_url: str, model: str = "", key_file: str = ""
     ) -> "ResolvedService":
-        """Return how a service answers, by its spec.
-
-        Args:
-            service: The service.
-            weights: The Model that it serves; None while that is not there.
-            base_url: As the attribute.
-            model: As the attribute.
-            key_file: As the attribute.
-        """
+        """Resolve a service from its spec; `weights` is the Model that it serves, None if it does not exist."""
         return cls(
             base_url=base_url,
             model=model,
@@ -172,12 +165,12 @@ class ResolvedService:
 
 @attrs.frozen(kw_only=True)
 class KeyFile:
-    """Where one entry of a Secret has to lie for the router to read it.
+    """A file in which the router expects one entry of a Secret.
 
     Attributes:
-        path: The file.
+        path: The file, or the folder if `key` is "".
         secret: Name of the Secret, in the router's namespace.
-        key: The entry; "" stands for all of them, and the path is a folder with a file for each.
+        key: The entry; "" means all entries, with one file for each in the folder.
     """
 
     path: str
@@ -188,18 +181,16 @@ class KeyFile:
 def compile_backend(
     backend: crd.Backend, resolve: Callable[[str], ResolvedService | None], folder: str, problems: list[str]
 ) -> tuple[Backend, KeyFile | None]:
-    """Return a backend and the file that its key is read from; what cannot be compiled goes to the problems.
+    """Return a compiled backend and the file of its key; None if it needs no key.
 
     Args:
-        backend: As the ModelRouter has it.
-        resolve: Returns where an InferenceService answers, None of one that is not there.
-        folder: Where keys lie, a file for each backend: two keys of one provider never meet.
-        problems: What is found wrong, each with field, value and fix.
+        backend: The backend in the ModelRouter.
+        resolve: Returns an InferenceService by name; None if it does not exist.
+        folder: Folder of keys, with a file for each backend, so that backends of one provider can have different keys.
+        problems: Problems are appended here, each with field, value and fix.
     """
     at = f"spec.backends[{backend.name}]"
-    service = (
-        _resolve_service(backend, resolve) if backend.external is None else _resolve_provider(backend, at, problems)
-    )
+    service = _resolve_provider(backend, at, problems) if backend.external else _resolve_service(backend, resolve)
     key = _key_file(backend, folder)
     cost = backend.cost_per_million_tokens
     has_prices = cost is not None and cost.prompt_usd is not None and cost.completion_usd is not None
@@ -221,7 +212,7 @@ def compile_backend(
 
 
 def parse_seconds(text: str | None, at: str, problems: list[str], *, longest: float = _LONGEST_WAIT) -> float | None:
-    """Return a time in seconds; None of one that is unset or not one."""
+    """Return a duration in seconds; None if it is unset or invalid."""
     if text is None:
         return None
     try:
@@ -230,15 +221,15 @@ def parse_seconds(text: str | None, at: str, problems: list[str], *, longest: fl
         problems.append(str(exc))
         return None
     if not _SHORTEST_WAIT <= seconds <= longest:
-        problems.append(f"{at}: {text!r} is out of bounds; write 100ms to {longest / 60:g}m")
+        problems.append(f"{at}: {text!r} is out of range; write 100ms to {longest / 60:g}m")
         return None
     return seconds
 
 
 def parse_decimal(text: str, at: str, problems: list[str]) -> Decimal:
-    """Return an amount; 0 of one that is none, which the problems then name."""
+    """Return an amount; if it is invalid, append a problem and return 0."""
     if not re.fullmatch(r"[0-9]{1,18}(\.[0-9]{1,18})?", text, re.ASCII):
-        problems.append(f"{at}: {text!r} is no amount; write a decimal number such as 2.50")
+        problems.append(f"{at}: {text!r} is not an amount; write a decimal number such as 2.50")
         return Decimal(0)
     return Decimal(text)
 
@@ -248,7 +239,7 @@ def _resolve_service(backend: crd.Backend, resolve: Callable[[str], ResolvedServ
     found = resolve(name) if name else None
     if found is None:
         return ResolvedService(
-            missing=f"there is no InferenceService {name}" if name else "it names no InferenceService"
+            missing=f"there is no InferenceService {name}" if name else "no InferenceService is named"
         )
     if not found.base_url and not found.missing:
         return attrs.evolve(found, missing=f"InferenceService {name} has no address yet")
@@ -261,32 +252,32 @@ def _resolve_provider(backend: crd.Backend, at: str, problems: list[str]) -> Res
     url = external.url if external.url is not None else DEFAULT_URLS.get(external.provider, "")
     if not url:
         return ResolvedService(
-            model=external.model, missing=f"provider {external.provider} has no address of its own, and no url is given"
+            model=external.model, missing=f"provider {external.provider} has no default address, and url is not set"
         )
     base = url.rstrip("/")
     match = _BASE.fullmatch(base)
     if match is None:
         problems.append(
-            f"{at}.external.url: {_redact_user(url)!r} is no base URL; write http or https, host and path, without"
+            f"{at}.external.url: {_redact_user(url)!r} is not a base URL; write http or https, host and path, without"
             " user, query and fragment"
         )
         return ResolvedService(model=external.model)
     if endpoint := _ENDPOINTS.search(base):
-        problems.append(f"{at}.external.url: {url!r} names an endpoint; leave {endpoint[0]} away")
+        problems.append(f"{at}.external.url: {url!r} is an endpoint, not a base URL; remove {endpoint[0]}")
     is_local = is_local_url(base)
     if backend.effective_tier == crd.LOCAL and not is_local:
         problems.append(
-            f"{at}.tier: 'local', and {url} may be outside of this network; write cloud, or give a private address or a"
-            " name of the cluster"
+            f"{at}.tier: 'local', but {url} may be outside this network; write cloud, or give a private address or a"
+            " cluster-internal name"
         )
     if match[1].lower() == "http" and not is_local:
-        problems.append(f"{at}.external.url: {url!r} would show requests and key to each host on the way; write https")
-    # A base URL without a path is the provider's host; with one it is taken as it is: /v1 is never doubled
+        problems.append(f"{at}.external.url: {url!r} would send requests and the key unencrypted; write https")
+    # /v1 is added only to a URL without a path, so that it is never doubled
     return ResolvedService(base_url=base if match[2] else f"{base}/v1", model=external.model)
 
 
 def _redact_user(url: str) -> str:
-    """Return a URL without what stands before an @: a password is not repeated."""
+    """Return a URL without user and password, so that no message repeats a password."""
     return re.sub(r"//[^/@\s]*@", "//…@", url)
 
 

@@ -1,6 +1,6 @@
-"""A ModelRouter becomes a RoutingConfig, or all that is wrong with it is named at once.
+"""Compile a ModelRouter into a RoutingConfig, or report every error in it.
 
-A backend that cannot be resolved degrades itself alone: it is in the config, with the reason why nothing is sent to it.
+A backend that cannot be resolved affects only itself: it is in the config with the reason why it gets no requests.
 """
 
 import re
@@ -44,19 +44,19 @@ _DAY: Final = 86400.0
 _TEAM_HEADER: Final = "x-llmkube-team"
 
 STORE_KEY: Final = "budget-store/password"
-"""File with the password of the budgets' store, in the folder of keys."""
+"""File with the password of the budget store, relative to the folder of keys."""
 
 
 @attrs.frozen(kw_only=True)
 class CompiledRouter:
-    """What became of a ModelRouter.
+    """The result of compiling a ModelRouter.
 
     Attributes:
-        config: None where it may not be run by.
-        errors: All that is wrong, each with field, value and fix.
-        warnings: What is allowed and may not be what was meant.
-        not_honoured: Fields that are given and have no effect.
-        key_files: Which entries of which Secrets the router reads, and where.
+        config: None if there are errors.
+        errors: Every error, each with field, value and fix.
+        warnings: Valid settings that may be unintended.
+        not_honoured: Fields that are set and have no effect.
+        key_files: The Secret entries that the router reads, and their paths.
     """
 
     config: RoutingConfig | None
@@ -72,16 +72,13 @@ def compile_router(
     """Compile a ModelRouter.
 
     Args:
-        router: It.
-        resolve: Returns where an InferenceService of the router's namespace answers; None of one that is not there.
-        keys_folder: Where the router finds keys: `backends/NAME`, `teams/TEAM`, `tokens/jwks.json` and `STORE_KEY`.
+        router: The ModelRouter.
+        resolve: Returns an InferenceService in the router's namespace by name; None if it does not exist.
+        keys_folder: Folder of the router's keys: `backends/NAME`, `teams/TEAM`, `tokens/jwks.json` and `STORE_KEY`.
     """
     spec = router.spec
     policy = spec.policy or router_policy.RouterPolicy()
-    problems = [
-        *_unsupported(spec, policy),
-        *_repeated_names("spec.backends", [each.name for each in spec.backends]),
-    ]
+    problems = [*_unsupported(spec, policy), *_repeated_names("spec.backends", [each.name for each in spec.backends])]
     backends: dict[str, Backend] = {}
     key_files: list[KeyFile] = []
     for each in spec.backends:
@@ -220,7 +217,7 @@ def _audit(given: router_policy.AuditLog | None) -> Audit:
 
 
 def _first_source_per_field(*sources: Iterable[str]) -> tuple[str, ...]:
-    """Return all problems, without what a later source says of a field that an earlier one has already refused."""
+    """Return all problems, except those of fields for which an earlier source has already reported one."""
     by_field: dict[str, list[str]] = {}
     for source in sources:
         fields: dict[str, list[str]] = {}
@@ -230,32 +227,32 @@ def _first_source_per_field(*sources: Iterable[str]) -> tuple[str, ...]:
     return tuple(problem for problems in by_field.values() for problem in problems)
 
 
-# -- what is refused, what has no effect ------------------------------------------------------------------------------
+# -- unsupported fields, fields without effect ------------------------------------------------------------------------
 
 
 def _unsupported(spec: crd.ModelRouterSpec, policy: router_policy.RouterPolicy) -> Iterator[str]:
     if spec.data_plane != "Proxy":
-        yield f"spec.dataPlane: {spec.data_plane!r} is not built; write Proxy"
+        yield f"spec.dataPlane: {spec.data_plane!r} is not supported; write Proxy"
     mode = policy.classification.mode if policy.classification else "header-only"
     if mode != "header-only":
         yield (
-            f"spec.policy.classification.mode: {mode!r} is not built, and nothing would find the class of a request;"
-            " write header-only, and defaultClassification for requests that name none"
+            f"spec.policy.classification.mode: {mode!r} is not supported, so requests would have no class;"
+            " write header-only, and set defaultClassification for requests that name none"
         )
     if policy.audit_log and policy.audit_log.sink == "otlp":
-        yield "spec.policy.auditLog.sink: 'otlp' is not built; write stdout or file"
+        yield "spec.policy.auditLog.sink: 'otlp' is not supported; write stdout or file"
     for backend in spec.backends:
         if (backend.inference_service_ref is None) == (backend.external is None):
-            yield f"spec.backends[{backend.name}]: it must have either an inferenceServiceRef or an external provider"
+            yield f"spec.backends[{backend.name}]: set either inferenceServiceRef or external"
         if backend.inference_service_ref and backend.tier == crd.CLOUD:
-            yield f"spec.backends[{backend.name}].tier: 'cloud', and an InferenceService is local; write local"
+            yield f"spec.backends[{backend.name}].tier: 'cloud', but an InferenceService is local; write local"
 
 
 def _repeated_names(at: str, names: Iterable[str]) -> Iterator[str]:
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            yield f"{at}: {name!r} stands there twice; give each name once"
+            yield f"{at}: {name!r} is repeated; give each name once"
         seen.add(name)
 
 
@@ -276,7 +273,7 @@ def _fields_without_effect(spec: crd.ModelRouterSpec) -> Iterator[str]:
 
 
 def _optional_secrets(policy: router_policy.RouterPolicy) -> Iterator[str]:
-    """A secret that is missing is never tolerated: requests that need it are refused, and `/readyz` says why."""
+    # `optional` has no effect: without the Secret, requests that need it are refused, and `/readyz` reports why.
     if policy.budget_store and (ref := policy.budget_store.password_secret_ref) and ref.optional:
         yield "spec.policy.budgetStore.passwordSecretRef.optional"
     if policy.auth and policy.auth.jwt and (ref := policy.auth.jwt.jwks_secret_ref) and ref.optional:
@@ -289,20 +286,20 @@ def _backend_warnings(spec: crd.ModelRouterSpec) -> Iterator[str]:
         if external is None:
             continue
         if backend.tier == crd.LOCAL and external.url is None:
-            yield f"{at}.tier: 'local' is not true of a provider without a url: it is taken as cloud"
+            yield f"{at}.tier: 'local' is ignored: a provider without a url is always cloud"
         if external.credentials_secret_ref is None and external.url is None:
-            yield f"{at}.external: without credentialsSecretRef no key is sent, and {external.provider} asks for one"
+            yield f"{at}.external: without credentialsSecretRef no key is sent, but {external.provider} requires one"
         cost = backend.cost_per_million_tokens
         if cost is not None and (cost.prompt_usd is None or cost.completion_usd is None):
-            yield f"{at}.costPerMillionTokens: a price is missing, which is not 0: it counts as without prices"
+            yield f"{at}.costPerMillionTokens: ignored, as one price is missing; write 0 for what costs nothing"
 
 
 _NAMES: Final[Mapping[str, str]] = read_table(__package__, "spec_names")["names"]
-"""How the ModelRouter calls what a config calls otherwise."""
+"""Patterns of config paths, and the ModelRouter's names for them."""
 
 
 def _in_router_terms(problem: str) -> str:
-    """Return a sentence about a config as one about the ModelRouter that it comes from."""
+    """Return a problem of a config in terms of the ModelRouter from which it was compiled."""
     path, colon, text = problem.partition(": ")
     for pattern, replacement in _NAMES.items():
         path = re.sub(pattern, replacement, path)

@@ -1,7 +1,7 @@
-"""What must hold of a RoutingConfig, made or written by hand: a router checks again what the controller checked.
+"""Validate a RoutingConfig, compiled or handwritten: the router repeats the controller's checks.
 
-A config comes from a ConfigMap that others may edit, or from a file that a user has written. What it allows
-and its author may not have meant is a warning; nothing of that can leak.
+A config comes from a ConfigMap that others may edit, or from a file that a user wrote. Valid settings that are
+probably unintended are warnings; none of them can leak data.
 """
 
 import math
@@ -30,11 +30,11 @@ SINKS: Final = ("stdout", "file")
 SCOPES: Final = ("router", "rule", "team")
 
 _MAX_EXACT: Final = 2**53
-"""The scripts of a Redis server compute in doubles; dollars in billionths."""
+"""Scripts of a Redis server compute in doubles, and dollars are counted in billionths."""
 
 _HOST: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:-]{0,251}[A-Za-z0-9])?|[0-9A-Fa-f:]+")
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
-_HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+")  # RFC 9110, 5.1, as heads are read here
+_HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+")  # RFC 9110, 5.1; request heads are read in lower case
 _HEADER: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _CREDENTIAL_HEADERS: Final = ("authorization", "x-api-key")
 _JWKS_URL: Final = re.compile(r"https?://[^\s/?#@\\]+(/[!-\"$-~]*)?", re.ASCII)
@@ -43,19 +43,19 @@ _URL: Final = re.compile(r"https?://[^\s/?#@]+(/[^\s?#]*)?")
 
 
 def config_problems(config: RoutingConfig) -> list[str]:
-    """Return why a config may not be run by, each with field, value and fix; none if it may."""
+    """Return the errors of a config, each with field, value and fix; none if it is valid."""
     return [*_check_backends(config), *_check_rules(config), *_check_policy(config)]
 
 
 def _check_backends(config: RoutingConfig) -> Iterator[str]:
     if not config.backends:
-        yield "backends: there is none; give one"
+        yield "backends: empty; add one"
     for name, backend in config.backends.items():
         at = f"backends[{name}]"
         if name != backend.name or not _NAME.fullmatch(name):
             yield f"{at}.name: {backend.name!r} must be the key, in lower-case letters, digits and hyphens"
         if not backend.model_id:
-            yield f"{at}.modelId: it is empty; give what clients call it"
+            yield f"{at}.modelId: empty; write the model name that clients use"
         if backend.dialect not in DIALECTS:
             yield f"{at}.dialect: {backend.dialect!r} is unknown; write one of {', '.join(DIALECTS)}"
         yield from _check_address(backend, at)
@@ -68,28 +68,28 @@ def _check_backends(config: RoutingConfig) -> Iterator[str]:
         yield from _check_lower_case((backend.region,), f"{at}.region")
         prices = backend.prices
         if prices is not None and (prices.prompt_usd < 0 or prices.completion_usd < 0):
-            yield f"{at}.prices: a price is negative; write 0 for what costs nothing"
+            yield f"{at}.prices: a price is negative; write 0 if it costs nothing"
         if backend.probe is not None:
             yield from _check_probe(backend.probe, f"{at}.probe")
 
 
 def _check_probe(probe: Probe, at: str) -> Iterator[str]:
     if probe.interval_seconds < 1 or probe.timeout_seconds < 1:
-        yield f"{at}: a time is below 1; write at least 1 second"
+        yield f"{at}: interval or timeout is below 1 second; write at least 1"
     if not _PATH.fullmatch(probe.path):
-        yield f"{at}.path: {probe.path!r} is no path; write one such as /health, from the host's root"
+        yield f"{at}.path: {probe.path!r} is not a path from the host's root; write one such as /health"
 
 
 def _check_address(backend: Backend, at: str) -> Iterator[str]:
     url = backend.base_url
     if not url:
         if not backend.missing:
-            yield f"{at}.baseUrl: it is empty; give it, or say in missing why there is none"
+            yield f"{at}.baseUrl: empty; give it, or write the reason for its absence into missing"
         return
     if not _URL.fullmatch(url):
-        yield f"{at}.baseUrl: it is no base URL; write http or https, host and path, without user, query and fragment"
+        yield f"{at}.baseUrl: not a base URL; write http or https, host and path, without user, query and fragment"
     elif backend.local and backend.provider and not is_local_url(url):
-        yield f"{at}.local: true, and {url} may be outside of this network; write false"
+        yield f"{at}.local: true, but {url} may be outside this network; write false"
 
 
 def _check_rules(config: RoutingConfig) -> Iterator[str]:
@@ -97,9 +97,9 @@ def _check_rules(config: RoutingConfig) -> Iterator[str]:
     for index, rule in enumerate(config.rules):
         at = f"rules[{index}]"
         if not _NAME.fullmatch(rule.name):
-            yield f"{at}.name: {rule.name!r} must be of lower-case letters, digits and hyphens"
+            yield f"{at}.name: {rule.name!r} must consist of lower-case letters, digits and hyphens"
         if rule.name in names:
-            yield f"{at}.name: {rule.name!r} is the name of another rule, too; give each its own"
+            yield f"{at}.name: {rule.name!r} is already the name of another rule; give each its own"
         names.add(rule.name)
         yield from _check_route(config, rule, at)
         yield from _check_match(rule, at)
@@ -109,21 +109,21 @@ def _check_rules(config: RoutingConfig) -> Iterator[str]:
 
 def _check_default_route(config: RoutingConfig) -> Iterator[str]:
     if config.default_backend and config.default_backend not in config.backends:
-        yield f"defaultBackend: {config.default_backend!r} is no backend; name one of {', '.join(config.backends)}"
+        yield f"defaultBackend: {config.default_backend!r} is not a backend; name one of {', '.join(config.backends)}"
     default, unlabelled = config.backends.get(config.default_backend), classes_in(config.classes.default)
     is_sensitive, caught = unlabelled & config.classes.sensitive, unlabelled & caught_classes(config)
     if default and not default.local and is_sensitive and not caught:
         yield (
-            f"defaultBackend: {default.name!r} is not local, and a request without a class is of class"
+            f"defaultBackend: {default.name!r} is not local, but requests without a class have class"
             f" {', '.join(sorted(is_sensitive))},"
-            " which never goes there; name a local backend, or give a rule for that class"
+            " which must stay local; name a local backend, or add a rule for that class"
         )
     if config.by_model:
         yield from (f"{shared}; give each its own" for shared in _shared_model_ids(config))
 
 
 def caught_classes(config: RoutingConfig) -> frozenset[str]:
-    """Return the classes of which each request meets some rule."""
+    """Return the classes whose every request matches some rule."""
     met = (rule.match.classes for rule in config.rules if rule.match == Match(classes=rule.match.classes))
     return frozenset().union(*met)
 
@@ -132,18 +132,18 @@ def _check_route(config: RoutingConfig, rule: Rule, at: str) -> Iterator[str]:
     if rule.strategy not in STRATEGIES:
         yield f"{at}.strategy: {rule.strategy!r} is unknown; write one of {', '.join(STRATEGIES)}"
     if not rule.backends:
-        yield f"{at}.backends: there is none; name one of {', '.join(config.backends)}"
+        yield f"{at}.backends: empty; name one of {', '.join(config.backends)}"
     if rule.strategy == "shadow" and len(rule.backends) < 2:
-        yield f"{at}.strategy: 'shadow' has nothing to try out; name a second backend"
+        yield f"{at}.strategy: 'shadow' needs a backend to try out; name a second one"
     weights = [config.backends[name].weight for name in rule.backends if name in config.backends]
     if rule.strategy == "weighted" and not any(weights):
-        yield f"{at}.strategy: 'weighted', and no backend has a weight above 0; give one"
+        yield f"{at}.strategy: 'weighted', but no backend has a weight above 0; set one"
     yield from _check_sensitive(config, rule, at)
     for index, name in enumerate(rule.backends):
         if name not in config.backends:
-            yield f"{at}.backends[{index}]: {name!r} is no backend; name one of {', '.join(config.backends)}"
+            yield f"{at}.backends[{index}]: {name!r} is not a backend; name one of {', '.join(config.backends)}"
         elif name in rule.backends[:index]:
-            yield f"{at}.backends[{index}]: {name!r} stands there twice; name each once"
+            yield f"{at}.backends[{index}]: {name!r} is repeated; name each once"
 
 
 def _check_sensitive(config: RoutingConfig, rule: Rule, at: str) -> Iterator[str]:
@@ -151,10 +151,10 @@ def _check_sensitive(config: RoutingConfig, rule: Rule, at: str) -> Iterator[str
     if not sensitive:
         return
     if not rule.fail_closed:
-        yield f"{at}.failClosed: false, and the rule is for {sensitive}; write true"
+        yield f"{at}.failClosed: false, but the rule is for {sensitive}; write true"
     cloud = [name for name in rule.backends if name in config.backends and not config.backends[name].local]
     if cloud:
-        yield f"{at}.backends: {', '.join(cloud)} not local, and the rule is for {sensitive}; name local backends alone"
+        yield f"{at}.backends: {', '.join(cloud)} not local, but the rule is for {sensitive}; name only local backends"
 
 
 def _check_match(rule: Rule, at: str) -> Iterator[str]:
@@ -176,17 +176,17 @@ def _check_policy(config: RoutingConfig) -> Iterator[str]:
     yield from _check_lower_case((classes.default,), "classes.default")
     yield from _check_class_names(classes.sensitive, "classes.sensitive")
     if not classes.sensitive:
-        yield "classes.sensitive: there is none; name the classes that stay local"
+        yield "classes.sensitive: empty; name the classes that must stay local"
     if config.audit.sink not in SINKS:
         yield f"audit.sink: {config.audit.sink!r} is unknown; write one of {', '.join(SINKS)}"
     if (config.audit.sink == "file") != bool(config.audit.path):
-        yield f"audit.path: {config.audit.path!r} and sink {config.audit.sink!r} do not go together; a file has a path"
+        yield f"audit.path: {config.audit.path!r} does not fit sink {config.audit.sink!r}; only sink file has a path"
     if config.auth.tokens is not None:
         yield from _check_tokens(config.auth.tokens, config.classes)
     yield from _check_time(config.first_byte_seconds, "firstByteSeconds")
     yield from _check_time(config.circuit_seconds, "circuitSeconds")
     if config.auth.models_of_team and not (config.auth.tokens or config.auth.keys_folder):
-        yield "auth.modelsOfTeam: nothing tells a request's team; give tokens or keysFolder"
+        yield "auth.modelsOfTeam: the team of a request cannot be determined; set tokens or keysFolder"
     for team, patterns in config.auth.models_of_team.items():
         for pattern in patterns:
             if problem := pattern_problem(pattern):
@@ -200,13 +200,13 @@ def _check_store(config: RoutingConfig) -> Iterator[str]:
     if store is None:
         return
     if not _HOST.fullmatch(store.host):
-        yield f"budgetStore.host: {store.host!r} is no host; write a name or an address, such as redis.cache.svc"
+        yield f"budgetStore.host: {store.host!r} is not a host; write a name or an address, such as redis.cache.svc"
     if not 0 < store.port < 65536:
-        yield f"budgetStore.port: {store.port} is no port; write 1 to 65535, such as 6379"
+        yield f"budgetStore.port: {store.port} is not a port; write 1 to 65535, such as 6379"
     if store.database < 0:
-        yield f"budgetStore.database: {store.database} is no database; write 0 or more"
+        yield f"budgetStore.database: {store.database} is negative; write 0 or more"
     if not config.budgets:
-        yield "budgetStore: there is no budget to keep; give one, or leave the store out"
+        yield "budgetStore: there is no budget to store; add one, or remove the store"
     for budget in config.budgets:
         at = f"budgets[{budget.name}]"
         limits = (("maxTokens", budget.max_tokens, _MAX_EXACT), ("maxUsd", budget.max_usd, _MAX_EXACT // 10**9))
@@ -219,15 +219,15 @@ def _check_tokens(tokens: Tokens, classes: Classes) -> Iterator[str]:
     at = "auth.tokens"
     for name, value in (("issuer", tokens.issuer), ("teamClaim", tokens.team_claim)):
         if not value:
-            yield f"{at}.{name}: it is empty, and no token could be told by it; give it"
+            yield f"{at}.{name}: empty, so no token can be verified; set it"
     if not tokens.audiences or not all(tokens.audiences):
-        yield f"{at}.audiences: without them a token for another program would count here; name whom tokens are for"
+        yield f"{at}.audiences: empty, so tokens for other programs would be accepted; name this router's audiences"
     if bool(tokens.jwks_uri) == bool(tokens.jwks_file):
-        yield f"{at}: the issuer's keys come from one place; give either jwksUri or jwksFile"
+        yield f"{at}: the issuer's keys need exactly one source; set either jwksUri or jwksFile"
     elif tokens.jwks_uri and not _is_url(tokens.jwks_uri):
-        yield f"{at}.jwksUri: {tokens.jwks_uri!r} is no URL; write https, host and path, without user and fragment"
+        yield f"{at}.jwksUri: {tokens.jwks_uri!r} is not a URL; write https, host and path, without user and fragment"
     elif tokens.jwks_uri and not (tokens.jwks_uri.startswith("https://") or is_local_url(tokens.jwks_uri)):
-        yield f"{at}.jwksUri: {tokens.jwks_uri!r} lets others give the keys; write https"
+        yield f"{at}.jwksUri: {tokens.jwks_uri!r} would let others replace the keys in transit; write https"
     if not _HEADER.fullmatch(tokens.team_header) or tokens.team_header in (classes.header, *_CREDENTIAL_HEADERS):
         yield f"{at}.teamHeader: {tokens.team_header!r} cannot carry the team; name another, such as x-llmkube-team"
 
@@ -235,7 +235,7 @@ def _check_tokens(tokens: Tokens, classes: Classes) -> Iterator[str]:
 def _is_url(text: str) -> bool:
     try:
         return _JWKS_URL.fullmatch(text) is not None and urlsplit(text).port != 0
-    except ValueError:  # a port that is none
+    except ValueError:  # an invalid port
         return False
 
 
@@ -245,18 +245,18 @@ def _check_budgets(config: RoutingConfig) -> Iterator[str]:
     for budget in config.budgets:
         at = f"budgets[{budget.name}]"
         if budget.name in names:
-            yield f"{at}.name: {budget.name!r} is the name of another budget, too; give each its own"
+            yield f"{at}.name: {budget.name!r} is already the name of another budget; give each its own"
         names.add(budget.name)
         if budget.scope not in SCOPES:
             yield f"{at}.scope: {budget.scope!r} is unknown; write one of {', '.join(SCOPES)}"
         if (budget.scope == "rule") != bool(budget.rule) or (budget.rule and budget.rule not in rules):
-            yield f"{at}.rule: {budget.rule!r} does not go with scope {budget.scope!r}; scope rule names a rule"
+            yield f"{at}.rule: {budget.rule!r} does not fit scope {budget.scope!r}; scope rule requires a rule's name"
         if budget.max_tokens is None and budget.max_usd is None:
-            yield f"{at}: it limits nothing; give maxTokens or maxUsd"
+            yield f"{at}: no limit is set; set maxTokens or maxUsd"
         if (budget.max_tokens is not None and budget.max_tokens < 1) or (
             budget.max_usd is not None and budget.max_usd < 0
         ):
-            yield f"{at}: a limit is below what can be kept; write at least 1 token, and no negative amount"
+            yield f"{at}: a limit is too low; write at least 1 token, and no negative amount"
         if budget.window_seconds < 1:
             yield f"{at}.windowSeconds: {budget.window_seconds} is too short; write at least 1"
         if budget.max_usd is not None:
@@ -265,37 +265,37 @@ def _check_budgets(config: RoutingConfig) -> Iterator[str]:
             missing = [name for name in reached if name in config.backends and config.backends[name].prices is None]
             if missing:
                 unpriced = ", ".join(missing)
-                yield f"{at}.maxUsd: {budget.max_usd} cannot be kept without prices of {unpriced}; give them, 0 too"
+                yield f"{at}.maxUsd: {budget.max_usd} cannot be enforced without prices of {unpriced}; set them, even 0"
         yield from _check_header_name(budget.team_header, f"{at}.teamHeader")
 
 
 def _check_time(seconds: float | None, at: str) -> Iterator[str]:
     if seconds is not None and not (math.isfinite(seconds) and seconds > 0):
-        yield f"{at}: {seconds} is no time to wait; write seconds above 0"
+        yield f"{at}: {seconds} is not a positive number of seconds; write one above 0"
 
 
 def _check_header_name(name: str, at: str) -> Iterator[str]:
     if not _HEADER_NAME.fullmatch(name):
-        yield f"{at}: {name!r} is no name that a header comes with; write one such as x-team, in lower case"
+        yield f"{at}: {name!r} is not a header name in lower case; write one such as x-team"
 
 
 def _check_class_names(names: Iterable[str], at: str) -> Iterator[str]:
-    """A class that no header names would be kept for nothing: its data would go anywhere."""
+    # No request could ever have such a class, so the data that it should protect would go anywhere.
     for name in names:
         if name != normalized_class(name):
-            yield f"{at}: {name!r} can never be met; write {normalized_class(name)!r}"
+            yield f"{at}: {name!r} can never match; write {normalized_class(name)!r}"
         elif name not in classes_in(name):
-            yield f"{at}: {name!r} can never be met, for a comma stands between classes; write each by itself, unquoted"
+            yield f"{at}: {name!r} can never match, as a comma separates classes; write each as an entry, unquoted"
 
 
 def _check_lower_case(values: Iterable[str], at: str) -> Iterator[str]:
     for value in values:
         if value != value.lower().strip():
-            yield f"{at}: {value!r} can never be met; write {value.lower().strip()!r}"
+            yield f"{at}: {value!r} can never match; write {value.lower().strip()!r}"
 
 
 def config_warnings(config: RoutingConfig) -> list[str]:
-    """Return what is worth a second look, each with field, value and what follows."""
+    """Return warnings about settings that are probably unintended, each with field, value and consequence."""
     shared = () if config.by_model else (f"{each}: clients see one model" for each in _shared_model_ids(config))
     return [*_unreachable_rules(config), *_rules_before_sensitive(config), *_refused_by_default(config), *shared]
 
@@ -304,13 +304,14 @@ def _unreachable_rules(config: RoutingConfig) -> Iterator[str]:
     for index, rule in enumerate(config.rules):
         for earlier in config.rules[:index]:
             if _subsumes(earlier.match, rule.match):
-                when = "never" if earlier.fail_closed else f"only where no backend of {earlier.name} may be used"
-                yield f"rules[{index}]: {rule.name} is reached {when}: {earlier.name} above it matches all that it does"
+                limited = f"applies only if no backend of {earlier.name} may be used"
+                when = "never applies" if earlier.fail_closed else limited
+                yield f"rules[{index}]: {rule.name} {when}: {earlier.name} above it matches every request that it does"
                 break
 
 
 def _subsumes(earlier: Match, later: Match) -> bool:
-    """Return whether each request that meets `later` meets `earlier` for certain."""
+    """Return whether every request that matches `later` certainly matches `earlier`."""
     return (
         (not earlier.classes or (bool(later.classes) and later.classes <= earlier.classes))
         and (not earlier.complexity or earlier.complexity == later.complexity)
@@ -334,7 +335,7 @@ def _rules_before_sensitive(config: RoutingConfig) -> Iterator[str]:
         if rule.fail_closed and later and not _has_local(config, rule):
             yield (
                 f"rules[{index}]: {rule.name} fails closed and has no local backend: a request of class {sensitive}"
-                f" that meets it is refused and never comes to {', '.join(later)}; move it below"
+                f" that matches it is refused and never reaches {', '.join(later)}; move it below"
             )
 
 
@@ -359,4 +360,4 @@ def _shared_model_ids(config: RoutingConfig) -> Iterator[str]:
     seen: dict[str, str] = {}
     for name, backend in config.backends.items():
         if (other := seen.setdefault(backend.model_id, name)) != name:
-            yield f"backends[{name}].modelId: {backend.model_id!r} names {other}, too"
+            yield f"backends[{name}].modelId: {backend.model_id!r} is already the model id of {other}"

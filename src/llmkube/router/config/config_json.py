@@ -1,9 +1,9 @@
-"""A RoutingConfig as JSON: strict when it is read, complete when it is written, the same bytes for the same config.
+"""A RoutingConfig as JSON: reading is strict, writing is complete, and equal configs have equal bytes.
 
-Keys are the attributes in camelCase. Everything is written, defaults too, so that a router of another release does not
-fill in its own. What is unknown is refused, not dropped: a key that is not read would be policy that is not enforced.
+Keys are the attributes in camelCase. Defaults are written too, so that a router of another release does not apply its
+own. Unknown keys are rejected, not dropped: an ignored key would be a policy that is not enforced.
 
-Of a ModelRouter that no API server has checked, what its definition says of each field is checked here, too.
+This module also validates the fields of a ModelRouter that no API server has validated against its CRD.
 """
 
 import functools
@@ -27,10 +27,10 @@ _EXCERPT_CHARACTERS: Final = 60
 
 
 def field_problems(value: Any, path: str) -> Iterator[str]:
-    """Yield what is wrong with the fields of an object, each with its path, its value and the way out."""
+    """Yield the problems of an object's fields, each with path, value and fix."""
     for key, unknown in value.wire.unknown.items():
         names = ", ".join(slot.key for slot in wire_fields(value.__class__))
-        yield f"{path}.{key}: {_excerpt(unknown)} stands under a field that nothing reads; known are {names}"
+        yield f"{path}.{key}: unknown field (value {_excerpt(unknown)}); known fields are {names}"
     for slot in wire_fields(value.__class__):
         field_value = getattr(value, slot.attribute)
         if field_value is not None and (slot.attribute in value.wire.given or field_value != slot.default):
@@ -56,18 +56,18 @@ def _value_problems(value: Any, facts: SchemaFacts, path: str) -> Iterator[str]:
 
 def _count_problems(value: tuple[Any, ...], facts: SchemaFacts, path: str) -> Iterator[str]:
     if facts.min_items is not None and len(value) < facts.min_items:
-        yield f"{path}: it has {len(value)} entries; give at least {facts.min_items}"
+        yield f"{path}: {len(value)} entries are too few; give at least {facts.min_items}"
     if facts.max_items is not None and len(value) > facts.max_items:
-        yield f"{path}: it has {len(value)} entries; give at most {facts.max_items}"
+        yield f"{path}: {len(value)} entries are too many; give at most {facts.max_items}"
 
 
 def _text_problems(value: str, facts: SchemaFacts, path: str) -> Iterator[str]:
     if facts.enum and value not in facts.enum:
         yield f"{path}: {_excerpt(value)} is unknown; write one of {', '.join(facts.enum)}"
     elif facts.pattern and not re.search(facts.pattern, value):
-        yield f"{path}: {_excerpt(value)} does not have the form {facts.pattern}"
+        yield f"{path}: {_excerpt(value)} does not match the pattern {facts.pattern}"
     elif facts.min_length is not None and len(value) < facts.min_length:
-        yield f"{path}: {_excerpt(value)} is too short; write at least {facts.min_length} characters, or leave it out"
+        yield f"{path}: {_excerpt(value)} is too short; write at least {facts.min_length} characters, or omit it"
     elif facts.max_length is not None and len(value) > facts.max_length:
         yield f"{path}: {_excerpt(value)} is too long; write at most {facts.max_length} characters"
 
@@ -81,41 +81,39 @@ _VERSION_KEY: Final = "version"
 
 
 class ConfigError(UserError):
-    """A written config that cannot be run by; one line for each problem names field, value and fix."""
+    """A config file is invalid; each line of the message is one problem with field, value and fix."""
 
 
 def encode_config(config: RoutingConfig) -> bytes:
-    """Return the written form; equal configs have equal bytes."""
+    """Return the config as JSON; equal configs have equal bytes."""
     return json_text.dumps({_VERSION_KEY: VERSION, **_to_json(config)})
 
 
 def config_digest(config: RoutingConfig) -> str:
-    """Return what audit logs and ConfigMaps call a config: `sha256:` and the digest of its written form."""
+    """Return the config's identifier in audit logs and ConfigMaps: `sha256:` and the digest of its JSON."""
     return f"sha256:{hashlib.sha256(encode_config(config)).hexdigest()}"
 
 
 def decode_config(data: bytes) -> RoutingConfig:
-    """Return the config that a file spells.
+    """Return the config in a file.
 
     Raises:
-        ConfigError: It is not one, or not one that may be run by; all problems at once.
+        ConfigError: The file is not a config, or the config is invalid; the message lists all problems.
     """
     try:
         value = json_text.loads(data)
     except (ValueError, RecursionError) as exc:
-        raise ConfigError(f"the config is no JSON ({exc}); write one object, as a ModelRouter is compiled to") from exc
+        raise ConfigError(f"the config is not JSON ({exc}); write one object, as compiled from a ModelRouter") from exc
     if not isinstance(value, Mapping):
         raise ConfigError(f"the config is {_excerpt(value)}; write one JSON object")
     version = value.get(_VERSION_KEY)
     if version != VERSION or isinstance(version, bool):
         raise ConfigError(
-            f"{_excerpt(version)} is unknown to this release, which reads {VERSION}; compile the ModelRouter again",
+            f"{_excerpt(version)} is not supported: this release reads {VERSION}; compile the ModelRouter again",
             field=_VERSION_KEY,
         )
     problems: list[str] = []
-    config = _read_object(
-        RoutingConfig, {key: each for key, each in value.items() if key != _VERSION_KEY}, "", problems
-    )
+    config = _read_object(RoutingConfig, {k: each for k, each in value.items() if k != _VERSION_KEY}, "", problems)
     if not problems:
         problems += config_problems(config)
     if problems:
@@ -146,7 +144,7 @@ _Problems = list[str]
 
 @functools.cache
 def _fields(cls: Any) -> tuple[tuple[str, str, Any, bool], ...]:
-    """Return key, attribute, type and whether it must be given, of each attribute that is written."""
+    """Return the key, name and type of each attribute that is written, and whether it is required."""
     hints = typing.get_type_hints(cls)
     return tuple(
         (camel(each.name), each.name, hints[each.name], each.default is attrs.NOTHING)
@@ -179,14 +177,14 @@ def _read_scalar(kind: Any, value: Any, path: str, problems: _Problems) -> Any:
         except InvalidOperation:
             number = None
         if number is None or not number.is_finite():
-            return _reject(value, 'a decimal number as a text, such as "2.50"', path, problems)
+            return _reject(value, 'a decimal number as a string, such as "2.50"', path, problems)
         return number
     expected, accepts = _SCALARS[kind]
     return value if accepts(value) else _reject(value, expected, path, problems)
 
 
 _SCALARS: Final[Mapping[Any, tuple[str, Callable[[Any], bool]]]] = {
-    str: ("a text", lambda value: type(value) is str),
+    str: ("a string", lambda value: type(value) is str),
     bool: ("true or false", lambda value: type(value) is bool),
     int: ("a whole number", lambda value: type(value) is int),
     float: ("a number", lambda value: type(value) in (int, float)),
@@ -205,7 +203,7 @@ def _read_object(cls: Any, value: Any, path: str, problems: _Problems) -> Any:
         if key in value:
             given[name] = _read(kind, value[key], where, problems)
         elif required:
-            problems.append(f"{where}: it is missing; give it")
+            problems.append(f"{where}: required, but missing; add it")
     return cls(**given) if len(problems) == problems_before else None
 
 
@@ -214,7 +212,7 @@ def _unknown_keys(value: Mapping[str, Any], known: set[str], path: str) -> Itera
         if key not in known:
             where = f"{path}.{key}" if path else key
             names = ", ".join(sorted(known))
-            yield f"{where}: {_excerpt(value[key])} stands under a key that nothing reads; known are {names}"
+            yield f"{where}: unknown key (value {_excerpt(value[key])}); known keys are {names}"
 
 
 def _reject(value: Any, expected: str, path: str, problems: _Problems) -> None:

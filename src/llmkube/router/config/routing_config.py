@@ -1,10 +1,13 @@
-"""What one router runs by, with every name resolved and every default filled in: the type that both sides share.
+"""The config of one router, with every name resolved and every default filled in.
 
-The controller compiles a ModelRouter to it and writes it to a ConfigMap; `llmkube up` compiles it in its own process;
-`llmkube router -f` reads it, or a ModelRouter, from a file. Times are seconds, prices are US dollars per million
-tokens. Data classes, capabilities, regions and header names are lower case. It holds no secret: a key is named by the
-file in which it lies. In patterns of model names `*` is any text, also over slashes, `?` one character, all else
-itself. A URL is local that can only name something in this network, whatever a ModelRouter says.
+The controller compiles it from a ModelRouter and writes it to a ConfigMap; `llmkube up` compiles it in its own process;
+`llmkube router -f` reads it, or a ModelRouter, from a file.
+
+* Times are in seconds, prices in US dollars per million tokens.
+* Data classes, capabilities, regions and header names are lower case.
+* The config holds no secrets, only the paths of key files.
+* In patterns of model names `*` matches any text, including slashes, and `?` one character.
+* A URL is local if its host can only be in this network, whatever the ModelRouter says.
 """
 
 import functools
@@ -21,22 +24,22 @@ _FORBIDDEN: Final = re.compile(r"[\[\]{}\\\s]")
 
 
 def matches_any(patterns: tuple[str, ...], model: str) -> bool:
-    """Return whether a model's name fits one of the patterns."""
+    """Return whether a model's name matches one of the patterns."""
     return _matcher(patterns)(model)
 
 
 def pattern_problem(pattern: str) -> str:
-    """Return why a text is no pattern, or "" if it is one."""
+    """Return why a pattern is invalid; "" if it is valid."""
     if not pattern:
-        return "it is empty and fits no model; write * for every model"
+        return "an empty pattern matches no model; write * for every model"
     found = _FORBIDDEN.search(pattern)
     if found:
-        return f"{found[0]!r} is no wildcard here; * stands for any text and ? for one character"
+        return f"{found[0]!r} is not allowed in a pattern; use * for any text and ? for one character"
     return ""
 
 
 def covers(pattern: str, other: str) -> bool:
-    """Return whether each name that fits `other` fits `pattern` for certain; False says nothing."""
+    """Return True if every name that matches `other` certainly matches `pattern`; False is inconclusive."""
     return pattern in {"*", other} or ("*" not in other and "?" not in other and matches_any((pattern,), other))
 
 
@@ -47,7 +50,7 @@ def _matcher(patterns: tuple[str, ...]) -> Callable[[str], bool]:
 
 
 def _regex(pattern: str) -> str:
-    """A text between two `*` is looked for once, from the left, and never again: no name makes the search long."""
+    # Atomic groups: a part between two `*` is searched for once, from the left, so no name can cause backtracking.
     first, *rest = (re.escape(part).replace(r"\?", ".") for part in pattern.split("*"))
     if not rest:
         return first
@@ -56,8 +59,7 @@ def _regex(pattern: str) -> str:
 
 
 VERSION: Final = 1
-"""Of the written form. A router refuses one that it does not know, and goes on with what it has."""
-
+"""Version of the JSON format. A router rejects a version that it does not know, and retains its current config."""
 
 FIRST_BYTE_SECONDS: Final = 120.0
 CIRCUIT_SECONDS: Final = 15.0
@@ -65,12 +67,7 @@ CIRCUIT_SECONDS: Final = 15.0
 
 @attrs.frozen(kw_only=True, cache_hash=True)
 class Prices:
-    """What a million tokens cost.
-
-    Attributes:
-        prompt_usd: Of the prompt.
-        completion_usd: Of the answer.
-    """
+    """Prices of a million tokens of prompt and of answer."""
 
     prompt_usd: Decimal
     completion_usd: Decimal
@@ -78,13 +75,7 @@ class Prices:
 
 @attrs.frozen(kw_only=True)
 class Probe:
-    """How a backend's health is asked for.
-
-    Attributes:
-        path: What is asked, from the root of the backend's host.
-        interval_seconds: Between two.
-        timeout_seconds: Longest wait for an answer.
-    """
+    """A health check of a backend; the path starts at the root of the backend's host."""
 
     path: str
     interval_seconds: int
@@ -93,31 +84,31 @@ class Probe:
 
 @attrs.frozen(kw_only=True)
 class Backend:
-    """One destination of requests.
+    """A destination of requests.
 
     Attributes:
-        name: What rules call it.
-        model_id: What clients call it.
-        base_url: Where it answers, with the path that stands before `/chat/completions` (`https://…/v1`); "" while
-            nothing is known of it, then nothing is sent.
-        dialect: `openai` or `anthropic`: what it speaks.
-        provider: Kind of the provider; "" of an InferenceService.
-        model: The model id that it is asked for; "" passes on what the client asked for.
-        local: Whether what is sent stays here. Only such a backend ever gets a sensitive class.
-        region: Where the data goes; "" where that is not said.
-        capabilities: Tags that rules and requests ask for.
+        name: The name that rules use.
+        model_id: The model name that clients use.
+        base_url: The URL up to `/chat/completions` (`https://…/v1`); "" while it is unknown: the backend then gets no
+            requests.
+        dialect: `openai` or `anthropic`.
+        provider: Kind of the provider; "" for an InferenceService.
+        model: The model id sent to the backend; "" passes on the client's.
+        local: Whether requests stay in this network. Only a local backend ever gets a sensitive class.
+        region: Region in which the data is processed; "" if not stated.
+        capabilities: Tags that rules and requests require.
         weight: Share under strategy weighted.
-        model_digest: Stands for the weights of an engine of llama.cpp and for what changes its answers: backends with
-            the same go on with each other's answers. "" is not known.
-        slots: Requests that its engine serves at the same time; more wait in a fair queue. 0 is not known: no queue.
-        splits_cache: Whether each slot of its engine has a part of the KV cache of its own, else all share it; None is
-            not known.
-        is_replicated: Whether several engines answer at its address, or as many as an autoscaler wants.
-        first_byte_seconds: Longest wait for the first byte of an answer; None leaves it to rule and router.
-        prices: None where none are given: a USD budget refuses the backend then.
-        probe: None asks for no health.
-        key_file: File with the key, read again when it changes; "" sends none.
-        missing: Why it cannot be used, for people; "" when it can.
+        model_digest: Digest of a llama.cpp engine's weights and of the settings that change its answers: backends with
+            equal digests can continue each other's answers. "" if unknown.
+        slots: Requests that the engine serves at the same time; further ones wait in a fair queue. 0 if unknown: then
+            there is no queue.
+        splits_cache: True if each slot has its own part of the KV cache, False if all share it, None if unknown.
+        is_replicated: Whether several engines, or an autoscaled number of them, share the address.
+        first_byte_seconds: Longest wait for the first byte of an answer; None applies the rule's or the router's.
+        prices: None if not set: a USD budget then refuses the backend.
+        probe: None disables health checks.
+        key_file: File with the key, read again when it changes; "" sends no key.
+        missing: Why the backend cannot be used, for people; "" if it can.
     """
 
     name: str
@@ -143,15 +134,15 @@ class Backend:
 
 @attrs.frozen(kw_only=True)
 class Match:
-    """Conditions that a request meets all of; an empty one is met.
+    """Conditions of a rule: a request must meet all of them, and an empty one is always met.
 
     Attributes:
-        classes: Data classes, of which the request has one.
-        models: Patterns (`*`, also over slashes, and `?`), of which the request's model fits one.
+        classes: Data classes; the request has one of them.
+        models: Patterns; the request's model matches one of them.
         headers: Header names in lower case, and their values.
-        capabilities: Tags that the chosen backend has, all of them.
-        complexity: What the request declares.
-        latency_seconds: A backend whose measured time to the first byte is above it is not chosen.
+        capabilities: Tags; the chosen backend has all of them.
+        complexity: The complexity that the request declares.
+        latency_seconds: Backends whose measured time to the first byte exceeds this are not chosen.
     """
 
     classes: frozenset[str] = frozenset()
@@ -164,15 +155,15 @@ class Match:
 
 @attrs.frozen(kw_only=True)
 class Rule:
-    """One rule; the first that matches decides.
+    """A routing rule; the first rule that matches a request applies.
 
     Attributes:
-        name: What logs and metrics call it.
+        name: The name in logs and metrics.
         match: Its conditions.
         backends: Names, best first.
         strategy: `primary-fallback`, `weighted`, `shadow` or `least-loaded`.
-        fail_closed: Refuses with 503 when no backend of it can answer.
-        first_byte_seconds: Longest wait for the first byte of an answer; wins over the backend's.
+        fail_closed: Whether requests are refused with 503 if none of the rule's backends can answer.
+        first_byte_seconds: Longest wait for the first byte of an answer; overrides the backend's.
     """
 
     name: str
@@ -185,15 +176,15 @@ class Rule:
 
 @attrs.frozen(kw_only=True)
 class Budget:
-    """Most tokens or dollars in a rolling window.
+    """A limit on tokens or dollars in a rolling window.
 
     Attributes:
-        name: Of the budget.
+        name: Name of the budget.
         scope: `router`, `rule` or `team`.
-        rule: Of scope rule.
-        team_header: Of scope team, where the request's team is not known by its key.
-        max_tokens: None limits none.
-        max_usd: None limits none.
+        rule: Name of the rule under scope rule.
+        team_header: Header with the team under scope team, for requests whose key or token does not determine it.
+        max_tokens: None means no limit.
+        max_usd: None means no limit.
         window_seconds: Length of the window.
     """
 
@@ -208,15 +199,15 @@ class Budget:
 
 @attrs.frozen(kw_only=True)
 class RedisStore:
-    """A Redis or Valkey server that keeps the budgets of all processes of a router.
+    """A Redis or Valkey server that stores the budgets of all processes of a router.
 
     Attributes:
-        host: Its name or address.
-        port: Its port.
-        tls: Whether it is reached over TLS.
-        database: Number of its database.
-        username: "" is the server's default user.
-        password_file: "" sends none.
+        host: Name or address.
+        port: TCP port.
+        tls: Whether to connect over TLS.
+        database: Number of the database.
+        username: "" means the server's default user.
+        password_file: "" sends no password.
     """
 
     host: str
@@ -229,12 +220,12 @@ class RedisStore:
 
 @attrs.frozen(kw_only=True)
 class Classes:
-    """How the data class of a request is found.
+    """The determination of a request's data classes.
 
     Attributes:
-        header: Header with the class, or several with commas between.
-        default: The class of a request that names none; "" leaves it without.
-        sensitive: Those that stay local or are refused.
+        header: Header with one class, or several separated by commas.
+        default: Class of a request that names none; "" leaves it without a class.
+        sensitive: Classes whose requests stay local or are refused.
     """
 
     header: str = "x-llmkube-classification"
@@ -244,16 +235,16 @@ class Classes:
 
 @attrs.frozen(kw_only=True)
 class Tokens:
-    """How JSON web tokens of clients are checked.
+    """Requirements for clients' JSON Web Tokens.
 
     Attributes:
         provider: The issuer's name, for people.
-        issuer: Whom they must name.
+        issuer: Required value of `iss`.
         team_claim: Claim with the team.
-        audiences: Of these, they must name one.
-        jwks_uri: Where the issuer's keys are fetched; "" if they are in a file.
-        jwks_file: File with them, read again when it changes; "" if they are fetched.
-        team_header: Header in which rules find the team, whatever a client has sent in it.
+        audiences: Accepted audiences; a token must name one of them.
+        jwks_uri: Address of the issuer's keys; "" if they are in a file.
+        jwks_file: File with the keys, read again when it changes; "" if they are fetched.
+        team_header: Header in which rules find the team; overwrites what the client sent in it.
     """
 
     provider: str
@@ -267,13 +258,13 @@ class Tokens:
 
 @attrs.frozen(kw_only=True)
 class Auth:
-    """Who may ask, and for what.
+    """Authentication and authorization of clients.
 
     Attributes:
-        keys_folder: Folder of files: the name of each is a team, each line a key; "" asks for no key.
-        tokens: None takes no tokens.
-        models_of_team: Patterns of the models that a team may use; none admits none. With one entry in it, a team
-            without may use none.
+        keys_folder: Folder with a file for each team; each line is a key. "" accepts no keys.
+        tokens: None accepts no tokens.
+        models_of_team: Patterns of the models that each team may use; an empty list allows no model. Unless the whole
+            mapping is empty, a team without an entry may use no model.
     """
 
     keys_folder: str = ""
@@ -283,12 +274,12 @@ class Auth:
 
 @attrs.frozen(kw_only=True)
 class Audit:
-    """Where decisions are written down.
+    """The audit log of routing decisions.
 
     Attributes:
         sink: `stdout` or `file`.
-        path: Of sink file.
-        bodies: Whether requests are written down as a whole.
+        path: The file under sink file.
+        bodies: Whether to log whole request bodies.
     """
 
     sink: str = "stdout"
@@ -298,24 +289,25 @@ class Audit:
 
 @attrs.frozen(kw_only=True)
 class RoutingConfig:
-    """What one router runs by.
+    """The config of one router.
 
     Attributes:
         name: `NAMESPACE/NAME` of the ModelRouter.
         backends: By name, in the order of the ModelRouter.
-        rules: The first that matches decides.
-        default_backend: For requests that no rule matches; "" refuses them.
-        by_model: Whether a request that no rule matches goes to the backend whose `model_id` it names, before
-            `default_backend` is asked.
-        classes: How data classes are found.
-        budgets: Limits.
-        budget_store: Keeps them for several processes; None where each process counts by itself.
-        auth: Who may ask.
-        audit: Where decisions are written down.
-        first_byte_seconds: Where neither rule nor backend says.
-        first_byte_extends: Whether engines of ours are waited for longer than that while they show that they compute.
-        circuit_seconds: How long a backend that failed is left alone at first; the time doubles.
-        capabilities: Tags that some backend has.
+        rules: The first rule that matches a request applies.
+        default_backend: Backend of requests that no rule matches; "" refuses them.
+        by_model: Whether a request that no rule matches goes to the backend whose `model_id` it names, in preference to
+            the default backend.
+        classes: Determination of data classes.
+        budgets: Limits on tokens and dollars.
+        budget_store: Server that stores the budgets of several processes; None if each process has its own.
+        auth: Authentication and authorization.
+        audit: The audit log.
+        first_byte_seconds: Longest wait for the first byte of an answer if neither rule nor backend sets one.
+        first_byte_extends: Whether the router waits longer than that for engines of InferenceServices while they show
+            progress.
+        circuit_seconds: Time without requests after a backend's first failure; it doubles with each further one.
+        capabilities: Tags that at least one backend has.
     """
 
     name: str
@@ -339,21 +331,21 @@ class RoutingConfig:
 
 
 _LOCAL_SUFFIXES: Final = (".svc", ".cluster.local", ".local", ".internal", ".home.arpa", ".localhost")
-"""Names that no server of the Internet answers for: the cluster's, mDNS's, those that are set aside for networks."""
+"""Suffixes that do not exist in public DNS: the cluster's, those of mDNS, and those reserved for private networks."""
 
 _LABEL: Final = re.compile(r"[a-z][a-z0-9-]*")
-"""Begins with a letter: `0x08080808` is an address to a resolver, and no name."""
+"""Starts with a letter: a resolver takes `0x08080808` as an address, not as a name."""
 
 
 def is_local_url(url: str) -> bool:
-    """Return whether the host is a private address, or a name that only a local name server knows."""
+    """Return whether the host is a private address, or a name that only a local name server can resolve."""
     host = (urlsplit(url).hostname or "").rstrip(".").lower()
     if not host:
         return False
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
-        # A name without a dot is completed with the cluster's own domains first
+        # A resolver first tries a name without a dot in the cluster's search domains
         return _LABEL.fullmatch(host) is not None or host.endswith(_LOCAL_SUFFIXES)
     mapped = getattr(address, "ipv4_mapped", None)
     return any((mapped or address) in network for network in _PRIVATE)
@@ -363,4 +355,4 @@ _PRIVATE: Final = tuple(
     ipaddress.ip_network(each)
     for each in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "127.0.0.0/8", "::1/128", "fc00::/7")
 )
-"""RFC 1918, the range of carriers that tailnets use, loopback, and unique local addresses."""
+"""RFC 1918, the carrier-grade NAT range that tailnets use, loopback, and unique local addresses."""

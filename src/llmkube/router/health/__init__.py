@@ -1,7 +1,7 @@
-"""How backends do while no request says so: probes that a spec asks for, and engines that have stopped to answer.
+"""Watch the health of backends independently of requests: health checks of a spec, and frozen engines.
 
-signs         what probes, an engine's silence and its /slots tell; pure
+health_state  decides from probe results, unanswered checks and /slots; pure
 probes        one task for each backend with a healthCheck
-cache_watch   asks engines how full their KV caches are while requests are under way
-engine_watch  asks an engine while requests wait for it, and takes them away from one that is frozen
+cache_watch   polls the use of KV caches while requests are under way
+engine_watch  checks an engine while requests wait for it, and ends their wait if it is frozen
 """

@@ -1,7 +1,7 @@
-"""Asks the engines of ours how full their KV caches are while requests are under way, and whether they are still there.
+"""Poll the KV cache use of InferenceServices' engines while requests are under way.
 
-Only llama.cpp's server tells. A question at `/slots` would wake an engine that sleeps: an idle one is asked at
-`/health` alone, and holds nothing. One that does not answer is not known, so that no figure outlives its engine.
+Only llama.cpp's server reports it. A request to `/slots` would wake a sleeping engine, so an idle engine is polled at
+`/health` only, and its use is 0. If an engine does not respond, its use is unknown: no figure outlives its engine.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ from llmkube.router.health.probes import SendCheck, all_permits, send_or_none
 from llmkube.router.policy.permits import Permit
 
 INTERVAL_SECONDS: Final = 5.0
-"""Between two questions to an engine."""
+"""Between two polls of an engine."""
 
 
 @attrs.define(eq=False)
@@ -31,10 +31,10 @@ class CacheWatch:
     """The KV caches of one router's engines.
 
     Attributes:
-        send: Asks an engine.
-        config: Returns what counts now.
+        send: Sends a health check.
+        config: Returns the current config.
         in_flight: Requests under way, by the backend's name.
-        is_llama: Whether a backend has called itself llama.cpp's server: others have nothing at `/slots`.
+        is_llama: Whether a backend has identified itself as llama.cpp's server; others have no `/slots`.
     """
 
     send: SendCheck
@@ -44,12 +44,12 @@ class CacheWatch:
     _uses: dict[str, tuple[Backend, CacheUse]] = attrs.field(factory=dict)
 
     def use(self, backend: Backend) -> CacheUse | None:
-        """Return what a backend's engine has told last; None of one that tells nothing, or did not answer."""
+        """Return the last use that a backend's engine has reported; None if it reports none or did not respond."""
         found = self._uses.get(backend.name)
         return found[1] if found is not None and found[0] == backend else None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> NoReturn:
-        """Ask until cancelled."""
+        """Poll until cancelled."""
         task_status.started()
         while True:
             await trio.sleep(INTERVAL_SECONDS)
@@ -80,5 +80,5 @@ class CacheWatch:
 
 
 def _has_single_engine(backend: Backend) -> bool:
-    """Whether an engine of ours answers there, and always the same one."""
+    """Whether the backend is an InferenceService with exactly one engine."""
     return not (backend.provider or backend.is_replicated or backend.missing)

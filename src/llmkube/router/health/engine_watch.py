@@ -1,7 +1,7 @@
-"""Asks an engine of ours whether it lives while requests wait for it, and takes them away from one that is frozen.
+"""Check an engine's health while requests wait for it, and end their wait if it is frozen.
 
-One task asks for all requests of a backend, from a second after the first of them began. After an engine was found
-frozen it goes on until the engine answers again, so that no request has to try that out.
+One task checks on behalf of all requests of a backend, starting a second after the first of them. After it has found
+the engine frozen, it continues until the engine responds again, so that no request has to be the test.
 """
 
 import math
@@ -28,20 +28,20 @@ FROZEN: Final = f"its engine is frozen: no answer at {HEALTH_PATH} for {FROZEN_S
 
 _UNWATCHED: Final = nullcontext()
 _MAX_BACKENDS: Final = 256
-"""That begin to be watched at the same moment; of more, a later request begins it."""
+"""Backends whose watch can start at the same moment; for further ones, a later request starts it."""
 
 
 @attrs.define(eq=False)
 class WaitingRequest:
-    """One request that an engine is asked for.
+    """A request that waits for an engine.
 
     Attributes:
-        extends: Whether the request waits on while the engine lives: its spec gives no limit.
-        began_at: When it went out.
-        silence: The scope that ends when the backend was silent for too long; None before the request has gone out. Its
-            deadline is infinite while the client is waited for.
-        last_received_at: When a part of its answer came last; -inf before the first.
-        is_frozen: Whether the engine was found frozen while it waited, which ends the scope as well.
+        extends: Whether to wait for as long as the engine is alive, because the spec sets no limit.
+        began_at: When the request was sent.
+        silence: Scope that ends when the backend has been silent for too long; None before the request is sent. Its
+            deadline is infinite while the router waits for the client.
+        last_received_at: When the last part of the answer arrived; -inf before the first.
+        is_frozen: Whether the engine was found frozen during the wait, which ends the scope, too.
     """
 
     extends: bool
@@ -51,19 +51,19 @@ class WaitingRequest:
     is_frozen: bool = False
 
     def begin(self, silence: trio.CancelScope) -> None:
-        """Take the scope that the request waits in."""
+        """Set the scope in which the request waits."""
         self.silence = silence
         if self.is_frozen:
             silence.cancel(reason=FROZEN)
 
     def extend_deadline(self, now: float) -> None:
-        """Take an answer of the engine for a sign of life."""
+        """Extend the deadline after the engine has responded to a health check."""
         if self.extends and self.silence is not None:
             until = min(now + LIVENESS_SECONDS, self.began_at + MAX_WAIT_SECONDS)
             self.silence.deadline = max(self.silence.deadline, until)
 
     def freeze(self) -> None:
-        """End the wait for a frozen engine; never a write to the client, who would have half of a piece."""
+        """End the wait for a frozen engine; never interrupt a write to the client, which would truncate a chunk."""
         self.is_frozen = True
         if self.silence is None:
             return
@@ -75,13 +75,13 @@ class WaitingRequest:
 
 @attrs.define(eq=False)
 class _Engine:
-    """One that requests wait for.
+    """An engine for which requests wait.
 
     Attributes:
-        silence: What is known of it.
+        silence: Its unanswered health checks.
         waiting: Its requests.
-        is_watched: Whether a task asks it.
-        is_frozen: Whether it was found frozen, and has not answered since.
+        is_watched: Whether a task checks it.
+        is_frozen: Whether it was found frozen and has not responded since.
     """
 
     silence: Silence = Silence()
@@ -90,7 +90,7 @@ class _Engine:
     is_frozen: bool = False
 
     def is_silent(self, now: float) -> bool:
-        """Whether one of its requests hears nothing."""
+        """Whether one of its requests receives nothing."""
         return any(now - one.last_received_at >= INTERVAL_SECONDS for one in self.waiting)
 
 
@@ -99,8 +99,9 @@ class EngineWatch:
     """The engines of one router.
 
     Attributes:
-        send: Asks one.
-        on_change: Told of a backend whose engine is frozen and why, or answers again, which is "".
+        send: Sends a health check.
+        on_change: Called with a backend's name and the cause when its engine is frozen, and with "" when it responds
+            again.
     """
 
     send: SendCheck
@@ -113,28 +114,30 @@ class EngineWatch:
         self._sender, self._receiver = trio.open_memory_channel[tuple[Permit, _Engine]](_MAX_BACKENDS)
 
     def responded(self, name: str, server: str) -> None:
-        """Note what a backend calls itself in an answer."""
+        """Record a response of a backend and its `Server` header."""
         engine = self._of(name)
         engine.silence = engine.silence.responded(server)
 
     def is_llama(self, name: str) -> bool:
-        """Whether a backend has called itself llama.cpp's server."""
+        """Whether a backend has identified itself as llama.cpp's server."""
         engine = self._engines.get(name)
         return engine is not None and engine.silence.is_llama
 
     def keep_only(self, unchanged: frozenset[str]) -> None:
-        """Forget backends that are no more, or are others under the same name; their tasks end by themselves."""
+        """Forget backends that were removed or changed; their tasks end by themselves."""
         self._engines = {name: engine for name, engine in self._engines.items() if name in unchanged}
 
     def watching(self, permit: Permit, waiting: WaitingRequest) -> AbstractContextManager[None]:
-        """Freeze a request that waits if its engine is frozen; a provider, or one of several engines, never is.
+        """Watch the engine while a request waits for it, and freeze the request if the engine is frozen.
+
+        Providers and replicated backends are not watched.
 
         Args:
-            permit: The backend that the request goes to.
-            waiting: The request; it waits for the engine, however long, while that shows that it lives.
+            permit: The backend of the request.
+            waiting: The request.
         """
         backend = permit.backend
-        if backend.provider or backend.is_replicated:  # another of them may answer for the one that computes
+        if backend.provider or backend.is_replicated:  # another engine may respond in place of the one that computes
             return _UNWATCHED
         return self._watching(permit, waiting)
 
@@ -149,7 +152,7 @@ class EngineWatch:
             engine.waiting.discard(waiting)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> NoReturn:
-        """Ask until cancelled."""
+        """Check engines until cancelled."""
         async with trio.open_nursery() as nursery:
             task_status.started()
             while True:

@@ -5,8 +5,8 @@ are failures and are not followed. A response that reports a loading model is ne
 
 llama.cpp's server answers `/health` from threads that do no inference: within milliseconds while it processes a prompt
 for an hour, and never while its process is stopped or its machine is down. Missing health responses therefore mean that
-it is frozen; the duration of a request does not. Other servers answer from the thread that does inference, so that
-nothing is concluded from their silence.
+it is frozen; a long request does not. Other servers answer from the thread that does inference, so their silence
+proves nothing.
 
 Cached prompt tokens of an idle slot are free space, because the next request may overwrite them. vLLM reports the same.
 """
@@ -56,12 +56,12 @@ class ProbeState:
         return self.failures < UNHEALTHY_AFTER
 
     def replied(self, reply: Reply, path: str) -> "ProbeState":
-        """Return the state after an answer."""
+        """Return the state after a response."""
         if reply.is_loading:
             return self
         if 200 <= reply.status < 300:
             return ProbeState()
-        return self.failed(f"it answers {reply.status} at {path}")
+        return self.failed(f"status {reply.status} at {path}")
 
     def failed(self, cause: str) -> "ProbeState":
         """Return the state after a failed probe."""
@@ -82,10 +82,10 @@ FROZEN_SECONDS: Final = 8.0
 """Time without a response. With the second before the first check, a frozen engine is detected within 10."""
 
 LIVENESS_SECONDS: Final = 12.0
-"""How long a response proves that an engine is alive; longer than the detection of a frozen one takes."""
+"""Time for which a response proves that an engine is alive; longer than the detection of a frozen one takes."""
 
 MAX_WAIT_SECONDS: Final = 3600.0
-"""How long health responses protect a request that receives no bytes; the agent's limit for CPU time is the same."""
+"""Longest wait without bytes while health responses arrive; the agent's limit for CPU time is the same."""
 
 FROZEN_CHECKS: Final = 3
 """Consecutive unanswered checks: after a pause of this process, one check is late whatever the engine did."""
@@ -173,10 +173,10 @@ def cache_use(body: bytes, splits_cache: bool | None) -> CacheUse | None:
 
 
 def _used(slot: Mapping[str, Any]) -> int | None:
-    """Return the tokens of a slot's request; 0 of an idle one."""
+    """Return the tokens of a slot's request; 0 if the slot is idle, None if unknown."""
     if slot.get("is_processing") is not True:
         return 0 if slot.get("is_processing") is False else None
-    following = slot.get("next_token")  # a list of one, or just that one, by the build
+    following = slot.get("next_token")  # a list of one item in some builds, the item in others
     following = following[0] if isinstance(following, list) and following else following
     written = _count(following, "n_decoded") if isinstance(following, dict) else None
     read = [_count(slot, name) for name in _PROMPT_FIELDS]

@@ -1,4 +1,4 @@
-"""Asks each backend with a healthCheck how it does, as often as its spec says; one task for each, until a reload."""
+"""Probe each backend with a healthCheck at the interval of its spec; one task for each backend, until a reload."""
 
 from collections.abc import Awaitable, Callable
 from typing import Final, NoReturn
@@ -14,11 +14,11 @@ from llmkube.router.policy.permits import Permit, permits_for
 from llmkube.router.policy.request_facts import RequestFacts
 
 SendCheck = Callable[[Permit, str], Awaitable[Reply]]
-"""Asks a backend at a path, from the root of its host; raises HttpError or OSError if it does not answer."""
+"""Sends a health check to a path of a backend's host; raises HttpError or OSError if there is no response."""
 
 
 async def send_or_none(send: SendCheck, permit: Permit, path: str, timeout_seconds: float) -> Reply | None:
-    """Return what a backend answers; None where it does not, or not in time."""
+    """Return a backend's response; None if there is none within the timeout."""
     with trio.move_on_after(timeout_seconds):
         try:
             return await send(permit, path)
@@ -37,9 +37,9 @@ class Probes:
     """The probes of one router.
 
     Attributes:
-        send: Asks.
-        on_change: Told of a backend that became unhealthy and why, or healthy again, which is "".
-        on_probe: Told of each probe: the backend's name, and what it has found.
+        send: Sends a health check.
+        on_change: Called with a backend's name and the cause while it is unhealthy, with "" when it is healthy again.
+        on_probe: Called after each probe with the backend's name and the result.
     """
 
     send: SendCheck
@@ -49,17 +49,12 @@ class Probes:
     _states: dict[str, ProbeState] = attrs.field(factory=dict)
 
     def reload_nowait(self, config: RoutingConfig, unchanged: frozenset[str]) -> None:
-        """Go on by another config.
-
-        Args:
-            config: What counts now.
-            unchanged: The backends that are as they were; of the others nothing is known.
-        """
+        """Apply a reloaded config; the states of backends that are not in `unchanged` are discarded."""
         self._states = {name: state for name, state in self._states.items() if name in unchanged}
         self._config.put_nowait(config)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> NoReturn:
-        """Probe until cancelled; a reload ends the tasks of the config before it."""
+        """Probe until cancelled; a reload ends the tasks of the previous config."""
         task_status.started()
         while True:
             version = self._config.version
@@ -67,7 +62,7 @@ class Probes:
                 for permit, probe in _probed_backends(self._config.value):
                     nursery.start_soon(self._probe, permit, probe)
                 await self._config.wait_newer(version)
-                nursery.cancel_scope.cancel(reason="another config counts")
+                nursery.cancel_scope.cancel(reason="config reloaded")
 
     async def _probe(self, permit: Permit, probe: Probe) -> NoReturn:
         name = permit.backend.name
@@ -78,21 +73,21 @@ class Probes:
             self._states[name] = state
             self.on_probe(name, found)
             if not state.is_healthy:
-                self.on_change(name, f"its health check fails: {state.cause}")
+                self.on_change(name, f"health check failed: {state.cause}")
             elif not previous.is_healthy:
                 self.on_change(name, "")
             await trio.sleep_until(sent_at + probe.interval_seconds)
 
     async def _check(self, permit: Permit, probe: Probe, previous: ProbeState) -> tuple[ProbeState, str]:
-        """Ask once; return what is known after it, and the word for what was found."""
+        """Probe once; return the new state and the result."""
         reply: Reply | None = None
         with trio.move_on_after(probe.timeout_seconds) as scope:
             try:
                 reply = await self.send(permit, probe.path)
             except (HttpError, OSError):
-                return previous.failed(f"no answer at {probe.path}"), UNHEALTHY
+                return previous.failed(f"no response at {probe.path}"), UNHEALTHY
         if reply is None or scope.cancelled_caught:
-            return previous.failed(f"no answer at {probe.path} within {probe.timeout_seconds} seconds"), UNHEALTHY
+            return previous.failed(f"no response at {probe.path} within {probe.timeout_seconds} seconds"), UNHEALTHY
         if reply.is_loading:
             return previous, LOADING
         state = previous.replied(reply, probe.path)
@@ -100,11 +95,11 @@ class Probes:
 
 
 def _probed_backends(config: RoutingConfig | None) -> list[tuple[Permit, Probe]]:
-    """Return the backends to ask, and how."""
+    """Return the backends to probe, and their probes."""
     permits = all_permits(config) if config is not None else []
     return [(permit, probe) for permit in permits if (probe := permit.backend.probe) is not None]
 
 
 def all_permits(config: RoutingConfig) -> list[Permit]:
-    """Return leave to ask backends how they do: that carries no client's data, so no class and no team closes one."""
+    """Return permits for health checks of all usable backends: without client data, they need no policy."""
     return list(permits_for(attrs.evolve(config, auth=Auth()), RequestFacts(model="")).allowed.values())

@@ -1,6 +1,6 @@
-"""Which backends a request may reach, and in which order they are asked: pure functions of request and config. Pure.
+"""Decide from request and config which backends a request may reach, and in which order. Pure.
 
-request_facts  what policy knows of a request
-permits        which backends it may reach at all, computed once, before any rule is asked
-decision       which rule decides, and in which order what is permitted is tried
+request_facts  the facts of a request on which policy is based
+permits        the backends that a request may reach at all, computed once, before any rule
+decision       the rule that applies, and the order of its permitted backends
 """

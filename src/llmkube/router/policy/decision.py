@@ -1,6 +1,6 @@
-"""Which rule decides, and in which order what is permitted is tried.
+"""Choose the rule that applies, and order its permitted backends.
 
-Under strategy least-loaded the first is the one that has the prompt's beginning in its cache, else the least loaded.
+Strategy least-loaded prefers a backend that has the start of the prompt in its cache, else the least loaded one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,11 +18,11 @@ MAX_AHEAD: Final = 4
 
 @attrs.frozen
 class Warmth:
-    """What one backend is believed to have in its cache.
+    """The estimated part of a prompt in a backend's cache.
 
     Attributes:
-        size: Bytes of the prompt from its beginning.
-        oldest: When the prompt was used that it would give up for this one, counted in answers; 0 while it has room.
+        size: Bytes of the prompt, from its start.
+        oldest: Last use of the prompt that would be evicted for this one, counted in answers; 0 if there is room.
     """
 
     size: int = 0
@@ -35,13 +35,13 @@ _COLD: Final = Warmth()
 def least_loaded(chosen: Sequence[Permit], load: Mapping[str, int], warmth: Mapping[str, Warmth]) -> tuple[Permit, ...]:
     """Return the permits, best first.
 
-    A prompt that no backend has goes to the least loaded one; of those with the same load, to the one that has room for
-    it, else to the one that would give up what was used longest ago; then the order of the rule holds.
+    A prompt that no backend has cached goes to the least loaded one; among equals, to one with room in its cache, else
+    to the one that would evict the least recently used prompt, else to the first in the order of the rule.
 
     Args:
-        chosen: What may be asked, in the order of the rule.
+        chosen: Usable backends in the order of the rule.
         load: Requests in flight, by the backend's name.
-        warmth: By the backend's name; empty where nothing is known of the prompt.
+        warmth: By the backend's name; empty if nothing is known of the prompt.
     """
     if not warmth:
         return tuple(sorted(chosen, key=lambda permit: load.get(permit.backend.name, 0)))
@@ -58,10 +58,10 @@ def least_loaded(chosen: Sequence[Permit], load: Mapping[str, int], warmth: Mapp
 
 
 def is_overloaded(permit: Permit, least: Permit, load: Mapping[str, int]) -> bool:
-    """Whether a request would wait so long at a backend that it goes to the least loaded one and is computed anew.
+    """Whether a warm backend has such a long queue that the least loaded one, without a cache, is likely to be faster.
 
-    With known slots that is where none is free and the other has one, or the other's queue is shorter by as many
-    requests as there are slots.
+    With known slots: none is free here, and the other backend has a free slot, or a load that is lower by at least
+    the number of slots.
     """
     own, other = load.get(permit.backend.name, 0), load.get(least.backend.name, 0)
     slots = permit.backend.slots
@@ -83,16 +83,16 @@ _NO_WARMTH: Final[Mapping[str, Warmth]] = {}
 
 @attrs.frozen(kw_only=True)
 class Decision:
-    """Where a request goes.
+    """The route of a request.
 
     Attributes:
-        rule: The rule that decided; None where the default did, or nothing.
-        order: What is tried, best first; empty refuses the request.
-        shadows: What gets a copy, whose answer is not used.
-        why: For people and the audit log: what decided.
+        rule: The rule that applied; None for the default route and for a refusal without a rule.
+        order: Backends to try, best first; empty refuses the request.
+        shadows: Backends that get a copy whose answer is discarded.
+        why: The cause of the decision, for people and the audit log.
         first_byte_seconds: Longest wait for the first byte, by the backend's name.
-        extends: The backends that are waited for longer while they show that they compute: no spec gives their limit.
-        reason: One CamelCase word of a refusal: `NoRoute`, `FailClosed`, `NotPermitted`, `ModelNotAllowed`; else "".
+        extends: Backends for which the router waits longer while they show progress, because no spec sets their limit.
+        reason: Reason of a refusal: `NoRoute`, `FailClosed`, `NotPermitted`, `ModelNotAllowed`; else "".
     """
 
     rule: Rule | None
@@ -114,18 +114,18 @@ def decide(
     load: Mapping[str, int],
     warmth: Mapping[str, Warmth] = _NO_WARMTH,
 ) -> Decision:
-    """Return where a request goes: the first rule that matches decides, and only what is permitted is chosen from.
+    """Route a request: the first rule that matches and has a usable backend applies, and only among permitted backends.
 
-    A rule of which nothing may be used is passed over, unless it fails closed.
+    A matching rule without usable backends is skipped, unless it fails closed.
 
     Args:
-        config: What the router runs by.
-        facts: What is known of the request.
-        permits: What it may reach.
-        first_byte_seconds: Measured time to the first byte, by the backend's name; one that is not in it is not known.
+        config: The config.
+        facts: Facts of the request.
+        permits: Backends that the request may reach.
+        first_byte_seconds: Measured time to the first byte, by the backend's name; without an entry it is unknown.
         pick: A number from 0 to below 1, for strategy weighted.
         load: Requests in flight, by the backend's name.
-        warmth: What backends have of the prompt in their caches, by name, for strategy least-loaded.
+        warmth: Estimates of what backends have cached of the prompt, by name, for strategy least-loaded.
     """
     if not permits.model_allowed:
         return _refusal(None, MODEL_NOT_ALLOWED, next(iter(permits.refused.values()), "the team may not use the model"))
@@ -144,7 +144,7 @@ def decide(
 
 
 def unmet_condition(match: Match, facts: RequestFacts) -> str:
-    """Return the first condition that a request does not meet, by the name of its field; "" if it meets all."""
+    """Return the field name of the first condition that a request does not meet; "" if it meets all."""
     if match.classes and match.classes.isdisjoint(facts.classes):
         return "dataClassification"
     if match.complexity and match.complexity != facts.complexity:
@@ -160,7 +160,7 @@ def unmet_condition(match: Match, facts: RequestFacts) -> str:
 
 
 def usable_backends(rule: Rule, permits: Permits, first_byte_seconds: Mapping[str, float]) -> list[str]:
-    """Return the backends of a rule that the request may reach and that have what the rule asks of a backend."""
+    """Return the backends of a rule that the request may reach and that meet the rule's requirements."""
     return [
         name
         for name in rule.backends
@@ -169,7 +169,7 @@ def usable_backends(rule: Rule, permits: Permits, first_byte_seconds: Mapping[st
 
 
 def unmet_requirement(match: Match, permit: Permit, first_byte_seconds: Mapping[str, float]) -> str:
-    """Return what a rule asks of a backend and the backend does not have, as the field is called; "" if it has all."""
+    """Return the field name of the first requirement that a backend does not meet; "" if it meets all."""
     if match.capabilities and not match.capabilities <= permit.backend.capabilities:
         return "requiredCapabilities"
     limit = match.latency_seconds
@@ -205,9 +205,9 @@ def _refusal(rule: Rule | None, reason: str, why: str) -> Decision:
 def _with_limits(
     config: RoutingConfig, rule: Rule | None, order: tuple[Permit, ...], shadows: tuple[Permit, ...], why: str
 ) -> Decision:
-    """Return a decision with the limits of its backends: the rule's, else the backend's, else the router's own.
+    """Return a decision with the time limit of each backend: the rule's, else the backend's, else the router's default.
 
-    The router's own limit may be extended while an engine of ours computes; one from a spec may not.
+    Only the default is extended while the engine of an InferenceService shows progress; limits from a spec are not.
     """
     limits: dict[str, float] = {}
     extends = set()
@@ -230,9 +230,9 @@ _Arrangement = tuple[tuple[Permit, ...], tuple[Permit, ...]]
 def _arrange(
     rule: Rule, chosen: Sequence[Permit], pick: float, load: Mapping[str, int], warmth: Mapping[str, Warmth]
 ) -> _Arrangement:
-    """Return what is tried, best first, and what gets a copy."""
+    """Return the backends to try, best first, and those that get a copy."""
     if rule.strategy == "shadow":
-        # What is tried out never answers, not even in place of the backend that does
+        # A shadow never answers, not even if the primary backend cannot
         return tuple(permit for permit in chosen if permit.backend.name == rule.backends[0]), tuple(
             permit for permit in chosen if permit.backend.name != rule.backends[0]
         )
@@ -244,12 +244,12 @@ def _arrange(
 
 
 def _weighted(chosen: Sequence[Permit], pick: float) -> tuple[Permit, ...]:
-    """Return the drawn one first and the others after it as the rule lists them; weight 0 is only fallen back on."""
+    """Return the drawn backend first, then the others in the order of the rule; weight 0 is only a fallback."""
     mark = pick * sum(permit.backend.weight for permit in chosen)
     drawn = 0
     for position, permit in enumerate(chosen):
         if permit.backend.weight:
-            drawn = position  # stays at the last one with a share where rounding leaves the mark at the very end
+            drawn = position  # the last one with a weight, if rounding leaves the mark at the very end
             mark -= permit.backend.weight
             if mark < 0:
                 break

@@ -1,7 +1,7 @@
-"""Which backends a request may reach at all: class ∩ tenant ∩ region ∩ capability ∩ models, computed once.
+"""The backends that a request may reach at all: class ∩ tenant ∩ region ∩ capability ∩ models, computed once.
 
-A `Permit` is the only thing by which the transport dials, and only `permits_for` makes one. What comes after, rules,
-weights, health, fallback, reorders or shrinks the set.
+The transport connects only with a `Permit`, and only `permits_for` creates one. Everything later (rules, weights,
+health, fallback) can only reorder or shrink the set.
 """
 
 from collections.abc import Mapping
@@ -17,11 +17,7 @@ _MAKER: Final = object()
 
 @final
 class Permit:
-    """Leave to send one request to one backend. `permits_for` alone makes it.
-
-    Attributes:
-        backend: Where to.
-    """
+    """The permission to send one request to one backend; only `permits_for` creates it."""
 
     __slots__ = ("backend",)
 
@@ -29,11 +25,11 @@ class Permit:
 
     def __init__(self, backend: Backend, maker: object) -> None:
         if maker is not _MAKER:
-            raise TypeError("only permits_for makes a Permit")
+            raise TypeError("only permits_for creates a Permit")
         object.__setattr__(self, "backend", backend)
 
     def __init_subclass__(cls) -> NoReturn:
-        raise TypeError("only permits_for makes a Permit: there is no kind of it that another makes")
+        raise TypeError("only permits_for creates a Permit: it cannot be subclassed")
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise AttributeError(f"a Permit does not change: {name}")
@@ -41,8 +37,8 @@ class Permit:
     def __delattr__(self, name: str) -> NoReturn:
         raise AttributeError(f"a Permit does not change: {name}")
 
-    def __reduce_ex__(self, protocol: object) -> NoReturn:  # what copy, deepcopy and pickle ask
-        raise TypeError("a Permit is not copied: only permits_for makes one")
+    def __reduce_ex__(self, protocol: object) -> NoReturn:  # used by copy, deepcopy and pickle
+        raise TypeError("a Permit cannot be copied: only permits_for creates one")
 
     def __repr__(self) -> str:
         return f"Permit({self.backend.name!r})"
@@ -50,12 +46,12 @@ class Permit:
 
 @attrs.frozen
 class Permits:
-    """What a request may reach, and why not the rest.
+    """The backends that a request may reach, and why it may not reach the others.
 
     Attributes:
         allowed: By the backend's name, in the order of the config.
-        refused: Why each other backend is closed to it, for people.
-        model_allowed: Whether the team may use the model that the request names, whatever backend would answer.
+        refused: The cause for each other backend, for people.
+        model_allowed: Whether the team may use the model that the request names, on any backend.
     """
 
     allowed: Mapping[str, Permit]
@@ -64,10 +60,10 @@ class Permits:
 
 
 def permits_for(config: RoutingConfig, facts: RequestFacts) -> Permits:
-    """Return which backends a request may reach, whatever rule decides."""
+    """Return the backends that a request may reach, whichever rule applies."""
     patterns = _patterns_of(config, facts)
     if patterns is not None and not matches_any(patterns, facts.model):
-        why = f"team {facts.principal.team or 'unknown'} may not use the model {facts.model or 'that is not named'}"
+        why = f"team {facts.principal.team or 'unknown'} may not use the model {facts.model or '(none named)'}"
         return Permits({}, dict.fromkeys(config.backends, why), model_allowed=False)
     sensitive = facts.classes & config.classes.sensitive
     regions, needs = facts.regions, facts.capabilities
@@ -76,7 +72,7 @@ def permits_for(config: RoutingConfig, facts: RequestFacts) -> Permits:
     for name, backend in config.backends.items():
         if sensitive and not backend.local:
             classes = ", ".join(sorted(sensitive))
-            refused[name] = f"data class {classes} stays local, and this backend is not"
+            refused[name] = f"data of class {classes} must stay local, and this backend is not"
         elif regions and backend.region not in regions:
             where = backend.region or "no named region"
             refused[name] = f"the data may go to {', '.join(sorted(regions))}, and this backend is in {where}"
@@ -86,22 +82,22 @@ def permits_for(config: RoutingConfig, facts: RequestFacts) -> Permits:
         elif patterns is not None and not _serves_allowed(backend, patterns):
             refused[name] = f"team {facts.principal.team} may not use the model {backend.model} that it serves"
         elif backend.missing or not backend.base_url:
-            refused[name] = backend.missing or "nothing is known of where it answers"
+            refused[name] = backend.missing or "its address is unknown"
         else:
             allowed[name] = Permit(backend, _MAKER)
     return Permits(allowed, refused)
 
 
 def _patterns_of(config: RoutingConfig, facts: RequestFacts) -> tuple[str, ...] | None:
-    """Return what a request's model has to fit; None where no team is limited."""
+    """Return the patterns that a request's model must match; None if teams are not restricted."""
     by_team = config.auth.models_of_team
     return by_team.get(facts.principal.team, ()) if by_team else None
 
 
 def _serves_allowed(backend: Backend, patterns: tuple[str, ...]) -> bool:
-    """Return whether a team may use what a backend answers with, by the name that clients have for it or by its own.
+    """Return whether a team may use the model that a backend serves, by the clients' name for it or by its own.
 
-    A rule may send any model's name anywhere: without this, a team that may use `phi-*` alone would reach another model
-    by a header that some rule asks for. A backend that is asked for what the client names was judged by that.
+    A rule may send any model name to any backend: without this check, a team that may use only `phi-*` could reach
+    another model with a header that a rule matches. For a backend that gets the client's model name, that was checked.
     """
     return not backend.model or matches_any(patterns, backend.model) or matches_any(patterns, backend.model_id)

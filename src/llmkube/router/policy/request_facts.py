@@ -1,4 +1,4 @@
-"""What policy knows of a request: nothing else of it decides where it goes."""
+"""The facts of a request on which policy is based; nothing else in a request affects its route."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -23,17 +23,17 @@ _PARTS: Final[Mapping[str, str]] = {
     "input_audio": AUDIO,
     "audio": AUDIO,
 }
-"""Types of content parts (chat completions, responses, messages), and what a backend needs for them."""
+"""Types of content parts (chat completions, responses, messages), and the capability that each needs."""
 _MAX_DEPTH: Final = 8
 
 
 @attrs.frozen(kw_only=True)
 class Principal:
-    """Who asks, as its key or its token says; made once for each key, and for each token that is checked.
+    """The client of a request, identified by its key or token.
 
     Attributes:
-        team: "" where clients need not say who asks.
-        tenant: What shares are fair between: the key's digest, else the address.
+        team: "" if the router needs no authentication.
+        tenant: The unit of fair sharing: a digest of the key or of the token's subject, else the address.
     """
 
     team: str = ""
@@ -45,17 +45,17 @@ ANONYMOUS: Final = Principal()
 
 @attrs.frozen(kw_only=True)
 class RequestFacts:
-    """One request.
+    """Facts of one request.
 
     Attributes:
-        model: What its body names; "" of one that names none.
-        classes: Its data classes, in lower case, the default filled in.
-        complexity: What it declares, in lower case.
-        capabilities: Tags that it needs: those of its header, and those that its body implies (`vision`, `audio`,
+        model: The model in its body; "" if there is none.
+        classes: Data classes in lower case, or the default.
+        complexity: The declared complexity, in lower case.
+        capabilities: Tags that it needs: those in its header, and those that its body implies (`vision`, `audio`,
             `tools`).
-        regions: Where its data may go, in lower case; none admits everywhere.
-        headers: Its headers, names in lower case; of a repeated one the values with ", " between.
-        principal: Who asks.
+        regions: Regions to which its data may go, in lower case; empty means anywhere.
+        headers: Headers with names in lower case; values of a repeated header are joined with ", ".
+        principal: The client.
     """
 
     model: str
@@ -63,20 +63,20 @@ class RequestFacts:
     complexity: str = ""
     capabilities: frozenset[str] = frozenset()
     regions: frozenset[str] = frozenset()
-    headers: Mapping[str, str] = attrs.field(factory=dict, repr=False)  # keys of clients are among them
+    headers: Mapping[str, str] = attrs.field(factory=dict, repr=False)  # contain clients' keys
     principal: Principal = ANONYMOUS
 
 
 def facts_of(
     config: RoutingConfig, headers: Mapping[str, str], body: Mapping[str, Any] | None, principal: Principal
 ) -> RequestFacts:
-    """Return what policy knows of a request.
+    """Return the facts of a request.
 
     Args:
-        config: What the router runs by.
-        headers: Headers, names in lower case; of a repeated one the values with ", " between.
-        body: The request's JSON object; None of a request without.
-        principal: Who asks.
+        config: The config.
+        headers: Headers with names in lower case; values of a repeated header are joined with ", ".
+        body: The JSON object; None if the request has none.
+        principal: The client.
     """
     classes = classes_in(headers.get(config.classes.header, "")) or classes_in(config.classes.default)
     capabilities = header_values(headers.get(CAPABILITIES_HEADER, ""))
@@ -99,13 +99,13 @@ def facts_of(
 
 
 def _with_team(headers: Mapping[str, str], tokens: Tokens, principal: Principal) -> Mapping[str, str]:
-    """Return the headers with the team that a token or a key has shown: none that a client only says."""
+    """Return the headers with the authenticated team, in place of any that the client claims."""
     rest = {name: value for name, value in headers.items() if name != tokens.team_header}
     return rest | ({tokens.team_header: principal.team} if principal.team else {})
 
 
 def _implied_capabilities(body: Mapping[str, Any]) -> set[str]:
-    """Return what only a backend of that kind can answer."""
+    """Return the capabilities that a body requires."""
     needs = {TOOLS} if body.get("tools") or body.get("functions") else set()
     for key in ("messages", "input", "system"):
         turns = body.get(key)

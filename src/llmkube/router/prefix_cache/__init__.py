@@ -1,5 +1,5 @@
-"""Where the beginning of a prompt is in an engine's cache, as the engines' own answers have taught. Pure.
+"""Estimate which engine has the start of a prompt in its cache, from what engines report in their answers. Pure.
 
-warm_prefixes  which backend has computed which prompts, for each tenant by itself; pure
-own_prompts    the prompts that each tenant was answered of late, in bounds; pure
+warm_prefixes   the prompts that each backend has computed, separately for each tenant
+tenant_prompts  the recent prompts of each tenant, within bounds
 """

@@ -1,8 +1,8 @@
-"""What tenants were answered of late, so that each is told where its prompt leaves its own earlier ones. Pure.
+"""Remember each tenant's recent prompts, and report to it where a new prompt diverges from them. Pure.
 
-What a tenant is told is made of its own prompts, and of the tokens that its answer reports, which it reads anyway.
-Other tenants' prompts are not looked at: they change neither what is said, nor whether, nor how much is done for it.
-All that tenants share is how many of them are remembered: those that were answered last.
+The report depends only on the tenant's own prompts and on the token counts of its answer, which it sees anyway. Other
+tenants' prompts affect neither its content, nor whether there is one, nor the work for it. Tenants share only the
+limit on the number of tenants that are remembered: the most recent ones.
 """
 
 from array import array
@@ -19,33 +19,33 @@ MARK_BYTES: Final = 8
 
 @attrs.frozen
 class Divergence:
-    """Where two prompts part.
+    """The position at which two prompts diverge.
 
     Attributes:
-        common_bytes: As many bytes of their text are alike.
-        differs_before: They differ before this byte.
+        common_bytes: Length of the common start of their texts, at least.
+        differs_before: The first difference is before this byte.
     """
 
     common_bytes: int
     differs_before: int
 
     def position(self, text: bytes) -> str:
-        """Return how many characters of the text are alike: `COUNT`, or `FROM-TO` where that is not known exactly."""
+        """Return the number of common characters: `COUNT`, or `FROM-TO` if it is not known exactly."""
         first = len(text[: self.common_bytes].decode("utf-8", "ignore"))
         if self.differs_before == self.common_bytes + 1:
             return f"{first}"
-        # A character that is cut here may be the one that differs
+        # A character that is cut here may be the first that differs
         return f"{first}-{len(text[: self.differs_before].decode('utf-8', 'replace'))}"
 
 
 @attrs.define(eq=False)
 class EarlierPrompt:
-    """A prompt that others are compared with.
+    """A prompt with which later ones are compared.
 
     Attributes:
-        marks: Of its beginnings, one after the other; the first, of none of it, says which model it is for.
-        size: The length of its text.
-        text: Begins with it, and may go on; None where it is not kept.
+        marks: Concatenated marks of its starts; the first one is the scope (tenant, path and model).
+        size: Length of its text.
+        text: A text that starts with this prompt's text and may be longer; None if it is not stored.
     """
 
     marks: bytes = attrs.field(repr=False)
@@ -54,16 +54,16 @@ class EarlierPrompt:
 
 
 def nearest(prompt: EarlierPrompt, earlier: Iterable[EarlierPrompt]) -> Divergence | EarlierPrompt | None:
-    """Return where a prompt leaves the nearest of earlier ones.
+    """Return where a prompt diverges from the most similar of earlier ones.
 
-    Of those that have as many marks in common with it, one whose text is kept is enough to be exact.
+    The result is exact if at least one of the earlier prompts with the most common marks has its text.
 
     Args:
-        prompt: With its text.
-        earlier: Only those of the same model count.
+        prompt: A prompt with its text.
+        earlier: Earlier prompts; those of other models are ignored.
 
     Returns:
-        The earlier one itself where the prompt goes on from it, or is its beginning; None where there is none.
+        The divergence; the earlier prompt itself if one of the two starts with the other; None if there is none.
     """
     found, alike = _most_alike(prompt.marks, earlier)
     if not alike:
@@ -76,11 +76,11 @@ def nearest(prompt: EarlierPrompt, earlier: Iterable[EarlierPrompt]) -> Divergen
         other = each.text
         if other is None:
             if alike in (len(prompt.marks), len(each.marks)):
-                return each  # as far as marks tell
+                return each  # as far as the marks show
             continue
         is_exact = True
         if common_bytes < size and common_bytes < each.size and text[common_bytes] != other[common_bytes]:
-            continue  # most of them: it shares no more than another one
+            continue  # the usual case: it has no longer common start than an earlier candidate
         end = min(size, each.size, high)
         common = _common(text, other, low, end)
         if common == end:
@@ -90,7 +90,7 @@ def nearest(prompt: EarlierPrompt, earlier: Iterable[EarlierPrompt]) -> Divergen
 
 
 def _most_alike(marks: bytes, earlier: Iterable[EarlierPrompt]) -> tuple[list[EarlierPrompt], int]:
-    """Return those that share the most marks, and how many bytes of marks; one that is alike tells of all before it."""
+    """Return the prompts with the most common marks, and the bytes of these; an equal mark implies all before it."""
     found: list[EarlierPrompt] = []
     alike, last, after = 0, slice(0), slice(MARK_BYTES)
     for each in earlier:
@@ -106,7 +106,7 @@ def _most_alike(marks: bytes, earlier: Iterable[EarlierPrompt]) -> tuple[list[Ea
 
 
 def _common(one: bytes, other: bytes, low: int, high: int) -> int:
-    """Return how many bytes two have in common, at most `high` of them; that they have `low` is known."""
+    """Return the length of the common start, up to `high`; at least `low` bytes are known to be equal."""
     while low < high:
         middle = (low + high + 1) // 2
         if one[low:middle] == other[low:middle]:
@@ -117,46 +117,42 @@ def _common(one: bytes, other: bytes, low: int, high: int) -> int:
 
 
 MAX_PROMPTS: Final = 16
-"""That are remembered of one tenant."""
+"""Prompts remembered for one tenant."""
 
 MAX_TENANTS: Final = 512
-"""With the most that a prompt has marks of: 7 MiB."""
+"""Tenants that are remembered; if every prompt has the maximum of marks, they take 7 MiB."""
 
 MAX_TEXT_BYTES: Final = 256 << 10
-"""Of one tenant's prompts; a prompt whose text is dropped is known by its marks."""
+"""Texts stored for one tenant; a prompt whose text is dropped still has its marks."""
 
 MAX_TENANTS_WITH_TEXT: Final = 32
-"""All texts: 8 MiB. A bound that tenants shared by bytes would tell each how much the others ask."""
+"""All texts take 8 MiB at most. A shared limit in bytes would reveal to each tenant how much the others send."""
 
 
 @attrs.define(eq=False)
 class TenantPrompts:
-    """The prompts that tenants were answered of late; those of the fewer tenants that came last with their texts."""
+    """The recent prompts of tenants; only the most recent tenants' prompts are stored with their texts."""
 
     _tenants: OrderedDict[str, "_Tenant"] = attrs.field(factory=OrderedDict, repr=False)
     _with_text: OrderedDict[str, "_Tenant"] = attrs.field(factory=OrderedDict, repr=False)
 
     def answered(self, tenant: str, prompt: Prompt, *, cached: int, tokens: int) -> Divergence | None:
-        """Remember a prompt; return where it leaves the earlier one that it has most in common with.
+        """Remember a prompt; return where it diverges from the most similar earlier one.
 
-        None where it goes on from that one, or is its beginning; where the tenant had none for the same model; where
-        the engine reports more in its cache than that one can have left there, or no tokens at all.
+        None if one of the two starts with the other; if the tenant has no earlier prompt for the same model; if the
+        engine reports more cached tokens than the earlier prompt can explain, or no tokens at all.
 
         Args:
-            tenant: Whose it is.
-            prompt: What was asked.
+            tenant: The tenant.
+            prompt: The prompt that was answered.
             cached: Tokens of the prompt that the engine had in its cache.
-            tokens: All of the prompt.
+            tokens: All tokens of the prompt.
         """
         found = self._touch(tenant).add(prompt)
-        # A byte is not a token: only twice as much is more
-        if (
-            not isinstance(found, Divergence)
-            or tokens <= 0
-            or cached / tokens * prompt.size >= 2 * found.differs_before
-        ):
+        # Bytes per token vary: only a factor of two is significant
+        if not isinstance(found, Divergence) or tokens <= 0:
             return None
-        return found
+        return found if cached / tokens * prompt.size < 2 * found.differs_before else None
 
     def _touch(self, tenant: str) -> "_Tenant":
         own = self._tenants.setdefault(tenant, _Tenant())
@@ -173,15 +169,15 @@ class _Tenant:
     """One tenant's prompts.
 
     Attributes:
-        prompts: The newest last, by their marks and a hash of what comes after the last one.
-        text_bytes: As much is kept of texts, or less.
+        prompts: By their marks and a hash of the text after the last mark; newest last.
+        text_bytes: Upper bound of the bytes of stored texts.
     """
 
     prompts: OrderedDict[tuple[bytes, int], EarlierPrompt] = attrs.field(factory=OrderedDict)
     text_bytes: int = 0
 
     def add(self, prompt: Prompt) -> Divergence | EarlierPrompt | None:
-        """Remember a prompt, and return what `nearest` says of it."""
+        """Remember a prompt, and return the result of `nearest`."""
         text = prompt.text
         new = EarlierPrompt(marks=prompt.scope + array("Q", prompt.marks).tobytes(), size=len(text), text=text)
         key = new.marks, hash(text[MARK_OFFSETS[len(prompt.marks) - 1] :])
@@ -196,7 +192,7 @@ class _Tenant:
         return found
 
     def _add_text(self, new: EarlierPrompt, text: bytes, before: bytes | None) -> None:
-        """Count a text; where it or that of the prompt before is the other's beginning, both are kept as one."""
+        """Store a text; if it or the earlier prompt's text is a prefix of the other, the longer one serves both."""
         if before is not None and before.startswith(text):
             new.text = before
             return
@@ -208,7 +204,7 @@ class _Tenant:
             self.text_bytes -= len(before)
 
     def _drop_oldest(self) -> None:
-        """Drop the oldest texts, until the others fit."""
+        """Drop the oldest texts until the others fit."""
         retained: dict[int, int] = {}
         size = 0
         for each in reversed(self.prompts.values()):
@@ -223,7 +219,7 @@ class _Tenant:
         self.text_bytes = sum(retained.values())
 
     def drop_texts(self) -> None:
-        """Know prompts by their marks alone."""
+        """Drop all texts and retain only the marks."""
         for each in self.prompts.values():
             each.text = None
         self.text_bytes = 0

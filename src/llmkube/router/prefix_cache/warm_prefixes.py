@@ -1,17 +1,14 @@
-"""Which backend has computed which prompts, so that what begins like one of them goes there. Pure.
+"""Estimate which backend has computed which prompts, so that similar prompts are sent to it. Pure.
 
-A prompt is taken to be warm where it was answered, until its engine has computed as many others since as it keeps. How
-many that is begins with its slots, and is learned from what it reports: less of a prompt in its cache than was expected
-means that it keeps fewer, and that this prompt and all that go on from it are gone; more means that it keeps more. An
-engine that never has anything in its cache, or never says so, is expected to have nothing.
-
-A tenant's prompts are marked by a key of its own. Which backend answers can be seen by a client, so with common marks a
-client could try out what others have asked. What tenants share is how many prompts an engine keeps and which was used
-last: that much `cached` in each answer tells anyway.
-
-A prompt becomes a few hashes, its marks, each of everything up to a place in it. Places are 256 bytes apart at first,
-then each a sixteenth further than the one before: 128 KiB have about 70 of them. What comes after is not looked at, so
-that a long prompt costs no more than that.
+* A prompt is warm at the backend that answered it, until its engine has computed as many others as it caches. This
+  capacity starts with the number of slots, and is corrected by what the engine reports: less cached than expected
+  means a smaller capacity, and that this prompt and all its continuations are gone; more means a larger one. An engine
+  that never reports cached tokens is expected to cache nothing.
+* Marks are keyed by tenant. A client can see which backend answers, so with common marks it could find out what others
+  have sent. Tenants share only an engine's capacity and the order of use, which `cached` in each answer reveals anyway.
+* A prompt is represented by its marks, which are hashes of its starts of certain lengths. The lengths grow by 256
+  bytes, later by a sixteenth: there are about 70 up to 128 KiB. The rest of a longer prompt is ignored, to bound the
+  cost.
 """
 
 import hashlib
@@ -26,20 +23,20 @@ from llmkube.router.config.routing_config import Backend
 from llmkube.router.policy.decision import Warmth
 
 FIRST_BYTES: Final = 256
-"""Up to the first place; a shorter prompt has no mark, for it costs nothing to compute it anew."""
+"""Length of the first mark. A shorter prompt has none: computing it again costs next to nothing."""
 
 MAX_PROMPT_BYTES: Final = 128 << 10
 MAX_PIECES: Final = 1024
-"""Of a long body: one that is cut finer than that is not looked at further."""
+"""JSON values of a long body that are read; further ones are ignored."""
 
 SMALL_BODY_BYTES: Final = 512 << 10
-"""A body up to this is written down as a whole, in less than a millisecond; of a longer one only the beginning."""
+"""A body up to this length is serialised as a whole, in less than a millisecond; of a longer one only the start."""
 
 _GROWTH: Final = 16
 _MARK_BYTES: Final = 8
 _MAX_DEPTH: Final = 64
 _TEMPLATE_FIELDS: Final = ("lora", "chat_template_kwargs", "reasoning_effort", "tools", "functions")
-"""What a chat template writes before the messages, and what changes how each of them is computed."""
+"""Fields that a chat template renders before the messages, or that change how each message is computed."""
 
 _FIELDS_OF_PATH: Final[Mapping[str, tuple[str, ...]]] = {
     "/chat/completions": (*_TEMPLATE_FIELDS, "messages"),
@@ -55,16 +52,16 @@ def _mark_offsets() -> Iterator[int]:
 
 
 MARK_OFFSETS: Final = tuple(_mark_offsets())
-"""Where marks are, in bytes from the beginning."""
+"""Lengths of the hashed starts, in bytes."""
 
 
 def prompt_text(path: str, body: Mapping[str, Any], body_bytes: int) -> bytes:
-    """Return the beginning of what a model reads, in the order in which it reads it; b"" where nothing is kept of it.
+    """Return the start of the prompt in the order in which the model reads it; b"" if engines do not cache it.
 
     Args:
-        path: Below `/v1`.
-        body: The request.
-        body_bytes: Its length.
+        path: Path of the request below `/v1`.
+        body: Body of the request.
+        body_bytes: Length of the body.
     """
     names = _FIELDS_OF_PATH.get(path)
     if names is None or body.get("cache_prompt") is False:
@@ -75,17 +72,17 @@ def prompt_text(path: str, body: Mapping[str, Any], body_bytes: int) -> bytes:
     try:
         text = orjson.dumps(parts)
     except orjson.JSONEncodeError:
-        return b""  # nested too deeply: no engine gets it either
-    # Where this prompt ends another one goes on: what closes it is no part of it
+        return b""  # nested too deeply to be sent to any engine
+    # Without the closing brackets, so that the prompt is a prefix of its continuations
     return text.rstrip(b'"}]')[:MAX_PROMPT_BYTES]
 
 
 def marks_of(seed: bytes, text: bytes) -> tuple[int, ...]:
-    """Return a hash of all that comes before each of `MARK_OFFSETS` that the text reaches.
+    """Return a hash of the text up to each of `MARK_OFFSETS` that it reaches.
 
     Args:
-        seed: Texts with different seeds have no mark in common; at most 64 bytes.
-        text: As `prompt_text` returns it.
+        seed: Texts with different seeds have no marks in common; at most 64 bytes.
+        text: Result of `prompt_text`.
     """
     digest = hashlib.blake2b(digest_size=_MARK_BYTES, key=seed)
     view, before, marks = memoryview(text), 0, []
@@ -100,11 +97,11 @@ def marks_of(seed: bytes, text: bytes) -> tuple[int, ...]:
 
 @attrs.define
 class _Truncation:
-    """Copies a JSON value up to as many characters as count; what it copies is written in the same bytes.
+    """Copies the start of a JSON value, so that its serialisation is a prefix of the whole one.
 
     Attributes:
-        characters: That are left.
-        pieces: Values that are left.
+        characters: Characters that may still be copied.
+        pieces: Values that may still be copied.
     """
 
     characters: int = MAX_PROMPT_BYTES
@@ -131,7 +128,7 @@ class _Truncation:
             for name, each in value.items():
                 if not self._has_more(depth):
                     break
-                cut = self._value(name, depth)  # first: both take from the same count
+                cut = self._value(name, depth)  # before its value: both use up the same limits
                 found[cut] = self._value(each, depth + 1)
             return found
         return value
@@ -141,13 +138,13 @@ class _Truncation:
 
 
 INITIAL_CAPACITY: Final = 8
-"""Prompts that an engine is taken to keep whose slots are not known."""
+"""Prompts that an engine is initially assumed to cache if its slots are unknown."""
 
 MAX_PROMPTS: Final = 256
-"""That are remembered of one backend."""
+"""Prompts remembered for one backend."""
 
 MAX_MISSES: Final = 3
-"""In a row without a byte from the cache: after that a backend is expected to keep nothing."""
+"""Consecutive answers without cached tokens after which a backend is expected to cache nothing."""
 
 HIT: Final = "hit"
 MISS: Final = "miss"
@@ -156,13 +153,13 @@ COLD: Final = "cold"
 
 @attrs.frozen(kw_only=True)
 class Prompt:
-    """A prompt as engines' caches know it.
+    """A prompt for comparison with cached ones.
 
     Attributes:
-        marks: Hashes of its beginnings.
-        size: Its length in bytes, as far as it is known.
-        text: Its beginning, as `prompt_text` returns it.
-        scope: A hash of tenant, path and model, of 8 bytes.
+        marks: Hashes of its starts.
+        size: Length in bytes; an estimate if the text is cut off.
+        text: Its start, from `prompt_text`.
+        scope: 8-byte hash of tenant, path and model.
     """
 
     marks: tuple[int, ...] = attrs.field(repr=False)
@@ -173,12 +170,7 @@ class Prompt:
 
 @attrs.frozen
 class _CachedPrompt:
-    """One prompt.
-
-    Attributes:
-        marks: Its own.
-        used_at: Counted in answers of all backends.
-    """
+    """A prompt in a backend's cache; `used_at` counts answers of all backends."""
 
     marks: tuple[int, ...]
     used_at: int
@@ -186,14 +178,14 @@ class _CachedPrompt:
 
 @attrs.define(eq=False)
 class _BackendCache:
-    """What one backend is believed to hold.
+    """Estimated content of one backend's cache.
 
     Attributes:
-        capacity: How many prompts it keeps.
-        prompts: Those that it has, by their last marks; the one used longest ago first.
-        evicted: Those that it probably has no more.
-        owner: The last mark of the prompt that a mark was last seen in.
-        misses: In a row.
+        capacity: Number of prompts that it can hold.
+        prompts: Cached prompts by their last marks, least recently used first.
+        evicted: Prompts that are probably no longer cached.
+        owner: For each mark, the last mark of the newest prompt with it.
+        misses: Consecutive misses.
     """
 
     capacity: int
@@ -204,18 +196,18 @@ class _BackendCache:
 
     @property
     def oldest(self) -> int:
-        """When what it would give up for another prompt was used; 0 while it has room."""
+        """Last use of the prompt that would be evicted next; 0 if there is room."""
         return 0 if len(self.prompts) < self.capacity else next(iter(self.prompts.values())).used_at
 
     def matched(self, marks: tuple[int, ...], among: Mapping[int, _CachedPrompt]) -> int:
-        """Return how many of a prompt's marks the engine has among these: its `prompts`, or `evicted`."""
+        """Return how many of a prompt's marks are in `among`, which is `prompts` or `evicted`."""
         for at in range(len(marks) - 1, -1, -1):
             if self.owner.get(marks[at]) in among:
                 return at + 1
         return 0
 
     def add(self, marks: tuple[int, ...], used_at: int) -> None:
-        """Hold a prompt in place of those that it goes on from."""
+        """Add a prompt in place of those that it continues."""
         for mark in marks:
             self._drop(mark)
         self.prompts[marks[-1]] = _CachedPrompt(marks, used_at)
@@ -227,7 +219,7 @@ class _BackendCache:
             self._drop(next(iter(self.evicted or self.prompts)))
 
     def drop_from(self, mark: int) -> None:
-        """Let each prompt go that has this mark."""
+        """Drop every prompt with this mark."""
         dropped = [last for cache in (self.prompts, self.evicted) for last, one in cache.items() if mark in one.marks]
         for last in dropped:
             self._drop(last)
@@ -241,10 +233,10 @@ class _BackendCache:
 
 @attrs.define(eq=False)
 class WarmPrefixes:
-    """What is believed of the caches of one router's backends.
+    """Estimates of the caches of one router's backends.
 
     Attributes:
-        secret: Makes marks that no client can make; at most 64 bytes.
+        secret: Key of the marks, so that no client can compute them; at most 64 bytes.
     """
 
     secret: bytes = attrs.field(repr=False)
@@ -253,17 +245,17 @@ class WarmPrefixes:
 
     @property
     def prompts(self) -> int:
-        """How many prompts are remembered."""
+        """Number of remembered prompts."""
         return sum(len(each.prompts) + len(each.evicted) for each in self._caches.values())
 
     def prompt(self, tenant: str, path: str, body: Mapping[str, Any], body_bytes: int) -> Prompt | None:
-        """Return what to remember of a request; None where no engine has anything of it in its cache.
+        """Return the prompt of a request; None if it is too short, or engines do not cache it.
 
         Args:
-            tenant: Whose it is.
-            path: Below `/v1`.
-            body: The request.
-            body_bytes: Its length.
+            tenant: The tenant.
+            path: Path of the request below `/v1`.
+            body: Body of the request.
+            body_bytes: Length of the body.
         """
         text = prompt_text(path, body, body_bytes)
         seed = hashlib.blake2b(f"{tenant}\0{path}\0{body.get('model')}".encode("utf-8", "replace"), key=self.secret)
@@ -271,12 +263,12 @@ class WarmPrefixes:
         marks = marks_of(scope, text)
         if not marks:
             return None
-        # One that is cut off is taken to be as long as its body, of which the rest of the fields is a small part
+        # A truncated prompt is assumed to be as long as its body: the other fields are a small part of it
         size = len(text) if len(text) < MAX_PROMPT_BYTES else max(body_bytes, MAX_PROMPT_BYTES)
         return Prompt(marks=marks, size=size, text=text, scope=scope[:8])
 
     def warmth(self, prompt: Prompt, backends: Iterable[Backend]) -> dict[str, Warmth]:
-        """Return what each backend is believed to have of a prompt, by its name."""
+        """Return how much of a prompt each backend is estimated to have cached, by its name."""
         found = {}
         for backend in backends:
             cache = self._cache_of(backend)
@@ -285,13 +277,13 @@ class WarmPrefixes:
         return found
 
     def answered(self, prompt: Prompt, backend: Backend, *, cached: int, tokens: int) -> str:
-        """Learn from an answer; return `hit`, `miss`, or `cold` where nothing was expected of the cache, "" of neither.
+        """Learn from an answer; return `hit`, `miss`, or `cold` if nothing was expected, and "" without token counts.
 
         Args:
-            prompt: What was asked.
-            backend: Who answered.
+            prompt: The prompt that was answered.
+            backend: The backend that answered.
             cached: Tokens of the prompt that the engine had in its cache.
-            tokens: All of the prompt; 0 where the engine does not say.
+            tokens: All tokens of the prompt; 0 if the engine does not report them.
         """
         if tokens <= 0:
             return ""
@@ -316,7 +308,7 @@ class WarmPrefixes:
         return COLD if not warm or not is_trusted else HIT if is_found else MISS
 
     def forget(self, backend: str) -> None:
-        """Expect nothing of a backend: its engine has ended, or is another."""
+        """Discard the estimate of a backend whose engine has exited or was replaced."""
         self._caches.pop(backend, None)
 
     def keep_only(self, backends: frozenset[str]) -> None:
@@ -329,5 +321,5 @@ class WarmPrefixes:
 
 
 def _bytes(marks: int) -> int:
-    """Return the length of as many marks."""
+    """Return the bytes that a number of marks covers."""
     return MARK_OFFSETS[marks - 1] if marks else 0

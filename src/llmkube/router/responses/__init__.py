@@ -1,5 +1,5 @@
-"""Responses that a router keeps, so that a client can go on with one by its id: bounded, in memory, each its tenant's.
+"""Store responses in memory, within bounds and separately for each tenant, so that clients can continue them by id.
 
-store          what is kept, with its data classes and regions, and what gives way; what is answered about it; pure
-conversations  joins a request with what it continues, and keeps its answer
+store          stored responses with data classes and regions; eviction; requests about stored responses; pure
+conversations  joins a request with the conversation that it continues, and stores its answer
 """

@@ -1,8 +1,8 @@
-"""Joins a request with the conversation that it continues, and keeps what is answered.
+"""Join a request with the conversation that it continues, and store the answer.
 
 ```
 body ─ translated ─▶ joined: history before its own items ─▶ facts ─▶ limited: classes and regions of both
-                                                                          └▶ kept with them, once answered
+                                                                          └▶ stored with them, once answered
 ```
 """
 
@@ -35,24 +35,20 @@ from llmkube.router.responses.store import (
 )
 
 MAX_HISTORY_BYTES: Final = 128 << 20
-"""Of all requests under way: a history is read for each, however short its body is."""
+"""Histories of all requests under way: each request loads its history, however short its body is."""
 
 SWEEP_SECONDS: Final = 60.0
 _ID_BYTES: Final = 24
 
 
 def owner_of(principal: Principal) -> str:
-    """Return whose responses these are: the team's, whichever of its keys asks; without keys, the address's."""
+    """Return the owner of a client's responses: its team, shared by all keys of the team; else its address."""
     return f"team {principal.team}" if principal.team else f"tenant {principal.tenant}"
 
 
 @attrs.frozen(eq=False, kw_only=True)
 class JoinedRequest:
-    """A request with its history.
-
-    Attributes:
-        translated: What is asked of backends.
-    """
+    """A request with its history; `translated` is sent to backends."""
 
     translated: Translation
     _owner: str = ""
@@ -61,14 +57,14 @@ class JoinedRequest:
 
     @property
     def history_bytes(self) -> int:
-        """How long the history is."""
+        """Length of the history."""
         return 0 if self._previous is None else self._previous.conversation_bytes
 
     def apply_limits(self, facts: RequestFacts) -> RequestFacts:
-        """Return the facts of request and history; the answer is kept with the limits of these.
+        """Return the facts with the limits of the history applied; the answer is stored with the combined limits.
 
         Raises:
-            RefusedError: The two may go to no region in common.
+            RefusedError: Request and history have no region in common.
         """
         translator, store = self.translated.translator, self._store
         if not isinstance(translator, ResponsesTranslator) or store is None:
@@ -101,12 +97,12 @@ _NO_RETRY: Final = {"X-Should-Retry": "false"}
 
 @attrs.define(eq=False)
 class Conversations:
-    """The responses of one router.
+    """The conversations of one router.
 
     Attributes:
-        store: What is kept.
+        store: The stored responses.
         now: Returns the time, in seconds since 1970.
-        history_bytes: Of the requests under way.
+        history_bytes: Histories of the requests under way.
     """
 
     store: ResponseStore
@@ -114,15 +110,17 @@ class Conversations:
     history_bytes: int = 0
 
     def join(self, translated: Translation, principal: Principal) -> JoinedRequest:
-        """Return a request with what it continues; `ended` has to be told its length afterwards.
+        """Return a request with its history; call `ended` with the history's length afterwards.
 
         Raises:
-            RefusedError: There is nothing of that name, or it has become too long.
+            RefusedError: The previous response does not exist, or there are too many long histories.
         """
         translator = translated.translator
         if not isinstance(translator, ResponsesTranslator):
             return JoinedRequest(translated=translated)
-        translator.response_id = f"resp_{secrets.token_hex(_ID_BYTES)}"  # from the system: others must not guess it
+        translator.response_id = (
+            f"resp_{secrets.token_hex(_ID_BYTES)}"  # from the system's generator, as ids must not be guessable
+        )
         translator.now = self.now
         owner = owner_of(principal)
         if not translator.previous_id:
@@ -131,7 +129,7 @@ class Conversations:
         if previous is None:
             raise not_found(translator.previous_id, "previous_response_not_found")
         if self.history_bytes + previous.conversation_bytes > MAX_HISTORY_BYTES:
-            message = "too many long conversations are being continued now; ask again later"
+            message = "too many long conversations are being continued now; retry later"
             raise refused(503, message, "histories_full", {"Retry-After": "5"})
         turns = turns_to(previous.turn)
         history = [item for turn in turns for part in (turn.asked, turn.answered) for item in orjson.loads(part)]
@@ -140,15 +138,15 @@ class Conversations:
         return JoinedRequest(translated=translated, owner=owner, previous=previous, store=self.store)
 
     def ended(self, history_bytes: int) -> None:
-        """Note that a request has ended."""
+        """Release the history of a finished request."""
         self.history_bytes -= history_bytes
 
     def page(self, request: ResourceRequest, principal: Principal) -> Response:
-        """Return the answer to a request about a response that is kept."""
+        """Answer a request about a stored response."""
         return handle_request(self.store, request, owner_of(principal), trio.current_time())
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> NoReturn:
-        """Forget what has not been used for too long, until cancelled."""
+        """Delete expired responses until cancelled."""
         task_status.started()
         while True:
             await trio.sleep(SWEEP_SECONDS)

@@ -1,13 +1,12 @@
-"""Keeps responses within bounds: those that were used longest ago give way. Pure; the clock is an argument.
+"""Store responses within bounds; the least recently used are evicted. Pure; the clock is an argument.
 
-Each response of a conversation shares the turns before it with the others. A turn counts once, for as long as any
-response is kept that goes back to it. Whose a response is, is part of its key: another tenant's id is not found.
-
-A request that continues a conversation sends its history. It has the data classes of both, and may go only where both
-may. What a client leaves out of a later request, a header for instance, opens nothing.
-
-What is answered on `/v1/responses/{id}` and `/v1/responses/{id}/input_items`: a response of another tenant is as one
-that is not there. https://platform.openai.com/docs/api-reference/responses
+* The responses of a conversation share their earlier turns. A turn is counted once, and stored as long as any response
+  that leads back to it.
+* The owner is part of a response's key, so a tenant cannot find the responses of another.
+* A request that continues a conversation sends its history, too. It has the data classes of both and may go only to
+  regions that both allow: omitting a header in a later request relaxes nothing.
+* `/v1/responses/{id}` and `/v1/responses/{id}/input_items` treat another tenant's response as missing.
+  https://platform.openai.com/docs/api-reference/responses
 """
 
 from collections import OrderedDict
@@ -24,17 +23,12 @@ from llmkube.router.refusals import RefusedError, refused
 
 
 class NoRegionLeftError(Exception):
-    """A conversation and the request that continues it may go to no region in common."""
+    """A conversation and the request that continues it have no region in common."""
 
 
 @attrs.frozen(kw_only=True)
 class DataLimits:
-    """The limits of some data.
-
-    Attributes:
-        classes: Its data classes, in lower case.
-        regions: Where it may go, in lower case; None admits everywhere.
-    """
+    """The data classes and the permitted regions of data, in lower case; regions None means anywhere."""
 
     classes: frozenset[str] = frozenset()
     regions: frozenset[str] | None = None
@@ -44,45 +38,45 @@ NO_LIMITS = DataLimits()
 
 
 def limits_of(facts: RequestFacts) -> DataLimits:
-    """Return the limits of what a request sends, and of what is answered to it."""
+    """Return the limits of a request and its answer."""
     return DataLimits(classes=facts.classes, regions=facts.regions or None)
 
 
 def apply_limits(facts: RequestFacts, history: DataLimits) -> RequestFacts:
-    """Return the facts of a request that sends a history as well: all classes of both, and the regions of both.
+    """Return the facts of a request together with its history: the union of classes, the intersection of regions.
 
     Args:
-        facts: Of the request itself.
-        history: Limits of what it continues.
+        facts: Facts of the request itself.
+        history: Limits of the conversation that it continues.
 
     Raises:
-        NoRegionLeftError: No region is in both, and none at all would admit everywhere.
+        NoRegionLeftError: The intersection is empty; an empty set of regions would mean anywhere.
     """
     classes, regions = facts.classes | history.classes, facts.regions
     if history.regions is not None:
         regions = regions & history.regions if regions else history.regions
         if not regions:
             asked, before = (", ".join(sorted(each)) or "none" for each in (facts.regions, history.regions))
-            message = f"the conversation's data may go to {before}, this request's to {asked}: no region is in both"
+            message = f"the conversation's data may go to {before}, this request's to {asked}: they share no region"
             raise NoRegionLeftError(message)
     return attrs.evolve(facts, classes=classes, regions=regions)
 
 
 OVERHEAD_BYTES: Final = 1024
-"""What a record takes beside its text."""
+"""Memory of a record in addition to its text."""
 
 
 @attrs.frozen(kw_only=True)
 class Bounds:
-    """How much is kept.
+    """Limits of the store, in total and for one tenant.
 
     Attributes:
-        responses: In all.
-        responses_of_tenant: Of one tenant.
-        bytes: In all.
-        bytes_of_tenant: Of one tenant.
-        bytes_of_conversation: What is sent to a backend when a response is continued.
-        idle_seconds: After which time without use a response goes.
+        responses: Responses in total.
+        responses_of_tenant: Responses of one tenant.
+        bytes: Bytes in total.
+        bytes_of_tenant: Bytes of one tenant.
+        bytes_of_conversation: Bytes of one conversation, all of which are sent to a backend to continue it.
+        idle_seconds: Time without use after which a response expires.
     """
 
     responses: int = 10_000
@@ -93,12 +87,12 @@ class Bounds:
     idle_seconds: float = 24 * 3600.0
 
     def admits(self, response_bytes: int, conversation_bytes: int, turns: int) -> bool:
-        """Return whether a response can be kept at all, where nothing else is.
+        """Return whether a response would fit into an empty store.
 
         Args:
-            response_bytes: Length of the object.
-            conversation_bytes: Length of its turn and of all before.
-            turns: How many those are.
+            response_bytes: Length of the response.
+            conversation_bytes: Length of its turn and all earlier ones.
+            turns: Number of these turns.
         """
         total_bytes = response_bytes + conversation_bytes + OVERHEAD_BYTES * (1 + turns)
         fits = total_bytes <= min(self.bytes, self.bytes_of_tenant)
@@ -112,8 +106,8 @@ class Turn:
     Attributes:
         asked: The items of the request, as JSON.
         answered: The items of the answer, as JSON.
-        before: The turn that it continues; None of the first.
-        references: How many kept responses and later turns need it.
+        before: The turn that it continues; None for the first.
+        references: Number of stored responses and later turns that need it.
     """
 
     asked: bytes = attrs.field(repr=False)
@@ -123,21 +117,21 @@ class Turn:
 
     @property
     def bytes(self) -> int:
-        """How long it is."""
+        """Length of the items."""
         return len(self.asked) + len(self.answered)
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class StoredResponse:
-    """One response.
+    """A stored response.
 
     Attributes:
-        owner: Whose.
-        response_id: Its id.
-        response: The object, as JSON.
-        turn: Its turn, which leads to those before.
-        limits: Of its turn and of all before.
-        conversation_bytes: Length of its turn and of all before.
+        owner: Owner, as returned by `owner_of`.
+        response_id: Id of the response.
+        response: The response, as JSON.
+        turn: Its turn, which leads to the earlier ones.
+        limits: Limits of its turn and all earlier ones.
+        conversation_bytes: Length of its turn and all earlier ones.
     """
 
     owner: str
@@ -159,7 +153,7 @@ def turns_to(last: Turn | None) -> list[Turn]:
 
 @attrs.define
 class _Share:
-    """What one tenant has: ids, those that were used longest ago first, and bytes."""
+    """One tenant's response ids, least recently used first, and its bytes."""
 
     ids: OrderedDict[str, None] = attrs.field(factory=OrderedDict)
     bytes: int = 0
@@ -173,12 +167,7 @@ class _Entry:
 
 @attrs.define(eq=False)
 class ResponseStore:
-    """The responses of one router.
-
-    Attributes:
-        bounds: How much it keeps.
-        bytes: How much that is.
-    """
+    """The stored responses of one router; `bytes` is the memory that they use."""
 
     bounds: Bounds = Bounds()
     bytes: int = 0
@@ -189,12 +178,12 @@ class ResponseStore:
         return len(self._entries)
 
     def owners(self) -> Iterator[tuple[str, int, int]]:
-        """Yield each tenant that has something, its number of responses and its bytes."""
+        """Yield each tenant with stored responses, their number and their bytes."""
         for owner, share in self._shares.items():
             yield owner, len(share.ids), share.bytes
 
     def get(self, owner: str, response_id: str, now: float) -> StoredResponse | None:
-        """Return a response of a tenant, which counts as used; None if there is none of this id that is its own."""
+        """Return a tenant's response and mark it as used; None if the tenant has none with this id."""
         self.expire(now)
         entry = self._entries.get((owner, response_id))
         if entry is None:
@@ -205,7 +194,7 @@ class ResponseStore:
         return entry.stored
 
     def put(self, stored: StoredResponse, now: float) -> bool:
-        """Keep a response, for which others may give way; return whether it fits the bounds at all."""
+        """Store a response, evicting others if needed; return False if it alone exceeds the bounds."""
         self.expire(now)
         bounds, key = self.bounds, (stored.owner, stored.response_id)
         if not bounds.admits(len(stored.response), stored.conversation_bytes, len(turns_to(stored.turn))):
@@ -219,7 +208,7 @@ class ResponseStore:
         while turn is not None:
             turn.references += 1
             if turn.references > 1:
-                break  # it counts already, and so does what is before it
+                break  # it and all earlier turns are counted already
             self._add_bytes(share, turn.bytes + OVERHEAD_BYTES)
             turn = turn.before
         while len(share.ids) > bounds.responses_of_tenant or share.bytes > bounds.bytes_of_tenant:
@@ -229,7 +218,7 @@ class ResponseStore:
         return True
 
     def delete(self, owner: str, response_id: str) -> bool:
-        """Forget a response; return whether it was there. Later ones of its conversation keep its turn."""
+        """Delete a response; return whether it existed. Its turn stays while later responses need it."""
         entry = self._entries.pop((owner, response_id), None)
         if entry is None:
             return False
@@ -248,7 +237,7 @@ class ResponseStore:
         return True
 
     def expire(self, now: float) -> None:
-        """Forget what has not been used for too long."""
+        """Delete responses that have been idle for too long."""
         while self._entries:
             key, entry = next(iter(self._entries.items()))
             if now - entry.used_at < self.bounds.idle_seconds:
@@ -265,8 +254,8 @@ _ITEMS: Final = "input_items"
 _PAGE_SIZE: Final = 20
 _MAX_PAGE_SIZE: Final = 100
 _NOT_FOUND_CAUSES: Final = (
-    "a response is in the memory of the router that gave it, and this one was not kept (store: false, length), "
-    "was deleted, was not used for a day, gave way to newer ones, or that router has restarted or is another one"
+    "responses are in the memory of the router that created them; this one was not stored (store: false, or too long), "
+    "was deleted, was not used for a day, was evicted by newer ones, or its router has restarted or is another one"
 )
 _PREFIXES: Final[Mapping[str, str]] = {
     "message": "msg",
@@ -277,20 +266,14 @@ _PREFIXES: Final[Mapping[str, str]] = {
 
 
 def not_found(response_id: str, code: str = "response_not_found") -> RefusedError:
-    """Return what is said of a response that this tenant does not have, wherever it is."""
+    """Return the error for a response that this tenant does not have, whether or not another tenant has it."""
     message = f"there is no response {response_id[:80]!r}: {_NOT_FOUND_CAUSES}; send the whole conversation as input"
     return refused(404, message, code)
 
 
 @attrs.frozen
 class ResourceRequest:
-    """A request for what is kept.
-
-    Attributes:
-        method: GET, or another.
-        path: Without the query.
-        query: What stands behind the question mark.
-    """
+    """A request about a stored response."""
 
     method: str
     path: str
@@ -298,14 +281,7 @@ class ResourceRequest:
 
 
 def handle_request(store: ResponseStore, request: ResourceRequest, owner: str, now: float) -> Response:
-    """Return the answer to a request below `/v1/responses/`.
-
-    Args:
-        store: What is kept.
-        request: The request.
-        owner: Who asks.
-        now: The time, as the store counts it.
-    """
+    """Answer a request below `/v1/responses/`; `now` is the store's clock."""
     method, path = request.method, request.path
     response_id, _, rest = path.removeprefix(PREFIX).rstrip("/").partition("/")
     if rest not in ("", _ITEMS):
@@ -320,7 +296,7 @@ def handle_request(store: ResponseStore, request: ResourceRequest, owner: str, n
     asked = dict(parse_qsl(request.query, keep_blank_values=True))
     unknown = [name for name in asked if name not in (("limit", "order", "after") if rest else ())]
     if unknown:
-        message = f"{unknown[0][:80]} is no parameter that this router knows of {path[:200]}; leave it away"
+        message = f"{unknown[0][:80]} is not a known parameter of {path[:200]}; remove it"
         return refused(400, message, "invalid_value").response
     stored = store.get(owner, response_id, now)
     if stored is None:
@@ -334,7 +310,7 @@ def handle_request(store: ResponseStore, request: ResourceRequest, owner: str, n
 
 
 def input_items(stored: StoredResponse) -> list[dict[str, Any]]:
-    """Return what a response was asked: all items of the conversation before its answer, each with an id."""
+    """Return the input of a response: all items of the conversation before its answer, each with an id."""
     *before, last = turns_to(stored.turn)
     found = [item for turn in before for item in orjson.loads(turn.asked) + orjson.loads(turn.answered)]
     found += orjson.loads(last.asked)
@@ -354,7 +330,7 @@ def _items_page(stored: StoredResponse, asked: Mapping[str, str]) -> Response:
     if after := asked.get("after"):
         at = next((at for at, item in enumerate(items) if item["id"] == after), None)
         if at is None:
-            return refused(400, f"after is {after[:80]!r}, which is none of the items", "invalid_value").response
+            return refused(400, f"after is {after[:80]!r}; write the id of an item", "invalid_value").response
         items = items[at + 1 :]
     page = items[: int(limit[:9])]
     ends = {"first_id": page[0]["id"] if page else None, "last_id": page[-1]["id"] if page else None}

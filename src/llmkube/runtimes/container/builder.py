@@ -1,8 +1,8 @@
-"""What a runtime is, and the builder with which it plans a service's container.
+"""The class of a runtime, and the builder with which it plans a service's container.
 
-A runtime is a pure function from a `ContainerBuilder` to a `ContainerPlan`, with its name and its options. The builder
-knows what all runtimes have in common: port, image, probes, environment, token, sources. Built-in runtimes and
-plug-ins use the same one; `docs/adding-a-runtime.md` is the guide.
+A runtime is a pure function from a `ContainerBuilder` to a `ContainerPlan`, with a name and options. The builder does
+what all runtimes have in common: port, image, probes, environment, token, sources. Built-in runtimes and plug-ins use
+the same builder; `docs/adding-a-runtime.md` is the guide.
 """
 
 from collections.abc import Callable, Mapping
@@ -44,7 +44,7 @@ SOURCE: Final = "Model.spec.source"
 
 
 def hub_repository(source: str) -> HubRepository | None:
-    """Return the Hugging Face repository that a source names as a whole, a web page's address included; None if none.
+    """Return the whole Hugging Face repository that a source names, also by the address of its page; None if none.
 
     Raises:
         PlanError: The source is malformed, or names one quantization.
@@ -54,20 +54,20 @@ def hub_repository(source: str) -> HubRepository | None:
         return None
     if parsed.quantization:
         raise PlanError(
-            f"this engine takes a repository as a whole, and {parsed.redacted} names one GGUF file of it; leave "
-            f":{parsed.quantization} out, or serve it with llama.cpp",
+            f"this engine needs a whole repository, but {parsed.redacted} names one GGUF file in it; remove "
+            f":{parsed.quantization}, or serve it with llama.cpp",
             field=SOURCE,
         )
     return parsed
 
 
 def is_mounted(source: Source) -> bool:
-    """Whether a pod gets the weights by mounting them, with nothing to fetch: a volume, an image, a node's path."""
+    """Return whether a pod mounts the weights and fetches nothing: from a volume, an image or a node's path."""
     return isinstance(source, ImageSource | LocalFile | VolumeSource)
 
 
 def parsed_source(source: str) -> Source:
-    """Return what a source means.
+    """Return the parsed source.
 
     Raises:
         PlanError: It is malformed.
@@ -80,50 +80,50 @@ def parsed_source(source: str) -> Source:
 
 DEFAULT_PATH: Final = EndpointSpec().path
 ANY_ADDRESS: Final = "::"
-"""All addresses of both families: an IPv6 socket on Linux takes IPv4 as well, unless its program forbids that."""
+"""All addresses of both families: an IPv6 socket on Linux also accepts IPv4, unless its program disables that."""
 
-ANY_IPV4: Final = "0.0.0.0"  # noqa: S104 (a pod has an address of its own, and is reached by that one alone)
-"""All IPv4 addresses, for what listens by asyncio or uvloop: given `::`, both set IPV6_V6ONLY."""
+ANY_IPV4: Final = "0.0.0.0"  # noqa: S104 (a pod has its own address, and can be reached only there)
+"""All IPv4 addresses, for servers on asyncio or uvloop: for `::`, both set IPV6_V6ONLY."""
 
 LOOPBACK: Final = "127.0.0.1"
-"""Every pod has it, also one whose own addresses are all IPv6."""
+"""Every pod has it, even if its own addresses are all IPv6."""
 
 KEYS_FIELD: Final = "spec.apiKeySecretRef"
 
 _ENGINE_PORT: Final = 21410
-"""Where an engine listens behind what asks for keys: above the ports of engines, below those that Linux gives away."""
+"""Port of an engine behind a key check: above the default ports of engines, below Linux's ephemeral ports."""
 
 _SECRET_FLAGS: Final = dict.fromkeys(
     ("--api-key", "--admin-api-key", "--hf-token", "-hft", "--ssl-keyfile-password"),
-    "a Secret, by spec.env: a command line is public",
+    "spec.env with a Secret, since a command line is public",
 )
 _FETCHED: Final = ("sha256", "files", "sourceSecretRef.name")
 PATHS: Final = {"chat": DEFAULT_PATH, "embedding": "/v1/embeddings", "rerank": "/v1/rerank"}
-"""Where an OpenAI-compatible engine answers, by mode."""
+"""Paths of an OpenAI-compatible engine, by mode."""
 
 
 def gateway_name(spec: InferenceServiceSpec) -> str:
-    """Return the model that clients of a gateway name to reach a service.
+    """Return the name of the model with which clients of a gateway address a service.
 
-    vLLM and Ollama answer 404 to a name that they have not been given. SGLang, TGI and llama.cpp's server with one
-    model take any, Triton's clients name the model in the path.
+    vLLM and Ollama answer 404 to an unknown name. SGLang, TGI and llama.cpp's server with one model accept any;
+    Triton's clients name the model in the path.
     """
     gateway = spec.endpoint.gateway
     return (gateway.model_name if gateway else None) or spec.model_ref
 
 
 def fetches_if_told(spec: InferenceServiceSpec, model: ModelSpec) -> bool:
-    """Whether the engine brings its own weights: if the service says so."""
+    """Return whether the engine fetches the weights itself: if `spec.skipModelInit` is set."""
     return bool(spec.skip_model_init)
 
 
 def fetches_always(spec: InferenceServiceSpec, model: ModelSpec) -> bool:
-    """Whether the engine brings its own weights: yes; what is mounted it can read as well."""
+    """Return True: the engine fetches the weights itself, and can also read mounted ones."""
     return True
 
 
 def fetches_repositories(spec: InferenceServiceSpec, model: ModelSpec) -> bool:
-    """Whether the engine brings its own weights: if told, and a whole Hugging Face repository in any case."""
+    """Return whether the engine fetches the weights itself: a whole Hugging Face repository always, others if told."""
     return fetches_if_told(spec, model) or (not model.files and hub_repository(model.source) is not None)
 
 
@@ -133,17 +133,16 @@ class Runtime:
 
     Attributes:
         name: The value of `spec.runtime`.
-        plan: Writes the container; pure.
-        fetches: Whether the engine brings its own weights, so that no init container fetches for it; pure.
-        reads: The `spec.format` values that it can be handed; for the runtimes that come with LLMKube
-            `k8s.crd.pairing` says it.
-        images: The images that serve it, each with a tag, by compute stack (`cuda`, `rocm`, `vulkan`, `intel`); by ""
-            where no GPU is asked for. An engine that needs one has an image there as well: the cluster may hand a GPU
-            out by other means (runtimeClassName).
-        image_key: The name under which an operator names others, where these are another runtime's.
-        asks_keys: Whether it can stand behind what asks for keys: it has one port, which speaks HTTP.
-        config: The class of its own options (a wire class, see `k8s.fields`), if it has any.
-        config_key: The field of the InferenceService's spec that holds them, such as `echoConfig`.
+        plan: Plans the container; pure.
+        fetches: Returns whether the engine fetches the weights itself, so that no init container has to; pure.
+        reads: Values of `spec.format` that it can read; for the built-in runtimes they are in `k8s.crd.pairing`.
+        images: Its images, each with a tag, by compute stack (`cuda`, `rocm`, `vulkan`, `intel`); by "" if no GPU is
+            requested. An engine that needs a GPU has an image there as well: the cluster may assign one by other means
+            (runtimeClassName).
+        image_key: Name under which an operator overrides its images, if they are those of another runtime.
+        asks_keys: Whether a key check can be put in front of it: it has one port, with HTTP.
+        config: Class of its own options (a wire class, see `k8s.fields`), if it has any.
+        config_key: Field of the InferenceService's spec for them, such as `echoConfig`.
     """
 
     name: str
@@ -163,14 +162,14 @@ class ContainerBuilder:
 
     Attributes:
         runtime: The runtime that plans.
-        service: What is asked.
-        model: Of which Model.
-        images: What the operator has to say about images.
-        resources: What a replica requests; GPUs are counted there.
-        config: The runtime's own options, decoded; None if it has none or the service gives none.
-        line: The command line; a field is honoured once it has found a place there.
-        env: Our variables; the user's come last, by themselves.
-        key_check: What stands in front of the engine, once `behind_keys` was asked.
+        service: The service.
+        model: The Model that it refers to.
+        images: The operator's settings for images.
+        resources: Resources of a replica, with the number of GPUs.
+        config: The runtime's own options, decoded; None if it has none or the service sets none.
+        line: The command line; a field that is written there is honoured.
+        env: Our variables; `finish` adds the user's.
+        key_check: The key check in front of the engine, set by `behind_keys`.
     """
 
     runtime: Runtime
@@ -185,91 +184,92 @@ class ContainerBuilder:
 
     @property
     def spec(self) -> InferenceServiceSpec:
-        """What is asked."""
+        """The spec of the service."""
         return self.service.spec
 
     @property
     def name(self) -> str:
-        """The service's name, by which clients ask for the model."""
+        """The service's name, with which clients request the model."""
         return self.service.metadata.name
 
     @property
     def mode(self) -> str:
-        """What the engine shall offer: `chat`, `embedding` or `rerank`."""
+        """Mode of the engine: `chat`, `embedding` or `rerank`."""
         return mode_of(self.spec)
 
     @property
     def fetches(self) -> bool:
-        """Whether the engine brings its own weights."""
+        """Whether the engine fetches the weights itself."""
         return self.runtime.fetches(self.spec, self.model.spec)
 
     @property
     def source(self) -> Source:
-        """Where the weights come from."""
+        """Parsed source of the weights."""
         return parsed_source(self.model.spec.source)
 
     def honour(self, *paths: str) -> None:
-        """Say that fields have had an effect other than on the command line."""
+        """Record that fields have an effect outside the command line."""
         self.line.honoured.update(paths)
 
     def refuse(self, owned: Mapping[str, str]) -> None:
-        """Refuse flags in `spec.extraArgs` that are decided elsewhere, and those that would show a secret.
+        """Reject flags in `spec.extraArgs` that are controlled elsewhere, and those that would expose a secret.
 
         Args:
-            owned: Who decides, by flag.
+            owned: The field or program that controls a flag, by flag.
 
         Raises:
-            PlanError: The first of them.
+            PlanError: For the first of these flags.
         """
         refuse_owned(self.spec.extra_args, {**_SECRET_FLAGS, **owned})
 
     def refuse_value(self, path: str, value: str | None, unsupported: Mapping[str, str]) -> None:
-        """Refuse a value that the schema allows and our image does not know; of another image the user knows better.
+        """Reject a value that the schema allows but our image does not support; other images are not checked.
 
         Args:
-            path: The field.
-            value: What it says.
-            unsupported: What to do instead, by value.
+            path: Path of the field.
+            value: Value of the field.
+            unsupported: Unsupported values, with the reason or the fix.
 
         Raises:
-            PlanError: It is one of them.
+            PlanError: The value is one of them.
         """
         if not self.spec.image and value is not None and value in unsupported:
-            raise PlanError(f"the image of {self.runtime.name} does not know {value}: {unsupported[value]}", field=path)
+            problem = f"the image of {self.runtime.name} does not support {value}"
+            raise PlanError(f"{problem}: {unsupported[value]}", field=path)
 
     def port(self, default: int) -> int:
-        """Return the port to listen on: the runtime's own unless the service names one."""
+        """Return the port to listen on: the service's, or else the runtime's default."""
         self.honour("spec.containerPort")
         return self.spec.container_port or default
 
     def behind_keys(self, port: int, *host_flags: str) -> int | None:
-        """Return where on `LOOPBACK` the engine shall listen because its clients have keys; None when they have none.
+        """Return the port on `LOOPBACK` where the engine has to listen if its clients have keys; else None.
 
-        What asks for the keys then listens on `port`, in a container of its own: not every engine asks on all of its
-        paths, takes several keys, or keeps them off its command line.
+        The key check then listens on `port`, in its own container: not every engine checks keys on all of its paths,
+        accepts several, or keeps them off its command line.
 
         Args:
-            port: As `port` returned it.
-            *host_flags: The engine's flags that say where it listens.
+            port: Result of `port`.
+            *host_flags: The engine's flags for its listening address.
 
         Raises:
-            PlanError: The service says where the engine listens.
+            PlanError: The service sets the engine's listening address.
         """
         ref = self.spec.api_key_secret_ref
         if ref is None:
             return None
         owner = f"{KEYS_FIELD}, with which the engine listens on the pod's loopback address"
         if self.spec.bind_address:
-            raise PlanError(f"the address is decided by {owner}: leave one of the two out", field="spec.bindAddress")
+            raise PlanError(f"the address is controlled by {owner}; remove one of the two", field="spec.bindAddress")
         refuse_owned(self.spec.extra_args, dict.fromkeys(host_flags, owner))
         self.honour(f"{KEYS_FIELD}.name", f"{KEYS_FIELD}.key")
         self.key_check = KeyCheck(ref.name, ref.key, _ENGINE_PORT + (port == _ENGINE_PORT))
         return self.key_check.engine_port
 
     def add_listener(self, host_flag: str, port_flag: str, port: int, *, anywhere: str = ANY_ADDRESS) -> None:
-        """Write where to listen: on all addresses (`anywhere`, to this engine) unless the service names one.
+        """Write the address and port to listen on: all addresses (`anywhere`), unless the service sets one.
 
-        An engine whose clients have keys listens behind what asks for them (`behind_keys`).
+        An engine whose clients have keys listens behind the key check (`behind_keys`).
         """
         loopback_port = self.behind_keys(port, host_flag)
         if loopback_port is not None:
@@ -277,13 +277,13 @@ class ContainerBuilder:
             return
         if self.spec.bind_address:
             self.line.add("spec.bindAddress", host_flag)
-            self.line.argv.append(self.spec.bind_address)  # as it is: `$(POD_IP)` is an address that only a pod knows
+            self.line.argv.append(self.spec.bind_address)  # not escaped: `$(POD_IP)` is expanded in the pod
         else:
             self.line.default(host_flag, value=anywhere)
         self.line.argv += [port_flag, str(port)]
 
     def names(self) -> tuple[str, ...]:
-        """Return all names by which clients ask for the model: the service's, its aliases, and a gateway's for it."""
+        """Return all names with which clients request the model: the service's, its aliases, and the gateway's."""
         gateway = self.spec.endpoint.gateway
         self.honour("spec.endpoint.gateway.enabled", "spec.aliases")
         found = (self.name, *self.spec.aliases)
@@ -293,28 +293,25 @@ class ContainerBuilder:
         return tuple(dict.fromkeys((*found, gateway_name(self.spec))))
 
     def weights(self) -> str:
-        """Return the argument for weights that are fetched or mounted: their file, or the folder of several.
+        """Return the argument for fetched or mounted weights: their file, or the folder of several files.
 
         Raises:
-            PlanError: The engine shall bring its own, and the source is nothing that is mounted.
+            PlanError: The engine has to fetch the weights itself, and the source is not mounted.
         """
         if self.fetches and not is_mounted(self.source):
-            hint = ", or leave spec.skipModelInit out" if self.spec.skip_model_init else ""
-            raise PlanError(f"{self.runtime.name} cannot fetch this itself: name a Hugging Face repository, a pvc:// "
-                            f"volume or a path{hint}", field=SOURCE)  # fmt: skip
+            hint = ", or remove spec.skipModelInit" if self.spec.skip_model_init else ""
+            advice = f"name a Hugging Face repository, a pvc:// volume or a path{hint}"
+            raise PlanError(f"{self.runtime.name} cannot fetch this itself; {advice}", field=SOURCE)
         self.honour(SOURCE)
-        # the parts of a split gguf lie beside the first, which leads to them
-        return (
-            Placeholder.FOLDER
-            if len(self.model.spec.files) > 1 and self.model.spec.format != "gguf"
-            else Placeholder.MODEL
-        )
+        # the engine finds the parts of a split gguf next to the first
+        has_folder = len(self.model.spec.files) > 1 and self.model.spec.format != "gguf"
+        return Placeholder.FOLDER if has_folder else Placeholder.MODEL
 
     def repository(self, cache_variable: str = "HF_HOME") -> HubRepository | None:
-        """Return the repository that the engine fetches for itself; None if it is handed files.
+        """Return the repository that the engine fetches itself; None if it is given files.
 
         Args:
-            cache_variable: The variable for the folder of what it fetches; empty if it needs none.
+            cache_variable: Variable for the folder of fetched files; empty if the engine needs none.
         """
         found = hub_repository(self.model.spec.source) if self.fetches else None
         if found is not None:
@@ -324,10 +321,10 @@ class ContainerBuilder:
         return found
 
     def add_model(self, *flags: str, cache_variable: str = "HF_HOME") -> HubRepository | None:
-        """Write the repository that the engine fetches, with its revision, or the weights that it is handed.
+        """Write the repository that the engine fetches, with its revision, or the weights that it is given.
 
         Args:
-            *flags: What goes before it.
+            *flags: Words before it.
             cache_variable: As for `repository`.
 
         Raises:
@@ -340,19 +337,19 @@ class ContainerBuilder:
         return repository
 
     def add_cache_type(self, path: str, kind: str, custom: str | None) -> None:
-        """Write the type of the KV cache that the options at `path` name; `custom` wins, and `auto` says nothing."""
+        """Write the type of the KV cache from the options at `path`; `custom` has precedence, `auto` writes nothing."""
         if custom:
             self.line.add(f"{path}.kvCacheCustomDtype", "--kv-cache-dtype", custom)
         elif kind != "auto":
             self.line.add(f"{path}.kvCacheDtype", "--kv-cache-dtype", kind)
 
     def add_token(self, ref: SecretKeySelector | None, path: str, *names: str) -> None:
-        """Hand the engine its Hugging Face token: the one that `path` refers to, else the Model's own.
+        """Pass a Hugging Face token to the engine: the one in the field `path`, or else the Model's.
 
         Args:
-            ref: The key of a Secret that the service names.
-            path: The field that holds it.
-            *names: The variables to set; `HF_TOKEN` if none is named.
+            ref: Key of a Secret that the service names.
+            path: Path of that field.
+            *names: Variables to set; `HF_TOKEN` by default.
         """
         if ref is None and self.model.spec.source_secret_ref is not None and self.fetches:
             path = "Model.spec.sourceSecretRef"
@@ -376,20 +373,20 @@ class ContainerBuilder:
         metrics_port_name: str = PORT_NAME,
         **further: Any,
     ) -> ContainerPlan:
-        """Return the plan: what the runtime decides, and what every container takes from its service.
+        """Return the plan, from the runtime's arguments and the settings that all containers take from their services.
 
         Args:
-            container_name: What the container is called.
-            port: As `port` returned it.
-            probes: The runtime's; those of the service are merged into them.
-            image: The runtime's own image where it has none in `Runtime.images`.
-            on_cpu: Whether an image for CPUs alone may serve it.
-            command: The runtime's entrypoint; empty leaves the image's.
+            container_name: Name of the container.
+            port: Result of `port`.
+            probes: The runtime's probes; those of the service are merged into them.
+            image: The runtime's own image, if it is not in `Runtime.images`.
+            on_cpu: Whether an image for CPUs only can serve it.
+            command: The runtime's entrypoint; empty for that of the image.
             extra_args: Whether the command line ends with `spec.extraArgs`.
-            endpoint_path: What the engine answers; empty for OpenAI's paths by `spec.mode`.
+            endpoint_path: Path of the engine's API; empty for OpenAI's paths by `spec.mode`.
             hpa_metric: As in the plan.
             metrics_port_name: As in the plan.
-            **further: The plan's other attributes.
+            **further: Other attributes of the plan.
 
         Raises:
             PlanError: There is no image.
@@ -428,7 +425,7 @@ class ContainerBuilder:
         )
 
     def _environment(self) -> tuple[Variable, ...]:
-        """Ours, then the user's; a name that is there twice is what was said last, as in a pod."""
+        """Return our variables, then the user's; of two with one name the last applies, as in a pod."""
         variables: dict[str, Variable] = {}
         user_variables = [Variable(each.name, each.value or "", each.value_from) for each in self.spec.env]
         for variable in (*self.env, *user_variables):

@@ -1,7 +1,7 @@
-"""A container plan is what to run in a pod as a value: the in-cluster sister of `LaunchPlan`.
+"""The plan of an engine's container as a value: the counterpart of `LaunchPlan` in a cluster.
 
-Where the weights lie is the renderer's business: it fills the slots. Everything else that a runtime knows is decided
-here, so that no renderer asks which runtime it has before it.
+The renderer decides where the weights are mounted, and fills the placeholders. The plan contains everything else that
+depends on the runtime, so that the renderer need not distinguish runtimes.
 """
 
 import hashlib
@@ -16,38 +16,38 @@ from llmkube.k8s.crd.meta import SecretKeySelector
 from llmkube.runtimes.plan import Placeholder
 
 PORT_NAME: Final = "http"
-"""What the container's port is called; Services and probes point at the name, whatever the number."""
+"""Name of the container's port; Services and probes refer to the name, not to the number."""
 
 LOAD_SECONDS: Final = 1800
-"""How long an engine may load."""
+"""Time for an engine to load."""
 
 _HANDLERS: Final = frozenset({"exec", "grpc", "httpGet", "tcpSocket"})
 
 
 def literal(text: str) -> str:
-    """Return a text that stays what it is in a command, its arguments or a variable's value.
+    """Escape a text for a command, its arguments or a variable's value, so that a kubelet does not expand it.
 
-    There a kubelet replaces `$(NAME)`, and makes `$$` one `$`. A user's own words may count on that; a name or an
-    address stands for itself.
+    A kubelet replaces `$(NAME)` there, and `$$` with one `$`. A user's own words may rely on that; names and addresses
+    must not be expanded.
     """
     return text.replace("$", "$$")
 
 
 class ModelFile(str):
-    """A word of argv: a file that was fetched together with the model, by its path below `Placeholder.FOLDER`."""
+    """A word of argv for a file that was fetched with the model: its path below `Placeholder.FOLDER`."""
 
     __slots__ = ()
 
 
 @attrs.frozen(kw_only=True)
 class MountPaths:
-    """What the slots of a plan stand for in one pod: absolute paths, empty where there is none.
+    """Paths in one pod for the placeholders of a plan, absolute, or empty if there is none.
 
     Attributes:
-        model: The file, or the folder, that the engine is given.
-        folder: Where the Model's files lie as in their repository; the parent of `model` unless the model's path in
-            the repository has folders of its own.
-        draft: What `model` is, of the Model that guesses ahead.
+        model: File or folder that the engine is given.
+        folder: Folder with the Model's files as in their repository; the parent of `model`, unless the model is in a
+            subfolder of the repository.
+        draft: The same as `model`, for the draft Model.
         cache: A folder that the engine may write to.
     """
 
@@ -57,7 +57,7 @@ class MountPaths:
     cache: str = ""
 
     def fill(self, word: str, *, expands: bool) -> str:
-        """Return the word, or what it stands for; `expands` if a kubelet replaces `$(NAME)` where it stands."""
+        """Return the word, or the path for a placeholder; `expands` if a kubelet replaces `$(NAME)` in that place."""
         if isinstance(word, ModelFile):
             path = posixpath.join(self.folder, str(word))
         elif isinstance(word, Placeholder):
@@ -74,7 +74,7 @@ class MountPaths:
 
 @attrs.frozen
 class Variable:
-    """One variable of the container's environment: a value, perhaps a slot, or `value_from` as in a pod."""
+    """One variable of the container's environment: a value or placeholder, or `value_from` as in a pod."""
 
     name: str
     value: str = ""
@@ -82,23 +82,23 @@ class Variable:
 
     @classmethod
     def from_secret(cls, name: str, ref: SecretKeySelector) -> "Variable":
-        """Take the value from a key of a Secret; only the reference is ever in a plan."""
+        """Return a variable with its value from a Secret; the plan contains only the reference."""
         optional = {} if ref.optional is None else {"optional": ref.optional}
         return cls(name, value_from={"secretKeyRef": {"name": ref.name, "key": ref.key, **optional}})
 
 
 @attrs.frozen
 class Probe:
-    """Ask the container how it is: GET `path`, or run `command` in it, or only connect.
+    """A probe of the container: GET `path`, run `command` in it, or open a TCP connection.
 
     Attributes:
-        path: What to GET; empty for another way.
-        command: What to run in the container, if there is no path; empty for a TCP connection.
-        period_seconds: Time between two questions.
-        timeout_seconds: How long an answer may take.
-        failure_threshold: So many failures in a row count.
-        patience_seconds: What failures may take together, whatever the period is; 0: the threshold counts them.
-        override: The user's part of a pod's Probe; where both say something, it holds.
+        path: Path to GET; empty for another kind of probe.
+        command: Command to run in the container; empty for a TCP connection, if `path` is empty too.
+        period_seconds: Time between two probes.
+        timeout_seconds: Time for a response.
+        failure_threshold: Consecutive failures before the probe has failed.
+        patience_seconds: Total time of failures, for any period, instead of `failure_threshold`; 0 for none.
+        override: The user's part of a pod's Probe, which has precedence.
     """
 
     path: str = ""
@@ -110,10 +110,10 @@ class Probe:
     override: Mapping[str, Any] = attrs.field(factory=dict, hash=False)
 
     def manifest(self) -> dict[str, Any]:
-        """Return it as in a pod. An override that says how to ask replaces our way, not our numbers.
+        """Return the probe as in a pod. An override with a handler replaces our handler, not our numbers.
 
-        A user's threshold without a period counts in periods of 10 seconds at least, which is what Kubernetes has: our
-        shorter one would make seconds of his minutes.
+        A user's threshold without a period is for periods of at least 10 seconds, Kubernetes' default: with our shorter
+        period, the threshold would be reached too early.
         """
         handler: dict[str, Any] = {"tcpSocket": {"port": PORT_NAME}}
         if self.path:
@@ -132,7 +132,7 @@ class Probe:
 
 @attrs.frozen
 class Probes:
-    """The three questions that a kubelet asks: has it started, does it live, may it be asked."""
+    """The three probes of a container."""
 
     startup: Probe
     liveness: Probe
@@ -140,14 +140,14 @@ class Probes:
 
     @classmethod
     def http(cls, path: str, *, alive: str = "", loaded: str = "") -> "Probes":
-        """Ask by HTTP. Half an hour to load; then three refusals in a row count.
+        """Return probes by HTTP, with half an hour to load and then three consecutive failures.
 
-        While it loads it is asked every second: a pod would else be ready up to a period after its engine.
+        The startup probe runs every second, so that a pod is ready as soon as its engine.
 
         Args:
-            path: Answers 200 when the model can be asked.
-            alive: Answers 200 while the process is well, if that is another question.
-            loaded: Answers 200 once the model is there, if that is another question, too dear to be asked for ever.
+            path: Answers 200 when the model can answer requests.
+            alive: Answers 200 while the process is healthy, if that is another path.
+            loaded: Answers 200 once the model is loaded, if that is another path, too expensive to probe all the time.
         """
         return cls(
             startup=Probe(loaded or path, period_seconds=1, patience_seconds=LOAD_SECONDS),
@@ -157,18 +157,18 @@ class Probes:
 
     @classmethod
     def tcp(cls) -> "Probes":
-        """Connect, and ask nothing."""
+        """Return probes that only open a TCP connection."""
         return cls.http("")
 
 
 @attrs.frozen
 class ScalingMetric:
-    """What an autoscaler looks at when the user names nothing.
+    """Default metric for autoscaling.
 
     Attributes:
         name: The metric's name in the cluster.
-        target: Wanted average per pod, as a quantity.
-        exported_as: The engine's own name for it, where that differs: the PodMonitor renames it.
+        target: Target average per pod, as a quantity.
+        exported_as: The engine's own name for it, if that differs: the PodMonitor renames it.
     """
 
     name: str
@@ -178,15 +178,15 @@ class ScalingMetric:
 
 @attrs.frozen
 class Resources:
-    """What a replica asks the cluster for.
+    """Resources that a replica requests from the cluster.
 
     Attributes:
-        gpu_count: GPUs of a replica; 0 for none, and for claims that do not say how many.
-        gpu_resource: The extended resource, such as `nvidia.com/gpu`; empty when there is none to request.
-        toleration_keys: Taints of GPU nodes that the pod tolerates whatever their value (`Exists`).
-        claims: Claims for devices (dynamic resource allocation), as `pod.spec.resourceClaims` has them.
-        shared: The GPU is shared with others: the pod belongs on the nodes that the operator has set aside for that.
-        requests: Amounts by name, in the order of Kubernetes' own documents; GPUs are in `limits` alone.
+        gpu_count: GPUs of a replica; 0 for none, and for claims without a number.
+        gpu_resource: The extended resource, such as `nvidia.com/gpu`; empty if none is requested.
+        toleration_keys: Taints of GPU nodes that the pod tolerates, with any value (`Exists`).
+        claims: Claims for devices (dynamic resource allocation), as in `pod.spec.resourceClaims`.
+        shared: The GPU is shared with others: the pod belongs on the nodes that the operator reserves for that.
+        requests: Amounts by name, in the order of Kubernetes' own documents; GPUs are only in `limits`.
         limits: Amounts by name.
     """
 
@@ -200,18 +200,18 @@ class Resources:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether the engine will find a GPU."""
+        """Whether the engine has a GPU."""
         return self.gpu_count > 0 or bool(self.claims)
 
 
 @attrs.frozen
 class KeyCheck:
-    """What stands in front of an engine whose clients have keys: a container of ours in the same pod.
+    """The key check in front of an engine whose clients have keys: a container of ours in the same pod.
 
     Attributes:
         secret: Name of the Secret with their keys.
         key: The key in it; its value has one API key per line.
-        engine_port: Where the engine listens, on the pod's loopback address alone.
+        engine_port: Port of the engine, on the pod's loopback address only.
     """
 
     secret: str
@@ -224,11 +224,11 @@ class Group:
     """Processes on several nodes that serve one model together; the first of them answers.
 
     Attributes:
-        size: How many, the first among them.
-        leader: The further arguments of the first.
-        workers: Those of the others.
-        leader_env: The further variables of the first.
-        worker_env: Those of the others.
+        size: Number of processes, including the first.
+        leader: Further arguments of the first.
+        workers: Further arguments of the others.
+        leader_env: Further variables of the first.
+        worker_env: Further variables of the others.
     """
 
     size: int
@@ -243,40 +243,38 @@ class ContainerPlan:
     """The serving container of one InferenceService, and what its pod needs for it.
 
     Attributes:
-        runtime: The runtime's name.
-        container_name: What the container is called.
+        runtime: Name of the runtime.
+        container_name: Name of the container.
         image: The image, never empty.
-        port: The number of the port named `http`, where clients and probes ask.
+        port: Number of the port named `http`, for clients and probes.
         extra_ports: Further ports by name, such as `("metrics", 8002)`.
-        command: Replaces the image's entrypoint; empty leaves it.
+        command: Replaces the image's entrypoint if not empty.
         args: The arguments.
         env: The environment, each name once, the user's last.
-        probes: How a kubelet asks the container.
-        resources: What a replica requests.
-        image_before: The image that pods which serve may go on with; empty: the same.
-        needs_model_init: The weights must be fetched before the container starts. False: the engine fetches for
-            itself, or is content with what is mounted (`uses_weights`).
-        draft_model: Name of the Model that `Placeholder.DRAFT` stands for; empty when there is none.
+        probes: The probes of the container.
+        resources: Resources of a replica.
+        image_before: Another image that running pods may keep; empty for none.
+        needs_model_init: The weights must be fetched before the container starts. False if the engine fetches them
+            itself, or uses those that are mounted (`uses_weights`).
+        draft_model: Name of the Model for `Placeholder.DRAFT`; empty if there is none.
         post_start: A command to run in the container once it has started (`lifecycle.postStart`); empty for none.
         scheme: `http` or `https`, for `status.endpoint`.
-        endpoint_path: The path for `status.endpoint`: the user's, or the runtime's where the schema's default would
-            promise what the engine does not have.
-        model_id: The name by which the engine knows the model in its API; empty when it cannot be chosen.
-        hpa_metric: What to scale on when the user names nothing; None: the engine counts nothing that would help.
-        metrics_port_name: The port of the engine's metrics, by name; empty when it has none.
-        metrics_path: The path there.
-        latency_metric: The histogram of the seconds that an answer takes, by the name that it has in the cluster; empty
-            when the engine has none.
-        busy_metrics: Metrics of the engine's that are all 0 while it has no request; empty when it has none.
-        any_user: The image is one of which we know that it runs as any user, with a read-only root filesystem and a
-            folder /tmp that it may write to.
-        key_check: Who asks clients for their keys there, in the engine's place; None when the engine listens there.
-        shared_memory: The engine's processes talk through `/dev/shm`, which needs more than a container's 64 MiB.
-        group: How pods on several nodes serve it together; None where one pod does.
-        not_honoured: Paths of fields that were given but have no effect on this path.
+        endpoint_path: Path for `status.endpoint`: the user's, or the runtime's if the engine does not have the schema's
+            default path.
+        model_id: Name of the model in the engine's API; empty if it cannot be chosen.
+        hpa_metric: Default metric for autoscaling; None if the engine has none that is suitable.
+        metrics_port_name: Name of the port of the engine's metrics; empty if it has none.
+        metrics_path: Path of these metrics.
+        latency_metric: Histogram of the seconds per response, by its name in the cluster; empty if the engine has none.
+        busy_metrics: Metrics of the engine that are all 0 while it has no request; empty if it has none.
+        any_user: The image is known to run as any user, with a read-only root filesystem and a writable /tmp.
+        key_check: Checks the keys of clients on the port, in front of the engine; None if the engine has the port.
+        shared_memory: The engine's processes communicate through `/dev/shm`, and need more than the default of 64 MiB.
+        group: Pods on several nodes that serve the model together; None for a single pod.
+        not_honoured: Paths of fields that are set but have no effect here.
 
-    The words of `command`, `args` and `post_start` and the values of `env` may be slots; `render_words`, `render_hook`
-    and `render_env` fill them.
+    The words of `command`, `args` and `post_start` and the values of `env` may be placeholders; `render_words`,
+    `render_hook` and `render_env` fill them.
     """
 
     runtime: str
@@ -309,29 +307,29 @@ class ContainerPlan:
 
     @property
     def uses_weights(self) -> bool:
-        """Whether the container is handed the Model's files: they have to be mounted."""
+        """Whether the container is given the Model's files, which then have to be mounted."""
         return any(
             isinstance(word, ModelFile) or _is_in(word, Placeholder.MODEL, Placeholder.FOLDER) for word in self._words()
         )
 
     @property
     def uses_cache(self) -> bool:
-        """Whether the container wants a folder that it may write to."""
+        """Whether the container needs a folder that it may write to."""
         return any(_is_in(word, Placeholder.CACHE) for word in self._words())
 
     def _words(self) -> Iterator[str]:
         yield from (*self.command, *self.args, *self.post_start, *(variable.value for variable in self.env))
 
     def render_words(self, words: Iterable[str], paths: MountPaths) -> list[str]:
-        """Return `command` or `args` with every slot filled."""
+        """Return `command` or `args` with every placeholder filled."""
         return [paths.fill(word, expands=True) for word in words]
 
     def render_hook(self, paths: MountPaths) -> list[str]:
-        """Return `post_start` with every slot filled; of a hook a kubelet takes each word as it is."""
+        """Return `post_start` with every placeholder filled; a kubelet does not expand the words of a hook."""
         return [paths.fill(word, expands=False) for word in self.post_start]
 
     def render_env(self, paths: MountPaths) -> list[dict[str, Any]]:
-        """Return the environment as in a pod, with every slot filled."""
+        """Return the environment as in a pod, with every placeholder filled."""
         return [
             {"name": variable.name, "value": paths.fill(variable.value, expands=True)}
             if variable.value_from is None
@@ -341,17 +339,17 @@ class ContainerPlan:
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of everything that the container is made of; what has no effect does not count."""
+        """SHA-256 of everything that the container consists of, without the list of fields that have no effect."""
         facts = attrs.asdict(attrs.evolve(self, not_honoured=()), value_serializer=_tagged)
         return hashlib.sha256(json.dumps(facts, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def requests_in_flight(metrics: str, names: Iterable[str]) -> float | None:
-    """Return what an engine's metrics of its requests add up to; None where one of them is missing or no number.
+    """Return the sum of an engine's metrics of its requests; None if one of them is missing or is not a number.
 
     Args:
-        metrics: What the engine exports.
-        names: The metrics that are 0 while it has no request (`ContainerPlan.busy_metrics`).
+        metrics: Metrics of the engine, in Prometheus' format.
+        names: Metrics that are 0 while it has no request (`ContainerPlan.busy_metrics`).
     """
     total, lines = 0.0, metrics.splitlines()
     for name in names:
@@ -370,7 +368,7 @@ def _is_in(word: str, *placeholders: Placeholder) -> bool:
 
 
 def _tagged(_instance: Any, _attribute: Any, value: Any) -> Any:
-    """Keep a slot and a model's file apart from a user's equal text."""
+    """Distinguish a placeholder and a model's file from a user's equal text."""
     if isinstance(value, Placeholder | ModelFile):
         return {type(value).__name__: str(value)}
     return value

@@ -1,4 +1,4 @@
-"""Any container: the service brings image, arguments and probes, LLMKube the weights, GPUs, Service and life cycle."""
+"""A custom container: the service provides image, arguments and probes; LLMKube the weights, GPUs and a Service."""
 
 from typing import Final
 
@@ -7,7 +7,7 @@ from llmkube.runtimes.container.container_plan import ContainerPlan, Probes, Var
 
 PORT: Final = 8080
 MODEL_PATH: Final = "MODEL_PATH"
-"""The variable that says where the weights lie; in `spec.args` Kubernetes replaces `$(MODEL_PATH)` by it."""
+"""Variable with the path of the weights; in `spec.args` Kubernetes replaces `$(MODEL_PATH)` with its value."""
 
 
 def plan(builder: ContainerBuilder) -> ContainerPlan:

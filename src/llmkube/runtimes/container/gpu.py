@@ -1,4 +1,4 @@
-"""What a replica asks of a node: how many GPUs, under which name, and how a model is cut up between them. Pure.
+"""Resources of a replica: the number and resource name of its GPUs, and the split of a model among them. Pure.
 
 Facts: the device plugins' resource names (NVIDIA k8s-device-plugin and its MIG strategies, AMD k8s-device-plugin, Intel
 device plugins), and llama.cpp's `--split-mode` and `--tensor-split`, which takes proportions and not layers.
@@ -32,7 +32,7 @@ _SHARING: Final = "spec.resources.gpuSharing"
 
 
 def vendor_of(model: ModelSpec) -> str:
-    """Return who makes the GPU: what the accelerator implies, else what the Model says.
+    """Return the vendor of the GPU: the one that the accelerator implies, or else the Model's.
 
     Raises:
         PlanError: The two contradict each other.
@@ -43,14 +43,14 @@ def vendor_of(model: ModelSpec) -> str:
         raise PlanError(f'"{vendor[:64]}" is not one of {", ".join(_NAMES)}', field=f"{_HARDWARE}.gpu.vendor")
     if vendor not in ("nvidia", implied):  # nvidia is the schema's default, perhaps not the user's choice
         raise PlanError(
-            f"{vendor} makes no GPU for accelerator {model.hardware.accelerator}: write {implied}, or leave it out",
+            f"{vendor} makes no GPU for accelerator {model.hardware.accelerator}; write {implied}, or remove it",
             field=f"{_HARDWARE}.gpu.vendor",
         )
     return implied
 
 
 def stack_of(model: ModelSpec) -> str:
-    """Return the compute stack that the engine is built for: `cuda`, `rocm`, `vulkan` or `intel`."""
+    """Return the compute stack of the engine's build: `cuda`, `rocm`, `vulkan` or `intel`."""
     vendor, gpu = vendor_of(model), model.hardware.gpu or _NO_GPU
     if model.hardware.accelerator == "vulkan" or (vendor == "amd" and gpu.runtime == "vulkan"):
         return "vulkan"
@@ -61,26 +61,26 @@ def parse_gpu_resources(given: Mapping[str, str]) -> Mapping[str, str]:
     """Return an operator's names of extended resources, by vendor, or by vendor and compute stack (`amd-vulkan`).
 
     Raises:
-        UserError: A key is neither, or a name is none of an extended resource.
+        UserError: A key is neither, or a name is not that of an extended resource.
     """
     keys = {*_NAMES, *(f"{vendor}-{stack}" for vendor in _NAMES for stack in ("vulkan", _STACKS[vendor]))}
     for key, name in given.items():
         if key not in keys:
-            raise UserError(f"{key!r} is no GPU: use one of {', '.join(sorted(keys))}", field="--gpu-resource")
+            raise UserError(f"{key!r} is not a GPU; use one of {', '.join(sorted(keys))}", field="--gpu-resource")
         if not _RESOURCE.fullmatch(name):
-            raise UserError(f"{name!r} is no extended resource such as amd.com/gpu", field="--gpu-resource")
+            raise UserError(f"{name!r} is not an extended resource, such as amd.com/gpu", field="--gpu-resource")
     return dict(given)
 
 
 def resources_of(
     spec: InferenceServiceSpec, model: ModelSpec, names: Mapping[str, str] = _NO_NAMES
 ) -> tuple[Resources, frozenset[str]]:
-    """Return what a replica requests, and the paths of the fields that say so.
+    """Return the resources of a replica, and the paths of the fields that set them.
 
     Args:
         spec: The service.
         model: Its Model.
-        names: What this cluster calls GPUs, as `parse_gpu_resources` returned it.
+        names: Resource names of GPUs in this cluster (`parse_gpu_resources`).
 
     Raises:
         PlanError: The fields contradict each other.
@@ -90,7 +90,7 @@ def resources_of(
     count, source = (gpu.count, f"{_HARDWARE}.gpu.count") if gpu.count else (spec.resources.gpu, "spec.resources.gpu")
     honoured.add(source)
     if gpu.count:
-        honoured.add("spec.resources.gpu")  # the Model's word wins, as the field says
+        honoured.add("spec.resources.gpu")  # the Model's value has precedence, as the field documents
     if gpu.resource_claims:
         return _claimed(gpu, sharing, requests, limits, honoured)
     if sharing is not None and sharing.mode != "exclusive":
@@ -114,28 +114,28 @@ def resources_of(
 
 
 def split_mode(sharding: Sharding | None) -> str:
-    """Return llama.cpp's `--split-mode`: by layers unless the Model wants rows of each tensor, or no split."""
+    """Return llama.cpp's `--split-mode`: by layers, unless the Model asks for rows of each tensor or no split."""
     return _SPLIT_MODES.get(sharding.strategy, "layer") if sharding else "layer"
 
 
 def tensor_split(sharding: Sharding | None, count: int) -> str:
-    """Return llama.cpp's `--tensor-split`: `5,3` for the layers 0-24 and 25-39, `1,1` where nothing is said.
+    """Return llama.cpp's `--tensor-split`: `5,3` for the layers 0-24 and 25-39, `1,1` by default.
 
     Raises:
-        PlanError: The ranges are not as many as the GPUs, or do not follow on each other from layer 0.
+        PlanError: There is not one range for each GPU, or the ranges are not consecutive from layer 0.
     """
     ranges = sharding.layer_split if sharding else ()
     if not ranges:
         return ",".join(["1"] * count)
     field = f"{_HARDWARE}.gpu.sharding.layerSplit"
     if len(ranges) != count:
-        raise PlanError(f"{len(ranges)} ranges for {count} GPUs: write one range for each", field=field)
+        raise PlanError(f"{len(ranges)} ranges for {count} GPUs; write one range for each", field=field)
     sizes, first = [], 0
     for text in ranges:
         found = _RANGE.fullmatch(text)
         if found is None or int(found[1]) != first or int(found[2]) < first:
-            raise PlanError(f'"{text[:64]}" has to be a range from layer {first} on, such as {first}-{first + 9}',
-                            field=field)  # fmt: skip
+            example = f"{first}-{first + 9}"
+            raise PlanError(f'"{text[:64]}" is not a range from layer {first}, such as {example}', field=field)
         sizes.append(int(found[2]) - first + 1)
         first = int(found[2]) + 1
     unit = math.gcd(*sizes)
@@ -143,18 +143,18 @@ def tensor_split(sharding: Sharding | None, count: int) -> str:
 
 
 def check_parallel(wanted: int, resources: Resources, field: str) -> None:
-    """Refuse an engine that wants more GPUs than its replica has; claims for devices do not say how many.
+    """Reject an engine that needs more GPUs than its replica has; the number in device claims is not known.
 
     Raises:
-        PlanError: With the field that wants too much.
+        PlanError: `field` needs too many GPUs.
     """
     if 0 < resources.gpu_count < wanted:
         have = f"{resources.gpu_count} GPU{'s' if resources.gpu_count > 1 else ''}"
-        raise PlanError(f"needs {wanted} GPUs and a replica has {have}: ask for more GPUs or less of this", field=field)
+        raise PlanError(f"needs {wanted} GPUs and a replica has {have}; request more GPUs, or reduce this", field=field)
 
 
 def _amounts(spec: InferenceServiceSpec, model: ModelSpec) -> tuple[dict[str, str], dict[str, str], set[str]]:
-    """CPU, memory and disk; the service's own word wins over the Model's, and host memory over memory."""
+    """Return CPU, memory and disk; the service has precedence over the Model, and host memory over memory."""
     requested, default = spec.resources, model.resources
     honoured = {"Model.spec.resources.cpu", "Model.spec.resources.memory", "spec.resources.cpu"}
     requests: dict[str, str] = {}
@@ -205,7 +205,7 @@ def _claimed(
 
 
 def _taints(gpu: GPU, resource: str, full_gpu_taint: str) -> tuple[str, ...]:
-    """Return the taints of the nodes: called like the resource, and of a partition's node like a whole GPU as well."""
+    """Return the taints of the nodes: the name of the resource, and for a partition also that of a whole GPU."""
     if gpu.toleration_key:
         return (gpu.toleration_key,)
     return (resource, full_gpu_taint) if resource.startswith(_PARTITION) else (resource,)
@@ -223,9 +223,9 @@ def _resource_name(model: ModelSpec, gpu: GPU, sharing: GPUSharing | None, names
         ours = names.get(f"{vendor}-{stack_of(model)}") or names.get(vendor) or _NAMES[vendor]
         return gpu.resource_name or ours
     if vendor != "nvidia":
-        raise PlanError(f"only NVIDIA's GPUs have partitions, not {vendor}'s", field=f"{_SHARING}.mode")
+        raise PlanError(f"only NVIDIA GPUs have partitions, not those of {vendor}", field=f"{_SHARING}.mode")
     if gpu.resource_name:
-        raise PlanError("a partition has a resource name of its own", field=f"{_HARDWARE}.gpu.resourceName")
+        raise PlanError("a partition has its own resource name; remove it", field=f"{_HARDWARE}.gpu.resourceName")
     if not re.fullmatch(r"[0-9]g\.[0-9]{1,4}gb(\.[a-z]+)?", sharing.profile or ""):
-        raise PlanError(f'"{sharing.profile}" is no MIG profile such as 1g.24gb', field=f"{_SHARING}.profile")
+        raise PlanError(f'"{sharing.profile}" is not a MIG profile, such as 1g.24gb', field=f"{_SHARING}.profile")
     return f"{_PARTITION}{sharing.profile}"

@@ -1,7 +1,7 @@
-"""What a group of pods over several nodes is told, and what no group can have. Pure.
+"""Variables for a group of pods on several nodes, and checks of the fields that no group can have. Pure.
 
-A LeaderWorkerSet has one template for the first pod and one for all others: what differs from one of the others to the
-next cannot be said, and is refused by its path.
+A LeaderWorkerSet has one template for the first pod and one for all others: settings that differ between the others
+cannot be expressed, and are rejected with their paths.
 """
 
 from collections.abc import Iterator
@@ -15,49 +15,49 @@ from llmkube.runtimes.plan import PlanError
 PATH: Final = "spec.multiNode"
 
 LEADER_ADDRESS: Final = "$(LWS_LEADER_ADDRESS)"
-"""The name of a group's first pod, in a variable that LeaderWorkerSets give to each container."""
+"""Name of a group's first pod, in a variable that LeaderWorkerSets set in each container."""
 
 RANK: Final = "LLMKUBE_NODE_RANK"
-"""The variable that says which pod of its group one is, from 0."""
+"""Variable with the index of a pod in its group, from 0."""
 
 WORKER_INDEX: Final = "leaderworkerset.sigs.k8s.io/worker-index"
-"""The label of pods that says so."""
+"""Label with the index of a pod in its group."""
 
 
 def check_group(spec: InferenceServiceSpec, multi_node: MultiNode) -> None:
-    """Refuse what a group of pods cannot have.
+    """Reject fields that a group of pods cannot have.
 
     Raises:
-        PlanError: Its `field` is the path that stands in the way.
+        PlanError: Its `field` is the path of the invalid field.
     """
     members = multi_node.members
     nodes = [member.node for member in members]
     if len(members) == 1:
-        raise PlanError("one member is no group: leave it out and name the node in spec.nodeSelector",
-                        field=f"{PATH}.members")  # fmt: skip
+        advice = "remove it and name the node in spec.nodeSelector"
+        raise PlanError(f"one member is not a group; {advice}", field=f"{PATH}.members")
     for number, node in enumerate(nodes):
         if node in nodes[:number]:
-            raise PlanError(f"names {node} twice: each member has a node of its own", field=f"{PATH}.members[{number}]")
+            raise PlanError(f"names {node} twice; each member needs its own node", field=f"{PATH}.members[{number}]")
+    capacity = f"the nodes of {PATH}.members hold only one group"
     if spec.replicas > 1:
-        raise PlanError(f"is {spec.replicas}, and the nodes of {PATH}.members hold one group: write 0 or 1",
-                        field="spec.replicas")  # fmt: skip
+        raise PlanError(f"is {spec.replicas}, but {capacity}; write 0 or 1", field="spec.replicas")
     if spec.autoscaling is not None:
-        raise PlanError(f"the nodes of {PATH}.members hold one group: leave it out", field="spec.autoscaling")
+        raise PlanError(f"{capacity}; remove it", field="spec.autoscaling")
     if (spec.affinity or {}).get("nodeAffinity"):
-        raise PlanError(f"{PATH}.members name the nodes: leave it out", field="spec.affinity.nodeAffinity")
+        raise PlanError(f"{PATH}.members name the nodes; remove it", field="spec.affinity.nodeAffinity")
     for number, member in enumerate(members):
         _check_member(number, member, members[1])
     addressed = [number for number, member in enumerate(members) if number and member.fabric and member.fabric.address]
     if addressed and len(members) > 2:
         raise PlanError(
-            "all members but the first share one pod template, which cannot name an address for each: leave it out, "
-            "and name the socketInterface that has it",
+            "all members but the first share one pod template, which cannot have an address for each; remove it, and "
+            "name the socketInterface that has it",
             field=f"{PATH}.members[{addressed[0]}].fabric.address",
         )
 
 
 def variables(spec: InferenceServiceSpec, multi_node: MultiNode, member: Member) -> tuple[Variable, ...]:
-    """Return how NCCL, Gloo and the engine find the fabric from a member; the service's own variables win."""
+    """Return the variables for NCCL, Gloo and the engine about a member's fabric; the service's own have precedence."""
     own = {one.name for one in spec.env}
     rank = {"fieldRef": {"fieldPath": f"metadata.labels['{WORKER_INDEX}']"}}
     found = (Variable(RANK, value_from=rank), *(Variable(*pair) for pair in _fabric(multi_node, member)))
@@ -65,7 +65,7 @@ def variables(spec: InferenceServiceSpec, multi_node: MultiNode, member: Member)
 
 
 def uses_fabric(multi_node: MultiNode) -> bool:
-    """Whether a member says how it is reached: addresses and interfaces are those of its node."""
+    """Return whether a member sets its fabric: addresses and interfaces of its node."""
     return any(member.fabric is not None for member in multi_node.members)
 
 
@@ -86,7 +86,7 @@ def _check_member(number: int, member: Member, second: Member) -> None:
     path = f"{PATH}.members[{number}]"
     if member.model_cache is not None and member.model_cache.claim_name:
         raise PlanError(
-            "a claim of one member alone is not supported: name one that all nodes can mount in "
+            "a claim for a single member is not supported; name one that all nodes can mount in "
             "spec.modelCache.claimName, or let the engine fetch the repository (skipModelInit)",
             field=f"{path}.modelCache.claimName",
         )
@@ -98,8 +98,8 @@ def _check_member(number: int, member: Member, second: Member) -> None:
     ):
         if ours != theirs:
             raise PlanError(
-                f"is {ours or 'not given'} and that of members[1] is {theirs or 'not given'}: all members but the "
-                "first share one pod template, so give their devices the same name",
+                f"is {ours or 'not set'}, but that of members[1] is {theirs or 'not set'}; give their devices the same "
+                "name, since all members but the first share one pod template",
                 field=f"{path}.fabric.{name}",
             )
 

@@ -1,7 +1,7 @@
-"""Which image serves a runtime on which kind of GPU: pinned, so that a restart never brings another engine.
+"""Choose the image for a runtime and a kind of GPU. Our images are pinned, so that a restart never changes the engine.
 
-An operator may name others by the runtime's name and the kind of GPU (`registry.IMAGES`), and may put a registry of his
-own before ours (air-gapped clusters). A user's `spec.image` wins over both and is taken as it is.
+An operator may override them by runtime and kind of GPU (`registry.IMAGES`), and may replace the registry (air-gapped
+clusters). A user's `spec.image` has precedence over both and is used unchanged.
 """
 
 from collections.abc import Mapping
@@ -12,16 +12,16 @@ import attrs
 from llmkube.runtimes.plan import PlanError
 
 CPU: Final = "cpu"
-"""The compute stack of pods of which it is known that the bundled engine serves them."""
+"""Compute stack of pods that the bundled engine can serve."""
 
 
 @attrs.frozen
 class Images:
-    """What an operator has to say about images.
+    """An operator's settings for images.
 
     Attributes:
-        overrides: Images by the keys of `registry.IMAGES`; a bare runtime's name stands for all of its stacks.
-        registry: Takes the place of the registry in every pinned image, such as `registry.local:5000/mirror`.
+        overrides: Images by the keys of `registry.IMAGES`; the bare name of a runtime applies to all of its stacks.
+        registry: Replaces the registry in every pinned image, such as `registry.local:5000/mirror`.
     """
 
     overrides: Mapping[str, str] = attrs.field(factory=dict, hash=False)
@@ -31,12 +31,12 @@ class Images:
         """Return the image of a runtime.
 
         Args:
-            runtime: Its name, or that of the one whose image it uses.
-            stack: `cuda`, `rocm`, `vulkan`, `intel`, `cpu`, or empty where no GPU is asked for.
-            pinned: What the runtime brings itself.
+            runtime: Its name, or that of the runtime whose image it uses.
+            stack: `cuda`, `rocm`, `vulkan`, `intel`, `cpu`, or empty if no GPU is requested.
+            pinned: The runtime's own image.
 
         Raises:
-            PlanError: There is none: the user has to name one.
+            PlanError: There is no image; the user has to name one.
         """
         key = f"{runtime}-{stack}" if stack else runtime
         for name in (key, runtime):
@@ -44,18 +44,13 @@ class Images:
                 return self.overrides[name]
         if not pinned:
             on = f" on {stack}" if stack else ""
-            raise PlanError(f"there is no image of ours for {runtime}{on}: name one", field="spec.image")
+            raise PlanError(f"LLMKube has no image for {runtime}{on}; name one", field="spec.image")
         return self._mirrored(pinned)
 
     def superseded(self, runtime: str, stack: str, pinned: str) -> str:
-        """Return the image that pods have had if the one for their stack was named later; empty where it is the same.
+        """Return the image that pods had before an override for their stack was added; empty if it is the same.
 
-        What serves with it need not be replaced for that alone.
-
-        Args:
-            runtime: As for `choose`.
-            stack: As for `choose`.
-            pinned: As for `choose`.
+        Pods that serve with it need not be replaced for that reason alone. The arguments are those of `choose`.
         """
         key = f"{runtime}-{stack}"
         others = {name: image for name, image in self.overrides.items() if name != key}

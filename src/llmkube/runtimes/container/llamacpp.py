@@ -1,4 +1,4 @@
-"""llama.cpp's server in a pod: one model, or as a router over a folder of them."""
+"""llama.cpp's server in a pod: with one model, or as a router for a folder of models."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -29,17 +29,17 @@ from llmkube.runtimes.plan import Placeholder, PlanError
 from llmkube.weights.source import DEFAULT_REVISION, HubFile, HubRepository, WebFile
 
 BUNDLED_FLAGS: Final = frozenset(read_text(__package__, "bundled_flags.txt").split())
-"""Every flag that the bundled engine honours (`programs.bundled_engine.llama_params`)."""
+"""All flags that the bundled engine honours (`programs.bundled_engine.llama_params`)."""
 
 _LAYERS_FLAG: Final = "--n-gpu-layers"
 _ARGUMENT_VARIABLE: Final = "LLAMA_ARG_"
-"""llama.cpp's own server reads flags from variables of that name, and ours does not."""
+"""Prefix of variables from which llama.cpp's own server reads flags; the bundled engine does not."""
 
 
 def bundled_can_serve(spec: InferenceServiceSpec, model: ModelSpec, resources: Resources, argv: Sequence[str]) -> bool:
-    """Whether the bundled engine does what a service asks: on CPUs, by its own flags, with nothing of another image.
+    """Return whether the bundled engine can serve a service: on CPUs, with its own flags, and nothing of another image.
 
-    A pod may have a GPU that its resources do not tell of: one with a RuntimeClass, or with layers for a GPU.
+    A pod may have a GPU that is not in its resources: one with a RuntimeClass, or with layers for a GPU.
     """
     gpu = model.hardware.gpu
     on_gpu = resources.on_gpu or model.hardware.accelerator != CPU or bool(gpu and gpu.enabled)
@@ -57,13 +57,10 @@ def bundled_can_serve(spec: InferenceServiceSpec, model: ModelSpec, resources: R
 
 PORT: Final = 8080
 MODELS_FOLDER: Final = "/models"
-"""Where the router looks for models; the service mounts them there (`spec.extraVolumeMounts`)."""
+"""Folder in which the router looks for models; the service mounts them there (`spec.extraVolumeMounts`)."""
 
-_DECIDED: Final = {
-    "--host": "spec.bindAddress",
-    "--port": "spec.containerPort",
-}
-"""What fields decide in a pod, which has an address of its own."""
+_DECIDED: Final = {"--host": "spec.bindAddress", "--port": "spec.containerPort"}
+"""Flags that fields control in a pod, which has its own address."""
 
 _LAYERS: Final = frozenset(spellings_of("--n-gpu-layers"))
 _BUSY: Final = ("llamacpp:requests_processing", "llamacpp:requests_deferred")
@@ -83,19 +80,19 @@ def plan_server(builder: ContainerBuilder) -> ContainerPlan:
 
 
 def plan_router(builder: ContainerBuilder) -> ContainerPlan:
-    """Return the container that serves every model of a folder, each loaded when it is asked for.
+    """Return the container that serves every model of a folder, each loaded when it is requested.
 
-    The folder is the user's; the Model that the service refers to gives hardware and resources, and no weights.
+    The folder is the user's; the Model that the service refers to provides hardware and resources, but no weights.
     """
-    folder = f"LLMKube, which takes {MODELS_FOLDER}: mount the models there"
+    folder = f"LLMKube, which uses {MODELS_FOLDER}: mount the models there"
     explicit_layers = _read_extra_args(builder, {**_DECIDED, "--models-dir": folder})
     builder.line.argv += ["--models-dir", MODELS_FOLDER]
-    builder.honour(SOURCE)  # a Model has to have one
+    builder.honour(SOURCE)  # required in a Model, so not reported
     return _finish(builder, model_id="", explicit_layers=explicit_layers)
 
 
 def _read_extra_args(builder: ContainerBuilder, decided: Mapping[str, str]) -> bool:
-    """Judge and read the service's own arguments; return whether they say how many layers go to a GPU."""
+    """Check and parse the service's own arguments; return whether they set the number of layers on the GPU."""
     explicit_layers = bool(flags_in(builder.spec.extra_args) & _LAYERS)
     builder.service, builder.model = read_as_fields(builder.service, builder.model)
     builder.refuse({})
@@ -119,17 +116,17 @@ def _add_model(builder: ContainerBuilder) -> None:
 
 
 def _own_download(source: HubFile | HubRepository | WebFile) -> list[str]:
-    """Let the server fetch for itself (`spec.skipModelInit`)."""
+    """Return the flags with which the server fetches the model itself (`spec.skipModelInit`)."""
     if isinstance(source, WebFile):
         if source.user_info is not None or "?" in source.url.target:
             raise PlanError(
-                "this address may hold a secret, and a command line is public: leave spec.skipModelInit out",
+                "this address may hold a secret, and a command line is public; remove spec.skipModelInit",
                 field="spec.skipModelInit",
             )
         return ["--model-url", literal(str(source.url))]
     if source.revision != DEFAULT_REVISION:
         raise PlanError(
-            f"llama.cpp fetches {DEFAULT_REVISION} only, not {source.revision}: leave this out, and LLMKube fetches it",
+            f"llama.cpp fetches only {DEFAULT_REVISION}, not {source.revision}; remove this to let LLMKube fetch it",
             field="spec.skipModelInit",
         )
     if isinstance(source, HubFile):
@@ -146,7 +143,7 @@ def _finish(builder: ContainerBuilder, model_id: str, *, explicit_layers: bool) 
     context = fields.context_of(spec, _trained_context(builder))
     fields.add_size(line, spec, context)
     _add_placement(builder, explicit_layers=explicit_layers)
-    if spec.flash_attention is not None:  # else the engine decides: it knows its GPU
+    if spec.flash_attention is not None:  # else the engine decides, since it knows its GPU
         fields.add_flash_attention(line, "on" if spec.flash_attention else "off")
     fields.add_memory(line, spec)
     fields.add_rope(line, spec)
@@ -154,7 +151,7 @@ def _finish(builder: ContainerBuilder, model_id: str, *, explicit_layers: bool) 
     draft_model = _add_speculation(builder)
     fields.add_mode(line, spec, context, pools=_has_pooling(builder))
     line.default("--metrics")
-    # with one slot there is never more than one request in the works: three quarters of all slots is busy
+    # three quarters of all slots: with one slot, there is never more than one request in progress
     metric = ScalingMetric(_BUSY[0], target=f"{750 * spec.parallel_slots}m")
     return builder.finish(
         container_name="llama-server",
@@ -171,10 +168,10 @@ def _finish(builder: ContainerBuilder, model_id: str, *, explicit_layers: bool) 
 
 
 def _runs_as_any_user(builder: ContainerBuilder) -> bool:
-    """Whether the image is llama.cpp's own, with the entrypoint that it has, on a device that every user may open.
+    """Return whether the image is llama.cpp's own, with its entrypoint, on a device that every user may open.
 
-    NVIDIA's device files are open to all (0666); those of AMD and Intel are a group's (render), whose number each
-    distribution chooses.
+    NVIDIA's device files are open to all (0666); those of AMD and Intel belong to the group `render`, whose number
+    depends on the distribution.
     """
     ours = not builder.spec.image and not builder.spec.command
     return ours and (not builder.resources.on_gpu or stack_of(builder.model.spec) == "cuda")
@@ -183,7 +180,7 @@ def _runs_as_any_user(builder: ContainerBuilder) -> bool:
 def _add_placement(builder: ContainerBuilder, *, explicit_layers: bool) -> None:
     gpu, count, line = builder.model.spec.hardware.gpu, builder.resources.gpu_count, builder.line
     if not builder.resources.on_gpu:
-        # a cluster may hand GPUs out by other means, such as runtimeClassName: then only the service knows of them
+        # a cluster may assign GPUs by other means, such as runtimeClassName: then only the service knows about them
         line.argv += ["--n-gpu-layers", str(fields.layers_of(gpu) if explicit_layers else 0)]
         return
     line.argv += ["--n-gpu-layers", str(fields.layers_of(gpu))]
@@ -199,7 +196,7 @@ def _add_placement(builder: ContainerBuilder, *, explicit_layers: bool) -> None:
 
 
 def _add_split(line: CommandLine, path: str, flag: str, value: str, *, explicit: bool) -> None:
-    """Write how a model is shared by several GPUs: what the Model says, else what the service's own arguments say."""
+    """Write a setting for the split among GPUs: the Model's, or else the default unless the user has given the flag."""
     if explicit:
         line.add(path, flag, value)
     else:
@@ -208,7 +205,7 @@ def _add_split(line: CommandLine, path: str, flag: str, value: str, *, explicit:
 
 
 def _add_speculation(builder: ContainerBuilder) -> str:
-    """Write it, and return the name of the Model that guesses ahead, if it is another one."""
+    """Write the flags for speculative decoding; return the name of the draft Model, or "" without one."""
     speculation = builder.spec.speculative_decoding
     if speculation is None:
         return ""
@@ -224,10 +221,10 @@ def _check_among_files(builder: ContainerBuilder, name: str) -> None:
     field, mounted = "spec.speculativeDecoding.draftModel", is_mounted(builder.source)
     if builder.fetches and not mounted:
         raise PlanError(
-            "the engine fetches only the model itself: name the draft's Model in draftModelRef", field=field
+            "the engine fetches only the model itself; name the draft's Model in draftModelRef", field=field
         )
     if not mounted and name not in builder.model.spec.files:
-        raise PlanError(f'"{name}" is not among the Model\'s files: add it to its spec.files', field=field)
+        raise PlanError(f'"{name}" is not among the Model\'s files; add it to its spec.files', field=field)
 
 
 def _trained_context(builder: ContainerBuilder) -> int | None:
@@ -236,7 +233,7 @@ def _trained_context(builder: ContainerBuilder) -> int | None:
 
 
 def _has_pooling(builder: ContainerBuilder) -> bool:
-    """Whether the model's header says how to pool: its status does not tell, but encoders always do."""
+    """Return whether the model's header sets the pooling type: the status does not tell, but encoders always do."""
     gguf = builder.model.status.gguf
     return gguf is not None and any(word in gguf.architecture for word in _POOLING_IN_HEADER)
 
@@ -245,7 +242,7 @@ _IMAGE: Final = "ghcr.io/ggml-org/llama.cpp:server"
 _BUILD: Final = "b9445"
 _IMAGES: Final = {
     "": f"{_IMAGE}-{_BUILD}",
-    CPU: f"{_IMAGE}-{_BUILD}",  # the chart names our own image here (`bundled_engine`)
+    CPU: f"{_IMAGE}-{_BUILD}",  # the chart sets our own image here (`bundled_engine`)
     "cuda": f"{_IMAGE}-cuda13-{_BUILD}",
     **{stack: f"{_IMAGE}-{stack}-{_BUILD}" for stack in ("rocm", "vulkan", "intel")},
 }

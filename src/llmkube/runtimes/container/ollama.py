@@ -1,4 +1,4 @@
-"""Ollama in a pod: its server begins empty, and is given the model once it runs.
+"""Ollama in a pod: its server starts without a model, which is added once it runs.
 
 Facts: the variables of `ollama serve --help` and the Modelfile's reference, 0.24; `types/model/name.go` and
 `envconfig/config_test.go` of https://github.com/ollama/ollama.
@@ -17,7 +17,7 @@ _HOST: Final = "OLLAMA_HOST"
 
 _PART: Final = r"\w[\w.-]{0,79}"
 _NAME: Final = re.compile(rf"(?:(?:\w[\w.:-]{{0,349}}/)?\w[\w-]{{0,79}}/)?{_PART}(?::{_PART})?", re.ASCII)
-"""HOST/NAMESPACE/MODEL:TAG, of which only the model has to be there."""
+"""HOST/NAMESPACE/MODEL:TAG, of which only the model is required."""
 
 _WAIT: Final = "until ollama list >/dev/null 2>&1; do sleep 1; done"
 _NAMES: Final = 'shift; for name; do ollama cp "$0" "$name"; done'
@@ -29,7 +29,7 @@ _CACHE_TYPES: Final = frozenset({"f16", "q8_0", "q4_0"})
 
 
 def plan(builder: ContainerBuilder) -> ContainerPlan:
-    """Return the container; it has started when the model is there under all of its names."""
+    """Return the container; its startup is complete when the model has all of its names."""
     names = builder.names()
     _check_names(names)
     port = builder.port(PORT)
@@ -37,7 +37,7 @@ def plan(builder: ContainerBuilder) -> ContainerPlan:
         Variable("HOME", Placeholder.CACHE),
         Variable("OLLAMA_MODELS", Placeholder.CACHE),
         Variable(_HOST, _listener(builder, port)),
-        Variable("OLLAMA_KEEP_ALIVE", "-1"),  # who shares no pod need not make room
+        Variable("OLLAMA_KEEP_ALIVE", "-1"),  # one model per pod: it need not be unloaded for another
         Variable("OLLAMA_NUM_PARALLEL", str(builder.spec.parallel_slots)),
     ]
     builder.honour("spec.parallelSlots")
@@ -61,20 +61,20 @@ def _listener(builder: ContainerBuilder, port: int) -> str:
     loopback_port = builder.behind_keys(port)
     if loopback_port is not None:
         if any(each.name == _HOST for each in builder.spec.env):
-            raise PlanError(f"{_HOST} is decided by {KEYS_FIELD}: leave one of the two out", field="spec.env")
+            raise PlanError(f"{_HOST} is controlled by {KEYS_FIELD}; remove one of the two", field="spec.env")
         return f"{LOOPBACK}:{loopback_port}"
-    # without an address it listens on all, whichever families there are, and its own client finds it there
+    # without an address it listens on all, of every family, and its own client finds it there
     address = builder.spec.bind_address or ""
     builder.honour("spec.bindAddress")
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def _check_names(names: tuple[str, ...]) -> None:
-    """Refuse what cannot be a model's name; to any name that it has not been given, Ollama answers 404."""
+    """Reject invalid names for a model; Ollama answers 404 to any name that it does not have."""
     for name, field in zip(names, ("metadata.name", "spec.endpoint.gateway.modelName"), strict=False):
         if not _NAME.fullmatch(name):
-            raise PlanError(f'"{name[:100]}" is not a model name of Ollama: write [[HOST/]NAMESPACE/]MODEL[:TAG], each '
-                            "of 80 characters at most", field=field)  # fmt: skip
+            advice = "write [[HOST/]NAMESPACE/]MODEL[:TAG], each of at most 80 characters"
+            raise PlanError(f'"{name[:100]}" is not a model name of Ollama; {advice}', field=field)
 
 
 def _add_settings(builder: ContainerBuilder) -> None:
@@ -91,14 +91,14 @@ def _add_settings(builder: ContainerBuilder) -> None:
 
 
 def _load(builder: ContainerBuilder, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return what brings the model in; names are words of their own, never parts of the script."""
+    """Return the command that adds the model; names are separate words, never parts of the script."""
     first, *more = names
-    repository = builder.repository("")  # it keeps what it pulls among its own models
+    repository = builder.repository("")  # Ollama stores pulled models with its own
     if repository is None:
         return ("/bin/sh", "-ec", _CREATE, first, builder.weights(), *more)
     if repository.revision != DEFAULT_REVISION:
-        raise PlanError(f"Ollama pulls {DEFAULT_REVISION} only, not {repository.revision}: leave spec.skipModelInit "
-                        "out, and LLMKube fetches it", field=SOURCE)  # fmt: skip
+        advice = "remove spec.skipModelInit to let LLMKube fetch it"
+        raise PlanError(f"Ollama pulls only {DEFAULT_REVISION}, not {repository.revision}; {advice}", field=SOURCE)
     return ("/bin/sh", "-ec", _PULL, first, f"hf.co/{repository.name}", *more)
 
 

@@ -1,7 +1,7 @@
 """PersonaPlex, NVIDIA's speech-to-speech model, in a pod: a WebSocket server that fetches its model itself.
 
 Facts: `moshi.server` of https://github.com/NVIDIA/personaplex. There is no public image: the service names one. It
-listens on all addresses whatever `--host` says. It does not know `--quantize-4bit`: images that do come from forks.
+listens on all addresses, regardless of `--host`. Only images of forks know `--quantize-4bit`.
 """
 
 from typing import Final
@@ -22,7 +22,7 @@ _FLAGS: Final = {"quantize_4bit": "--quantize-4bit", "cpu_offload": "--cpu-offlo
 
 
 def plan(builder: ContainerBuilder) -> ContainerPlan:
-    """Return the container; browsers give a microphone to https only, so it serves that, with its own certificate."""
+    """Return the container; it serves https, with its own certificate: browsers allow a microphone only there."""
     builder.refuse(_OWNED)
     config = builder.spec.persona_plex_config or PersonaPlexConfig()
     line = builder.line
@@ -32,8 +32,7 @@ def plan(builder: ContainerBuilder) -> ContainerPlan:
     repository = builder.repository()
     if repository is not None:
         if repository.revision != DEFAULT_REVISION:
-            raise PlanError(f"PersonaPlex fetches {DEFAULT_REVISION} only: leave out @{repository.revision}",
-                            field=SOURCE)  # fmt: skip
+            raise PlanError(f"PersonaPlex fetches only {DEFAULT_REVISION}; remove @{repository.revision}", field=SOURCE)
         line.argv += ["--hf-repo", repository.name]
     line.add_block(config, _PATH, _FLAGS)
     builder.env.append(Variable("NO_TORCH_COMPILE", "1"))
@@ -42,7 +41,7 @@ def plan(builder: ContainerBuilder) -> ContainerPlan:
         container_name="personaplex",
         port=port,
         command=COMMAND,
-        probes=Probes.tcp(),  # it speaks WebSocket, and has no page that says how it is
+        probes=Probes.tcp(),  # it serves WebSockets, and has no health endpoint
         scheme="https",
         endpoint_path=ENDPOINT_PATH,
         metrics_port_name="",

@@ -1,7 +1,7 @@
 """Runtimes of other packages: entry points of the group `llmkube.runtimes`, each naming a `builder.Runtime`.
 
-Nothing is looked for until a spec names a runtime that is not built in, or for the CRDs. A plug-in that cannot be
-used takes only itself out: a service that asks for it is refused with the reason and the package.
+Plug-ins are looked up only when a spec names a runtime that is not built in, and for the CRDs. An unusable plug-in
+affects only services that name it: these are rejected with the reason and the package.
 """
 
 import copy
@@ -29,7 +29,7 @@ class PluginError(UserError):
 
 @attrs.frozen
 class InstalledPlugins:
-    """What is installed: what can be used, and what cannot, each with a sentence that says why."""
+    """Installed plug-ins: usable runtimes, and a message for each unusable one."""
 
     runtimes: tuple[Runtime, ...] = ()
     problems: tuple[str, ...] = ()
@@ -37,7 +37,7 @@ class InstalledPlugins:
 
 @functools.cache
 def installed() -> Mapping[str, Sequence[importlib.metadata.EntryPoint]]:
-    """Return every entry point of the group, by name; nothing is imported. Read once in a process."""
+    """Return all entry points of the group, by name, without importing them. Read once per process."""
     found: dict[str, list[importlib.metadata.EntryPoint]] = {}
     for point in importlib.metadata.entry_points(group=GROUP):
         found.setdefault(point.name, []).append(point)
@@ -46,30 +46,30 @@ def installed() -> Mapping[str, Sequence[importlib.metadata.EntryPoint]]:
 
 @functools.cache
 def load(name: str) -> Runtime | None:
-    """Return the plug-in of this name; None if none is installed.
+    """Return the plug-in with this name; None if it is not installed.
 
     Raises:
-        PluginError: One is installed and cannot be used.
+        PluginError: It is installed and cannot be used.
     """
     points = installed().get(name, ())
     if not points:
         return None
     owners = " and ".join(sorted({_owner(point) for point in points}))
     if len(points) > 1:
-        raise PluginError(f"runtime {name} is offered more than once, by {owners}: uninstall all but one")
+        raise PluginError(f"runtime {name} is provided more than once, by {owners}; uninstall all but one")
     if name in RUNTIMES:
-        raise PluginError(f"runtime {name} is built in, so {owners} has to call its own by another name")
+        raise PluginError(f"runtime {name} is built in, so {owners} has to use another name")
     try:
         runtime = points[0].load()
     except Exception as exc:  # whatever importing a foreign package may raise
         raise PluginError(f"runtime {name} of {owners} cannot be loaded: {type(exc).__name__}: {exc}") from exc
     if problem := _problem(name, runtime):
         raise PluginError(f"runtime {name} of {owners} cannot be used: {problem}")
-    return runtime  # type: ignore[no-any-return]  # _problem has seen that it is one
+    return runtime  # type: ignore[no-any-return]  # checked by _problem
 
 
 def find_installed() -> InstalledPlugins:
-    """Load all that is installed, and say what cannot be used."""
+    """Load all installed plug-ins, and return them with the problems of those that cannot be used."""
     runtimes, problems, config_keys = [], [], dict[str, str]()
     for name in sorted(installed()):
         try:
@@ -81,7 +81,7 @@ def find_installed() -> InstalledPlugins:
             continue
         key = runtime.config_key
         if key in config_keys:
-            problems.append(f"runtime {name} cannot be used: {config_keys[key]} has its options in spec.{key} as well")
+            problems.append(f"runtime {name} cannot be used: {config_keys[key]} also has its options in spec.{key}")
             continue
         if key:
             config_keys[key] = name
@@ -90,7 +90,7 @@ def find_installed() -> InstalledPlugins:
 
 
 def extend_crds(crds: Iterable[Mapping[str, Any]], runtimes: Iterable[Runtime]) -> list[dict[str, Any]]:
-    """Return CRDs that know the names and the options of further runtimes; those without any are the same bytes."""
+    """Return the CRDs with the names and options of further runtimes; without any, the CRDs are unchanged."""
     extended = copy.deepcopy([dict(crd) for crd in crds])
     for crd in extended:
         if crd["spec"]["names"]["kind"] == InferenceService.RESOURCE.kind:
@@ -108,21 +108,21 @@ def _owner(point: importlib.metadata.EntryPoint) -> str:
 
 
 def _problem(name: str, runtime: Any) -> str:
-    """Say what is wrong with what an entry point has named; empty when nothing is."""
+    """Return the problem with the object that an entry point names; empty if there is none."""
     if not isinstance(runtime, Runtime):
         return f"its entry point names a {type(runtime).__name__}, not a llmkube.runtimes.container.builder.Runtime"
     if runtime.name != name:
-        return f"it calls itself {runtime.name!r}"
+        return f"its name is {runtime.name!r}"
     if unknown := [each for each in runtime.reads if each not in FORMATS]:
         return f"it reads {unknown[0]!r}, which is not one of {', '.join(FORMATS)}"
     if (runtime.config is None) != (not runtime.config_key):
-        return "config and config_key go together"
+        return "it needs both config and config_key, or neither"
     if runtime.config is None:
         return ""
     if runtime.config_key in {slot.key for slot in wire_fields(InferenceServiceSpec)}:
-        return f"spec.{runtime.config_key} is a field already"
+        return f"the field spec.{runtime.config_key} exists already"
     try:
         object_schema(runtime.config)
     except (TypeError, attrs.exceptions.NotAnAttrsClassError) as exc:
-        return f"its config is no class of fields: {exc}"
+        return f"its config is not a class of fields: {exc}"
     return ""

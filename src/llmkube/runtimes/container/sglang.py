@@ -25,7 +25,7 @@ _FLAGS: Final = {
     "mem_fraction_static": "--mem-fraction-static",
     "max_running_requests": "--max-running-requests",
     "chunked_prefill_size": "--chunked-prefill-size",
-    "enable_prefix_caching": "|--disable-radix-cache",  # on by default, and no flag says so
+    "enable_prefix_caching": "|--disable-radix-cache",  # on by default; there is no flag to turn it on
     "chat_template": "--chat-template",
     "reasoning_parser": "--reasoning-parser",
     "skip_tokenizer_init": "--skip-tokenizer-init",
@@ -42,7 +42,7 @@ _SPECULATION: Final = {
     "accept_threshold_acc": "--speculative-accept-threshold-acc",
 }
 _ATTENTION: Final = {"flash_attn": "fa3"}
-_TOOL_PARSERS: Final = {"qwen3": "qwen25"}  # one format, and the engine knows it by the older name
+_TOOL_PARSERS: Final = {"qwen3": "qwen25"}  # the same format, which the engine knows by the older name
 _NO_PARSER: Final = {"functionary": "it has no parser for that format; name another one, or an image that has"}
 _NO_ALGORITHM: Final = {"Medusa": "use EAGLE or EAGLE3, or name an image that has it"}
 
@@ -54,7 +54,7 @@ def plan(builder: ContainerBuilder) -> ContainerPlan:
     line = builder.line
     builder.add_model("--model-path")
     port = builder.port(PORT)
-    # it lets uvicorn open the socket; the empty host, which would be both families, it takes for an address to ask
+    # uvicorn opens the socket; the empty host, for both families, fails since SGLang also connects to that address
     builder.add_listener("--host", "--port", port, anywhere=ANY_IPV4)
     line.default("--served-model-name", value=builder.name)
     line.default("--enable-metrics")
@@ -78,7 +78,7 @@ def plan(builder: ContainerBuilder) -> ContainerPlan:
         container_name="sglang",
         port=port,
         command=COMMAND,
-        probes=Probes.http("/health", loaded="/health_generate"),  # this one has to make a token
+        probes=Probes.http("/health", loaded="/health_generate"),  # generates a token
         hpa_metric=ScalingMetric("sglang:num_running_reqs"),
         latency_metric="sglang:e2e_request_latency_seconds",
         busy_metrics=("sglang:num_running_reqs", "sglang:num_queue_reqs"),
@@ -88,7 +88,7 @@ def plan(builder: ContainerBuilder) -> ContainerPlan:
 
 
 def _add_parallelism(builder: ContainerBuilder, config: SGLangConfig) -> None:
-    """Share each layer among the GPUs of one copy; the copies share nothing."""
+    """Split each layer among the GPUs of one copy; the copies share nothing."""
     count, gpu = builder.resources.gpu_count, builder.model.spec.hardware.gpu
     strategy = gpu.sharding.strategy if gpu and gpu.sharding else "layer"
     size, copies, path = config.tensor_parallel_size, config.data_parallel_size or 1, f"{_PATH}.tensorParallelSize"
@@ -105,7 +105,7 @@ def _add_parallelism(builder: ContainerBuilder, config: SGLangConfig) -> None:
 
 
 def _add_adapters(builder: ContainerBuilder, config: SGLangConfig) -> None:
-    """Write `name=path` for each; of two with one name the typed one wins."""
+    """Write `name=path` for each adapter; of two with one name, that of `loraAdapters` has precedence."""
     adapters = {each.partition("=")[0]: each for each in config.lora_modules}
     adapters |= {each.name: f"{each.name}={each.path}" for each in config.lora_adapters}
     if adapters:

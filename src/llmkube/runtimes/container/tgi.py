@@ -7,7 +7,7 @@ from llmkube.runtimes.container.builder import DEFAULT_PATH, ContainerBuilder, R
 from llmkube.runtimes.container.container_plan import ContainerPlan, Probes, ScalingMetric
 
 PORT: Final = 8080
-"""The image's own is 80, which a container without capabilities may not be allowed to open."""
+"""The image's default is 80, which a container without capabilities may not be allowed to open."""
 
 _PATH: Final = "spec.tgiConfig"
 _OWNED: Final = {"--model-id": "the Model's spec.source", "--port": "spec.containerPort", "-p": "spec.containerPort"}
@@ -20,11 +20,11 @@ _FLAGS: Final = {
 
 
 def plan(builder: ContainerBuilder) -> ContainerPlan:
-    """Return the container that serves one model with TGI, which always fetches for itself."""
+    """Return the container that serves one model with TGI, which always fetches the model itself."""
     builder.refuse(_OWNED)
     config = builder.spec.tgi_config or TGIConfig()
     line = builder.line
-    # the image sets this variable, and it wins over HF_HOME
+    # the image sets this variable, which has precedence over HF_HOME
     builder.add_model("--model-id", cache_variable="HUGGINGFACE_HUB_CACHE")
     port = builder.port(PORT)
     builder.add_listener("--hostname", "--port", port)
@@ -37,7 +37,7 @@ def plan(builder: ContainerBuilder) -> ContainerPlan:
         container_name="tgi",
         port=port,
         probes=Probes.http("/health"),
-        endpoint_path=DEFAULT_PATH,  # it makes no embeddings
+        endpoint_path=DEFAULT_PATH,  # TGI has no embeddings
         hpa_metric=ScalingMetric("tgi:queue_size", exported_as="tgi_queue_size"),
         latency_metric="tgi_request_duration",
         busy_metrics=("tgi_queue_size", "tgi_batch_current_size"),

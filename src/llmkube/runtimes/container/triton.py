@@ -1,6 +1,6 @@
-"""NVIDIA's Triton Inference Server in a pod: it serves a model repository, a folder with a folder for each model.
+"""NVIDIA's Triton Inference Server in a pod, for a model repository: a folder with a subfolder for each model.
 
-Facts: `tritonserver --help` of 25.10 and the server's guide. It reads buckets by itself (`s3://`).
+Facts: `tritonserver --help` of 25.10 and the server's guide. It reads buckets itself (`s3://`).
 """
 
 from typing import Final
@@ -22,8 +22,8 @@ _OWNED: Final = {
     "--model-repository": "the Model's spec.source",
     "--model-store": "the Model's spec.source",
     "--http-port": "spec.containerPort",
-    "--grpc-port": f"LLMKube, which takes {GRPC_PORT}",
-    "--metrics-port": f"LLMKube, which takes {METRICS_PORT}",
+    "--grpc-port": f"LLMKube, which uses {GRPC_PORT}",
+    "--metrics-port": f"LLMKube, which uses {METRICS_PORT}",
 }
 _AWS_KEYS: Final = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_DEFAULT_REGION")
 
@@ -33,11 +33,11 @@ def plan(builder: ContainerBuilder) -> ContainerPlan:
     builder.refuse(_OWNED)
     port = builder.port(PORT)
     if port in (GRPC_PORT, METRICS_PORT):
-        raise PlanError(f"Triton takes {port} for itself: name another port", field="spec.containerPort")
+        raise PlanError(f"Triton uses {port} itself; choose another port", field="spec.containerPort")
     line, source = builder.line, builder.source
     if isinstance(source, WebFile):
-        raise PlanError("Triton serves a folder of models, not one file: name a pvc:// volume, an s3:// bucket or a "
-                        "Hugging Face repository", field=SOURCE)  # fmt: skip
+        advice = "name a pvc:// volume, an s3:// bucket or a Hugging Face repository"
+        raise PlanError(f"Triton serves a folder of models, not one file; {advice}", field=SOURCE)
     if builder.fetches and isinstance(source, BucketFile):
         line.argv += ["--model-repository", literal(source.identity)]
         builder.honour(SOURCE)
@@ -56,7 +56,7 @@ def plan(builder: ContainerBuilder) -> ContainerPlan:
         endpoint_path="/v2",
         hpa_metric=ScalingMetric(_METRIC),
         metrics_port_name="metrics",
-        shared_memory=True,  # the backends of one model talk through it, on one GPU as well
+        shared_memory=True,  # the backends of a model communicate through it, also on one GPU
     )
 
 

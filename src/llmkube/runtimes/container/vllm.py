@@ -15,9 +15,9 @@ from llmkube.runtimes.container.group import LEADER_ADDRESS, PATH, RANK, check_g
 from llmkube.runtimes.plan import Placeholder, PlanError
 
 PORT: Final = 8000
-# The module knows no --headless, which all nodes of a group but the first are started with
+# The module does not know --headless, with which all nodes of a group but the first are started
 GROUP_COMMAND: Final = ("vllm", "serve")
-# `vllm serve` wants the model as its first word; the module takes --model, in every version
+# `vllm serve` requires the model as its first word; the module has --model in every version
 COMMAND: Final = ("python3", "-m", "vllm.entrypoints.openai.api_server")
 
 _PATH: Final = "spec.vllmConfig"
@@ -26,8 +26,8 @@ _STRATEGY: Final = "Model.spec.hardware.gpu.sharding.strategy"
 _OWNED: Final = {
     "--model": "the Model's spec.source",
     "--port": "spec.containerPort",
-    "--uds": "LLMKube, which asks the engine by its port",
-    "--root-path": "LLMKube, which asks /health whether the engine is ready",
+    "--uds": "LLMKube, which connects to the engine's port",
+    "--root-path": "LLMKube, which checks at /health whether the engine is ready",
 }
 _FLAGS: Final = {
     "max_model_len": "--max-model-len",
@@ -35,13 +35,13 @@ _FLAGS: Final = {
     "gpu_memory_utilization": "--gpu-memory-utilization",
     "max_num_batched_tokens": "--max-num-batched-tokens",
     "cpu_offload_gb": "--cpu-offload-gb",
-    # on by default in every version of the last years: off has a flag of its own
+    # on by default in all recent versions: there is a flag to turn it off
     "enable_prefix_caching": "--enable-prefix-caching|--no-enable-prefix-caching",
     "enable_chunked_prefill": "--enable-chunked-prefill|--no-enable-chunked-prefill",
     "enable_expert_parallel": "--enable-expert-parallel",
 }
 _QUANTIZATIONS: Final = {"nvfp4": "modelopt_fp4"}
-_NO_QUANTIZATION: Final = {"squeezellm": "it was removed from vLLM; leave it out, or name an image that has it"}
+_NO_QUANTIZATION: Final = {"squeezellm": "it was removed from vLLM; remove it, or name an image that has it"}
 _NO_ATTENTION: Final = dict.fromkeys(
     ("XFORMERS", "TORCH_SDPA"), "use FLASH_ATTN or FLASHINFER, or name an image that has it"
 )
@@ -55,7 +55,7 @@ def plan(builder: ContainerBuilder) -> ContainerPlan:
     line = builder.line
     group = _group(builder.spec)
     repository = builder.add_model(*(() if group else ("--model",)))
-    # without --served-model-name vLLM goes by the repository's name, which clients of such a one have learned
+    # without --served-model-name vLLM uses the repository's name, which some clients know
     names = tuple(dict.fromkeys((*builder.names(), *served_names, *((repository.name,) if repository else ()))))
     port = builder.port(PORT)
     builder.add_listener("--host", "--port", port)
@@ -70,9 +70,7 @@ def plan(builder: ContainerBuilder) -> ContainerPlan:
         backend = config.attention_backend.upper()
         builder.refuse_value(f"{_PATH}.attentionBackend", backend, _NO_ATTENTION)
         line.add(f"{_PATH}.attentionBackend", "--attention-backend", backend)
-    if (
-        builder.spec.parallel_slots > 1
-    ):  # 1 is the schema's default, and vLLM is not meant to serve one request at a time
+    if builder.spec.parallel_slots > 1:  # 1 is the schema's default, and too few for vLLM
         line.add("spec.parallelSlots", "--max-num-seqs", builder.spec.parallel_slots)
     if config.speculative is not None:
         _add_speculation(builder, config.speculative)
@@ -95,7 +93,7 @@ def plan(builder: ContainerBuilder) -> ContainerPlan:
 
 
 def _group(spec: InferenceServiceSpec) -> Group | None:
-    """Return what the processes on several nodes are told: who is the first, which one each is, how many there are."""
+    """Return the flags for processes on several nodes: address of the first node, number of nodes, rank of each."""
     block = spec.multi_node
     if block is None:
         return None
@@ -110,7 +108,7 @@ def _group(spec: InferenceServiceSpec) -> Group | None:
 
 
 def _split_served_names(service: InferenceService) -> tuple[tuple[str, ...], InferenceService]:
-    """Return the names that extraArgs give the model, and the service without these words."""
+    """Return the model's names in extraArgs, and the service without these words."""
     served_names: list[str] = []
     rest: list[str] = []
     in_names = False
@@ -130,7 +128,7 @@ def _split_served_names(service: InferenceService) -> tuple[tuple[str, ...], Inf
 
 
 def _add_parallelism(builder: ContainerBuilder, config: VLLMConfig) -> None:
-    """Share each layer among all GPUs, unless the Model wants one after the other, or the service says how many."""
+    """Split each layer among all GPUs, unless the Model asks for a pipeline, or the service sets the numbers."""
     block, gpu = builder.spec.multi_node, builder.model.spec.hardware.gpu
     if block is not None:
         _share_among_nodes(builder, config, len(block.members))
@@ -157,17 +155,17 @@ def _add_parallelism(builder: ContainerBuilder, config: VLLMConfig) -> None:
 
 
 def _share_among_nodes(builder: ContainerBuilder, config: VLLMConfig, nodes: int) -> None:
-    """Share each layer among the GPUs of a node, and the layers among the nodes, unless the service says otherwise."""
+    """Split each layer among the GPUs of a node, and the layers among nodes, unless the service sets the numbers."""
     total = builder.resources.gpu_count * nodes
     if not total:
-        raise PlanError(f"{PATH} needs a GPU on each node: ask for the number on one node", field="spec.resources.gpu")
+        raise PlanError(f"{PATH} needs a GPU on each node; set the number per node", field="spec.resources.gpu")
     stages = config.pipeline_parallel_size or (total // config.tensor_parallel_size if config.tensor_parallel_size
                                                else nodes)  # fmt: skip
     size = config.tensor_parallel_size or max(1, total // stages)
     if size * stages != total:
         raise PlanError(
-            f"{size} GPUs to a layer and {stages} stages are {size * stages} GPUs, and {nodes} nodes with "
-            f"{builder.resources.gpu_count} each have {total}: all of them have to be used",
+            f"{size} GPUs per layer in {stages} stages are {size * stages} GPUs, but {nodes} nodes with "
+            f"{builder.resources.gpu_count} each have {total}; use all of them",
             field=f"{_PATH}.{'tensorParallelSize' if config.tensor_parallel_size else 'pipelineParallelSize'}",
         )
     for path, flag, short, value, given in (

@@ -1,8 +1,7 @@
-"""The environment of an engine is an allow-list of exact names: a service must not reach the host through a variable.
+"""Check the environment variables of an engine against a list of exact names, which protects the host from a service.
 
-No family of names is harmless: libomp alone reads `OMP_TOOL_LIBRARIES` (a library to load) and `OMP_TOOL_VERBOSE_INIT`
-(a file to write, with the text of the first). So each name stands in `allowed_variables.toml` by itself, with what it
-does.
+No prefix is harmless: libomp alone reads `OMP_TOOL_LIBRARIES` (a library to load) and `OMP_TOOL_VERBOSE_INIT` (a file
+to write, with the text of the first). So `allowed_variables.toml` lists each name, with its effect.
 """
 
 import re
@@ -18,39 +17,39 @@ from llmkube.runtimes.plan import PlanError
 MAX_VARIABLES: Final = 64
 MAX_VALUE_CHARS: Final = 256
 MAX_ALLOWED_VALUE_CHARS: Final = 4096
-"""Characters; the second is for what a host's owner has allowed, such as a path."""
+"""Characters; the second limit is for variables that the owner of the host allows, which may hold a path."""
 
 ENV: Final = "spec.env"
 
 FIXED_VARIABLES: Final[Mapping[str, str]] = {"OMP_TOOL": "disabled"}
-"""Set for every engine of a host: libomp then looks for no tool to load (OpenMP 5.2, 21.4)."""
+"""Set for every engine on a host, so that libomp does not look for tools to load (OpenMP 5.2, 21.4)."""
 
 ALLOWED: Final[Mapping[str, str]] = read_table(__package__, "allowed_variables")
-"""What a service may set on a host, and what it does there."""
+"""Variables that a service may set on a host, and their effects."""
 
-# No slash, and so no path, in any value but that of TZ, where nothing but a zone's name is let through
+# No value may contain a slash, and so a path, except TZ, which must be the name of a zone
 _VALUE: Final = re.compile(r"[\w .,:;=@+{}()|*-]*", re.ASCII)
 _ZONE: Final = re.compile(r"[A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z][A-Za-z0-9_+-]*){0,2}", re.ASCII)
 _LOCALE: Final = re.compile(r"[A-Za-z][\w.@-]*", re.ASCII)
 _VALUE_PATTERNS: Final = {"TZ": _ZONE, **dict.fromkeys(("LANG", "LC_ALL", "LC_CTYPE", "LC_MESSAGES"), _LOCALE)}
 
-# llama-server reads most of its flags from these as well, also those that no service may set
+# llama-server also reads most of its flags from these variables, including those that are not allowed
 _FLAG_VARIABLES: Final = re.compile(r"LLAMA_(ARG|LOG|CHAT)_\w+|LLAMA_API_KEY|LLAMA_CACHE|LLAMA_OFFLINE", re.ASCII)
 _REFUSALS: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
     (re.compile(pattern, re.ASCII), reason)
     for pattern, reason in (
-        (r"OMP_TOOL_LIBRARIES|(LD|DYLD)_\w+|GGML_BACKEND_PATH|PYTHON\w+|MTL_\w*LIBRAR\w+", "has code loaded"),
+        (r"OMP_TOOL_LIBRARIES|(LD|DYLD)_\w+|GGML_BACKEND_PATH|PYTHON\w+|MTL_\w*LIBRAR\w+", "loads code"),
         (r"OMP_TOOL_VERBOSE_INIT|MTL_\w+|GGML_METAL_CAPTURE_COMPUTE|\w+_FILE", "names a file, an address or a capture"),
-        (r"OMP_TOOL", "is set by LLMKube, so that no tool is loaded"),
-        (r"GGML_BACKTRACE_LLDB", "has a debugger run"),
-        (r"LLAMA_SERVER_SLOTS_DEBUG|LLAMA_TRACE|\w+_DEBUG", "shows what clients ask"),
-        (r"GGML_METAL_PATH_RESOURCES|PATH|HOME|TMPDIR|\w+_(PATH|DIR)", "leads to other files"),
-        (r"\w*PROXY|\w*proxy", "leads requests elsewhere"),
-        (r"\w*(TOKEN|KEY|SECRET|PASSWORD|CREDENTIALS)", "holds a secret, which the host's owner gives"),
-        (r"LLMKUBE_\w+", "is LLMKube's own"),
+        (r"OMP_TOOL", "is set by LLMKube to prevent the loading of tools"),
+        (r"GGML_BACKTRACE_LLDB", "starts a debugger"),
+        (r"LLAMA_SERVER_SLOTS_DEBUG|LLAMA_TRACE|\w+_DEBUG", "exposes the requests of clients"),
+        (r"GGML_METAL_PATH_RESOURCES|PATH|HOME|TMPDIR|\w+_(PATH|DIR)", "redirects the engine to other files"),
+        (r"\w*PROXY|\w*proxy", "redirects requests"),
+        (r"\w*(TOKEN|KEY|SECRET|PASSWORD|CREDENTIALS)", "holds a secret"),
+        (r"LLMKUBE_\w+", "is reserved for LLMKube"),
     )
 )
-_UNKNOWN: Final = "is not among those that only tune an engine"
+_UNKNOWN: Final = "is not among the variables that only tune an engine"
 
 
 def plan_environment(env: Sequence[EnvVar], allowances: Allowances = NO_ALLOWANCES) -> tuple[tuple[str, str], ...]:
@@ -58,23 +57,20 @@ def plan_environment(env: Sequence[EnvVar], allowances: Allowances = NO_ALLOWANC
 
     Args:
         env: `spec.env`.
-        allowances: What the host's owner lets services set besides.
+        allowances: Variables that the owner of the host allows in addition to the list.
 
     Raises:
-        PlanError: A variable is not on the list, takes its value from elsewhere in the cluster, or has a value that
-            no variable of its kind has; the message names it and says what to do.
+        PlanError: A variable is not allowed, has a value from elsewhere (`valueFrom`), or has a value that is invalid
+            for it.
     """
     if len(env) > MAX_VARIABLES:
-        raise PlanError(f"{len(env)} variables are more than {MAX_VARIABLES}", field=ENV)
+        raise PlanError(f"too many variables: {len(env)}; write at most {MAX_VARIABLES}", field=ENV)
     planned: dict[str, str] = {}
     for variable in env:
         _check_name(variable.name, allowances)
         if variable.value_from is not None:
-            raise PlanError(
-                f"{variable.name} takes its value from elsewhere (valueFrom), which a host cannot look up yet: "
-                "write it as value",
-                field=ENV,
-            )
+            problem = f"{variable.name} takes its value from elsewhere (valueFrom), which is not supported here yet"
+            raise PlanError(f"{problem}; write it as value", field=ENV)
         value = variable.value or ""
         _check_value(variable.name, value, trusted=variable.name in allowances.variables)
         planned[variable.name] = value
@@ -87,20 +83,17 @@ def _check_name(name: str, allowances: Allowances) -> None:
     shown = name if name.isprintable() else repr(name)
     shown = shown[:MAX_SHOWN]
     if _FLAG_VARIABLES.fullmatch(name):
-        raise PlanError(f"{shown} sets a flag of the engine: use its field, or extraArgs", field=ENV)
+        raise PlanError(f"{shown} sets a flag of the engine; use its field, or extraArgs", field=ENV)
     reason = next((reason for pattern, reason in _REFUSALS if pattern.fullmatch(name)), _UNKNOWN)
-    raise PlanError(
-        f"{shown} {reason}: no service may set it on a host unless the host's owner allows it by "
-        f"{VARIABLE_SETTING} {shown}",
-        field=ENV,
-    )
+    advice = f"remove it, or allow it on this machine with {VARIABLE_SETTING} {shown}"
+    raise PlanError(f"{shown} {reason}; {advice}", field=ENV)
 
 
 def _check_value(name: str, value: str, *, trusted: bool) -> None:
     if CONTROL_CHARACTER.search(value):
-        raise PlanError(f"the value of {name} has a control character in it, such as a line break", field=ENV)
+        raise PlanError(f"the value of {name} contains a control character, such as a line break", field=ENV)
     limit = MAX_ALLOWED_VALUE_CHARS if trusted else MAX_VALUE_CHARS
     if len(value) > limit:
         raise PlanError(f"the value of {name} is longer than {limit} characters", field=ENV)
     if value and not trusted and not _VALUE_PATTERNS.get(name, _VALUE).fullmatch(value):
-        raise PlanError(f"the value of {name} is none that it can have; a path never is", field=ENV)
+        raise PlanError(f"the value of {name} is not valid; it cannot contain a path", field=ENV)

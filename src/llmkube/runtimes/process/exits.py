@@ -1,10 +1,10 @@
-"""Why an engine ended, from how it ended and what it said last. Pure.
+"""Find the cause of an engine's exit, from its exit code and its last lines. Pure.
 
-Each runtime has words of its own, as rows of `exit_rules.toml`; the phases of a load and `metal_error` are llama.cpp's.
+Each runtime has its own rules, in `exit_rules.toml`; the phases of a load and `metal_error` are llama.cpp's.
 
-The words move between llama.cpp versions, so each cause is known by several, and an exit whose words say nothing is
-told as it is: code, signal, last lines. The first rule that matches wins; they are ordered from the particular to the
-general, because a failed allocation, too, ends with "failed to load model".
+Log lines differ between llama.cpp versions, so each cause has several patterns, and an unknown exit is reported as it
+is: code, signal, last lines. The first rule that matches wins. Rules are ordered from the specific to the general,
+because a failed allocation also ends with "failed to load model".
 """
 
 import re
@@ -19,7 +19,7 @@ from llmkube.base.package_data import read_table
 
 
 class ExitCause(StrEnum):
-    """What ended an engine."""
+    """Causes of an engine's exit."""
 
     BAD_FLAG = "BadFlag"
     BAD_MODEL = "BadModel"
@@ -38,12 +38,12 @@ class ExitCause(StrEnum):
 
 @attrs.frozen
 class Diagnosis:
-    """Why an engine ended.
+    """The cause of an engine's exit, for the user.
 
     Attributes:
-        cause: What kind of end it was.
-        summary: One clause that says so, with the engine's decisive words; "" when they say nothing that is known.
-        next_step: What the user can do about it; "" where nothing is obvious.
+        cause: Kind of the cause.
+        summary: One clause with the decisive line of the engine's log; "" if no line is known.
+        next_step: Fix for the user; "" if none is obvious.
     """
 
     cause: ExitCause
@@ -51,13 +51,13 @@ class Diagnosis:
     next_step: str = ""
 
     def __str__(self) -> str:
-        """The clause and the next step, as a condition says them."""
+        """Return the clause and the next step, as in a condition."""
         return f"{self.summary}; {self.next_step}" if self.next_step else self.summary
 
 
 @attrs.frozen
 class Rule:
-    """Words of a line, and what they mean; `{detail}` of the summary is that line."""
+    """A pattern of log lines and the cause that it means; `{detail}` in the summary is the line."""
 
     cause: ExitCause
     pattern: re.Pattern[str]
@@ -69,7 +69,7 @@ _ROWS: Final = read_table(__package__, "exit_rules")
 
 
 def rules_of(name: str) -> tuple[Rule, ...]:
-    """Return the rules of a runtime, by the rows of `exit_rules.toml`; case does not count in their words."""
+    """Return the rules of a runtime from `exit_rules.toml`; their patterns ignore case."""
     rules: list[Rule] = []
     for row in _ROWS[name]:
         if "general" in row:
@@ -81,16 +81,16 @@ def rules_of(name: str) -> tuple[Rule, ...]:
 
 
 GENERAL_RULES: Final = rules_of("general")
-"""What programs of every kind say."""
+"""Rules for programs of every kind."""
 
 LLAMA_RULES: Final = rules_of("llamacpp")
 
 
 def phase_reader(*phases: tuple[str, str]) -> Callable[[Sequence[str]], str]:
-    """Return what tells, by the newest line that says so, what an engine that loads does; "" when none does.
+    """Return a function that finds the phase of a load in the newest line that reports one; "" if none does.
 
     Args:
-        phases: A pattern of lines, and what one that fits it means; the first that fits wins.
+        phases: Pattern of a line, and its phase; the first that matches wins.
     """
     known = [(re.compile(pattern), phase) for pattern, phase in phases]
 
@@ -101,13 +101,13 @@ def phase_reader(*phases: tuple[str, str]) -> Callable[[Sequence[str]], str]:
     return read
 
 
-_LESS_MEMORY: Final = "a smaller spec.contextSize, fewer spec.parallelSlots or a smaller quantization needs less"
+_LESS_MEMORY: Final = "reduce spec.contextSize or spec.parallelSlots, or use a smaller quantization"
 
-SIGN_AGAIN: Final = "install it again, or sign it with `codesign --force --sign - FILE`"
-"""What mends a program whose code signature macOS does not accept, as after a copy over the file."""
+SIGN_AGAIN: Final = "reinstall it, or sign it with `codesign --force --sign - FILE`"
+"""Fix for a program whose code signature macOS rejects, for example after the file was overwritten."""
 
 _METAL: Final = re.compile(r"command buffer \d+ failed with status|backend is in error state")
-"""What ggml says when the GPU has failed: each request gets 500 from then on, and `/health` says 200
+"""Lines of ggml when the GPU has failed: from then on each request gets 500, but `/health` still returns 200
 (ggml-metal-context.m, llama.cpp issue 20306)."""
 
 _METAL_MEMORY: Final = re.compile(r"OutOfMemory|insufficient memory", re.IGNORECASE)
@@ -117,7 +117,7 @@ _CRASHES: Final = frozenset(
 )
 
 _STAMP: Final = re.compile(r"^\s*\d+(\.\d+)+\s+[A-Z]\s+")
-"""llama.cpp's clock and level before each line."""
+"""llama.cpp's timestamp and level at the beginning of a line."""
 
 _MAX_DETAIL: Final = 240
 
@@ -131,42 +131,40 @@ def classify(
     for_signature: bool = False,
     rules: Sequence[Rule] = LLAMA_RULES,
 ) -> Diagnosis:
-    """Say why an engine ended by itself.
+    """Return the cause of an exit that LLMKube did not request.
 
     Args:
-        code: Its exit code, or the negated number of the signal that killed it; None when that is not known.
+        code: Exit code, or the negated number of the signal that killed the engine; None if not known.
         lines: Its last lines, oldest first.
-        memory_kills: How many processes the kernel has killed for lack of memory where the engine ran, while it ran.
-        memory_short: Whether the host was short of memory when it was last looked at; macOS counts no such kills.
-        for_signature: Whether the kernel has said that it ended it because of its code signature; only macOS does.
-        rules: What the lines of engines of its runtime mean; the first that matches wins.
+        memory_kills: Processes that the kernel killed for lack of memory where the engine ran, while it ran.
+        memory_short: Whether the host was short of memory at the last sample; macOS does not count such kills.
+        for_signature: Whether the kernel reported that it killed the engine for its code signature; only macOS does.
+        rules: Rules of its runtime; the first that matches wins.
     """
     if for_signature:
-        detail = "macOS has killed it, as the code signature of its program or of a library is not valid"
+        detail = "macOS killed it because the code signature of its program or of a library is not valid"
         return Diagnosis(ExitCause.BAD_SIGNATURE, detail, SIGN_AGAIN)
     killed = _killed(memory_kills, memory_short)
     if code == -signal.SIGKILL:
-        return killed or Diagnosis(
-            ExitCause.SIGNAL, "LLMKube did not send it; the kernel does on a host that is short of memory"
-        )
+        return killed or Diagnosis(ExitCause.SIGNAL, "LLMKube did not send it; the kernel does when memory is short")
     for each in rules:
         for line in lines:
             if each.pattern.search(line):
                 return Diagnosis(each.cause, each.summary.format(detail=_shown(line)), each.next_step)
-    if code is None and killed is not None:  # an adopted one, which has said nothing of an end
+    if code is None and killed is not None:  # an adopted engine, without a matching line
         return killed
     if code is not None and -code in _CRASHES:
-        step = "this build may not suit this processor" if -code == signal.SIGILL else ""
+        step = "this build may not support this processor" if -code == signal.SIGILL else ""
         return Diagnosis(ExitCause.CRASH, f"it crashed with {_signal_name(-code)}", step)
     if code is not None and code < 0:
         return Diagnosis(ExitCause.SIGNAL, f"LLMKube did not send {_signal_name(-code)}")
     if code == 0:
-        return Diagnosis(ExitCause.UNKNOWN, "it ended with exit code 0, as after a request to stop")
+        return Diagnosis(ExitCause.UNKNOWN, "it exited with code 0, as after a request to stop")
     return Diagnosis(ExitCause.UNKNOWN, "")
 
 
 def metal_error(lines: Sequence[str]) -> Diagnosis | None:
-    """Return what has failed on the GPU, by the lines that an engine has written; None where nothing has."""
+    """Return the diagnosis of a GPU failure in an engine's lines; None if there is none."""
     failed = next((line for line in lines if _METAL.search(line)), None)
     if failed is None:
         return None
@@ -174,15 +172,15 @@ def metal_error(lines: Sequence[str]) -> Diagnosis | None:
     if memory is not None:
         detail = f"there was not enough memory for the GPU: {_shown(memory)}"
         return Diagnosis(ExitCause.OUT_OF_MEMORY, detail, _LESS_MEMORY)
-    return Diagnosis(ExitCause.METAL_ERROR, f"a command of the GPU has failed: {_shown(failed)}")
+    return Diagnosis(ExitCause.METAL_ERROR, f"a GPU command failed: {_shown(failed)}")
 
 
 def _killed(memory_kills: int, memory_short: bool) -> Diagnosis | None:
-    """Return the evidence for a kill for lack of memory; None if nothing does."""
+    """Return the diagnosis of a kill for lack of memory; None without evidence for it."""
     if memory_kills:
-        detail = "the kernel killed a process of this host for lack of memory, probably this one"
+        detail = "the kernel killed a process for lack of memory, probably this one"
     elif memory_short:
-        detail = "this host was short of memory, so the kernel probably killed it"
+        detail = "memory was short, so the kernel probably killed it"
     else:
         return None
     return Diagnosis(ExitCause.MEMORY_KILL, detail, _LESS_MEMORY)
@@ -202,7 +200,7 @@ def _signal_name(number: int) -> str:
 
 loading_phase: Final = phase_reader(
     (r"warming up", "warming up"),
-    (r"llama_context:|llama_kv_cache|sched_reserve|init_from_model", "making room for the context"),
+    (r"llama_context:|llama_kv_cache|sched_reserve|init_from_model", "allocating the context"),
     (r"load_tensors|loading model tensors", "loading tensors"),
     (r"llama_model_loader|print_info|loading model|fitting params", "reading the model's header"),
 )

@@ -1,7 +1,6 @@
-"""What a runtime is on a host: a row with its program, its plan, and how one asks its engines and reads their logs.
+"""A runtime on a host: a row with its program, its plan, the queries for its engines and the reader of their logs.
 
-What an engine does not tell is not known: its row then has nothing in that place, and no other engine's words are read
-into its log or its answers.
+A row leaves empty what its engines do not report; their logs and responses are never read by another runtime's rules.
 """
 
 import re
@@ -20,7 +19,7 @@ from llmkube.weights.estimate.demand import Component
 
 
 class ProgramError(ValueError):
-    """A program is not what it should be; the sentence says what is wrong and what to do."""
+    """A program is unsuitable; the message has the cause and the fix."""
 
 
 @attrs.frozen
@@ -28,13 +27,13 @@ class Program:
     """The program of a runtime.
 
     Attributes:
-        command: Its name, as it is looked for on PATH.
-        setting: The agent's flag that names another one; "" where none does.
-        remedy: What brings it to a host that does not have it.
-        describe: Returns what it is, from its path and its answers to `queries`; raises `ProgramError`.
-        queries: The command lines that it is asked for itself with; `{program}` is what runs.
+        command: Its name on PATH.
+        setting: Flag of the agent for the path of another one; "" if there is none.
+        remedy: How to install it on a host that does not have it.
+        describe: Returns its description, from its path and the outputs of `queries`; raises `ProgramError`.
+        queries: Command lines that make it describe itself; `{program}` is the program that runs.
         find_interpreter: Returns the interpreter of a script, such as its Python, from its first lines; raises
-            `ProgramError`. None where the program itself runs.
+            `ProgramError`. None if the program runs itself.
     """
 
     command: str
@@ -47,17 +46,17 @@ class Program:
 
 @attrs.frozen
 class EngineQueries:
-    """What the engines of a runtime are asked while they serve, and how their answers read.
+    """Queries for the engines of a runtime while they serve, and the format of their responses.
 
     Attributes:
-        metrics_path: GET it for numbers as Prometheus reads them; "" where there are none.
-        metric: Finds one of them: its name and its number.
-        work: Those that count requests, in flight or queued.
-        progress: Those that change with every batch.
-        slots_path: GET it for who is at work; "" where nothing says.
-        names_path: GET it for the names that it answers to; "" where that says something else.
-        build_path: GET it for the build that serves, as `build_info`, where that may change while the engine runs;
-            "" of an engine that is its program.
+        metrics_path: Path of Prometheus metrics; "" if there are none.
+        metric: Pattern of a metric: its name and its number.
+        work: Metrics that count requests, in flight or queued.
+        progress: Metrics that change with every batch.
+        slots_path: Path of the state of slots; "" if there is none.
+        names_path: Path of the model names that it answers to; "" if there is none.
+        build_path: Path of the build that serves, as `build_info`, if that may change while the engine runs; "" if the
+            engine is its own program.
     """
 
     metrics_path: str = ""
@@ -75,14 +74,14 @@ def _nothing(_lines: Sequence[str]) -> None:
 
 @attrs.frozen
 class LogReader:
-    """What lines mean that the engines of a runtime write.
+    """Reader of the log lines of a runtime's engines.
 
     Attributes:
-        rules: Why one has ended.
-        phase: What one that loads does; "" where no line says so.
-        buffers: What one has allocated; nothing where no line says so.
-        device_limit: What its GPU may hold, in bytes.
-        gpu_failure: What has failed on its GPU, for good.
+        rules: Rules for the cause of an exit.
+        phase: Returns the phase of a load; "" if no line reports one.
+        buffers: Returns the allocated buffers; none if no line reports any.
+        device_limit: Returns the memory limit of the GPU in bytes.
+        gpu_failure: Returns the diagnosis of a permanent failure of the GPU.
     """
 
     rules: tuple[Rule, ...] = GENERAL_RULES
@@ -101,7 +100,7 @@ LLAMA_QUERIES: Final = EngineQueries(
     names_path="/v1/models",
 )
 FRONT_QUERIES: Final = attrs.evolve(LLAMA_QUERIES, build_path="/props")
-"""Of the process before a shared daemon, which looks like llama-server."""
+"""Queries for the front process of a shared daemon, which answers like llama-server."""
 
 
 @attrs.frozen(kw_only=True)
@@ -110,16 +109,15 @@ class HostRuntime:
 
     Attributes:
         name: Its name in `spec.runtime`, in plans and in the status.
-        other_names: Other values of `spec.runtime` that mean it.
-        program: What runs.
-        check: Refuses what the objects alone show to be impossible, before anything is downloaded, by a `PlanError`
-            with the field that stands in the way.
+        other_names: Other values of `spec.runtime` for it.
+        program: The program that runs.
+        check: Raises a `PlanError` with the invalid field for objects that it cannot serve, before any download.
         plan: Returns the plan of one engine, or raises `PlanError`.
-        queries: What its engines are asked.
-        log: What their lines mean.
+        queries: Queries for its engines.
+        log: Reader of their logs.
         memory_elsewhere: Another process than the engine may hold the model: a daemon that its owner runs.
-        library: The scheme of sources that its own program pulls and keeps; "" of one that is given files alone.
-        keys_checked_by: Who asks clients for keys.
+        library: Scheme of the sources that its own program pulls and stores; "" if it reads only files.
+        keys_checked_by: Component that checks the API keys of clients.
     """
 
     name: str
@@ -131,11 +129,11 @@ class HostRuntime:
     log: LogReader = LogReader()
     memory_elsewhere: bool = False
     library: str = ""
-    keys_checked_by: Literal["itself", "what LLMKube puts before it", "the agent's proxy"] = "itself"
+    keys_checked_by: Literal["the engine", "LLMKube's front end", "the agent's proxy"] = "the engine"
 
     @property
     def takes_keys(self) -> bool:
-        """Whether its engines ask for keys; before the others the agent puts a proxy that does."""
+        """Whether its engines check keys; the agent puts a proxy in front of the others."""
         return self.keys_checked_by != "the agent's proxy"
 
 

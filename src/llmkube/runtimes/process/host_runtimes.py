@@ -1,4 +1,4 @@
-"""The table of the runtimes that hosts run, and the way from a service to its row."""
+"""The table of the runtimes that hosts run, and the lookup of a service's row."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -33,19 +33,21 @@ def host_runtime_of(isvc: InferenceService, model: Model, mlx_runtime: str = MLX
     Args:
         isvc: The service.
         model: The Model that it refers to.
-        mlx_runtime: Which of the engines built on MLX the host takes where none is named.
+        mlx_runtime: The MLX engine that the host uses by default.
 
     Raises:
-        PlanError: No host runs what is asked for, or it cannot read the weights; `field` says where.
+        PlanError: No host supports the runtime, or it cannot read the weights; `field` is the invalid field.
     """
-    asked, hardware, weights = isvc.spec.runtime, model.spec.hardware.accelerator, model.spec.format
-    named = resolve_runtime(asked, weights, hardware, mlx_runtime=mlx_runtime)
+    requested, hardware, weights = isvc.spec.runtime, model.spec.hardware.accelerator, model.spec.format
+    named = resolve_runtime(requested, weights, hardware, mlx_runtime=mlx_runtime)
     runtime = _NAMED.get(named)
     if isvc.spec.multi_node is not None:
-        raise PlanError("a host serves a model alone: leave it out, or serve it by pods (vllm)", field="spec.multiNode")
+        advice = "remove it, or serve the model in pods (vllm)"
+        raise PlanError(f"a model cannot span several machines here; {advice}", field="spec.multiNode")
     refuse_library(named, model)
     if runtime is None:
-        raise PlanError(f"{named} is not supported on a host yet: {_advice(weights, hardware)}", field="spec.runtime")
+        problem = f"{named} is not supported as a local process yet"
+        raise PlanError(f"{problem}; {_advice(weights, hardware)}", field="spec.runtime")
     if problem := hardware_mismatch(named, weights, hardware):
         raise PlanError(problem, field="Model.spec.hardware.accelerator")
     if problem := host_mismatch(named, weights, hardware):
@@ -54,17 +56,17 @@ def host_runtime_of(isvc: InferenceService, model: Model, mlx_runtime: str = MLX
 
 
 def refuse_library(runtime: str, model: Model, *, draft: bool = False) -> None:
-    """Refuse a Model whose weights are in another program's library than that of the engine.
+    """Reject a Model whose weights are in the library of another program than the engine.
 
-    The way out is all that has to be changed: what reads another format, or files, is none for a library.
+    The message names everything that has to change, the format included: libraries have GGUF only.
 
     Args:
         runtime: The name of the engine.
-        model: What it is given.
-        draft: Whether that is the draft model of speculative decoding; hints for it do not name another engine.
+        model: The Model that it is given.
+        draft: Whether that is the draft model of speculative decoding; its message does not suggest another engine.
 
     Raises:
-        PlanError: They are.
+        PlanError: The engine cannot read the library.
     """
     scheme, separator, _ = model.spec.source.partition("://")
     owners = [each.name for each in HOST_RUNTIMES.values() if separator and each.library == scheme]
@@ -74,13 +76,13 @@ def refuse_library(runtime: str, model: Model, *, draft: bool = False) -> None:
     if runtime not in owners:
         further = "" if weights == GGUF else f" and Model.spec.format to {GGUF}"
         other = "" if draft else f"set spec.runtime to {' or '.join(owners)}{further}, or "
-        raise PlanError(f"{runtime} is given a file, and {source} is none: {other}{REMEDY}", field="Model.spec.source")
+        raise PlanError(f"{runtime} needs a file, and {source} is not one; {other}{REMEDY}", field="Model.spec.source")
     if weights != GGUF:
-        raise PlanError(f"{source} is in {GGUF}, not {weights}: set {GGUF}", field="Model.spec.format")
+        raise PlanError(f"{source} is in {GGUF}, not {weights}; set {GGUF}", field="Model.spec.format")
 
 
 def _advice(weights: str, hardware: str) -> str:
-    """Name what a host runs: what reads these weights, else what reads the usual ones."""
+    """Return the advice to use a runtime that reads these weights, or else the default runtime with its weights."""
     fitting = host_engines_for(weights, hardware)
     if fitting:
         return f"use {' or '.join(fitting)}"
@@ -93,18 +95,18 @@ def _names(name: str) -> tuple[str, ...]:
 
 
 def queries_of(runtime: str) -> EngineQueries:
-    """Return what an engine of a plan is asked: nothing, where a newer agent has left one of an unknown runtime."""
+    """Return the queries for the engines of a runtime; none for an unknown one, which a newer agent may have left."""
     known = HOST_RUNTIMES.get(runtime)
     return known.queries if known is not None else NO_QUERIES
 
 
 def holds_elsewhere(runtime: str) -> bool:
-    """Return whether another process than a plan's engine may hold its model."""
+    """Return whether another process than the engine may hold the model."""
     known = HOST_RUNTIMES.get(runtime)
     return known is not None and known.memory_elsewhere
 
 
 def log_reader_of(runtime: str) -> LogReader:
-    """Return what the lines of a plan's engine mean: nothing is known of an unknown runtime's."""
+    """Return the log reader for the engines of a runtime; one that recognizes nothing for an unknown runtime."""
     known = HOST_RUNTIMES.get(runtime)
     return known.log if known is not None else NO_LOG_READER

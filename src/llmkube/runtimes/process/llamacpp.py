@@ -1,7 +1,7 @@
-"""llama.cpp's server, planned: the fields of a service and its model become one command line.
+"""Plan llama.cpp's server: turn the fields of a service and its Model into one command line.
 
-Flags move between llama.cpp versions, so a field's flag is written only if the engine's `--help` lists it. A field that
-was given but found no flag is reported in `LaunchPlan.not_honoured`, as is every field that means nothing on a host.
+Flags differ between llama.cpp versions, so a field's flag is written only if the engine's `--help` lists it. A field
+that is set but has no flag is reported in `LaunchPlan.not_honoured`, like every field without effect on a host.
 """
 
 import re
@@ -53,10 +53,10 @@ _ON_HOST: Final = re.compile(r"CPU(_\w+)?|BLAS|\w+_Host")
 
 
 def parse_buffer(line: str) -> Component | None:
-    """Return the buffer that a line of the log reports, if it reports one.
+    """Return the buffer that a line of the log reports, if any.
 
-    `CPU`, `CPU_Mapped`, `CPU_REPACK` and pinned memory (`CUDA_Host`) are the host's; all others are a device's, mapped
-    ones on a Mac (`MTL0_Mapped`) included.
+    `CPU`, `CPU_Mapped`, `CPU_REPACK` and pinned memory (`CUDA_Host`) are host memory; all others are device memory,
+    including mapped ones on a Mac (`MTL0_Mapped`).
     """
     found = _LINE.search(line)
     if found is None:
@@ -68,13 +68,13 @@ def parse_buffer(line: str) -> Component | None:
 
 
 def device_limit(lines: Iterable[str]) -> int | None:
-    """Return what Metal has told an engine that its GPU may hold, in bytes: ggml writes it with millions of them."""
+    """Return the memory limit of the GPU that Metal reports to the engine, in bytes; ggml logs it in millions."""
     found = [size for line in lines if (explicit := _DEVICE_LIMIT.search(line)) and (size := float(explicit["size"]))]
     return round(max(found) * 1_000_000) if found else None
 
 
 def reported_buffers(lines: Iterable[str]) -> tuple[Component, ...]:
-    """Add up the buffers that these lines report, by name and place, in the order of their first mention."""
+    """Return the total sizes of the buffers in these lines, by name and location, in order of first mention."""
     sizes: dict[tuple[str, Location], int] = {}
     for line in lines:
         if (buffer := parse_buffer(line)) is not None:
@@ -85,20 +85,21 @@ def reported_buffers(lines: Iterable[str]) -> tuple[Component, ...]:
 
 RUNTIME: Final = "llamacpp"
 VERBOSITY: Final = 4
-"""llama.cpp's level 4 prints buffer sizes at start; 5 would print what users ask."""
+"""Level 4 of llama.cpp prints buffer sizes at start; level 5 would print prompts."""
 
 _LOAD_FLAGS: Final = frozenset({"-lm", "--load-mode", "--mmap", "--no-mmap", "--mlock", "--direct-io", "-dio"})
-"""Who sets one of these decides how the file gets into memory."""
+"""Flags for loading the file into memory; with one of these the user's choice applies."""
 
+_KEYS: Final = "spec.apiKeySecretRef"
 _WRITTEN: Final = fields.WRITTEN_FLAGS | fields.DRAFT_FLAGS
 _HONOURED: Final = HONOURED_BY_THE_HOST | {"spec.aliases", "spec.mode", "spec.extraArgs"}
 
 
 def check(isvc: InferenceService, model: Model, allowances: Allowances = NO_ALLOWANCES) -> None:
-    """Refuse what the objects alone show to be impossible, before anything is downloaded.
+    """Reject objects that cannot be served, before anything is downloaded.
 
     Raises:
-        PlanError: The field that stands in the way, and what to do about it.
+        PlanError: The invalid field, with a fix.
     """
     _read(isvc, model, allowances)
 
@@ -106,7 +107,7 @@ def check(isvc: InferenceService, model: Model, allowances: Allowances = NO_ALLO
 def _read(
     isvc: InferenceService, model: Model, allowances: Allowances
 ) -> tuple[InferenceService, Model, tuple[UserFlag, ...], tuple[tuple[str, str], ...]]:
-    """Return what the objects say, read as fields, with the extra arguments and the environment; or refuse it."""
+    """Return the objects with some extra arguments as fields, the other arguments and the environment, all checked."""
     isvc, model = read_as_fields(isvc, model)
     spec = isvc.spec
     fields.check_fields(spec)
@@ -118,7 +119,7 @@ def plan(inputs: PlanInputs) -> LaunchPlan:
     """Return the command line for this service on this engine.
 
     Raises:
-        PlanError: As `check`, and when extraArgs has a flag that the engine does not know.
+        PlanError: As `check`, and when extraArgs contain a flag that the engine does not have.
     """
     isvc, model, explicit, env = _read(inputs.isvc, inputs.model, inputs.allowances)
     inputs = attrs.evolve(inputs, isvc=isvc, model=model)
@@ -129,15 +130,14 @@ def plan(inputs: PlanInputs) -> LaunchPlan:
     names, ignored = _names(inputs.alias, spec, engine)
     decided = {"--model": Placeholder.MODEL, "--host": Placeholder.HOST, "--port": Placeholder.PORT, "--alias": names}
     line.argv += [Placeholder.PROGRAM, *flag_words(decided)]
-    if inputs.keys_digest:  # who has a key of the service may not see what others ask
+    if inputs.keys_digest:  # a client with a key must not see the requests of others
         if not line.knows("--no-slots"):
-            raise PlanError("this llama-server cannot keep /slots from clients with a key: install a newer one",
-                            field="spec.apiKeySecretRef")  # fmt: skip
+            raise PlanError("this llama-server cannot hide /slots from clients; install a newer one", field=_KEYS)
         line.argv.append("--no-slots")
-    if inputs.takes_keys:  # every user and every web page of the machine reaches its port
+    if inputs.takes_keys:  # every user and every web page on the machine can reach its port
         line.argv += ["--api-key-file", Placeholder.KEYS]
     if line.knows("--cors-origins"):
-        line.argv += ["--cors-origins", "localhost"]  # without it, a page of any origin may read what it answers
+        line.argv += ["--cors-origins", "localhost"]  # without it, web pages of any origin can read its responses
     fields.add_size(line, spec, context)
     _add_placement(line, isvc, model)
     fields.add_memory(line, spec)
@@ -167,10 +167,9 @@ def _add_speculation(line: CommandLine, spec: InferenceServiceSpec, draft: Weigh
 
 
 def _names(alias: str, spec: InferenceServiceSpec, engine: EngineInfo) -> tuple[str, tuple[str, ...]]:
-    """Return the names that the engine shall answer to, ours first, and what of the service finds no place there.
+    """Return the names for the engine to answer to, ours first, and the settings of further names that it ignores.
 
-    Builds that read several names have a flag for how the file is loaded, which is as old. The gateway knows all names
-    in any case.
+    Builds that accept several names also have --load-mode, which is as old. The gateway knows all names in any case.
     """
     further = fields.additional_ids(alias, spec)
     if further and "--load-mode" not in engine.flags:
@@ -194,10 +193,10 @@ def _add_placement(line: CommandLine, isvc: InferenceService, model: Model) -> N
 
 
 def _copy_weights(line: CommandLine) -> None:
-    """Have the weights read into the engine's own memory: on macOS a mapped file counts in no process's footprint.
+    """Load the weights into the engine's own memory: on macOS no process's footprint includes a mapped file.
 
-    The GPU wires its pages while it works, and they are page cache when it rests (llama.cpp issue 8678): no reader
-    could tell what an engine takes, or what comes back when it goes.
+    The GPU wires its pages while it works, and they are page cache when it is idle (llama.cpp issue 8678). So neither
+    the memory that an engine uses nor the memory that it would release could be measured.
     """
     if line.knows("--load-mode"):
         line.default("--load-mode", value="none")
@@ -207,31 +206,31 @@ def _copy_weights(line: CommandLine) -> None:
 
 def _add_defaults(line: CommandLine, engine: EngineInfo) -> None:
     line.default("--metrics")
-    line.default("--fit", value="off")  # the host places models; the engine must not shrink them in silence
+    line.default("--fit", value="off")  # the host places models; the engine must not silently shrink them
     line.default("--no-ui", "--no-webui")
-    # builds from before --fit print buffer sizes anyway, and prompts at level 4
+    # older builds, without --fit, print buffer sizes by default, and prompts at level 4
     if "--fit" in engine.flags and not line.given & {"-v", "--verbose", "--log-verbose"}:
         line.default("--verbosity", "-lv", "--log-verbosity", value=VERBOSITY)
 
 
 def _limit_prompt_cache(line: CommandLine, engine: EngineInfo, shape: Shape | None) -> None:
-    """Give the prompt cache a limit that can be reserved: the engine's own, 8 GiB, may be more than the model needs."""
+    """Limit the prompt cache, so that it can be reserved: the default of 8 GiB may exceed the memory of the model."""
     if shape is not None and "--cache-ram" not in line.argv:
         size_bytes = default_cache_ram_bytes(shape, demand_of(line.argv, engine))
         line.default("--cache-ram", "-cram", value=size_bytes >> 20)
 
 
 def describe(program: str, answers: Sequence[str]) -> EngineInfo:
-    """Return what a llama-server is, from what `--help` and `--version` answer.
+    """Return the description of a llama-server, from its `--help` and its `--version`.
 
     Raises:
-        ProgramError: It cannot ask for a key.
+        ProgramError: It cannot require a key.
     """
     text, version = answers
     flags = parse_help(text)
     if "--api-key-file" not in flags:
         raise ProgramError(
-            "it has no --api-key-file, without which every user and every web page of this machine could "
+            "it has no --api-key-file, without which every user and every web page on this machine could "
             "use an engine; install a newer llama-server"
         )
     return EngineInfo(program, parse_version(version), flags, parse_switches(text))

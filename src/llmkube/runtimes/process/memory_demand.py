@@ -1,7 +1,6 @@
-"""What a llama-server's command line asks of the memory, read back from the finished words.
+"""Read the memory settings of a llama-server from its finished command line.
 
-The words are read and not the objects, so that `extraArgs` count, and so that an engine's own defaults hold where
-nothing is said.
+The command line is read instead of the objects, so that `extraArgs` and the engine's own defaults are included.
 """
 
 import platform
@@ -28,12 +27,12 @@ _SWITCHES: Final[Mapping[str, tuple[str, str]]] = {
 
 
 def demand_of(argv: Sequence[str], engine: EngineInfo, machine: str = "") -> Demand:
-    """Return what these words ask for; a value that cannot be read counts as not given, since the engine will say so.
+    """Return the memory settings in these words; an unreadable value is ignored, since the engine will report it.
 
     Args:
-        argv: The finished command line; slots are skipped.
-        engine: Who will read it: one that knows no `--cache-ram` has no prompt cache.
-        machine: The processor's kind; empty for this one.
+        argv: The finished command line; placeholders are skipped.
+        engine: The engine: one without `--cache-ram` has no prompt cache.
+        machine: Architecture of the processor; "" for this machine's.
     """
     settings: dict[str, Any] = {
         "machine": machine or platform.machine(),
@@ -46,13 +45,13 @@ def demand_of(argv: Sequence[str], engine: EngineInfo, machine: str = "") -> Dem
             overrides += _overrides(value)
         elif (read := _READERS.get(name, _count)(value)) is not _UNREADABLE:
             settings[name] = read
-    if not settings.get("slots"):  # a build's word for as many as it likes
+    if not settings.get("slots"):  # 0 lets the build choose
         settings.pop("slots", None)
     return Demand(overrides=overrides, **settings)
 
 
 def _flag_values(argv: Sequence[str], engine: EngineInfo) -> Iterator[tuple[str, str]]:
-    """Yield what each flag decides, with its value; of two for the same thing the later one comes later."""
+    """Yield the setting of each flag, with its value, in the order of the words: the last one applies."""
     for at, word in enumerate(argv):
         if isinstance(word, Placeholder):
             continue
@@ -65,7 +64,7 @@ def _flag_values(argv: Sequence[str], engine: EngineInfo) -> Iterator[tuple[str,
         elif flag in {"-ncmoe", "--n-cpu-moe"}:
             layers = range(min(_number(value) or 0, _MAX_LAYERS))
             yield "overrides", ",".join(rf"blk\.{layer}{EXPERTS}=CPU" for layer in layers)
-        elif flag in _FLAGS:  # one that once was a switch has a value in later builds
+        elif flag in _FLAGS:  # some switches take a value in later builds
             yield _FLAGS[flag], "on" if flag in engine.switches else value
 
 

@@ -1,9 +1,8 @@
-"""`mlx_lm.server`, planned: one folder of MLX weights or safetensors, served by a Python of the host's owner.
+"""Plan `mlx_lm.server`: one folder of MLX weights or safetensors, served with the Python of the host's owner.
 
-The server asks for no key, answers pages of every origin, and loads whatever model, adapter or draft a request names
-(mlx_lm 0.32.2, `server.py`). `programs/mlx_entry.py` stands before it, in its own Python: it asks for the keys of a
-file, serves one model, and counts the requests in flight. A build that it does not fit ends at once, and serves
-nothing.
+The server checks no keys, answers web pages of every origin, and loads any model, adapter or draft that a request names
+(mlx_lm 0.32.2, `server.py`). `programs/mlx_entry.py` wraps it, in the same Python: it checks keys from a file, serves
+one model, and counts the requests in flight. With an incompatible build it exits at once, without serving.
 """
 
 import re
@@ -24,30 +23,30 @@ from llmkube.weights.estimate.demand import ALL_LAYERS, Demand
 
 NAME: Final = "mlx-lm"
 PROMPT_CACHES: Final = 2
-"""KV caches that are kept for prompts to come; the server's own default is ten, of any size (mlx-lm issue 883)."""
+"""KV caches that are kept for later prompts; the server's own default is ten, of any size (mlx-lm issue 883)."""
 
 _HONOURED: Final = HONOURED_BY_THE_HOST | {"spec.parallelSlots", "spec.contextSize", "spec.mode"}
 _OFFLINE: Final = (("HF_HUB_OFFLINE", "1"), ("TRANSFORMERS_OFFLINE", "1"))
-"""The folder is whole: a server that fetches has been asked for something else."""
+"""The folder is complete: a download would be for something else."""
 
 
 def check(isvc: InferenceService, model: Model, allowances: Allowances) -> None:
-    """Refuse what the server cannot do.
+    """Reject what the server cannot do.
 
     Raises:
-        PlanError: The field that stands in the way, and what to do about it.
+        PlanError: The invalid field, with a fix.
     """
     spec = isvc.spec
     if (mode := mode_of(spec)) != "chat":
         raise PlanError(
-            f"mlx-lm serves chat and completions, not {mode}: use llamacpp with weights in gguf", field="spec.mode"
+            f"mlx-lm serves chat and completions, not {mode}; use llamacpp with weights in gguf", field="spec.mode"
         )
     if spec.extra_args:
-        raise PlanError("mlx-lm takes no further arguments here: leave it out", field="spec.extraArgs")
+        raise PlanError("mlx-lm takes no extra arguments here; remove it", field="spec.extraArgs")
     if spec.speculative_decoding is not None:
-        raise PlanError("a draft model is not supported with mlx-lm: leave it out", field="spec.speculativeDecoding")
+        raise PlanError("mlx-lm supports no draft model here; remove it", field="spec.speculativeDecoding")
     if spec.aliases:
-        raise PlanError("mlx-lm answers to the name of the service alone: leave it out", field="spec.aliases")
+        raise PlanError("mlx-lm answers to the name of the service only; remove it", field="spec.aliases")
     plan_environment(spec.env, allowances)
 
 
@@ -93,31 +92,31 @@ def plan(inputs: PlanInputs) -> LaunchPlan:
 
 
 def describe(program: str, answers: Sequence[str]) -> EngineInfo:
-    """Return the Python that runs the server, and which mlx_lm it has.
+    """Return the Python that runs the server, with the version of its mlx_lm.
 
     Raises:
-        ProgramError: It does not say.
+        ProgramError: It reports no version.
     """
     version = next(iter(answers[0].split()[-1:]), "")
     if not re.fullmatch(r"\d+(\.\w+)+", version):
-        raise ProgramError(f"{program} has no mlx_lm that says its version: install mlx-lm again (pip install mlx-lm)")
+        raise ProgramError(f"{program} has no mlx_lm that reports its version; reinstall it (pip install mlx-lm)")
     return EngineInfo(program, version, frozenset())
 
 
 def interpreter_of(head: str) -> str:
-    """Return the Python that a script of pip, pipx, uv or Homebrew names in its first lines.
+    """Return the Python in the first lines of a script that pip, pipx, uv or Homebrew installed.
 
     Raises:
-        ProgramError: It names none.
+        ProgramError: They name none.
     """
     found = _SHEBANG.match(head)
     if found is None:
-        raise ProgramError("it does not say which Python runs it; name pip's mlx_lm.server with --mlx-server")
+        raise ProgramError("its first lines name no Python; name pip's mlx_lm.server with --mlx-server")
     return found["quoted"] or found["plain"]
 
 
 _SHEBANG: Final = re.compile(
-    # the second form is pip's for paths that are long or have spaces in them
+    # the second form is pip's for paths that are long or contain spaces
     r"#!(?:(?P<plain>/\S*python[\w.]*)[ \t]*(?:-\S+)?\n|/bin/sh\n'''exec' \"?(?P<quoted>/[^\"\n]*?python[\w.]*)\"? )"
 )
 
@@ -142,5 +141,5 @@ RUNTIME: Final = HostRuntime(
         names_path="/v1/models",
     ),
     log=LogReader(rules_of(NAME)),
-    keys_checked_by="what LLMKube puts before it",
+    keys_checked_by="LLMKube's front end",
 )

@@ -1,7 +1,7 @@
-"""Ollama on a host, planned: a process of ours that has one model loaded in an Ollama, and looks like llama-server.
+"""Plan Ollama on a host: a front process of ours that loads one model in an Ollama, and answers like llama-server.
 
-It borrows the Ollama that its owner runs, or starts one. Ollama reads weights in GGUF as
-llama.cpp does, and with its code: what they take is estimated by the same figures.
+It uses the Ollama that the owner of the host runs, or starts one. Ollama reads weights in GGUF with llama.cpp's code,
+so its memory is estimated by the same figures.
 """
 
 import re
@@ -22,12 +22,8 @@ from llmkube.weights.source import parse_source
 
 NAME: Final = "ollama"
 
-_HONOURED: Final = HONOURED_BY_THE_HOST | {
-    "spec.aliases",
-    "spec.mode",
-    "spec.contextSize",
-    "Model.spec.hardware.gpu.layers",
-}
+_LAYERS: Final = "Model.spec.hardware.gpu.layers"
+_HONOURED: Final = HONOURED_BY_THE_HOST | {"spec.aliases", "spec.mode", "spec.contextSize", _LAYERS}
 
 _VERSION: Final = re.compile(r"version is v?(\d[\w.+-]*)")
 
@@ -39,14 +35,14 @@ phase: Final = phase_reader(
 
 
 def check(isvc: InferenceService, model: Model, allowances: Allowances) -> None:
-    """Refuse what an Ollama cannot do.
+    """Reject what Ollama cannot do.
 
     Raises:
-        PlanError: The field that stands in the way, and what to do about it.
+        PlanError: The invalid field, with a fix.
     """
     spec = isvc.spec
     if mode_of(spec) == "rerank":
-        raise PlanError("ollama does not rerank: use llamacpp", field="spec.mode")
+        raise PlanError("ollama does not rerank; use llamacpp", field="spec.mode")
     refuse_unsupported(spec, NAME, "Ollama", instead="llamacpp")
 
 
@@ -77,20 +73,20 @@ def plan(inputs: PlanInputs) -> LaunchPlan:
 
 
 def _library_source(model: Model) -> str:
-    """Return the source of a model of Ollama's library; "" of a file."""
+    """Return the source of a model in Ollama's library; "" for a file."""
     source = parse_source(model.spec.source)
     return source.redacted if isinstance(source, OllamaModel) else ""
 
 
 def describe(program: str, answers: Sequence[str]) -> EngineInfo:
-    """Return what a program of Ollama is, from its `--version`: of the server that runs, else its own.
+    """Return the description of Ollama's program, from its `--version`: that of the running server, or else its own.
 
     Raises:
         ProgramError: It is another program.
     """
     found = _VERSION.search(answers[0])
     if found is None:
-        raise ProgramError(f"{program} does not say its version as Ollama does; name Ollama's program with --ollama")
+        raise ProgramError(f"{program} does not report its version like Ollama; name Ollama's program with --ollama")
     return EngineInfo(program, found[1], frozenset())
 
 
@@ -109,5 +105,5 @@ RUNTIME: Final = HostRuntime(
     log=LogReader(rules_of(NAME), phase=phase),
     memory_elsewhere=True,
     library=SCHEME,
-    keys_checked_by="what LLMKube puts before it",
+    keys_checked_by="LLMKube's front end",
 )

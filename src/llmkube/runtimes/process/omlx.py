@@ -1,6 +1,6 @@
-"""oMLX on a host, planned: a process of ours that has one model loaded in an oMLX, and looks like llama-server.
+"""Plan oMLX on a host: a front process of ours that loads one model in an oMLX, and answers like llama-server.
 
-It borrows the oMLX that its owner runs where that has the model's folder, or starts one.
+It uses the oMLX that the owner of the host runs if that has the model's folder, and otherwise starts one.
 """
 
 import re
@@ -21,7 +21,7 @@ from llmkube.weights.estimate.demand import ALL_LAYERS, Demand
 NAME: Final = OMLX
 
 CACHES: Final = 2
-"""KV caches: that of the request, and the last one's, whose buffers MLX keeps for a while."""
+"""KV caches: that of the request, and that of the last one, whose buffers MLX retains for a while."""
 
 _HONOURED: Final = HONOURED_BY_THE_HOST | {"spec.aliases", "spec.mode", "spec.contextSize"}
 
@@ -29,14 +29,14 @@ _VERSION: Final = re.compile(r"\bv?(\d+(?:\.\w+)+)")
 
 
 def check(isvc: InferenceService, model: Model, allowances: Allowances) -> None:
-    """Refuse what an oMLX cannot do.
+    """Reject what oMLX cannot do.
 
     Raises:
-        PlanError: The field that stands in the way, and what to do about it.
+        PlanError: The invalid field, with a fix.
     """
     spec = isvc.spec
     if mode_of(spec) == "rerank":
-        raise PlanError("omlx does not rerank here: use llamacpp with weights in gguf", field="spec.mode")
+        raise PlanError("omlx does not rerank here; use llamacpp with weights in gguf", field="spec.mode")
     refuse_unsupported(spec, NAME, "oMLX", instead="mlx-lm")
 
 
@@ -53,7 +53,7 @@ def plan(inputs: PlanInputs) -> LaunchPlan:
 
 
 def describe(program: str, answers: Sequence[str]) -> EngineInfo:
-    """Return what a program of oMLX is, from its `--help` and its `--version`.
+    """Return the description of oMLX's program, from its `--help` and its `--version`.
 
     Raises:
         ProgramError: It is another program.
@@ -61,7 +61,7 @@ def describe(program: str, answers: Sequence[str]) -> EngineInfo:
     help_text, version = answers
     found = _VERSION.search(version)
     if "omlx" not in help_text.lower() or "serve" not in help_text or found is None:
-        raise ProgramError(f"{program} does not answer --help and --version as oMLX does; name oMLX's with --omlx-bin")
+        raise ProgramError(f"{program} does not answer --help and --version like oMLX; name oMLX's with --omlx-bin")
     return EngineInfo(program, found[1], frozenset())
 
 
@@ -78,5 +78,5 @@ RUNTIME: Final = HostRuntime(
     queries=FRONT_QUERIES,
     log=LogReader(rules_of(NAME), phase=phase_reader(("oMLX loads the model", "oMLX is loading the model"))),
     memory_elsewhere=True,
-    keys_checked_by="what LLMKube puts before it",
+    keys_checked_by="LLMKube's front end",
 )

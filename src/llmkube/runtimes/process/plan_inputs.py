@@ -1,4 +1,4 @@
-"""What the plan of an engine on a host is made from; what is the same for every runtime, or for those of daemons."""
+"""Inputs of an engine's plan on a host, and the parts common to all runtimes or to those on a shared daemon."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final
@@ -24,9 +24,9 @@ HONOURED_BY_THE_HOST: Final = frozenset(read_text(__package__, "honoured_by_the_
 
 
 def given_paths(isvc: InferenceService, model: Model) -> Iterator[str]:
-    """Yield the paths of the fields that say something else than their defaults."""
+    """Yield the paths of the fields that differ from their defaults."""
     spec = isvc.spec
-    if spec.pod_annotations.keys() == {RESTARTED_AT}:  # it has its effect; others are for pods alone
+    if spec.pod_annotations.keys() == {RESTARTED_AT}:  # honoured here; other annotations are for pods only
         spec = attrs.evolve(spec, pod_annotations={})
     yield from changed_paths(spec, "spec")
     yield from changed_paths(model.spec, "Model.spec")
@@ -34,20 +34,20 @@ def given_paths(isvc: InferenceService, model: Model) -> Iterator[str]:
 
 @attrs.frozen
 class PlanInputs:
-    """What is known of a service when its engine is planned.
+    """Everything that is known of a service when its engine is planned.
 
     Attributes:
         isvc: The service.
         model: The Model that it refers to.
         weights: The Model's file or folder on this host.
-        header: What they say of the model.
+        header: Facts of the model from these files.
         engine: The program that will run, as it describes itself.
-        alias: The model id that the engine shall answer to.
-        draft: The file of the model that guesses ahead, where the service asks for one (`llama_fields.draft_of`).
-        allowances: What the host's owner lets services use.
-        asks_key: Whether it answers only requests that show a key.
-        keys_digest: Tells which keys of the service's clients it takes; with any, it always asks for one.
-        mlx_runtime: Which of the engines built on MLX the host takes where none is named.
+        alias: Model id that the engine has to answer to.
+        draft: File of the draft model, if the service asks for one (`llama_fields.draft_of`).
+        allowances: Flags and variables that the owner of the host allows.
+        asks_key: Whether the engine requires a key from clients.
+        keys_digest: Digest of the client keys that it accepts; with any, it always requires one.
+        mlx_runtime: The MLX engine that the host uses by default.
     """
 
     isvc: InferenceService
@@ -64,12 +64,12 @@ class PlanInputs:
 
     @property
     def spec(self) -> InferenceServiceSpec:
-        """The service's wishes."""
+        """Spec of the service."""
         return self.isvc.spec
 
     @property
     def context(self) -> int:
-        """Tokens of a request: what the spec says, else what the model was trained for, `DEFAULT_CONTEXT` at most."""
+        """Tokens of a request: from the spec, or else the trained context up to `DEFAULT_CONTEXT`."""
         return self.spec.context_size or min(self.header.context_length or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
 
     @property
@@ -91,11 +91,11 @@ class PlanInputs:
 
         Args:
             argv: The command line.
-            runtime: The name of the runtime's row.
+            runtime: Name of the runtime's row.
             env: Variables for the engine, in the user's order.
-            demand: What decides its memory.
-            honoured: Paths of the fields that take effect.
-            ignored: Paths of what was given, and finds no place in the command line although its field is honoured.
+            demand: Settings that determine its memory.
+            honoured: Paths of the fields that have an effect.
+            ignored: Descriptions of settings without effect in fields that are otherwise honoured.
         """
         draft = "" if self.draft is None else f" {self.draft.identity}"
         return LaunchPlan(
@@ -113,34 +113,34 @@ class PlanInputs:
 
 
 def refuse_unsupported(spec: InferenceServiceSpec, runtime: str, daemon: str, instead: str) -> None:
-    """Refuse what no daemon takes for one of its models.
+    """Reject what no shared daemon supports for one of its models.
 
     Args:
-        spec: Of the service.
+        spec: Spec of the service.
         runtime: Its runtime.
-        daemon: What people call the daemon.
-        instead: The runtime to use for a service with variables.
+        daemon: Name of the daemon.
+        instead: Runtime to use for a service with variables.
 
     Raises:
-        PlanError: The field that stands in the way, and what to do about it.
+        PlanError: The invalid field, with a fix.
     """
     if spec.extra_args:
-        raise PlanError(f"{runtime} takes no further arguments: leave it out, or use llamacpp", field="spec.extraArgs")
+        raise PlanError(f"{runtime} takes no extra arguments; remove it, or use llamacpp", field="spec.extraArgs")
     if spec.speculative_decoding is not None:
-        message = f"{runtime} takes no draft model: leave it out, or use llamacpp"
+        message = f"{runtime} supports no draft model; remove it, or use llamacpp"
         raise PlanError(message, field="spec.speculativeDecoding")
     if spec.env:
-        message = f"the environment of {daemon} is its owner's: leave it out, or use {instead}"
+        message = f"the environment of {daemon} belongs to its owner; remove it, or use {instead}"
         raise PlanError(message, field="spec.env")
 
 
 def front_arguments(inputs: PlanInputs, runtime: str, program_flag: str, model: str = Placeholder.MODEL) -> list[str]:
-    """Return the command line of a service, but for what the daemon's own model needs.
+    """Return the command line of a service's front process, without the flags for one kind of daemon.
 
     Args:
-        inputs: What is known of the service.
-        runtime: Its runtime.
-        program_flag: The flag that names the daemon's program.
+        inputs: Inputs of the plan.
+        runtime: Runtime of the service.
+        program_flag: Flag for the daemon's program.
         model: The model's file or folder, or its name in the daemon's library.
     """
     return [

@@ -1,9 +1,8 @@
-"""`vllm serve` with the vllm-metal plug-in, planned: a Mac's own vLLM, for MLX weights and safetensors.
+"""Plan `vllm serve` with the vllm-metal plug-in: vLLM on a Mac, for MLX weights and safetensors.
 
-vLLM guards its paths below /v1 alone (`--api-key`), and has others that compute. So it listens on the loopback
-address without a key, and the agent's proxy asks for one; a local user who finds its port is not held off. Its memory
-is a share of the whole GPU (`--gpu-memory-utilization`), which knows no neighbour: the plan says how large its cache
-is.
+vLLM checks keys only below /v1 (`--api-key`), and other paths compute as well. So it listens on the loopback address
+without a key, and the agent's proxy checks keys; a local user who finds the port has access. By default vLLM takes a
+share of the whole GPU (`--gpu-memory-utilization`), regardless of others, so the plan sets the size of its cache.
 """
 
 import re
@@ -27,25 +26,25 @@ NAME: Final = "vllm-metal"
 
 _HONOURED: Final = HONOURED_BY_THE_HOST | {"spec.parallelSlots", "spec.contextSize", "spec.aliases", "spec.mode"}
 _ENV: Final = (("HF_HUB_OFFLINE", "1"), ("TRANSFORMERS_OFFLINE", "1"), ("VLLM_NO_USAGE_STATS", "1"))
-"""The folder is whole, and nothing of this host is told to vLLM's makers."""
+"""The folder is complete, and no usage statistics are sent."""
 
 
 def check(isvc: InferenceService, model: Model, allowances: Allowances) -> None:
-    """Refuse what cannot be served so.
+    """Reject what vllm-metal cannot serve.
 
     Raises:
-        PlanError: The field that stands in the way, and what to do about it.
+        PlanError: The invalid field, with a fix.
     """
     spec = isvc.spec
     if (mode := mode_of(spec)) != "chat":
         raise PlanError(
-            f"vllm-metal serves chat and completions here, not {mode}: use llamacpp with weights in gguf",
+            f"vllm-metal serves chat and completions here, not {mode}; use llamacpp with weights in gguf",
             field="spec.mode",
         )
     if spec.extra_args:
-        raise PlanError("vllm-metal takes no further arguments here: leave it out", field="spec.extraArgs")
+        raise PlanError("vllm-metal takes no extra arguments here; remove it", field="spec.extraArgs")
     if spec.speculative_decoding is not None:
-        raise PlanError("vllm-metal has no draft model here: leave it out", field="spec.speculativeDecoding")
+        raise PlanError("vllm-metal supports no draft model here; remove it", field="spec.speculativeDecoding")
     plan_environment(spec.env, allowances)
 
 
@@ -89,14 +88,14 @@ def plan(inputs: PlanInputs) -> LaunchPlan:
 
 
 def describe(program: str, answers: Sequence[str]) -> EngineInfo:
-    """Return which vLLM it is; its last word is the version, warnings may stand before it.
+    """Return the description of vLLM; the output ends with the version, after possible warnings.
 
     Raises:
-        ProgramError: It does not say.
+        ProgramError: It reports no version.
     """
     version = next(iter(answers[0].split()[-1:]), "")
     if not re.fullmatch(r"\d+(\.\w+)+(?:\+[\w.]+)?", version):
-        raise ProgramError("it does not say its version: install vllm-metal again")
+        raise ProgramError("it does not report its version; reinstall vllm-metal")
     return EngineInfo(program, version, frozenset())
 
 

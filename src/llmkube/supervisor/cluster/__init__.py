@@ -1,10 +1,10 @@
-"""What the agent writes to the API server and reads of other agents.
+"""Write to the API server, and read what other agents write.
 
-applier                       the newest manifest per object, repeated until it is answered; what others have left
-drift_repair                  what another client has overwritten is written again
-host_lease                    this host is alive, and whether it slept
-claims                        which host serves which service; pure
-claim_manager                 what follows from that, and the Leases that are claims
-node_monitor                  the networks that need no key, from the cluster's nodes
-status                        what an agent writes to, and what a service's and a Model's status says
+applier                       applies the newest manifest of each object, with retries; removes leftovers
+drift_repair                  restores a status that another client has overwritten
+host_lease                    renews this host's Lease; detects sleep
+claims                        decides which host serves which service; pure
+claim_manager                 creates, takes over and deletes the Leases that are claims
+node_monitor                  watches the cluster's nodes, whose networks need no key
+status                        slots, and the status of services and Models
 """

@@ -1,16 +1,15 @@
-"""Write the newest manifest of each object, and repeat it until the API server has answered.
+"""Apply the newest manifest of each object, and retry until the API server has answered.
 
-Everything that the agent writes goes through here, so a slow or absent API server costs a service nothing but the news
-of it.
+All of the agent's writes go through the applier, so a slow or unreachable API server delays only the reports about a
+service, not the service.
 
-At its start an agent takes back what an earlier one has published of services that do not run here any more. The
-journal tells what runs; it may be lost, and the slices are then the only trace. Until this is done, a cluster sends
-requests to ports without a listener, so it is the first write to the API server.
+When an agent starts, it deletes endpoints that an earlier agent published for services that no longer run here. The
+journal normally knows what runs; if it is lost, the slices are the only trace. Until they are deleted, clients send
+requests to ports without a listener, so this is the first write to the API server.
 
-The Go implementation's agent leaves a Service, a slice and Endpoints behind: the first is adopted, the others go.
-
-Facts: it marks all three with the labels below and gives them no owner. The slice and the Endpoints have the Service's
-name, the Service two annotations. What has another label, or an owner, belongs to another program and is left alone.
+The agent of the Go implementation leaves a Service, a slice and Endpoints behind. The Service is adopted; the others
+are deleted. All three have the labels below and no owner. The slice and the Endpoints have the Service's name; the
+Service has two annotations. Objects with other labels, or with an owner, belong to other programs and are ignored.
 """
 
 import random
@@ -52,19 +51,18 @@ _PREFIX: Final = PREDECESSOR_LABEL.partition("/")[0] + "/"
 
 
 def is_made_by_predecessor(metadata: ObjectMeta) -> bool:
-    """Whether an object is one that the Go implementation's agent has left."""
+    """Whether the Go implementation's agent created an object."""
     return metadata.labels.get(PREDECESSOR_LABEL) == PREDECESSOR and not metadata.owner_references
 
 
 async def adopt_service(client: Client, live: Service, manifest: dict[str, Any], *, field_manager: str) -> None:
-    """Make an earlier agent's Service ours: our labels, owner and ports take the place of its labels and annotations.
-
-    Its address stays. A merge patch, because an apply would leave what another manager has set.
+    """Adopt an earlier agent's Service: replace its labels, annotations, owner and ports; its address stays.
 
     Raises:
         ConflictError: It has changed meanwhile.
-        ApiError: The API server could not or would not.
+        ApiError: The API server failed or refused.
     """
+    # A merge patch, because an apply would keep fields that another manager has set.
     ours, theirs = manifest["metadata"], live.metadata
     labels = {**{name: None for name in theirs.labels if name.startswith(_PREFIX)}, **ours["labels"]}
     annotations = {name: None for name in theirs.annotations if name.startswith(_PREFIX)}
@@ -78,14 +76,14 @@ async def adopt_service(client: Client, live: Service, manifest: dict[str, Any],
         "spec": {"ports": manifest["spec"]["ports"]},
     }
     await client.patch(Service, live.key, patch, field_manager=field_manager)
-    log.info("took over the Service of the agent that was here before", service=str(live.key))
+    log.info("service of an earlier agent adopted", service=str(live.key))
 
 
 async def clear_endpoints(client: Client, namespace: str, service: str) -> None:
-    """Delete what an earlier agent says of where a service is, now that this agent's own word stands.
+    """Delete the endpoints of a service that the Go implementation's agent published, once this agent's are there.
 
     Raises:
-        ExternalError: The API server could not; to be tried again.
+        ExternalError: The API server failed; retry.
     """
     try:
         selector = f"{PREDECESSOR_LABEL}={PREDECESSOR},{SERVICE_NAME_LABEL}={service}"
@@ -97,11 +95,11 @@ async def clear_endpoints(client: Client, namespace: str, service: str) -> None:
             classic = await client.get(Endpoints, Key(namespace, service))
         except NotFoundError:
             return
-        if is_made_by_predecessor(classic.metadata):  # Kubernetes has mirrored it into a slice, which goes with it
+        if is_made_by_predecessor(classic.metadata):  # Kubernetes mirrors it into a slice, and deletes that as well
             await _delete(client, Endpoints, classic.metadata)
     except UserError as error:
-        # This agent's slice stands in any case; only an administrator can let it remove the other one.
-        log.warning("could not delete what an earlier agent has published", service=service, error=str(error))
+        # This agent's slice is published in any case; an administrator has to delete the others, or grant the right.
+        log.warning("endpoints of an earlier agent not deleted", service=service, error=str(error))
 
 
 async def _delete(client: Client, kind: type[Endpoints] | type[EndpointSlice], metadata: ObjectMeta) -> None:
@@ -110,28 +108,28 @@ async def _delete(client: Client, kind: type[Endpoints] | type[EndpointSlice], m
         await client.delete(kind, Key(metadata.namespace, metadata.name), uid=metadata.uid)
     except NotFoundError:
         return
-    log.info("deleted what an earlier agent has published", kind=kind.RESOURCE.kind, name=metadata.name)
+    log.info("endpoints of an earlier agent deleted", kind=kind.RESOURCE.kind, name=metadata.name)
 
 
 def belongs_to_service(metadata: ObjectMeta, name: str) -> bool:
-    """Whether an earlier agent's object is of the InferenceService of this name."""
+    """Whether an earlier agent's object belongs to the InferenceService of this name."""
     return metadata.labels.get(PREDECESSOR_SERVICE_LABEL) == name
 
 
 WRITE_SECONDS = 15.0
-"""A write that takes longer is tried again; the API server may have gone away without a word."""
+"""Time limit of a write, after which it is retried: the API server may have gone without closing the connection."""
 
 REFUSED_SECONDS = 60.0
-"""Until a refused write is tried again, with the same manifest if there is no newer one."""
+"""Delay before a refused write is retried, with the same manifest if there is no newer one."""
 
 SETTLE_SECONDS = 0.05
-"""Until news is written that clients do not follow: an engine's start makes several things known within moments, and
-comes before the words about it."""
+"""Delay of writes that clients do not depend on: the start of an engine changes several facts within moments, and is
+more urgent than reports about it."""
 
 _PUBLISHED: Final = frozenset({Service, Endpoints, EndpointSlice})
 
 _NAMED_BY_USERS: Final = frozenset({Service, Endpoints})
-"""Kinds whose objects have the name of their InferenceService: a user's own may have it. A slice's name has a dot."""
+"""Kinds whose objects have the name of their InferenceService, which an object of a user may have, too."""
 
 WORKERS = 8
 RETRY = Backoff(base_seconds=0.2, cap_seconds=30.0)
@@ -139,20 +137,20 @@ RETRY = Backoff(base_seconds=0.2, cap_seconds=30.0)
 
 @attrs.frozen
 class _Wanted:
-    manifest: dict[str, Any] | None  # None: the object shall be gone
+    manifest: dict[str, Any] | None  # None: the object is to be deleted
 
 
 @attrs.define(eq=False)
 class _Record:
-    """What is known of one slot."""
+    """State of one slot."""
 
     wanted: _Wanted
     answered: _Wanted | None = None  # the newest that the API server has accepted or refused
-    version: str | None = None  # of the object, as our last write has left it
+    version: str | None = None  # of the object, after this agent's last write
     is_refused: bool = False
-    again: bool = False  # it is to be written once more, although it is answered
-    is_last: bool = False  # forgotten once it is answered
-    is_cleared: bool = False  # a slice beside which no earlier agent's stands any more
+    again: bool = False  # to be written again, although it is answered
+    is_last: bool = False  # to be forgotten once it is answered
+    is_cleared: bool = False  # the endpoints of an earlier agent that this slice replaces are deleted
 
     @property
     def is_pending(self) -> bool:
@@ -161,11 +159,11 @@ class _Record:
 
 @attrs.define(eq=False)
 class Applier:
-    """The newest manifest per slot, and what the API server has answered to it.
+    """Applies the newest manifest of each slot.
 
     Attributes:
-        rng: Spreads repeats.
-        on_refused: Called when an object that a service publishes is refused, and with None when it is accepted.
+        rng: Adds jitter to retries.
+        on_refused: Called when an object that a service publishes is refused, and with None when it is accepted again.
     """
 
     rng: random.Random
@@ -173,24 +171,24 @@ class Applier:
     _queue: WorkQueue[Slot] = attrs.field(init=False)
     _records: dict[Slot, _Record] = attrs.field(factory=dict, init=False)
     _answered: trio.Event = attrs.field(factory=trio.Event, init=False)
-    _clearing: WorkQueue[Slot] = attrs.field(init=False)  # slices that take the place of an earlier agent's
+    _clearing: WorkQueue[Slot] = attrs.field(init=False)  # slices that replace endpoints of an earlier agent
 
     def __attrs_post_init__(self) -> None:
         self._queue = WorkQueue(self.rng, RETRY, _is_urgent)
         self._clearing = WorkQueue(self.rng, RETRY)
 
     def apply_nowait(self, slot: Slot, manifest: dict[str, Any], *, is_published: bool = False) -> None:
-        """Have a manifest applied; the same one again costs no request.
+        """Have a manifest applied; the same manifest again makes no request.
 
         Args:
-            slot: Where it goes.
-            manifest: The whole of what this agent says there.
-            is_published: Clients may follow what an earlier agent has said there.
+            slot: The object or subresource.
+            manifest: All fields that this agent sets.
+            is_published: Whether an earlier agent may have published the object to clients.
         """
         self._want(slot, _Wanted(manifest), is_published)
 
     def delete_nowait(self, slot: Slot, *, is_published: bool = False) -> None:
-        """Have an object deleted, which clients may follow."""
+        """Have an object deleted; with `is_published`, an earlier agent may have published it to clients."""
         self._want(slot, _Wanted(None), is_published)
 
     def _want(self, slot: Slot, wanted: _Wanted, is_published: bool) -> None:
@@ -207,12 +205,12 @@ class Applier:
             self._queue.add_after(slot, SETTLE_SECONDS)
 
     def forget(self, slot: Slot) -> None:
-        """Write nothing more to a slot, not even what is still pending."""
+        """Stop writing to a slot, also if a write is pending."""
         self._records.pop(slot, None)
         self._wake()
 
     def forget_once_applied(self, slot: Slot) -> None:
-        """Forget a slot when its newest manifest is answered: it is not repeated, and other writers may change it."""
+        """Forget a slot once its newest manifest is answered, so that other writers may change the object."""
         record = self._records.get(slot)
         if record is None or not record.is_pending:
             self.forget(slot)
@@ -220,16 +218,16 @@ class Applier:
             record.is_last = True
 
     async def wait_applied(self, *slots: Slot) -> None:
-        """Return when the API server has answered the newest manifest of each slot, or of all; deadlines are callers'.
+        """Return when the API server has answered the newest manifest of each slot, or of all; callers set deadlines.
 
-        A refusal is an answer: a stop does not wait for a server that will not accept.
+        A refusal is an answer, too: a stop does not wait for a server that keeps refusing.
         """
         await trio.lowlevel.checkpoint()
         while any(record.is_pending for slot in slots or self._records if (record := self._records.get(slot))):
             await self._answered.wait()
 
     async def run(self, client: Client, *, field_manager: str) -> None:
-        """Never return: write what is new, one write per slot at a time, failed ones again with back-off."""
+        """Write new manifests, one write per slot at a time, with back-off after failures; never return."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(
                 partial(run_workers, self._queue, partial(self._send, client, field_manager), workers=WORKERS)
@@ -237,14 +235,14 @@ class Applier:
             nursery.start_soon(partial(run_workers, self._clearing, partial(self._clear_previous, client), workers=1))
 
     async def run_resync(self, client: Client, *, every_seconds: float, namespace: str | None = None) -> None:
-        """Never return: find at a slow, fixed pace what other writers have removed or changed, and apply it again.
+        """Find objects that other writers have removed or changed, and apply them again; never return.
 
         Args:
-            client: Lists what stands; one list per kind costs less than a write per object.
-            every_seconds: The pace.
-            namespace: The only one that this agent writes to, or None.
+            client: Lists the objects.
+            every_seconds: Interval.
+            namespace: The only namespace that this agent writes to, or None for all.
         """
-        while True:
+        while True:  # one list per kind is cheaper than a write per object
             await wait_tick(every_seconds)
             for kind, subresource in sorted({(slot.kind, slot.subresource) for slot in self._records}, key=str):
                 live = await _versions(client, kind, namespace, "" if subresource else SERVICE_LABEL)
@@ -254,24 +252,24 @@ class Applier:
                         self.reapply_nowait(slot)
 
     def reapply_all_nowait(self) -> None:
-        """Apply everything once more: other writers may have removed or changed it."""
+        """Apply everything again: other writers may have removed or changed it."""
         for slot in self._records:
             self.reapply_nowait(slot)
 
     def reapply_nowait(self, slot: Slot) -> None:
-        """Apply one slot once more."""
+        """Apply one slot again."""
         if (record := self._records.get(slot)) is not None:
             record.again = True
             self._queue.add_nowait(slot)
 
     def _reapply_slices_of(self, service: Slot) -> None:
         for slot in self._records:
-            behind = Key(slot.key.namespace, slot.key.name.partition(".")[0])
-            if slot.kind is EndpointSlice and behind == service.key:
+            front = Key(slot.key.namespace, slot.key.name.partition(".")[0])
+            if slot.kind is EndpointSlice and front == service.key:
                 self.reapply_nowait(slot)
 
     def applied(self, slot: Slot) -> Mapping[str, Any] | None:
-        """The newest manifest of a slot; None while the API server has not answered it."""
+        """Return the newest manifest of a slot; None while the API server has not answered it."""
         record = self._records.get(slot)
         return record.wanted.manifest if record is not None and not record.is_pending else None
 
@@ -280,7 +278,7 @@ class Applier:
         return slot in self._records
 
     async def _send(self, client: Client, field_manager: str, slot: Slot) -> None:
-        """Write the newest manifest of one slot; a refusal is logged once and tried again after `REFUSED_SECONDS`."""
+        """Write the newest manifest of one slot; a refusal is logged once and retried after `REFUSED_SECONDS`."""
         record = self._records.get(slot)
         if record is None or not (record.is_pending or record.again):
             return
@@ -289,7 +287,7 @@ class Applier:
             with trio.fail_after(WRITE_SECONDS):
                 version = await self._write(client, field_manager, slot, wanted)
         except NotFoundError:
-            # The object of the status, or its namespace, is gone: forget the slot, unless there is a newer manifest.
+            # The object with this status, or its namespace, is gone: forget the slot, unless there is a newer manifest.
             if self._records.get(slot) is record and record.wanted == wanted:
                 self.forget(slot)
             return
@@ -298,19 +296,19 @@ class Applier:
             if record.answered != wanted:
                 log.error("write refused", object=str(slot), error=str(error))  # noqa: TRY400 - no bug, no traceback
         except ExternalError as error:
-            log.warning("write failed; will be repeated", object=str(slot), error=str(error))
+            log.warning("write failed; retrying", object=str(slot), error=str(error))
             record.again = True
             raise
         except trio.TooSlowError as slow:
             record.again = True
             raise ExternalError(f"no answer in {WRITE_SECONDS:g} s while writing {slot}") from slow
-        if self._records.get(slot) is record:  # and was not forgotten while it was written
+        if self._records.get(slot) is record:  # not forgotten meanwhile
             record.version = version
             self._settle(slot, record, wanted, refused)
         self._wake()
 
     def _settle(self, slot: Slot, record: _Record, wanted: _Wanted, refused: UserError | None) -> None:
-        """Take in what the server has answered, and forget the slot if that was the last write."""
+        """Record the API server's answer, and forget the slot if that was its last write."""
         record.answered = wanted
         self._report_refusal(slot, record, wanted, refused)
         if refused is None and not record.is_cleared and _serves_clients(slot, wanted.manifest):
@@ -320,10 +318,10 @@ class Applier:
             self.forget(slot)
         elif refused is not None:
             record.again = True
-            self._queue.add_after(slot, REFUSED_SECONDS)  # a webhook or a role may have been mended meanwhile
+            self._queue.add_after(slot, REFUSED_SECONDS)  # a webhook or a role may have been fixed by then
 
     async def _write(self, client: Client, field_manager: str, slot: Slot, wanted: _Wanted) -> str | None:
-        """Write, and return the version that the object has then; None when it is deleted."""
+        """Write one object, and return its new version; None if it is deleted."""
         ours = True
         if slot.kind in _NAMED_BY_USERS and (live := await _read_live(client, slot)) is not None:
             ours = _is_ours(slot, live)
@@ -331,7 +329,7 @@ class Applier:
                 assert wanted.manifest is not None
                 await adopt_service(client, live, wanted.manifest, field_manager=field_manager)
                 ours = True
-                self._reapply_slices_of(slot)  # a policy may have refused a slice behind a Service that was not ours
+                self._reapply_slices_of(slot)  # a policy may have refused slices of a Service that was not ours
         if wanted.manifest is None:
             if ours:
                 await client.delete(slot.kind, slot.key)
@@ -340,13 +338,12 @@ class Applier:
             raise NameTakenError(
                 f"{slot} exists and was not made by LLMKube; delete it, or rename the InferenceService"
             )
-        applied = await client.apply(
-            slot.kind, wanted.manifest, field_manager=field_manager, subresource=slot.subresource
-        )
+        manifest, subresource = wanted.manifest, slot.subresource
+        applied = await client.apply(slot.kind, manifest, field_manager=field_manager, subresource=subresource)
         return applied.metadata.resource_version
 
     async def _clear_previous(self, client: Client, slot: Slot) -> None:
-        """Clear what an earlier agent has published; no write of the slice, such as its withdrawal, waits for this."""
+        """Delete endpoints that an earlier agent published; writes of the slice itself do not wait for this."""
         record = self._records.get(slot)
         if record is None or record.is_cleared or record.wanted.manifest is None:
             return
@@ -355,11 +352,12 @@ class Applier:
             with trio.fail_after(WRITE_SECONDS):
                 await clear_endpoints(client, slot.key.namespace, labels[SERVICE_NAME_LABEL])
         except trio.TooSlowError as slow:
-            raise ExternalError(f"no answer in {WRITE_SECONDS:g} s about what stands beside {slot}") from slow
+            message = f"no answer in {WRITE_SECONDS:g} s while deleting endpoints that {slot} replaces"
+            raise ExternalError(message) from slow
         record.is_cleared = True
 
     def _report_refusal(self, slot: Slot, record: _Record, wanted: _Wanted, refused: UserError | None) -> None:
-        """Report that an object is not published, and why; and when it is."""
+        """Report that the API server refuses a published object, or accepts it again."""
         if slot.kind not in _PUBLISHED or wanted.manifest is None or (refused is None and not record.is_refused):
             return
         record.is_refused = refused is not None
@@ -372,23 +370,23 @@ class Applier:
 
 
 def _is_urgent(slot: Slot) -> bool:
-    """Whether clients follow what it says: every stop waits for that; what people read can come after it."""
+    """Whether clients depend on the object, so that every stop waits for its write; a status can be written later."""
     return slot.kind in {Endpoints, EndpointSlice}
 
 
 async def _versions(client: Client, kind: type[Object], namespace: str | None, label: str) -> dict[Key, str] | None:
-    """Return which version of each object stands; None when the API server does not say."""
+    """Return the version of each object; None if the API server does not answer."""
     try:
         with trio.fail_after(WRITE_SECONDS):
             listing = await client.list(kind, namespace=namespace, label_selector=label)
     except (LLMKubeError, trio.TooSlowError) as error:
-        log.info("not listed; everything is applied again", kind=kind.RESOURCE.kind, error=str(error) or "no answer")
+        log.info("objects not listed; applying all again", kind=kind.RESOURCE.kind, error=str(error) or "no answer")
         return None
     return {one.key: one.metadata.resource_version for one in listing.items}
 
 
 async def _read_live(client: Client, slot: Slot) -> Any:
-    """Return the object, which may be another owner's; None when there is none."""
+    """Return the object, which may belong to another owner; None if there is none."""
     try:
         return await client.get(slot.kind, slot.key)
     except NotFoundError:
@@ -396,31 +394,31 @@ async def _read_live(client: Client, slot: Slot) -> Any:
 
 
 def _is_ours(slot: Slot, live: Object) -> bool:
-    """Whether an object is ours: an apply onto another owner's object is no conflict, but a merge."""
+    """Whether an InferenceService owns the object; otherwise an apply would be merged into another owner's object."""
     owners = live.metadata.owner_references
     ours = [service_name(owner.name) for owner in owners if owner.kind == InferenceService.RESOURCE.kind]
     return slot.key.name in ours
 
 
 def _can_be_adopted(slot: Slot, live: Object, wanted: _Wanted) -> bool:
-    """Whether an object is the Service that the Go implementation's agent has made for this very InferenceService."""
+    """Whether an object is the Service that the Go implementation's agent created for this InferenceService."""
     if slot.kind is not Service or wanted.manifest is None or not is_made_by_predecessor(live.metadata):
         return False
     return belongs_to_service(live.metadata, wanted.manifest["metadata"]["ownerReferences"][0]["name"])
 
 
 def _serves_clients(slot: Slot, manifest: Mapping[str, Any] | None) -> bool:
-    """Whether a slice leads clients to an engine that answers."""
-    ends = (manifest or {}).get("endpoints", ())
-    return slot.kind is EndpointSlice and any(one["conditions"]["ready"] for one in ends)
+    """Whether a slice has a ready endpoint."""
+    endpoints = (manifest or {}).get("endpoints", ())
+    return slot.kind is EndpointSlice and any(one["conditions"]["ready"] for one in endpoints)
 
 
 async def delete_stale_endpoints(
     client: Client, settings: AgentSettings, applier: Applier, running: Container[Key]
 ) -> None:
-    """Take back the slices of this host that belong to no service that it looks after; return once that is told.
+    """Have the slices of this host deleted that belong to none of its running services.
 
-    Of the services in `running` their own status managers write.
+    The status managers of the services in `running` write theirs.
     """
     failures = 0
     ours = f"{HOST_LABEL}={host_id(settings.host_name)}"
@@ -431,7 +429,7 @@ async def delete_stale_endpoints(
             break
         except (LLMKubeError, trio.TooSlowError) as error:
             failures += 1
-            log.info("slices not listed; will be repeated", error=str(error) or "no answer")
+            log.info("slices not listed; retrying", error=str(error) or "no answer")
             await trio.sleep(RETRY.delay(failures, applier.rng))
     for piece in slices:
         slot = Slot(EndpointSlice, piece.key)

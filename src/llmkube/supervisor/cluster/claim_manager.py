@@ -1,10 +1,8 @@
-"""Claim what runs here, and nothing that runs elsewhere: write to the API server what `claims` decides.
+"""Hold claims for the services that run on this host: carry out the decisions of `claims` in the API server.
 
-A host that is alone starts the engine at once, and writes the claim meanwhile. With rivals the claim comes first. If
-two hosts want the same slot, the API server lets one of them have it (a name is created once, a version is changed
-once); the other one waits until something changes. Without an API server nothing is claimed or given up.
-
-Create, take over, read and delete the Leases that are claims; the index knows each answer at once.
+A host without rivals starts the engine at once and writes the claim meanwhile; with rivals the claim comes first. If
+two hosts want the same slot, the API server lets only one of them create or change the Lease; the other one waits until
+something changes. While the API server is unreachable, claims are neither acquired nor released.
 """
 
 import datetime
@@ -41,25 +39,25 @@ WRITE_SECONDS: Final = 5.0
 WORKERS: Final = 4
 
 UNCONTESTED_SECONDS: Final = 0.25
-"""A host that is alone writes its claim after the engine has been started, and not just then."""
+"""Delay of a claim without rivals, so that it does not compete with the start of the engine."""
 
 REACQUIRE_SECONDS: Final = 1.0
-"""The least time between two acquisitions of a slot: a writer that keeps removing the claim is not raced."""
+"""Minimum time between two acquisitions of a slot, in case another writer keeps deleting the claim."""
 
 RETRY: Final = Backoff(base_seconds=0.5, cap_seconds=30.0)
 
 
 @attrs.frozen
 class ClaimLeases:
-    """The claims in the API server.
+    """The Leases that are claims, in the API server.
 
-    Every method raises `LLMKubeError` when the API server does not answer, or refuses for another reason than a race.
+    Every method raises `LLMKubeError` if the API server does not answer, or refuses for another reason than a race.
 
     Attributes:
-        client: The API server.
-        settings: The host's.
+        client: Client of the API server.
+        settings: The host's settings.
         utcnow: The wall clock, for the times in claims.
-        index: Takes in every answer.
+        index: Updated with every answer.
     """
 
     client: Client
@@ -68,7 +66,7 @@ class ClaimLeases:
     index: ClaimIndex
 
     async def acquire(self, service: InferenceService, decision: FreeSlot) -> Key | None:
-        """Take a slot; return the Lease to read if another host was faster."""
+        """Claim a slot; return the key of the Lease if another host was faster."""
         now, expired, host = self.utcnow(), decision.expired, host_id(self.settings.host_name)
         manifest = claims.claim_manifest(service, decision.slot, host, self.settings.lease_namespace, now)
         key = Key(manifest["metadata"]["namespace"], manifest["metadata"]["name"])
@@ -84,11 +82,11 @@ class ClaimLeases:
                 raise  # the namespace is missing
             return key
         self.index.put(key, claims.claim_of(lease))
-        log.info("claimed", name=service.key.name, namespace=service.key.namespace, replica=decision.slot)
+        log.info("service claimed", name=service.key.name, namespace=service.key.namespace, replica=decision.slot)
         return None
 
     async def read(self, lease: Key) -> None:
-        """Find out what a Lease is now."""
+        """Read a Lease into the index."""
         try:
             self.index.put(lease, claims.claim_of(await self.client.get(Lease, lease)))
         except NotFoundError:
@@ -102,10 +100,10 @@ class ClaimLeases:
             await self.read(claim.lease)
         else:
             self.index.put(claim.lease, None)
-            log.info("claim given up", name=claim.service.name, namespace=claim.service.namespace, replica=claim.slot)
+            log.info("claim released", name=claim.service.name, namespace=claim.service.namespace, replica=claim.slot)
 
     async def is_selected(self, service: Key) -> bool:
-        """Whether there is such a service, among those that this host follows."""
+        """Whether the service exists and is among those that this host watches."""
         if self.settings.namespace not in (None, service.namespace):
             return False
         try:
@@ -115,7 +113,7 @@ class ClaimLeases:
         return self.settings.selector.matches(found.metadata.labels)
 
     async def is_deleted(self, service: Key) -> bool:
-        """Whether there is certainly no such service; not of a namespace that this agent may not read."""
+        """Whether the service certainly does not exist; False if this agent may not read its namespace."""
         try:
             await self.client.get(InferenceService, service)
         except NotFoundError:
@@ -127,30 +125,30 @@ class ClaimLeases:
 
 @attrs.define(eq=False)
 class _ServiceClaim:
-    """What this host wants of one service."""
+    """State of this host's claim of one service."""
 
-    wanted: bool = False  # if not, its claims are given up
+    wanted: bool = False  # otherwise its claims are released
     running: bool = False
-    unlisted: bool = False  # no list has named it, so that a read has to confirm that it is gone
-    due: tuple[FreeSlot, float] | None = None  # which slot is acquired next, and when
+    unlisted: bool = False  # no list has it, so a read has to confirm that it is gone
+    due: tuple[FreeSlot, float] | None = None  # the slot to acquire next, and the time
     acquired_at: float = float("-inf")
 
 
 @attrs.define(eq=False)
 class ClaimManager:
-    """The claims of this host.
+    """Manages the claims of this host.
 
     Attributes:
-        client: The API server.
-        settings: The host's.
-        hosts: Which hosts are alive.
+        client: Client of the API server.
+        settings: The host's settings.
+        hosts: Monitors which hosts are alive.
         utcnow: The wall clock, for the times in claims.
-        rng: Spreads pauses.
-        has_file: Whether a Model's file is on this host already.
-        desired: What is wished of a service here; None when it is not this host's business.
-        enqueue: Look at a service again; called when its claims have changed.
+        rng: Adds jitter to delays.
+        has_file: Returns whether a Model's file is on this host already.
+        desired: Returns the desired state of a service here; None if the service does not belong here.
+        enqueue: Has a service reconciled; called when its claims have changed.
         name_confirmed: Set once it is certain that no other machine uses this host's name.
-        renewed: Set once this host's own Lease is there: a claim counts only while its holder's Lease is renewed.
+        renewed: Set once this host's own Lease exists: a claim is valid only while its holder's Lease is renewed.
     """
 
     client: Client
@@ -177,25 +175,27 @@ class ClaimManager:
 
     @property
     def synced(self) -> bool:
-        """Whether all claims and hosts have been seen once, and this host is the only one of its name."""
+        """Whether all claims and hosts have been listed once, and no other machine uses this host's name."""
         return self.leases.synced.is_set() and self.hosts.leases.synced.is_set() and self.name_confirmed.is_set()
 
     async def wait_synced(self) -> None:
-        """Return when all claims and hosts have been seen once, and this host is the only one of its name."""
+        """Return when all claims and hosts have been listed once, and no other machine uses this host's name."""
         await self.name_confirmed.wait()
         await self.leases.synced.wait()
         await self.hosts.leases.synced.wait()
 
     def may_run(self, desired: Desired, *, running: bool) -> bool:
-        """Return whether this host may run a service now; if it might later, `enqueue` is called then."""
+        """Return whether this host may run a service now; `enqueue` is called when that may have changed."""
         if not self.synced:
             return running
         key, decision = desired.key, self._decide(desired)
         if isinstance(decision, NoFreeSlot):
             if running:
-                log.info("claimed elsewhere", name=key.name, namespace=key.namespace, hosts=list(decision.hosts))
+                log.info(
+                    "service claimed by other hosts", name=key.name, namespace=key.namespace, hosts=list(decision.hosts)
+                )
             else:
-                self.release(key)  # of a slot that is no longer there
+                self.release(key)  # claims of slots that no longer exist
             return False
         service = self._services.setdefault(key, _ServiceClaim())
         service.wanted, service.running = True, running
@@ -204,21 +204,21 @@ class ClaimManager:
                 self._queue.add_nowait(key)
             return True
         self._queue.add_nowait(key)
-        # What is started now runs before its claim is looked at: a rival that appears in between must not come first.
+        # Running even before its claim is written: a rival that appears meanwhile must not take precedence.
         service.running = running or (decision.expired is None and not self._rivals(desired))
         return service.running
 
     def reports(self, desired: Desired) -> bool:
-        """Whether this host is the one that reports the status of a service; not before it knows all claims."""
+        """Whether this host reports the status of a service; False until it knows all claims."""
         decision = self._decide(desired)
         return self.synced and (decision.reports if isinstance(decision, HeldSlot) else isinstance(decision, FreeSlot))
 
     def release(self, key: Key, *, unlisted: bool = False) -> None:
-        """Give up what this host claims of a service: its engine has ended, or it is not wanted here.
+        """Release this host's claims of a service that does not run here.
 
         Args:
-            key: The service's.
-            unlisted: No list has named such a service, so that a read has to confirm first that there is none.
+            key: The service's key.
+            unlisted: Whether no list has the service, so that a read has to confirm first that it is gone.
         """
         if key in self._services or self._ours(key) or self._orphans(key):
             service = self._services.setdefault(key, _ServiceClaim())
@@ -226,12 +226,12 @@ class ClaimManager:
             self._queue.add_nowait(key)
 
     def services(self) -> list[Key]:
-        """The services of which this host holds a claim, or one that is gone."""
+        """Return the services with a claim that is held by this host, or by one that is gone."""
         alive = self.hosts.tracker.hosts.accelerators.keys() - {self.host}
         return sorted({claim.service for claim in self._claims.all() if claim.holder not in alive})
 
     async def run_reflector(self) -> Never:
-        """Never return: follow all claims."""
+        """Watch all claims; never return."""
         await run_reflector(
             self.client,
             Lease,
@@ -243,17 +243,17 @@ class ClaimManager:
         )
 
     async def run(self) -> Never:
-        """Never return: take, and give up."""
+        """Acquire and release claims; never return."""
         await run_workers(self._queue, self._reconcile, workers=WORKERS)
 
-    # -- what is known ------------------------------------------------------------------------------------------------
+    # -- state --------------------------------------------------------------------------------------------------------
 
     def _on_lease(self, lease_key: Key) -> None:
         lease = self.leases.get(lease_key)
         claim = claims.claim_of(lease) if lease else None
         known = self._claims.get(lease_key)
         if claim and known and is_older(claim.version, known.version):
-            return  # the watch is behind an answer that this host has had
+            return  # the watch is older than an answer that this host already has
         affected = {one.service for one in (claim, known) if one}
         self._claims.put(lease_key, claim)
         for key in affected:
@@ -263,22 +263,21 @@ class ClaimManager:
         return sorted((claim for claim in self._claims.of(key) if claim.holder == self.host), key=lambda one: one.slot)
 
     def _orphans(self, key: Key) -> list[Claim]:
-        """The claims on a service whose holders are gone."""
+        """Return the claims on a service whose holders are gone."""
         alive = self.hosts.tracker.hosts.accelerators.keys() | {self.host}
         return [claim for claim in self._claims.of(key) if claim.holder not in alive]
 
     def _decide(self, desired: Desired) -> claims.Decision:
-        return claims.decide(
-            self.host, slots(desired), self._claims.of(desired.key), self.hosts.tracker.hosts.accelerators
-        )
+        known, alive = self._claims.of(desired.key), self.hosts.tracker.hosts.accelerators
+        return claims.decide(self.host, slots(desired), known, alive)
 
     def _rivals(self, desired: Desired) -> Mapping[str, int]:
-        """The other live hosts that serve the accelerator, with their free memory in bytes."""
+        """Return the other live hosts that serve the accelerator, with their free memory in bytes."""
         free = self.hosts.tracker.free_bytes
         serving = self.hosts.tracker.hosts.serving(accelerator(desired.model))
         return {host: free.get(host, 0) for host in serving - {self.host}}
 
-    # -- what is done about it ----------------------------------------------------------------------------------------
+    # -- writes -------------------------------------------------------------------------------------------------------
 
     async def _reconcile(self, key: Key) -> float | None:
         await self.renewed.wait()
@@ -288,7 +287,7 @@ class ClaimManager:
                 if not service.wanted:
                     await self._give_up(key, service)
                 elif (desired := self.desired(key)) is None:
-                    pass  # it has just gone: who looks at it next releases it
+                    pass  # it has just gone, and the next reconciliation releases it
                 elif isinstance(decision := self._decide(desired), FreeSlot):
                     return await self._acquire(desired, service, decision)
                 else:
@@ -296,7 +295,7 @@ class ClaimManager:
                         await self._delete(claim)
         except (LLMKubeError, trio.TooSlowError) as error:
             message = str(error) or "no answer"
-            log.warning("claim not written; will be repeated", name=key.name, namespace=key.namespace, error=message)
+            log.warning("claim not written; retrying", name=key.name, namespace=key.namespace, error=message)
             raise ExternalError(message) from error
         return None
 
@@ -304,15 +303,15 @@ class ClaimManager:
         """Delete the claims of this host, and those of hosts that are gone if the service is gone, too."""
         if service.unlisted and self._ours(key) and await self._leases.is_selected(key):
             log.warning("list lacks a service that exists", name=key.name, namespace=key.namespace)
-            return  # the reflector lists again: a list that denies much is never believed for long
+            return  # the reflector lists again, since it does not trust a list that lacks many objects
         for claim in claims.surplus(self._ours(key), None):
             await self._delete(claim)
         await self._delete_orphans(key)
-        if not service.wanted:  # it may have come back while we were writing
+        if not service.wanted:  # it may have come back meanwhile
             del self._services[key]
 
     async def _acquire(self, desired: Desired, service: _ServiceClaim, decision: FreeSlot) -> float | None:
-        """Take a slot when its time has come; return in how many seconds that is."""
+        """Claim a slot if it is due; otherwise return the delay in seconds."""
         pause = service.acquired_at + REACQUIRE_SECONDS - trio.current_time()
         if pause > 0:
             return pause
@@ -329,32 +328,30 @@ class ClaimManager:
         else:
             await self._leases.read(lease_key)
             if self._claims.get(lease_key) is None:
-                raise ExternalError(f"the Lease {lease_key} exists and is no claim; delete it")
-        if not service.wanted:  # the service has gone while we were writing
+                raise ExternalError(f"the Lease {lease_key} exists and is not a claim; delete it")
+        if not service.wanted:  # the service has gone meanwhile
             return 0.0
         self.enqueue(desired.key)
         return None
 
     async def _remaining_delay(self, desired: Desired, service: _ServiceClaim, decision: FreeSlot) -> float:
-        """Return how much longer to leave a free slot to other hosts; the time runs from when it was seen free."""
+        """Return how much longer to leave a free slot to other hosts, counted from when it was first seen free."""
         now = trio.current_time()
         if service.due is not None and service.due[0] == decision:
             return service.due[1] - now
         rivals, seconds = self._rivals(desired), UNCONTESTED_SECONDS
         if rivals:
             own_free_bytes = self.hosts.tracker.free_bytes.get(self.host, 0)
-            place = claims.rank(self.host, {**rivals, self.host: own_free_bytes})
+            rank = claims.rank(self.host, {**rivals, self.host: own_free_bytes})
             has_file = service.running or await self.has_file(desired.model)
-            seconds = claims.delay_seconds(place, len(rivals) + 1, has_file=has_file, running=service.running)
+            seconds = claims.delay_seconds(rank, len(rivals) + 1, has_file=has_file, running=service.running)
         service.due = (decision, now + seconds)
         return seconds
 
     async def _delete_orphans(self, key: Key) -> None:
-        """Delete the claims that hosts which are gone have left on a service that is gone as well.
-
-        Whether it is, a read tells: what we do not follow, for its labels or its namespace, we do not know to be gone.
-        """
+        """Delete claims on a service that is gone whose holders are gone as well."""
         orphans = self._orphans(key)
+        # A read tells: a service that this host does not watch, because of its labels or namespace, may still exist.
         if orphans and await self._leases.is_deleted(key):
             for claim in orphans:
                 if await self._is_gone(claim.holder):

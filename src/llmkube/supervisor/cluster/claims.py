@@ -1,12 +1,12 @@
-"""Which host runs which service, when several could: one claim per replica, held while its host renews its Lease. Pure.
+"""Decide which of several hosts runs a service: one claim per replica, valid while its host renews its Lease. Pure.
 
-A claim is a Lease that names its holder. It is written when the holder changes, never to renew it: it is good for as
-long as the host's own Lease is. So a host that is gone loses all its claims when its own Lease expires, and a host that
-is only cut off goes on with its engines until it sees that another host has taken over.
+A claim is a Lease that names its holder. It is written when the holder changes, and never renewed: it is valid as long
+as the host's own Lease. A host that is gone therefore loses all claims when its Lease expires, and a host that is only
+disconnected keeps its engines running until it sees that another host has taken over.
 
-There are as many slots as replicas, and one when there are none: its holder keeps the service's name and address alive,
-reports its status, and has its file when it is scaled up again. A host holds one slot of a service at most. The holder
-of the lowest slot that is claimed reports for all; the others have their slices and their Events.
+There are as many slots as replicas, and one for zero replicas: its holder keeps the service's name and address, reports
+its status, and has the file when the service is scaled up again. A host holds at most one slot of a service. The holder
+of the lowest claimed slot reports for all; the others have their own slices and Events.
 """
 
 import datetime
@@ -22,17 +22,17 @@ from llmkube.k8s.wire.names import CLAIM_LABEL, CLAIMED_ANNOTATION, SLOT_ANNOTAT
 from llmkube.k8s.wire.times import micro_timestamp
 
 FETCH_SECONDS: Final = 1.0
-"""How much longer a host waits at least that would have to fetch the file first."""
+"""Minimum additional delay of a host that would have to fetch the file first."""
 
 STEP_SECONDS: Final = 0.25
-"""How much longer each next host waits; more than a claim needs to become known."""
+"""Additional delay for each rank; it is longer than a claim takes to reach the other hosts."""
 
 MAX_STEPS: Final = 12
 
 
 @attrs.frozen
 class Claim:
-    """One replica of a service, and the host that has it."""
+    """One replica of a service, and the host that holds it."""
 
     service: Key
     slot: int
@@ -43,7 +43,7 @@ class Claim:
 
 
 def claim_of(lease: Lease) -> Claim | None:
-    """Read a claim; None for a Lease that is no claim, or lacks a part."""
+    """Return the claim in a Lease; None if it is not a claim, or is incomplete."""
     metadata, spec = lease.metadata, lease.spec
     named, slot = metadata.annotations.get(CLAIMED_ANNOTATION, ""), metadata.annotations.get(SLOT_ANNOTATION, "")
     namespace, slash, name = named.partition("/")
@@ -52,15 +52,14 @@ def claim_of(lease: Lease) -> Claim | None:
     service, number = Key(namespace, name), int(slot)
     if metadata.name != claim_name(namespace, name, number):
         return None
-    return Claim(
-        service, number, spec.holder_identity or "", lease.key, metadata.resource_version, spec.lease_transitions or 0
-    )
+    holder, transitions = spec.holder_identity or "", spec.lease_transitions or 0
+    return Claim(service, number, holder, lease.key, metadata.resource_version, transitions)
 
 
 def claim_manifest(
     service: InferenceService, slot: int, holder: str, lease_namespace: str, now: datetime.datetime
 ) -> dict[str, Any]:
-    """Return a new claim."""
+    """Return the manifest of a new claim."""
     key = service.key
     return {
         "metadata": {
@@ -74,7 +73,7 @@ def claim_manifest(
 
 
 def takeover_patch(claim: Claim, holder: str, now: datetime.datetime) -> dict[str, Any]:
-    """Return the patch that makes a host the holder, if the claim still has this version."""
+    """Return the patch that makes a host the holder if the claim still has this version."""
     return {
         "metadata": {"resourceVersion": claim.version},
         "spec": {
@@ -87,7 +86,7 @@ def takeover_patch(claim: Claim, holder: str, now: datetime.datetime) -> dict[st
 
 @attrs.frozen
 class HeldSlot:
-    """A slot is this host's; with `reports` this host reports the status of the service."""
+    """This host holds a slot; with `reports` it reports the status of the service."""
 
     slot: int
     reports: bool = True
@@ -95,7 +94,7 @@ class HeldSlot:
 
 @attrs.frozen
 class FreeSlot:
-    """A slot is free: it has no claim, or `expired`, which is the claim of a host that is gone."""
+    """A slot is free: it has no claim, or the `expired` claim of a host that is gone."""
 
     slot: int
     expired: Claim | None = None
@@ -103,7 +102,7 @@ class FreeSlot:
 
 @attrs.frozen
 class NoFreeSlot:
-    """Every slot is another live host's."""
+    """Other live hosts hold all slots."""
 
     hosts: tuple[str, ...]
 
@@ -112,13 +111,13 @@ Decision = HeldSlot | FreeSlot | NoFreeSlot
 
 
 def decide(host: str, slots: int, claims: Iterable[Claim], alive: Collection[str]) -> Decision:
-    """Say what a host may do about a service.
+    """Return whether a host holds a slot of a service, may claim one, or neither.
 
     Args:
-        host: The host that asks; it is alive to itself, whatever its Lease says.
-        slots: How many replicas there may be.
-        claims: All claims on the service, also those beyond `slots`.
-        alive: The hosts that are.
+        host: This host; it is considered alive even if its Lease has expired.
+        slots: Number of slots of the service.
+        claims: All claims on the service, including those beyond `slots`.
+        alive: The live hosts.
     """
     by_slot: Mapping[int, Claim] = {claim.slot: claim for claim in claims if claim.slot < slots}
     live = {slot: claim.holder for slot, claim in by_slot.items() if claim.holder == host or claim.holder in alive}
@@ -132,45 +131,45 @@ def decide(host: str, slots: int, claims: Iterable[Claim], alive: Collection[str
 
 
 def surplus(ours: Sequence[Claim], decision: Decision | None) -> list[Claim]:
-    """Return the claims that a host gives up: all without a decision, else those beside the one that it holds."""
+    """Return the claims that a host releases: all without a decision, else all but the one that it holds."""
     if decision is None:
         return list(ours)
     return [claim for claim in ours if claim.slot != decision.slot] if isinstance(decision, HeldSlot) else []
 
 
 def rank(host: str, free_bytes: Mapping[str, int]) -> int:
-    """Return a host's place, from 0, among those that could serve: most free memory first, the name breaks ties."""
+    """Return a host's rank, from 0, among the hosts that could serve: most free memory first, then by name."""
     order = sorted(free_bytes.keys() | {host}, key=lambda one: (-free_bytes.get(one, 0), one))
     return order.index(host)
 
 
-def delay_seconds(place: int, hosts: int, *, has_file: bool, running: bool) -> float:
-    """Return how long a host leaves a free slot to better hosts: not at all if its engine runs already.
+def delay_seconds(rank: int, hosts: int, *, has_file: bool, running: bool) -> float:
+    """Return how long a host leaves a free slot to better hosts; 0 if its engine already runs.
 
-    The best host writes first, and the API server lets only one have the slot. A host that has the file is better than
-    all that have not.
+    The best host writes first, and the API server accepts only one claim. Hosts that have the file are better than all
+    that do not.
 
     Args:
-        place: The host's place among those that could serve, from 0.
-        hosts: How many those are.
+        rank: The host's rank among the hosts that could serve, from 0.
+        hosts: Number of those hosts.
         has_file: Whether the file is on the host.
         running: Whether its engine runs.
     """
     if running:
         return 0.0
     file_delay = 0.0 if has_file else max(FETCH_SECONDS, min(hosts, MAX_STEPS + 1) * STEP_SECONDS)
-    return min(place, MAX_STEPS) * STEP_SECONDS + file_delay
+    return min(rank, MAX_STEPS) * STEP_SECONDS + file_delay
 
 
 @attrs.define(eq=False)
 class ClaimIndex:
-    """Claims as the watch, or an answer to this host, has shown them last."""
+    """The newest known claims, from the watch and from answers to this host."""
 
     _by_lease: dict[Key, Claim] = attrs.field(factory=dict)
     _by_service: dict[Key, dict[Key, Claim]] = attrs.field(factory=dict)
 
     def put(self, lease: Key, claim: Claim | None) -> None:
-        """Replace what is known of a Lease; None when it is gone, or is no claim."""
+        """Set the claim in a Lease; None if the Lease is gone, or is not a claim."""
         known = self._by_lease.pop(lease, None)
         if known is not None:
             others = self._by_service[known.service]
@@ -182,7 +181,7 @@ class ClaimIndex:
             self._by_service.setdefault(claim.service, {})[lease] = claim
 
     def get(self, lease: Key) -> Claim | None:
-        """Return the claim that a Lease is."""
+        """Return the claim in a Lease."""
         return self._by_lease.get(lease)
 
     def of(self, service: Key) -> tuple[Claim, ...]:

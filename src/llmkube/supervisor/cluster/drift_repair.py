@@ -1,7 +1,7 @@
-"""What another client has written over this agent's fields of a status is written again within seconds.
+"""Restore this agent's fields of a status within seconds after another client has overwritten them.
 
-An agent that was cut off may say what it knew on its return, before it reads that another host reports now; a script
-may write nonsense. The watches show it. Two that insist are kept apart by a pause: neither writes more often than that.
+An agent that was disconnected may write an old status before it reads that another host now reports; a script may write
+anything. The watches show such writes. If two writers keep correcting each other, a pause limits how often each writes.
 """
 
 import random
@@ -20,18 +20,18 @@ from llmkube.supervisor.cluster.status import Slot
 log = structlog.get_logger(__name__)
 
 CHECK_SECONDS: Final = 1.0
-"""After a change, until it is looked at: the watch may bring our older words while newer ones are on their way."""
+"""Delay of a check after a change: the watch may deliver an older status of ours while a newer one is being written."""
 
 PAUSE_SECONDS: Final = 30.0
-"""The least time between two corrections of the same words."""
+"""Minimum time between two corrections of the same status."""
 
 
 def has_drifted(applied: Mapping[str, Any], live: Iterable[Condition]) -> bool:
-    """Whether conditions that were said do not stand like that any more; those of others do not count. Pure.
+    """Whether the object's conditions differ from those that were applied; conditions of others are ignored. Pure.
 
     Args:
-        applied: The status as it was written.
-        live: The object's conditions.
+        applied: The status that was applied.
+        live: The object's current conditions.
     """
     by_type = {one.type: one for one in live}
     return any(_differs(condition, by_type.get(condition["type"])) for condition in applied["conditions"])
@@ -49,12 +49,12 @@ def _differs(applied: Mapping[str, Any], live: Condition | None) -> bool:
 
 @attrs.define(eq=False)
 class DriftRepair:
-    """Compare what stands with what this agent has said, whenever it has changed.
+    """Compares the status of each changed object with what this agent applied, and applies it again if it differs.
 
     Attributes:
-        applier: What was said, and the way to say it again.
-        conditions: The conditions of the object of a slot as last seen; None when there is no such object.
-        rng: Of the queue.
+        applier: Applies the status.
+        conditions: Returns the last known conditions of the object of a slot; None if there is no such object.
+        rng: Random source of the queue.
     """
 
     applier: Applier
@@ -67,12 +67,12 @@ class DriftRepair:
         self._queue = WorkQueue(self.rng)
 
     def check_nowait(self, slot: Slot) -> None:
-        """An object has changed: see soon whether our words still stand."""
+        """Have an object that has changed checked soon, if this agent writes to it."""
         if self.applier.has(slot):
             self._queue.add_after(slot, CHECK_SECONDS)
 
     async def run(self) -> Never:
-        """Never return: look, and say again what does not stand any more."""
+        """Check objects, and apply their status again if it has drifted; never return."""
         await run_workers(self._queue, self._check, workers=1)
 
     async def _check(self, slot: Slot) -> float | None:
@@ -86,6 +86,6 @@ class DriftRepair:
             return wait_seconds
         self._corrected_at = {one: at for one, at in self._corrected_at.items() if now < at + PAUSE_SECONDS}
         self._corrected_at[slot] = now
-        log.info("another client has overwritten the status; writing it again", object=str(slot))
+        log.info("status overwritten by another client; applying it again", object=str(slot))
         self.applier.reapply_nowait(slot)
         return None

@@ -1,17 +1,18 @@
-"""This host's Lease: as long as it is renewed, others believe what the host says, and leave it what it has claimed.
+"""Renew this host's Lease: while it is renewed, others trust this host's reports and respect its claims.
 
-One task looks around once per renewal, in this order: has the machine slept? at which address is it reached? Then the
-Lease is renewed, and when that works again after it did not, its listeners are called: what this host has said before
-may have been overruled meanwhile.
+Once per renewal one task checks whether the machine has slept and at which address it is reached, and renews the Lease.
+When a renewal succeeds after a failed one, listeners are called, since other writers may have changed this host's
+objects meanwhile.
 
-Two machines of one name would overwrite each other's slices and claims. So before anything is said in this host's name
-its Lease is read: if another machine stands in it and renews it, this one ends with the other's name in its message. A
-renewal says which state of the Lease it follows, so that one of two that were cut off from each other meets the other.
+Two machines of the same name would overwrite each other's slices and claims. The Lease is therefore read before
+anything is written in this host's name: if another machine is in it and renews it, this agent exits with an error that
+names the other machine. Each renewal has the resource version that it replaces, so two machines that were
+disconnected from each other are detected.
 
-Whether this machine has slept, or the agent was stopped, is told by two clocks and a plan. The monotonic clock of Linux
-and macOS stands still while the machine sleeps, the wall clock does not: a jump of one against the other was a sleep,
-or the clock was set, which costs nothing to treat alike. An agent that was itself stopped (SIGSTOP, a paused virtual
-machine) finds both clocks far beyond the moment at which it wanted to wake.
+Clocks show a sleep of the machine and a pause of the agent. The monotonic clock of Linux and macOS stops during sleep,
+the wall clock does not: if one jumps against the other, the machine has slept, or the clock was set, which is treated
+alike. After a pause of the agent itself (SIGSTOP, a paused virtual machine) both clocks are far beyond the time of the
+next renewal.
 """
 
 import datetime
@@ -61,23 +62,23 @@ from llmkube.supervisor.values.settings import AgentSettings
 log = structlog.get_logger(__name__)
 
 WAKE_SECONDS: Final = 10.0
-"""Shorter sleeps are lost in what every connection and every Lease survives anyway."""
+"""Shortest sleep that is reported; connections and Leases survive shorter ones."""
 
 
 EXPIRES_AFTER_RENEWALS = 4
-"""A Lease outlives this many missed renewals: one lost packet, or a write that hangs once, is not a dead Mac."""
+"""Renewals that may be missed until the Lease expires: one lost packet or slow write must not make a host seem dead."""
 
 RETRY = Backoff(base_seconds=5.0, cap_seconds=300.0)
-"""Pauses after missed renewals, where they are shorter than between two renewals."""
+"""Delays after missed renewals; the interval of renewals applies if it is shorter."""
 
 NAME_CHECK_BACKOFF = Backoff(base_seconds=0.2, cap_seconds=5.0)
-"""Pauses between looks for another machine of this name while the API server does not answer."""
+"""Delays between checks for another machine of this name while the API server does not answer."""
 
 RIVAL_CHECK_SECONDS = 1.0
-"""How often to look whether another machine that stands in the Lease is alive."""
+"""Interval of checks whether another machine in the Lease is alive."""
 
 ENGINE_CHECK_SECONDS = 60.0
-"""How often to look whether the engine program has been replaced; a multiple of the renewals."""
+"""Interval of checks whether an engine program has been replaced; a multiple of the renewal interval."""
 
 
 @attrs.frozen
@@ -92,9 +93,9 @@ def slept_seconds(before: ClockReading, now: ClockReading, planned_seconds: floa
     """Return how long the machine slept between two readings; 0.0 for less than `WAKE_SECONDS`.
 
     Args:
-        before: The reading when the agent went to wait.
-        now: The reading when it went on.
-        planned_seconds: How long it had wanted to wait.
+        before: The reading before the wait.
+        now: The reading after it.
+        planned_seconds: The intended duration of the wait.
     """
     wall = (now.wall - before.wall).total_seconds()
     monotonic = now.monotonic_seconds - before.monotonic_seconds
@@ -109,9 +110,9 @@ class HostNameTakenError(UserError):
 def lease_manifest(
     settings: AgentSettings, now: datetime.datetime, reported: Mapping[str, str] = {}, *, cordon: str = ""
 ) -> dict[str, Any]:
-    """Return the Lease that says that this host is alive, and what it is and can hold; empty annotations are left out.
+    """Return the host's Lease; empty annotations are left out.
 
-    A host that is cordoned, until `cordon`, lists no accelerator.
+    A host that is cordoned until `cordon` lists no accelerator.
     """
     host, accelerators = host_id(settings.host_name), "" if cordon else ",".join(sorted(settings.accelerators))
     known = {name: value for name, value in (dict(reported) | {CORDON_ANNOTATION: cordon}).items() if value}
@@ -133,7 +134,7 @@ def lease_manifest(
 
 
 async def delete_host_lease(client: Client, settings: AgentSettings) -> None:
-    """Delete the Lease, so that no host has to wait for its expiry; best effort, the deadline is the caller's."""
+    """Delete the Lease, so that no host has to wait for its expiry; best effort, and the caller sets a deadline."""
     try:
         await client.delete(Lease, Key(settings.lease_namespace, host_id(settings.host_name)))
     except LLMKubeError as error:
@@ -142,20 +143,20 @@ async def delete_host_lease(client: Client, settings: AgentSettings) -> None:
 
 @attrs.define(eq=False)
 class HostLease:
-    """The Lease of one host.
+    """Renews the Lease of one host.
 
     Attributes:
-        host_address: How this host is reached; replaced when that changes.
-        credential: Hears whether the API server lets this host in; says what is wrong with it.
-        services: Counts the services that it looks after.
-        on_wake: Told after a sleep how long it was, in seconds.
-        on_renewed_again: Told when the Lease is renewed after a renewal that was missed.
+        host_address: Address of this host; updated when it changes.
+        credential: Monitor that is notified whether the API server accepts this host's credential.
+        services: Returns the number of services on this host.
+        on_wake: Called after a sleep with its duration in seconds.
+        on_renewed_again: Called when the Lease is renewed after a missed renewal.
         name_confirmed: Set once it is certain that no other machine uses this host's name.
-        renewed: Set once the Lease is there.
-        on_engine_upgrade: Told when the engine program has become another one.
-        memory: What is known of its memory, if it is watched.
-        closed: Why every request from elsewhere needs a key; empty while that is not so.
-        cordon: Until when this host serves nothing; empty while it serves.
+        renewed: Set once the Lease exists.
+        on_engine_upgrade: Called when an engine program has changed.
+        memory: Returns the host's memory; None if it is not watched.
+        closed: Returns why every request from elsewhere needs a key; "" if some need none.
+        cordon: Returns the end of the cordon; "" while the host serves.
     """
 
     client: Client
@@ -173,11 +174,11 @@ class HostLease:
     closed: Callable[[], str] = lambda: ""
     cordon: Callable[[], str] = lambda: ""
     _engine: str = ""
-    _version: str = ""  # of the Lease as we have read or written it last
+    _version: str = ""  # of the Lease when it was last read or written
     _missed: int = 0  # renewals in a row that failed, or that the host slept through
 
     async def run(self) -> None:
-        """Never return: look around and renew; a failed renewal is only missed, since the next one is never far.
+        """Renew the Lease at its interval; never return. A failed renewal counts as missed, and the next one follows.
 
         Raises:
             HostNameTakenError: Another machine uses this host's name.
@@ -194,14 +195,14 @@ class HostLease:
                 await wait_tick(pause)
                 slept = slept_seconds(before, self._reading(), pause)
                 if slept:
-                    log.info("the host has slept", seconds=round(slept))
+                    log.info("sleep detected", seconds=round(slept))
                     self._missed += 1
                     self.on_wake(slept)
                     skip_ticks()
                 await self.refresh_address()
 
     async def refresh_address(self) -> None:
-        """Find out how this host is reached now, and tell if that has changed."""
+        """Update this host's address."""
         if self.ports.look is None:
             return
         before, seen = self.host_address.value, await self.ports.look()
@@ -211,16 +212,16 @@ class HostLease:
         if now == before:
             return
         if now.problem and now.problem != before.problem:
-            log.warning("this host's address is not certain", problem=now.problem, hostIP=now.address or "")
+            log.warning("host address not confirmed", problem=now.problem, hostIP=now.address or "")
         elif (now.address, now.why) != (before.address, before.why):
-            log.info("this host's address", hostIP=now.address or "", why=now.why, before=before.address or "")
+            log.info("host address changed", hostIP=now.address or "", why=now.why, before=before.address or "")
         self.host_address.put_nowait(now)
 
     async def _confirm_name(self) -> None:
-        """Return once no other machine uses this host's name; one that has fallen silent does not.
+        """Return once it is certain that no other machine uses this host's name, or its Lease has expired.
 
         Raises:
-            HostNameTakenError: One does.
+            HostNameTakenError: Another machine uses it.
         """
         failures, first, expired_at = 0, "", 0.0
         while not self.name_confirmed.is_set():
@@ -228,7 +229,7 @@ class HostLease:
                 with trio.fail_after(self.settings.lease_renew_seconds):
                     rival = await self._read_rival()
             except ForbiddenError:
-                break  # then two of one name cannot be told apart; an agent that may not read may write nothing either
+                break  # the check is impossible; an agent that may not read the Lease may not write anything, either
             except (LLMKubeError, trio.TooSlowError) as error:
                 failures += 1
                 self._report_unauthorized(error)
@@ -239,9 +240,7 @@ class HostLease:
             if not first:
                 first = rival.metadata.resource_version
                 expired_at = trio.current_time() + float(rival.spec.lease_duration_seconds or 0)
-                log.warning(
-                    "another machine has this host's name; checking whether it is alive", machine=machine_in(rival)
-                )
+                log.warning("host name used by another machine; checking if it is alive", machine=machine_in(rival))
             elif rival.metadata.resource_version != first:
                 raise self._name_taken_error(rival)
             elif trio.current_time() >= expired_at:
@@ -250,7 +249,7 @@ class HostLease:
         self.name_confirmed.set()
 
     async def _read_rival(self) -> Lease | None:
-        """Read this host's Lease, and return it if it is another machine's."""
+        """Read this host's Lease, and return it if another machine is in it."""
         try:
             lease = await self.client.get(Lease, Key(self.settings.lease_namespace, host_id(self.settings.host_name)))
         except NotFoundError:
@@ -263,7 +262,7 @@ class HostLease:
     def _name_taken_error(self, lease: Lease) -> HostNameTakenError:
         name = self.settings.host_name
         return HostNameTakenError(
-            f"the host name {name} is taken: the machine {place_in(lease)} serves under it, and this one is "
+            f"the host name {name} is taken: the machine {place_in(lease)} uses it, and this machine is "
             f"{self.ports.machine}; give this machine another name with --host-name"
         )
 
@@ -292,10 +291,10 @@ class HostLease:
             self.credential.mark_refused()
 
     async def _write(self) -> None:
-        """Renew; if another client has written meanwhile, find out which.
+        """Renew the Lease; if it has changed meanwhile, check whether another machine did that.
 
         Raises:
-            HostNameTakenError: It was another machine, and so it is alive.
+            HostNameTakenError: Another machine renewed it, so it is alive.
         """
         manifest = lease_manifest(self.settings, self.ports.utcnow(), self._annotations(), cordon=self.cordon())
         while True:
@@ -311,15 +310,15 @@ class HostLease:
             manifest["metadata"].pop("resourceVersion", None)
 
     def _annotations(self) -> dict[str, str]:
-        """Return what the Lease says beside the renewal: no memory budget before the memory was looked at."""
-        room, host_address = self.memory(), self.host_address.value
-        facts = self.ports.facts() if room is None else HostFacts(room.total_bytes, room.free_bytes)
+        """Return the annotations of the Lease; there is no memory budget before the first memory sample."""
+        memory, host_address = self.memory(), self.host_address.value
+        facts = self.ports.facts() if memory is None else HostFacts(memory.total_bytes, memory.free_bytes)
         return {
             AGENT_VERSION_ANNOTATION: __version__,
             ENGINE_ANNOTATION: self._engine,
             MACHINE_ANNOTATION: self.ports.machine,
             MEMORY_TOTAL_ANNOTATION: str(facts.total_bytes or ""),
-            MEMORY_BUDGET_ANNOTATION: str((room and room.limit_bytes) or ""),
+            MEMORY_BUDGET_ANNOTATION: str((memory and memory.limit_bytes) or ""),
             MEMORY_FREE_ANNOTATION: str(facts.free_bytes or ""),
             SERVICES_ANNOTATION: str(self.services()),
             ADDRESS_ANNOTATION: host_address.address or "",
@@ -339,7 +338,7 @@ class HostLease:
                 before = known.get(runtime)
                 known[runtime] = engine
                 if before not in (None, engine):
-                    log.info("the engine program has changed", program=engine.program, version=engine.version)
+                    log.info("engine program changed", program=engine.program, version=engine.version)
                     self.on_engine_upgrade()
                 name = HOST_RUNTIMES[runtime].program.command if engine.wrapper else Path(engine.program).name
                 reported.append(f"{name} {engine.version}".strip())
@@ -351,16 +350,17 @@ class HostLease:
 
 
 def machine_in(lease: Lease) -> str:
-    """Return which machine stands in a host's Lease; empty if none does."""
+    """Return the machine in a host's Lease; "" if there is none."""
     return lease.metadata.annotations.get(MACHINE_ANNOTATION, "")
 
 
 def place_in(lease: Lease) -> str:
-    """Return the machine in a host's Lease with its address, for people."""
+    """Return the machine and address in a host's Lease, for people."""
     address = lease.metadata.annotations.get(ADDRESS_ANNOTATION, "")
     return f"{machine_in(lease)} at {address}" if address else machine_in(lease)
 
 
 def is_same_machine(one: str, other: str) -> bool:
-    """Whether two annotations `name (number)` are of one machine; a Mac's name changes with the network it is in."""
+    """Whether two annotations `name (number)` are of the same machine; only the number matters."""
+    # A Mac's name changes with its network.
     return one.rpartition(" (")[2] == other.rpartition(" (")[2]

@@ -66,7 +66,7 @@ def _values(node: Node) -> Iterator[tuple[str, str]]:
 def _checked(text: str, *, address: bool) -> Network:
     network = ipaddress.ip_network(text)
     if not is_usable(str(network.network_address)) or (address and network.num_addresses > 1):
-        raise ValueError(f"{text!r} is no address that a node may have")
+        raise ValueError(f"{text!r} is not an address that a node may have")
     if network.prefixlen < MIN_PREFIX[network.version]:
         raise ValueError(f"{text!r} is wider than /{MIN_PREFIX[network.version]}")
     return network
@@ -78,9 +78,9 @@ class NodeMonitor:
 
     Attributes:
         client: The API server.
-        settings: The agent's.
+        settings: The agent's settings.
         publish: Writes the networks for the proxies.
-        rng: Spreads the pauses of the watch.
+        rng: Adds jitter to the pauses of the watch.
         admitted: The newest networks; None until the API server has listed the nodes, or refused to.
     """
 
@@ -125,7 +125,7 @@ class NodeMonitor:
 
     async def _report_first_list(self) -> None:
         await self._nodes.synced.wait()
-        self._updates.put_nowait("")  # also of no nodes
+        self._updates.put_nowait("")  # also if there are no nodes
 
     def _on_node(self, _key: Key) -> None:
         self._updates.put_nowait("")
@@ -150,4 +150,4 @@ class NodeMonitor:
         try:
             await self.publish(now)
         except OSError as error:
-            log.warning("the admitted networks cannot be written; proxies keep the last", error=str(error))
+            log.warning("admitted networks not written; proxies keep the previous ones", error=str(error))

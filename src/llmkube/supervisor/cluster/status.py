@@ -1,6 +1,6 @@
-"""What the agent reports about a service and its Model: conditions of its own, under its own field manager. Pure.
+"""The status that an agent reports of a service and its Model, under its own field manager. Pure.
 
-The controller turns these into phases; nothing here reads a status back.
+The controller derives phases from its conditions. The agent never reads a status back.
 """
 
 import datetime
@@ -21,29 +21,29 @@ from llmkube.weights.formats.shape import GGUFFacts, ModelHeader
 from llmkube.weights.store.blobs import WeightsFile
 
 Conditions = tuple[dict[str, Any], ...]
-"""What one writer says of one object."""
+"""Conditions that one writer reports of one object."""
 
 SERVICE_FIELDS = ("engine", "schedulingStatus", "schedulingMessage")
-"""What agents write of a service besides conditions; the policies of hosts let no other through."""
+"""Status fields of a service that agents write besides conditions; the host policies refuse others."""
 
 MODEL_FIELDS = ("path", "size", "sha256", "gguf")
-"""The same of a Model."""
+"""The same for a Model."""
 
 SERVICE_CONDITIONS = ("Accepted", "Loaded", "MemoryPressure", "Published", "SpecHonoured", "UpToDate")
-"""The conditions that agents state of a service.
+"""The conditions that agents report of a service; each agent always reports all of them.
 
-Each agent states all of them, always. One that left out what it has stated earlier would give the fields of that
-condition back that it alone owns; those that it shares with the host that spoke before it would stay, and the API
-server refuses a condition without its time: no status of this service would ever be written again.
+An apply that lacks an earlier condition would remove the fields of it that this agent alone owns, and leave those that
+it shares with the previous host. The API server refuses a condition without its time, so no status of this service
+could be written any more.
 """
 
 MODEL_CONDITIONS = ("Fetched",)
-"""The conditions that agents state of a Model."""
+"""The conditions that agents report of a Model."""
 
 
 @attrs.frozen
 class Slot:
-    """One thing that this agent says: an object, or one of its subresources."""
+    """An object, or one of its subresources, that this agent writes to."""
 
     kind: type[Object]
     key: Key
@@ -55,9 +55,9 @@ class Slot:
 
 
 def settle(statements: Iterable[Statement], before: Conditions, *, now: datetime.datetime) -> Conditions:
-    """Return the statements as the API wants them, in a stable order.
+    """Return the statements as conditions, in a stable order.
 
-    A transition time moves only when the status flips against the conditions that this writer has held before.
+    A transition time changes only if the status differs from the condition that this writer reported before.
     """
     since = {one["type"]: (one["status"], one["lastTransitionTime"]) for one in before}
     in_order = sorted(statements, key=lambda each: each.type)
@@ -65,12 +65,12 @@ def settle(statements: Iterable[Statement], before: Conditions, *, now: datetime
 
 
 def service_status(service: InferenceService, conditions: Conditions, view: ServiceView) -> dict[str, Any]:
-    """Return the status patch of one InferenceService: the agent's conditions, what serves, or why nothing does."""
+    """Return the status patch of one InferenceService: conditions, and the engine that serves or why none does."""
     waiting = not view.ready and view.reason is not Reason.SCALED_TO_ZERO
-    # The Go original's word, which its clients read, tells nothing of how long it is so.
-    word = Reason.INSUFFICIENT_MEMORY if view.reason == Reason.EXCEEDS_MEMORY else view.reason
+    # Clients of the Go implementation know only its one word for both, temporary and permanent.
+    reason = Reason.INSUFFICIENT_MEMORY if view.reason == Reason.EXCEEDS_MEMORY else view.reason
     status: dict[str, Any] = {
-        "schedulingStatus": str(word) if waiting else "",
+        "schedulingStatus": str(reason) if waiting else "",
         "schedulingMessage": view.message.partition("\n")[0] if waiting else "",
         "conditions": [*conditions, *_unknown_conditions(service, conditions)],
     }
@@ -97,7 +97,7 @@ def _unknown_conditions(service: InferenceService, conditions: Conditions) -> li
 def model_status(
     model: Model, conditions: Conditions, weights: WeightsFile | None, facts: ModelHeader | None
 ) -> dict[str, Any]:
-    """Return the status patch of one Model on this host: whether its file is here, and what its header says."""
+    """Return the status patch of one Model on this host: its file, and the facts in its header."""
     status: dict[str, Any] = {"conditions": list(conditions)}
     if weights is not None:
         status |= {"path": str(weights.path), "size": format_bytes(weights.size_bytes)}
@@ -109,7 +109,7 @@ def model_status(
 
 
 def gguf_status(facts: GGUFFacts) -> dict[str, Any]:
-    """Return `status.gguf`: the header's facts under their API names, those that the header does not give left out."""
+    """Return `status.gguf`: the facts in the header under their API names, without those that it lacks."""
     named = {
         "architecture": facts.architecture,
         "contextLength": facts.context_length,
@@ -126,7 +126,7 @@ def gguf_status(facts: GGUFFacts) -> dict[str, Any]:
 
 
 def fetch_reason(error: LLMKubeError) -> str:
-    """Return the reason of a `Fetched=False` condition: what kind of thing is wrong with the file or its source."""
+    """Return the reason of a `Fetched=False` condition."""
     kind = Reason.SOURCE_INVALID if isinstance(error, UserError) else Reason.FETCH_FAILED
     return getattr(error, "reason", "") or kind
 

@@ -1,13 +1,13 @@
 """One InferenceService on this host, in one nursery.
 
-planner                  from the wish to a target: check, fetch, read the header, plan
-runner, attempt          one engine after the other, and what one of them goes through
-context                  what its engines share
-loading                  from the process to its first answer to clients
-metal                    what only an engine on a Mac's GPU does
-measuring                what an engine really holds
-facts                    what is known of the service, as one frozen value
-events                   the conditions that follow from the facts, and the Events from a change of them
-status_manager           keeps the facts and writes what follows: where the engine is and whether it answers
-engine_status            which of two engines is reported, and why one has ended
+planner                  desired state to target: check, fetch, read the header, plan
+runner, attempt          the sequence of engines, and the life of one of them
+context                  state that all engines of the service share
+loading                  from the start of the process to its first answer to clients
+metal                    failures of engines on a Mac's GPU
+measurement              memory that an engine really uses
+facts                    everything known about the service, as one frozen value
+events                   conditions derived from the facts, and Events derived from changes of them
+status_manager           holds the facts; writes status, Events and the endpoint
+engine_status            which of two engines is reported, and why an engine exited
 """

@@ -1,20 +1,19 @@
-"""One engine, from the wait for its memory to the last trace of its process: the scopes that it lives in, as nesting.
+"""One engine from the wait for memory to the end of its process, as nested scopes.
 
 ```
- run                                  contained: whatever goes wrong in here is this engine's failure
- └ memory                             promised before the spawn, given back when the process is gone
-   └ child                            spawned or adopted; on the way out TERM, grace, KILL, reaped
+ run                                  contains every error: it becomes this engine's failure
+ └ memory                             reserved before the spawn, released when the process is gone
+   └ child                            spawned or adopted; on exit TERM, grace, KILL, reap
      ├ exit watch, stall watch        while it loads
-     └ drained ─ withdrawn ─ hang watch while it answers; on the way out: not ready, then requests in flight may end
+     └ drained ─ withdrawn ─ hang watch while it answers; on exit: not ready, then requests in flight may finish
 ```
 
-Leaving any of them is the only way to end an engine, and the order of the steps is the order of the blocks.
+An engine ends only when one of these scopes is left, and the steps of its end are in the order of the blocks.
 
-What the journal says of one engine, for the next agent: the wish that it serves, its plan, its process.
+The journal has an entry for the engine: desired state, plan and process. The next agent adopts the engine from it.
 
-What an engine on a shared daemon has left there, as it was killed, is unloaded while the next one waits for memory.
-
-Where the next one fits beside it, that one takes it over, and loads nothing.
+A model that a killed engine left in a shared daemon is unloaded while the next engine waits for memory. If there is
+memory for both, the next engine takes that model over and loads nothing.
 """
 
 import ipaddress
@@ -56,20 +55,20 @@ from llmkube.supervisor.values.ports import Child, Grace
 log = structlog.get_logger(__name__)
 
 UNLOAD_SECONDS: Final = 60.0
-"""For the program: it gives an unload eight seconds, and a slow disk may have to give it Python first."""
+"""Time limit of the program that unloads: an unload may take eight seconds, and Python may start from a slow disk."""
 
 RETRY: Final = Backoff(base_seconds=10.0, cap_seconds=300.0)
-"""Between two tries while the daemon does not answer, or does not let go."""
+"""Delays between attempts to unload while the daemon does not answer or keeps the model."""
 
 
 @asynccontextmanager
 async def unloading_leftover(context: ServiceContext, launch: Launch, refused: trio.Event) -> AsyncIterator[None]:
-    """Have unloaded, while the body waits for memory, what a killed engine of this launch has left in a shared daemon.
+    """Unload what a killed engine of this launch left in a shared daemon, while the body waits for memory.
 
     Args:
-        context: What the engines of the service share.
-        launch: What is to start.
-        refused: Set once there is no memory for it.
+        context: State that the engines of the service share.
+        launch: The plan that is to start.
+        refused: Set once there is not enough memory for it.
     """
     if not holds_elsewhere(launch.plan.runtime):
         yield
@@ -82,33 +81,32 @@ async def unloading_leftover(context: ServiceContext, launch: Launch, refused: t
     async with trio.open_nursery() as nursery:
         nursery.start_soon(unload_once_refused)
         yield
-        nursery.cancel_scope.cancel(reason="it has its memory")
+        nursery.cancel_scope.cancel(reason="memory reserved")
 
 
 async def unload_leftover(context: ServiceContext, launch: Launch) -> None:
-    """Return once nothing is loaded that a killed engine of this launch has left; try again, ever later, until then.
+    """Unload what a killed engine of this launch left in the daemon; retry with back-off until that succeeds.
 
-    Cancelled, it ends its program in order first: nothing is unloaded after it.
+    When cancelled, stop the program before returning: nothing is unloaded afterwards.
     """
     failures = 0
     while True:
         try:
-            ended = await _run_unload(context, launch)
+            result = await _run_unload(context, launch)
         except* ExternalError as group:
-            ended, why = Exit(None), str(first_leaf(group))
+            result, why = Exit(None), str(first_leaf(group))
         else:
-            why = str(ended)
-        if ended.code == 0:
+            why = str(result)
+        if result.code == 0:
             return
         failures += 1
         delay = RETRY.delay(failures, context.ports.rng)
-        message = "what a killed engine may have left in the daemon is not unloaded"
-        context.log.warning(message, reason=why, retry_seconds=round(delay, 1))
+        context.log.warning("leftover model not unloaded", reason=why, retry_seconds=round(delay, 1))
         await trio.sleep(delay)
 
 
 async def _run_unload(context: ServiceContext, launch: Launch) -> Exit:
-    """Run the program of the engine, told to unload alone; return how it has ended."""
+    """Run the engine's program in its unload mode; return its exit."""
     engines = context.ports.engines
     engine, cookie = await engines.info(launch.plan.runtime), f"{context.ports.rng.getrandbits(64):016x}"
     command = context.command(launch, engine, cookie, host="127.0.0.1", port=0)
@@ -125,35 +123,35 @@ class EngineJournal:
     """One engine's entry in the journal.
 
     Attributes:
-        manager: Of the service's status; it has the newest wish.
-        journal: On the disk.
-        launch: What the engine runs.
-        fallback: What has served last, if newer plans could not start since.
+        manager: The service's status manager, which has the newest desired state.
+        journal: The journal on disk.
+        launch: The engine's plan and weights.
+        fallback: The launch that served last, if no newer plan could start since.
     """
 
     manager: StatusManager
     journal: FileJournal
     launch: Launch
     fallback: Launch | None = None
-    _entry: Entry | None = None  # what the journal says of the process, or will say
+    _entry: Entry | None = None  # of the process; it may not be written yet
 
     @property
     def has_entry(self) -> bool:
-        """Whether there is an entry of the process."""
+        """Whether there is an entry for the process."""
         return self._entry is not None
 
     def expect(self, record: EngineRecord) -> None:
-        """The process runs; the journal knows of it, or does as soon as it leads."""
+        """Set the entry of a running process that the journal already has, or will have once the engine leads."""
         self._entry = self._entry_of(record)
 
     async def save(self, record: EngineRecord) -> None:
-        """Write it down; ExternalError when the disk does not take it."""
+        """Write the entry; raise ExternalError if that fails."""
         entry = self._entry_of(record)
         await self.journal.write(entry)
         self._entry = entry
 
     async def try_save(self, record: EngineRecord) -> bool:
-        """Write it down; whether the disk has taken it."""
+        """Write the entry; return whether that succeeded."""
         try:
             await self.save(record)
         except ExternalError as error:
@@ -162,18 +160,18 @@ class EngineJournal:
         return True
 
     async def keep(self) -> None:
-        """Have the next agent know that this has served, and that newer plans could not start since."""
+        """Record that this launch has served and that no newer plan could start since."""
         if self.fallback is None:
             self.fallback = self.launch
             await self._save_again()
 
     async def follow(self) -> None:
-        """Have the next agent know the newest wish, also where that restarts nothing: a priority, another uid."""
+        """Record the newest desired state, also if it restarts nothing (another priority, another uid)."""
         if self._entry is not None and self._entry.desired is not self.manager.facts.desired:
             await self._save_again()
 
     async def _save_again(self) -> None:
-        """Note what has changed about a process of which the journal knows."""
+        """Write the entry again, if the journal has the process."""
         if self._entry is not None and self._entry.engine is not None:
             await self.try_save(self._entry.engine)
 
@@ -184,7 +182,7 @@ class EngineJournal:
 def new_record(context: ServiceContext, plan: LaunchPlan) -> EngineRecord:
     """Choose ports and a key for an engine that is about to start.
 
-    One that cannot ask for keys listens on the loopback address, and its clients reach a proxy that asks.
+    An engine that cannot check keys listens on the loopback address, behind a proxy that checks them.
 
     Raises:
         ExternalError: This host does not have the address.
@@ -202,11 +200,11 @@ def new_record(context: ServiceContext, plan: LaunchPlan) -> EngineRecord:
 
 
 JOURNAL_RETRY_SECONDS: Final = 1.0
-"""Between two tries of a successor to be written into the journal."""
+"""Pause between attempts to write a successor into the journal."""
 
 
 class KeysUnknownError(ExternalError):
-    """An engine cannot start whose clients have keys, as those are not known now."""
+    """The API keys of a service's clients are unknown, so its engine cannot start."""
 
     reason = Reason.API_KEYS_NOT_READ
 
@@ -216,18 +214,18 @@ class Attempt:
     """One engine of a service.
 
     Attributes:
-        context: What it shares with the other engines of its service.
-        launch: What it runs.
-        adoptable: The process to take over, if an earlier agent left one.
+        context: State that it shares with the other engines of its service.
+        launch: Its plan and weights.
+        adoptable: The process to adopt, if an earlier agent left one.
         before: The engine that serves until this one answers, if there is one.
-        fallback: What has served last, if newer plans could not start since.
-        journal: What the next agent finds of it.
+        fallback: The launch that served last, if no newer plan could start since.
+        journal: Its entry for the next agent.
         child: Its process, while there is one.
-        status: What it reports.
-        scope: Cancel it, and the engine ends in order.
-        serves: It has answered.
-        ended: Set when nothing is left of it.
-        failure: Why it ended, if it ended by itself.
+        status: Its status.
+        scope: Cancelling it stops the engine in order.
+        serves: Whether it has answered.
+        ended: Set when the attempt is over and its process is gone.
+        failure: Why it failed, if it did.
     """
 
     context: ServiceContext
@@ -244,8 +242,8 @@ class Attempt:
     failure: Failure | None = None
     _task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     _waiting: trio.CancelScope | None = None  # of `until_ended`
-    _refused: trio.Event = attrs.field(factory=trio.Event)  # memory, at least once
-    _host: str = ""  # where it listens, while it loads and serves
+    _refused: trio.Event = attrs.field(factory=trio.Event)  # set when memory was refused once
+    _host: str = ""  # the address that it listens on, while it loads and serves
 
     def __attrs_post_init__(self) -> None:
         manager, newest = self.context.status_manager, self.launch != self.fallback
@@ -253,11 +251,11 @@ class Attempt:
         self.status = EngineStatus(manager, self.context.leader, newest=newest)
 
     def set_task_status(self, task_status: trio.TaskStatus[None]) -> None:
-        """Call `started` once, when the engine serves, or has ended before it did."""
+        """Have `started` called once: when the engine serves, or the attempt is over before that."""
         self._task_status = task_status
 
     async def run(self) -> None:
-        """Live: wait for memory, start, serve, end."""
+        """Wait for memory, start the engine, serve, and stop it."""
         try:
             with self.scope:
                 try:
@@ -266,7 +264,7 @@ class Attempt:
                     error = first_leaf(group)
                     self.failure = Failure(reason_of(error), str(error))
                 except* Exception as bug:
-                    # One of the broad catches: a bug in here is a failure of this engine, and of no other one.
+                    # One of the broad catches: a bug in here fails this engine only.
                     self.context.log.exception("attempt failed")
                     self.failure = Failure(Reason.INTERNAL_ERROR, f"a bug in LLMKube: {first_leaf(bug)!r}")
         finally:
@@ -281,27 +279,27 @@ class Attempt:
 
     @contextmanager
     def until_ended(self) -> Iterator[None]:
-        """Cancel the body when nothing is left of the engine: one task less than `wait_any`, for each that serves."""
-        with trio.CancelScope() as self._waiting:
+        """Cancel the body when the attempt is over."""
+        with trio.CancelScope() as self._waiting:  # saves the task that `wait_any` would need for each service
             yield
         self._waiting = None
 
     def address_changed(self) -> None:
-        """This host is reached in another way: end it if the address that it listens on is not this host's any more."""
+        """Stop the engine if this host no longer has the address that it listens on."""
         if self._host and not self.context.status_manager.host_address.value.serves(self._host):
             self.context.log.info("address lost; restarting", hostIP=self._host)
-            self.scope.cancel(reason=f"{self._host} is not this host's address any more")
+            self.scope.cancel(reason=f"this host no longer has the address {self._host}")
 
     # -- memory ---------------------------------------------------------------------------------------------------
 
     async def _run_admitted(self) -> Failure | None:
-        """Have the memory, and run within it; None when there is no room beside the other engine any more."""
+        """Reserve memory and run the engine in it; None if it no longer fits next to the engine that serves."""
         context, key = self.context, self.context.key
         if self.before is not None:
             with context.ledger.reserve_successor(key, await context.need(self.launch), scope=self.scope) as allocation:
                 return await self._in_process(allocation) if allocation is not None else None
         self.status.lead()
-        # What is adopted has its memory already, and nothing may come before it is taken over.
+        # An adopted engine already has its memory, and must be adopted before anything else happens.
         need = need_of(self.launch, None) if self.adoptable else await context.need(self.launch)
         waiting = nullcontext() if self.adoptable else unloading_leftover(context, self.launch, self._refused)
         async with AsyncExitStack() as stack:
@@ -311,7 +309,7 @@ class Attempt:
             return await self._in_process(allocation)
 
     def _report_wait(self, refusal: Refusal) -> None:
-        """Say why nothing runs, and what would help."""
+        """Report why nothing runs and what would help."""
         self._refused.set()
         key, message = self.context.key, explain(refusal, self.launch)
         evicted = self.context.ledger.book.evicted(key)
@@ -324,12 +322,12 @@ class Attempt:
     # -- the process ----------------------------------------------------------------------------------------------
 
     async def _in_process(self, allocation: Allocation) -> Failure:
-        """Have an engine, wait until it answers, serve until it exits; every way out ends it, unless it shall stay."""
+        """Start or adopt a process, and serve until it exits; it is stopped on return, unless a shutdown keeps it."""
         context, adoptable = self.context, self.adoptable
         grace = metal.grace_of(self.launch, context.settings, partial(context.ledger.wait_urgent, allocation))
         async with self._adopted(adoptable, grace) if adoptable else self._spawned(grace) as (child, record):
             self.child = child
-            if not self.journal.has_entry:  # as it is to replace the one that serves
+            if not self.journal.has_entry:  # a successor, which the journal gets when it takes over
                 self.journal.expect(record)
             context.ledger.started(allocation, child.pid)
             running = RunningEngine(child, record, self.launch, context.ports.http, context.settings.limits)
@@ -342,16 +340,14 @@ class Attempt:
 
     @asynccontextmanager
     async def _spawned(self, grace: Grace) -> AsyncIterator[tuple[Child, EngineRecord]]:
-        """Start a process; the journal knows of it before it exists.
+        """Start a process; its entry is in the journal before the process exists.
 
-        Not of one beside another: the next agent goes on with the one that serves, and ends this one as an orphan.
+        A successor gets no entry yet: the next agent would adopt the engine that serves and end this one as an orphan.
         """
         context, launch = self.context, self.launch
         engine = await context.ports.engines.info(launch.plan.runtime)
         if launch.plan.keys_digest and not launch.client_keys:
-            raise KeysUnknownError(
-                "the keys of its clients are not known until the API server answers for their Secret"
-            )
+            raise KeysUnknownError("client API keys unknown: the API server has not returned their Secret yet")
         record = attrs.evolve(new_record(context, launch.plan), build=engine.version)
         context.log.info("starting inference service", port=record.address[1])
         keys = key_path(context.settings.state_dir, record.cookie)
@@ -373,28 +369,28 @@ class Attempt:
 
     @asynccontextmanager
     async def _adopted(self, record: EngineRecord, grace: Grace) -> AsyncIterator[tuple[Child, EngineRecord]]:
-        """Take over the process that an earlier agent left."""
+        """Adopt the process that an earlier agent left."""
         context = self.context
         self.journal.expect(record)
         path = next_log(context.log_path) if record.next_log else context.log_path
         async with context.ports.engines.adopt_child(record, path, context.shutdown, grace) as child:
             context.log.info("adopted inference service", pid=child.pid, port=record.address[1])
-            if record.next_log:  # its agent was killed while it took over from another one
+            if record.next_log:  # its agent was killed during a handover
                 record = await self._rename_log(child, record)
             yield child, record
 
     async def _rename_log(self, child: Child, record: EngineRecord) -> EngineRecord:
-        """Have its log called as that of the engine which leads; an agent that is killed in between leaves a mark."""
+        """Rename the log to that of the engine that leads; until then `next_log` in the journal marks the old name."""
         await child.rename_log(self.context.log_path)
         record = attrs.evolve(record, next_log=False)
         self.journal.expect(record)
-        await self.journal.try_save(record)  # if not, whatever is noted next says it, or the next agent looks once more
+        await self.journal.try_save(record)  # if it fails, the next write has it, or the next agent renames again
         return record
 
     # -- its service ----------------------------------------------------------------------------------------------
 
     async def _serve(self, running: RunningEngine, allocation: Allocation) -> Failure:
-        """Return when the child has exited, has stalled while loading, hangs, or is not what answers."""
+        """Return when the child has exited, has stalled while loading, hangs, or does not own its port."""
         context, launch, child, engine = self.context, self.launch, running.child, running.engine
         view = ServiceView(
             Reason.LOADING,
@@ -415,7 +411,7 @@ class Attempt:
 
             async def watch_exit() -> None:
                 outcome.exit = await child.wait()
-                nursery.cancel_scope.cancel(reason=f"the engine ended: {outcome.exit}")
+                nursery.cancel_scope.cancel(reason=f"the engine exited: {outcome.exit}")
 
             nursery.start_soon(watch_exit)
             async with (
@@ -439,7 +435,7 @@ class Attempt:
                     self.status.serve(attrs.evolve(view, reason=Reason.LOADED, message=message))
                     outcome.published = self.serves = True
                     outcome.failure = await self._watched(running, allocation)
-            nursery.cancel_scope.cancel(reason="it hangs, has stalled, or is not what was asked for")
+            nursery.cancel_scope.cancel(reason="it hangs, has stalled, or does not own its port")
         return failure_of(
             outcome,
             await child.last_lines(LAST_LINES),
@@ -450,7 +446,7 @@ class Attempt:
         )
 
     async def _watched(self, running: RunningEngine, allocation: Allocation) -> Failure:
-        """Return when it hangs, or its GPU has failed."""
+        """Return when the engine hangs or its GPU has failed."""
         context, child, record, engine = self.context, running.child, running.record, running.engine
         context.log.info("started inference service", pid=child.pid, port=record.address[1])
         self._report_started()
@@ -481,16 +477,16 @@ class Attempt:
         other_watches += [watch_model_loss] if holds_elsewhere(self.launch.plan.runtime) else []
         if other_watches:
             await wait_any(watch_hang, *other_watches)
-        else:  # hundreds of others cost no nursery more
+        else:  # saves a nursery in each of hundreds of services
             await watch_hang()
         failure = failures[0]
         self.status.set_reason(failure.reason, failure.message)
         return failure
 
     async def _take_over(self, running: RunningEngine, allocation: Allocation) -> None:
-        """Step into the other engine's place: for the next agent first, then for the memory, then for clients."""
+        """Replace the other engine: first in the journal, then in the memory ledger, then for clients."""
         record = attrs.evolve(running.record, next_log=True)
-        while not await self.journal.try_save(record):  # noqa: ASYNC110 - a disk sends no event; what serves can wait
+        while not await self.journal.try_save(record):  # noqa: ASYNC110 - a disk sends no event; the old engine serves
             await trio.sleep(JOURNAL_RETRY_SECONDS)
         if self.before is not None and self.before.child is not None:
             await self.before.child.rename_log(old_log(self.context.log_path))
@@ -501,20 +497,19 @@ class Attempt:
 
     @asynccontextmanager
     async def _drained(self, engine: health.Engine, outcome: Outcome, expedited: trio.Event) -> AsyncIterator[None]:
-        """On the way out, let the requests in flight end; new ones no longer come, as the endpoint is withdrawn.
+        """On exit, wait until the requests in flight have finished; the endpoint is withdrawn, so no new ones arrive.
 
-        Those of an engine that hangs do not end, and one that has ended has none. When the host is about to run out of
-        memory they are not waited for.
+        Do not wait for an engine that hangs or has exited, nor when memory is critically short.
         """
         context = self.context
         try:
             yield
         finally:
-            can_end = outcome.published and outcome.failure is None and outcome.exit is None
-            if can_end and not context.shutdown.keep and not expedited.is_set():
+            can_drain = outcome.published and outcome.failure is None and outcome.exit is None
+            if can_drain and not context.shutdown.keep and not expedited.is_set():
                 with trio.move_on_after(context.settings.drain_seconds, shield=True) as bound:
                     await wait_any(expedited.wait, engine.wait_idle)
                 if bound.cancelled_caught or expedited.is_set():
-                    late = f"they have not ended in {context.settings.drain_seconds:g} s"
+                    late = f"not finished within {context.settings.drain_seconds:g} s"
                     why = "memory is critically short" if expedited.is_set() else late
                     context.status_manager.emit(cut_short_event(why))

@@ -1,4 +1,4 @@
-"""What all engines of one InferenceService share."""
+"""State that all engines of one InferenceService share."""
 
 from pathlib import Path
 
@@ -22,15 +22,15 @@ from llmkube.supervisor.values.settings import AgentSettings
 
 @attrs.frozen
 class ServiceContext:
-    """What all engines of one service share.
+    """State that all engines of one service share.
 
     Attributes:
-        status_manager: Says what is true of the service.
-        ports: The outside world.
-        settings: The host's.
-        shutdown: Whether engines stay when their tasks are cancelled.
-        ledger: Who may take how much of this host's memory.
-        leader: Which of the engines is reported.
+        status_manager: Holds the service's facts and reports them.
+        ports: Injected dependencies.
+        settings: The host's settings.
+        shutdown: Whether engines keep running when their tasks are cancelled.
+        ledger: Admits engines to this host's memory.
+        leader: The engine that is reported.
     """
 
     status_manager: StatusManager
@@ -47,22 +47,22 @@ class ServiceContext:
 
     @property
     def log(self) -> FilteringBoundLogger:
-        """Log lines that name the service."""
+        """Logger that is bound to the service."""
         return self.status_manager.log
 
     @property
     def log_path(self) -> Path:
-        """Where the engine that leads writes to."""
+        """Log file of the engine that leads."""
         return log_path(self.settings.state_dir, self.key)
 
     async def need(self, launch: Launch) -> Need:
-        """How much a launch will take: what was estimated, or learned if that is more."""
+        """Return the memory that a launch needs: the estimate, or the learned figure if that is more."""
         return need_of(launch, self.ports.learned.get(await key_of(launch, self.ports.engines)))
 
     def command(
         self, launch: Launch, engine: EngineInfo, cookie: str, *, host: str, port: int, keys: str = ""
     ) -> Command:
-        """Return how the program of a launch is started; what only an engine that serves needs is not in it."""
+        """Return the command that starts the program of a launch, without API keys and proxy."""
         plan, model = launch.plan, str(launch.weights.path)
         argv = plan.render(engine, model=model, host=host, port=port, keys=keys)
         work_dir = self.settings.state_dir / "work" / self.key.namespace / file_stem(self.key.name)

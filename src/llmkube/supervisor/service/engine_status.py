@@ -1,17 +1,16 @@
-"""What one engine reports: its service's status while it leads, and nothing before and after that.
+"""Status of one engine, which is its service's status while the engine leads and is not reported otherwise.
 
-While an engine is replaced there are two, and a service has one status.
+During a handover a service has two engines, but one status.
 
 ```
- old engine   ── leads ──────────────────────────┐ (drains, ends)
- its successor        ── loads, says nothing ────┴─ leads ──▶
-                                         endpoint and conditions change hands here, in one write each
+ old engine   ── leads ───────────────────┐ (drains, exits)
+ its successor        ── loads ───────────┴─ leads ──▶
+                                          endpoint and conditions switch here, in one write each
 ```
 
-Where another program holds the model of an engine, that program may take the model away, and may be upgraded by its
-owner while the engine runs. What such an engine says of its work says nothing of that: it answers for its requests, and
-503 where it says that it is ready. So this is asked by itself, and often: an endpoint must not stay published whose
-requests are all refused.
+A daemon that holds the model of an engine may unload it, and its owner may upgrade the daemon while the engine runs.
+The engine's metrics do not show that; its readiness URL does (503). It is therefore queried at each tick: an endpoint
+must not stay published while every request is refused.
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -35,24 +34,24 @@ from llmkube.supervisor.values.ports import Shutdown
 log = structlog.get_logger(__name__)
 
 LAST_LINES: Final = 20
-"""How much of an engine's own words goes into a condition."""
+"""Lines of an engine's log that go into a condition."""
 
 
 ANSWER_SECONDS: Final = 5.0
-"""What is late says nothing, as what is not answered at all: other looks judge that."""
+"""Deadline of a readiness query; a late or missing answer means nothing here, as the hang watch covers it."""
 
 ModelState = Literal["loaded", "lost", "nothing"]
 
 
 @attrs.define(eq=False)
 class Outcome:
-    """How far an engine has come, and how it has ended; filled in as it happens.
+    """Progress of an engine and the cause of its end, filled in as they become known.
 
     Attributes:
-        published: It is, or may be, known to the API server as one that serves.
+        published: Whether its endpoint is, or may be, ready in the API server.
         ready_at: When it first answered, on Trio's clock.
-        exit: How its process ended by itself.
-        failure: Why it had to be ended.
+        exit: The exit of its process, if it exited by itself.
+        failure: Why it had to be stopped.
     """
 
     published: bool = False
@@ -62,23 +61,17 @@ class Outcome:
 
 
 def failure_of(
-    outcome: Outcome,
-    lines: Sequence[str],
-    *,
-    rules: Sequence[Rule],
-    now: float,
-    memory_kills: int,
-    memory_short: bool,
+    outcome: Outcome, lines: Sequence[str], *, rules: Sequence[Rule], now: float, memory_kills: int, memory_short: bool
 ) -> Failure:
-    """Say why an engine has ended.
+    """Return why an engine exited or had to be stopped.
 
     Args:
-        outcome: How far it came, and what ended it.
-        lines: Its last lines, oldest first.
-        rules: What lines of its runtime mean.
+        outcome: Its progress and the cause of its end.
+        lines: Its last log lines, oldest first.
+        rules: Rules that interpret log lines of its runtime.
         now: The time on Trio's clock.
-        memory_kills: How many processes the kernel has killed for lack of memory where the engine ran.
-        memory_short: Whether the host was short of memory at the last look.
+        memory_kills: Processes that the kernel has OOM-killed where the engine ran.
+        memory_short: Whether the host was short of memory in the last sample.
     """
     text = "\n" + "\n".join(lines) if lines else ""
     seconds = 0.0 if outcome.ready_at is None else now - outcome.ready_at
@@ -97,17 +90,17 @@ def failure_of(
     reason = Reason.PORT_TAKEN if why.cause is ExitCause.PORT_TAKEN and loading else Reason.ENGINE_EXITED
     cause = f": {why}" if why.summary else ""
     when = "while loading" if loading else "while serving"
-    return Failure(reason, f"the engine ended {when}: {outcome.exit}{cause}{text}", seconds)
+    return Failure(reason, f"the engine exited {when}: {outcome.exit}{cause}{text}", seconds)
 
 
 async def watch_model(engine: Engine, report: Callable[[ModelState, str], None], tick_seconds: float) -> None:
-    """Never return: ask at each tick, and tell what was said each time.
+    """Query the state of an engine's model at each tick and report it; never return.
 
     Args:
-        engine: Answers 200 with its model when it is asked whether it is ready, and 503 without.
-        report: Told each time, of a loaded model with the build that has it, or "" where that is not said; what others
-            say of the engine meanwhile may need to be corrected.
-        tick_seconds: Between two questions.
+        engine: Answers 200 on its readiness URL while its model is loaded, and 503 otherwise.
+        report: Called at each tick, also without a change, since others report about the engine meanwhile. Its second
+            argument is the build that holds a loaded model, "" if not known.
+        tick_seconds: Pause between two queries.
     """
     while True:
         await trio.sleep(tick_seconds)
@@ -127,20 +120,20 @@ async def _query_model(engine: Engine) -> ModelState:
 
 @attrs.define(eq=False)
 class Leader:
-    """The engine that is reported, of those that a service has."""
+    """The one of a service's engines that is reported."""
 
     engine: "EngineStatus | None" = None
 
 
 @attrs.define(eq=False)
 class EngineStatus:
-    """One engine's way to its service's status.
+    """Status of one engine.
 
     Attributes:
-        manager: Of the service's status.
-        leader: Of the service's engines.
+        manager: Status manager of the service.
+        leader: Leader of the service's engines.
         view: The engine's last state, reported or not.
-        newest: Whether it is of the newest plan.
+        newest: Whether the engine runs the newest plan.
     """
 
     manager: StatusManager
@@ -150,57 +143,57 @@ class EngineStatus:
 
     @property
     def leads(self) -> bool:
-        """Whether this engine is the one that its service is served by, or will be as soon as it answers."""
+        """Whether this engine serves its service, or will as soon as it answers."""
         return self.leader.engine is self
 
     def lead(self) -> None:
-        """Report for the service from now on; the engine that did so until now does not any more."""
+        """Make this engine the one that is reported."""
         self.leader.engine = self
         if self.view.reason:
             self.manager.update(Facts.with_view, self.view)
 
     def set_view(self, view: ServiceView) -> None:
-        """Replace what is known of this engine."""
+        """Set this engine's state, and report it if the engine leads."""
         self.view = view
         if self.leads:
             self.manager.update(Facts.with_view, view)
 
     def set_reason(self, reason: str, message: str = "") -> None:
-        """Change why it is in the state that it is in, and keep where it is."""
+        """Change the reason and message of this engine's state."""
         self.set_view(attrs.evolve(self.view, reason=reason, message=message))
 
     def set_answering(self, yes: bool) -> None:
-        """The running engine has stopped to answer, or answers again; the endpoint follows."""
+        """Report that the running engine has stopped answering, or answers again; its endpoint changes accordingly."""
         if yes:
             self.set_reason(Reason.LOADED, "the engine answers again")
         else:
             self.set_reason(Reason.NOT_ANSWERING, "the process runs, but nothing listens on its port")
 
     def set_model(self, state: ModelState, build: str = "") -> None:
-        """What holds the engine's model has it, or has lost it; the endpoint follows. So does the build that has it."""
+        """Report whether the engine's model is loaded, and which build holds it; the endpoint changes accordingly."""
         if build and build != self.view.build:
-            before = f", and was {self.view.build}" if self.view.build else ""
-            text = f"the model is loaded; {self.view.engine} is {build} now{before}"
+            before = f" (was {self.view.build})" if self.view.build else ""
+            text = f"the model is loaded; {self.view.engine} is now {build}{before}"
             self.view = attrs.evolve(self.view, build=build)
             if self.view.ready or self.view.reason == Reason.LOADING:
                 self.set_reason(Reason.LOADED, text)
         elif state == "lost" and self.view.ready:
-            self.set_reason(Reason.LOADING, "the engine answers; its model is not loaded any more, and is loaded again")
+            self.set_reason(Reason.LOADING, "the engine answers; its model was unloaded and is being loaded again")
         elif state == "loaded" and self.view.reason == Reason.LOADING:
             self.set_reason(Reason.LOADED, "the model is loaded again")
 
     def serve(self, loaded: ServiceView) -> None:
-        """Claim the endpoint; within `withdrawn`."""
+        """Publish the endpoint as ready; only inside `withdrawn`."""
         self.view = loaded
         self.manager.update(Facts.with_engine, loaded, newest=self.newest)
 
     @asynccontextmanager
     async def withdrawn(self, outcome: Outcome, allocation: Allocation, shutdown: Shutdown) -> AsyncIterator[None]:
-        """On the way out of the body, withdraw the claim to the endpoint before anything stops, if there may be one.
+        """On exit from the body, withdraw the endpoint before the engine stops, if it may be published.
 
-        The wait for the API server is bounded: an engine must be stoppable while the cluster is away. A shutdown that
-        keeps the engine keeps the claim, and an engine that has ended by itself is not waited for; nor is there a wait
-        when memory is urgent. One whose successor has the endpoint has nothing to withdraw.
+        The wait for the API server is bounded, so an engine can be stopped while the API server is unreachable. There
+        is no wait when memory is critically short or the engine has exited by itself. A shutdown that keeps the engine
+        keeps its endpoint, and an engine whose successor has the endpoint has nothing to withdraw.
         """
         try:
             yield
@@ -208,10 +201,10 @@ class EngineStatus:
             if not outcome.published:
                 pass
             elif outcome.exit is not None:
-                self.set_reason(Reason.ENGINE_EXITED, f"the engine ended: {outcome.exit}")
+                self.set_reason(Reason.ENGINE_EXITED, f"the engine exited: {outcome.exit}")
             elif self.leads and not shutdown.keep:
-                if self.view.ready or not self.view.reason:  # else it has been said that it is not, and why
-                    self.set_reason(Reason.STOPPING, "the endpoint is withdrawn")
+                if self.view.ready or not self.view.reason:  # otherwise it is reported as not ready, with the reason
+                    self.set_reason(Reason.STOPPING, "the endpoint is being withdrawn")
                 if not allocation.urgent:
                     await self._wait_withdrawn()  # noqa: ASYNC102 - it shields itself, with a deadline
 
@@ -220,4 +213,4 @@ class EngineStatus:
         with trio.move_on_after(manager.settings.withdraw_seconds, shield=True) as bound:
             await manager.wait_endpoint_applied()
         if bound.cancelled_caught:
-            manager.log.warning("stopping although the endpoint is not withdrawn yet")
+            manager.log.warning("endpoint not withdrawn in time; stopping anyway")

@@ -1,4 +1,4 @@
-"""Which conditions follow from the facts, and which changes of them are worth an Event or a line in the log. Pure."""
+"""Derive conditions from a service's facts, and Events and log lines from changes of the facts. Pure."""
 
 from collections.abc import Iterator, Mapping
 from typing import Literal
@@ -26,11 +26,11 @@ class Event:
     """Something that happened to a service.
 
     Attributes:
-        reason: One word for programs.
-        message: A sentence for people.
-        type: `Warning` for what needs a person's attention.
-        log: How the log says it; "" where the Event is enough.
-        fields: What the log line has beside the service's name.
+        reason: CamelCase word for programs.
+        message: Sentence for people.
+        type: `Warning` if a person should look at it.
+        log: Log event; "" for no log line.
+        fields: Fields of the log line besides the service's name.
     """
 
     reason: str
@@ -41,13 +41,8 @@ class Event:
 
 
 def events(before: Facts, after: Facts) -> tuple[Event, ...]:
-    """Return what has happened between two states of what is known."""
-    return (
-        *_of_host(before, after),
-        *_of_plan(before, after),
-        *_of_memory(before, after),
-        *_of_engines(before, after),
-    )
+    """Return the Events that follow from a change of facts."""
+    return (*_of_host(before, after), *_of_plan(before, after), *_of_memory(before, after), *_of_engines(before, after))
 
 
 def _of_host(before: Facts, after: Facts) -> Iterator[Event]:
@@ -63,21 +58,21 @@ def _of_plan(before: Facts, after: Facts) -> Iterator[Event]:
         problem = after.problem.value
         yield Event(Reason.INVALID, problem, log="spec refused", fields={"error": problem})
     if after.fetch_failures > before.fetch_failures and after.fetch is not None:
-        error = after.fetch_error  # it is tried again and again; the log has each error once
+        error = after.fetch_error  # the fetch is retried without end; the log has each error once
         log = "model not fetched" if error != before.fetch_error else ""
         yield Event(after.fetch.value.reason, error, log=log, fields={"error": error})
 
     if after.fetch_delay and not before.fetch_delay:  # one for each wait, however many attempts it has
         yield Event(
             "FetchDelayed",
-            f"the file does not come: {after.fetch_delay}; it is tried again",
-            log="fetch waits",
+            f"file not fetched yet: {after.fetch_delay}; retrying",
+            log="fetch delayed",
             fields={"reason": after.fetch_delay},
         )
 
 
 def _of_memory(before: Facts, after: Facts) -> Iterator[Event]:
-    for reason in after.waits - before.waits:  # one for each wait; how its figures change is the status's to tell
+    for reason in after.waits - before.waits:  # one for each wait; the status has the figures as they change
         yield Event(reason, after.view.value.message)
     evict = after.evicted
     if evict is None or evict is before.evicted:
@@ -93,30 +88,30 @@ def _of_engines(before: Facts, after: Facts) -> Iterator[Event]:
     if after.restarts > before.restarts and after.failure is not None:
         yield Event(str(after.failure.reason), after.failure.message)
     if after.replace_failures > before.replace_failures and after.failure is not None:
-        yield Event("NotReplaced", f"the engine of the older spec serves on: {after.failure.message}")
+        yield Event("NotReplaced", f"the engine of the older spec keeps serving: {after.failure.message}")
     if after.loads > before.loads:
         view = after.view.value
         fields = {"hostIP": after.address or view.host, "port": view.port}
         message = f"{view.message} on host {after.host}"
         yield Event(Reason.LOADED, message, "Normal", log="registered endpoint", fields=fields)
         if before.evicted is not None:
-            yield Event("Returned", f"Runs again; before that: {before.evicted.why}", "Normal")
+            yield Event("Returned", f"Running again; before that: {before.evicted.why}", "Normal")
 
 
 def cut_short_event(why: str) -> Event:
-    """An engine ends before its requests do."""
-    log = "requests in flight are cut short"
+    """Return the Event of an engine that stops before its requests have finished."""
+    log = "requests in flight cut short"
     return Event("RequestsCutShort", f"{log}: {why}", log=log, fields={"reason": why})
 
 
 def displacing_event(winner: Key, evict: Eviction) -> Event:
-    """Another service has to go for this one."""
+    """Return the Event of a service for which another one is evicted."""
     name = evict.key.name if evict.key.namespace == winner.namespace else str(evict.key)
     return Event("Displacing", f"{name} is evicted to make room for this service", "Normal")
 
 
 def service_conditions(facts: Facts) -> tuple[Statement, ...]:
-    """Return what is true of a service on this host; what is not known yet is left out."""
+    """Return the conditions of a service on this host, without those that are not known yet."""
     found = (
         _accepted(facts),
         _loaded(facts),
@@ -129,7 +124,7 @@ def service_conditions(facts: Facts) -> tuple[Statement, ...]:
 
 
 def model_conditions(facts: Facts) -> tuple[Statement, ...]:
-    """Return what is true of its Model on this host."""
+    """Return the conditions of its Model on this host."""
     if facts.fetch is None:
         return ()
     fetch, generation = facts.fetch.value, facts.fetch.generation
@@ -152,7 +147,7 @@ def _spec_honoured(facts: Facts) -> Statement | None:
     if listed:
         message = f"these fields are accepted and have no effect on a host: {listed}"
         return Statement(SPEC_HONOURED, False, Reason.FIELDS_IGNORED, message, generation)
-    return Statement(SPEC_HONOURED, True, Reason.HONOURED, "every given field has its effect", generation)
+    return Statement(SPEC_HONOURED, True, Reason.HONOURED, "every field that is set has an effect", generation)
 
 
 def _loaded(facts: Facts) -> Statement | None:
@@ -174,9 +169,8 @@ def _up_to_date(facts: Facts) -> Statement | None:
         if outdated == facts.unplanned and is_failing(outdated.reason, unknown=True):
             message = f"the newest spec was refused ({message}); the previous one still serves"
         return Statement(UP_TO_DATE, False, outdated.reason, message, generation)
-    return Statement(
-        UP_TO_DATE, True, Reason.UP_TO_DATE, "the engine that serves was started from the newest spec", generation
-    )
+    message = "the engine that serves was started from the newest spec"
+    return Statement(UP_TO_DATE, True, Reason.UP_TO_DATE, message, generation)
 
 
 def _published(facts: Facts) -> Statement | None:
@@ -185,7 +179,7 @@ def _published(facts: Facts) -> Statement | None:
     problem = facts.publish_problem
     if problem.reason:
         return Statement(PUBLISHED, False, problem.reason, problem.message, facts.published)
-    closed = f"; without a key, 401: {facts.closed}" if facts.closed else ""
+    closed = f"; requests without a key are refused (401): {facts.closed}" if facts.closed else ""
     return Statement(PUBLISHED, True, Reason.PUBLISHED, facts.host_address.why + closed, facts.published)
 
 

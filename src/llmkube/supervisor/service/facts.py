@@ -1,7 +1,7 @@
-"""What is known of one service on this host, as one frozen value: whatever happens makes new facts of the old. Pure.
+"""Everything known about one service on this host, as one frozen value; each change returns new facts. Pure.
 
 ```
- the wish, the planner, the attempts, the memory, the applier ─▶ Facts ─▶ conditions, events, endpoint objects
+ desired state, planner, attempts, memory, applier ─▶ Facts ─▶ conditions, Events, endpoint objects
 ```
 """
 
@@ -28,12 +28,12 @@ from llmkube.weights.store.blobs import WeightsFile
 T = TypeVar("T")
 
 MEMORY_WAITS: Final = frozenset({Reason.INSUFFICIENT_MEMORY, Reason.EXCEEDS_MEMORY, Reason.MEMORY_CHECK_FAILED})
-"""The reasons of a service that does not start for want of memory."""
+"""Reasons of a service that cannot start because of memory."""
 
 
 @attrs.frozen
 class Observed(Generic[T]):
-    """Something that was learned, and of which generation of its object."""
+    """A value, and the generation of the object that it was observed for."""
 
     value: T
     generation: int = 0
@@ -41,7 +41,7 @@ class Observed(Generic[T]):
 
 @attrs.frozen
 class Problem:
-    """A word for programs and a sentence for people; both are empty where nothing is wrong."""
+    """A reason for programs and a message for people; both are empty if there is no problem."""
 
     reason: str = ""
     message: str = ""
@@ -49,7 +49,7 @@ class Problem:
 
 @attrs.frozen
 class FetchState:
-    """The Model's file: whether it is here, why, and what its header says."""
+    """State of the Model's file: whether it is present, why, and its header."""
 
     present: bool
     reason: str
@@ -60,7 +60,7 @@ class FetchState:
 
 @attrs.frozen
 class Pressure:
-    """How short of memory the host is; `short` is None when it is not known."""
+    """Memory pressure of the host; `short` is None if it is not known."""
 
     short: bool | None
     reason: str
@@ -69,34 +69,34 @@ class Pressure:
 
 @attrs.frozen
 class Facts:
-    """Everything that conditions, Events and the endpoint of one service follow from.
+    """Everything from which conditions, Events and the endpoint of one service are derived.
 
     Attributes:
-        desired: The newest wish; its objects' names, uids and generations are what is reported about. Kept beside
-            cache and journal: an adopted engine is reported before and after the cache has its object.
+        desired: The newest desired state; conditions refer to the names, uids and generations of its objects. Held here
+            in addition to cache and journal: an adopted engine is reported before and after the cache has its object.
         host: The name of this host.
-        host_address: How this host is reached.
+        host_address: The address at which this host is reached.
         view: The newest snapshot of the engine that serves, or will.
-        endpoint_host: Where the last engine that was ready listens.
-        endpoint_port: Its port; a crash loop that is never ready writes no slice.
-        problem: Why the spec makes no plan; "" of one that does.
-        ignored: The fields of the spec that have no effect here.
-        outdated: Why what serves was not started from the newest spec; empty if it was.
-        unplanned: Why the newest spec has made no plan yet.
-        fetch: How the Model's file does.
-        fetched: What was asked of the file that is here.
-        fetch_error: Why the file could not be had, until it is here.
-        fetch_failures: How often it could not.
-        fetch_delay: What the fetch that goes on waits for; "" while it moves.
-        refused: What of the endpoint the API server does not take.
-        published: Of which generation it was said whether the endpoint is published; None where nothing was ever wrong.
-        pressure: How short of memory the host is.
-        evicted: Why the engine had to go, until one serves again.
-        waits: For which reasons of this wait for memory there are Events.
-        restarts: How many engines have ended by themselves.
-        replace_failures: How many successors have failed while an older engine served.
-        failure: The last of either.
-        loads: How many engines have begun to serve.
+        endpoint_host: The address that the last ready engine listens on.
+        endpoint_port: Its port; 0 until an engine was ready, so a crash loop from the start lists no endpoint.
+        problem: Why the spec cannot be planned; "" if it can.
+        ignored: Fields of the spec that have no effect here.
+        outdated: Why the engine that serves was not started from the newest spec; empty if it was.
+        unplanned: Why there is no plan for the newest spec yet.
+        fetch: State of the Model's file.
+        fetched: The Model's spec for which the file was fetched; None if the file is not here.
+        fetch_error: The last error of the fetch, until the file is here.
+        fetch_failures: Number of failed fetches.
+        fetch_delay: The cause for which the running fetch waits; "" while it makes progress.
+        refused: Objects of the endpoint that the API server refuses.
+        published: Generation of the `Published` condition; None if publishing never had a problem.
+        pressure: Memory pressure of the host.
+        evicted: The last eviction, until an engine serves again.
+        waits: Reasons of the current wait for memory for which there are Events.
+        restarts: Number of engines that have failed.
+        replace_failures: Number of successors that have failed while an older engine served.
+        failure: The last failure of either kind.
+        loads: Number of engines that have started to serve.
     """
 
     desired: Desired
@@ -131,12 +131,12 @@ class Facts:
 
     @property
     def address(self) -> str | None:
-        """What the slice says: of the engine that is or was last ready, else of the next one."""
+        """Address in the slice: that of the last ready engine, else that of the next one."""
         return self.host_address.advertised(self.endpoint_host)
 
     @property
     def publish_problem(self) -> Problem:
-        """Why the endpoint is not published; empty if it is."""
+        """Reason why the endpoint is not published; empty if it is."""
         if self.host_address.problem:
             return Problem(Reason.NO_ADDRESS, self.host_address.problem)
         for error in self.refused.values():
@@ -145,13 +145,13 @@ class Facts:
 
     @property
     def closed(self) -> str:
-        """Why every request of a pod needs a key although the service gives out none; empty where that is not so."""
+        """Reason why every request of a pod needs a key although the service has no client keys; "" if none does."""
         return "" if self.desired.service.spec.api_key_secret_ref is not None else self.host_address.closed
 
     # -- the objects and the host -------------------------------------------------------------------------------------
 
     def with_desired(self, desired: Desired) -> "Facts":
-        """A newer wish; another object of the same name has nothing that was written to its predecessor."""
+        """Set the desired state; drop what was reported about a previous object of the same name (another uid)."""
         before, after = self.desired, attrs.evolve(self, desired=desired)
         if before.model.metadata.uid != desired.model.metadata.uid:
             same_file = self.fetch is not None and self.fetch.value.present and self.fetched == desired.model.spec
@@ -171,18 +171,18 @@ class Facts:
         return after
 
     def with_host_address(self, host_address: HostAddress) -> "Facts":
-        """This host is reached in another way."""
+        """Set this host's address."""
         return _with_published(attrs.evolve(self, host_address=host_address))
 
     def with_refusal(self, slot: Slot, error: UserError | None) -> "Facts":
-        """The API server does not take an object of the endpoint; with None it takes it now."""
+        """Set, or with None clear, the API server's refusal of an object of the endpoint."""
         refused = {one: known for one, known in self.refused.items() if one != slot}
         return _with_published(attrs.evolve(self, refused=refused | ({slot: error} if error else {})))
 
     # -- the plan -----------------------------------------------------------------------------------------------------
 
     def with_plan(self, ignored: tuple[str, ...]) -> "Facts":
-        """The spec makes a plan; some of its fields may have no effect here."""
+        """Record that the spec has a plan, and its fields that have no effect here."""
         return attrs.evolve(
             self,
             unplanned=Problem(),
@@ -191,26 +191,26 @@ class Facts:
         )
 
     def without_plan(self, error: LLMKubeError) -> "Facts":
-        """The spec makes no plan; whatever runs goes on with the last one that did."""
+        """Record why the spec cannot be planned; a running engine keeps the last plan."""
         return attrs.evolve(self, problem=_observed(self.desired.service, str(error)))
 
     def with_fetch_progress(self, message: str, delay: str = "") -> "Facts":
-        """The file is on its way, or waits for `delay`; one that was here a moment ago is only looked at again."""
-        if self.fetched == self.desired.model.spec:
+        """Set the progress of the fetch, and the `delay` that it waits for."""
+        if self.fetched == self.desired.model.spec:  # the file was here before, and is only checked again
             return self
-        late = self.with_unplanned(Reason.FETCHING, "the file that the newest spec asks for is on its way")
+        late = self.with_unplanned(Reason.FETCHING, "the file for the newest spec is being fetched")
         fetch = _observed(self.desired.model, FetchState(False, Reason.FETCHING, message))
         return attrs.evolve(late, fetch=fetch, fetch_delay=delay)
 
     def with_file(self, weights: WeightsFile, header: ModelHeader) -> "Facts":
-        """The file is here, and this is what it says of itself."""
+        """Record that the file is here, with its header."""
         chosen = f": {weights.choice}" if weights.choice else ""
         fetch = FetchState(True, Reason.FETCHED, f"the file is on host {self.host}{chosen}", weights, header)
         fetched = _observed(self.desired.model, fetch)
         return attrs.evolve(self, fetched=self.desired.model.spec, fetch_error="", fetch_delay="", fetch=fetched)
 
     def without_file(self, error: LLMKubeError) -> "Facts":
-        """The file cannot be had, or is not what it should be."""
+        """Record that the file could not be fetched, or is not valid."""
         return attrs.evolve(
             self,
             fetched=None,
@@ -221,21 +221,22 @@ class Facts:
         )
 
     def with_unplanned(self, reason: str, message: str) -> "Facts":
-        """The newest spec makes no plan, or not yet; whatever serves was started from an older one."""
+        """Set why there is no plan for the newest spec, or not yet; an engine that serves is then outdated."""
         return attrs.evolve(self, unplanned=Problem(reason, message)).with_outdated(reason, message)
 
     def with_outdated(self, reason: str, message: str) -> "Facts":
-        """What serves was started from an older spec, and this is why its successor does not serve yet."""
+        """Set why the engine that serves is still the one of an older spec."""
         return attrs.evolve(self, outdated=_observed(self.desired.service, Problem(reason, message)))
 
     def with_newest_plan(self) -> "Facts":
-        """What runs, if anything does, is the newest plan; if the newest spec has made none, that is still to say."""
+        """Record that the running engine, if any, has the newest plan."""
+        # The newest spec may have no plan yet, and then the engine is outdated nevertheless.
         return self.with_outdated(self.unplanned.reason, self.unplanned.message)
 
     # -- the engines --------------------------------------------------------------------------------------------------
 
     def with_view(self, view: ServiceView) -> "Facts":
-        """Another snapshot, and with it the `Loaded` condition and the endpoint."""
+        """Set the snapshot of the engine, and with it the `Loaded` condition and the endpoint."""
         view = attrs.evolve(view, restarts=self.restarts)
         if view == self.view.value:
             return self
@@ -244,12 +245,12 @@ class Facts:
         return attrs.evolve(after, endpoint_host=view.host, endpoint_port=view.port) if view.ready else after
 
     def with_engine(self, view: ServiceView, *, newest: bool) -> "Facts":
-        """An engine begins to serve; `newest` if it was started from the newest plan."""
+        """Record that an engine starts to serve; `newest` if it has the newest plan."""
         after = self.with_newest_plan() if newest else self
         return attrs.evolve(after.with_view(view), loads=self.loads + 1, evicted=None)
 
     def with_failure(self, failure: Failure, failures: int, delay_seconds: float, now: datetime.datetime) -> "Facts":
-        """An attempt has failed; say why in the engine's own words, and when the next one comes."""
+        """Record a failed attempt, with the engine's last log lines and the time of the next attempt."""
         reason, head = _next_attempt(failure, failures, delay_seconds, now)
         after = attrs.evolve(self, restarts=self.restarts + 1, failure=failure)
         return after.with_view(ServiceView(reason, f"{head}: {failure.message}"))
@@ -257,36 +258,33 @@ class Facts:
     def with_newest_failure(
         self, failure: Failure, failures: int, delay_seconds: float, now: datetime.datetime
     ) -> "Facts":
-        """The engine of the newest spec has failed while nothing else runs; one of an older spec stands in for it."""
+        """Record that the engine of the newest spec failed, and that the engine of an older spec starts instead."""
         after = self.with_failure(failure, failures, delay_seconds, now)
         view = after.view.value
-        return after.with_outdated(view.reason, f"the engine of an older spec stands in; {view.message}")
+        return after.with_outdated(view.reason, f"falling back to the engine of an older spec; {view.message}")
 
     def with_replace_failure(
         self, failure: Failure, failures: int, delay_seconds: float, now: datetime.datetime
     ) -> "Facts":
-        """An attempt to replace the engine that serves has failed; that one serves on."""
+        """Record that a successor failed; the engine that serves keeps serving."""
         reason, head = _next_attempt(failure, failures, delay_seconds, now)
         after = attrs.evolve(self, replace_failures=self.replace_failures + 1, failure=failure)
-        return after.with_outdated(reason, f"the engine of the older spec serves on; {head}: {failure.message}")
+        return after.with_outdated(reason, f"the engine of the older spec keeps serving; {head}: {failure.message}")
 
     # -- the memory ---------------------------------------------------------------------------------------------------
 
     def with_eviction(self, evict: Eviction) -> "Facts":
-        """The engine has to go for want of memory."""
+        """Record the eviction of the engine."""
         return attrs.evolve(self, evicted=evict)
 
     def with_memory(self, level: Level, evicted: Eviction | None, why: str) -> "Facts":
-        """How short of memory this host is, and whether that is why this service does not run.
-
-        The same level with other figures is no change: each would be a write.
-        """
+        """Set the host's memory pressure, or the eviction if that is why this service does not run."""
         short = None if level is Level.UNKNOWN else level in {Level.WARNING, Level.CRITICAL}
         now = Pressure(short, level.name.capitalize(), f"memory on host {self.host}: {why}")
         if evicted is not None and evicted.cause is not Cause.DISPLACED:
             now = Pressure(True, Reason.EVICTED, evicted.why)
         if self.pressure is not None and self.pressure.value.reason == now.reason:
-            return self
+            return self  # other figures at the same level are not reported: each report is an API write
         return attrs.evolve(self, pressure=_observed(self.desired.service, now))
 
 
@@ -295,7 +293,7 @@ def _observed(of: Object, value: T) -> Observed[T]:
 
 
 def _with_published(facts: Facts) -> Facts:
-    """Note of which generation it is said whether the endpoint is published, where anything was ever wrong with it."""
+    """Set the generation of the `Published` condition, if publishing ever had a problem."""
     is_known = facts.publish_problem.reason or facts.closed or facts.published is not None
     return attrs.evolve(facts, published=facts.desired.service.metadata.generation or 0 if is_known else None)
 

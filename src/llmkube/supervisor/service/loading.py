@@ -1,4 +1,4 @@
-"""From the start of an engine's process to its first answer to clients, and what may take its place until then."""
+"""Wait from the start of an engine's process to its first answer to clients; detect another process on its port."""
 
 from functools import partial
 from typing import Final
@@ -20,32 +20,30 @@ from llmkube.supervisor.values.liveness import EngineStats, Limits, percent_load
 from llmkube.supervisor.values.ports import Child
 
 MIN_INTERVAL_SECONDS: Final = 5.0
-"""Between two lines that differ in what they say."""
+"""Minimum time between two progress reports that differ."""
 
 MAX_INTERVAL_SECONDS: Final = 30.0
-"""Between two lines of which only the second says that time has passed."""
+"""Time after which unchanged progress is reported again, with the time so far."""
 
 LINES: Final = 20
 
 
 PROXY_SECONDS: Final = 30.0
-"""How long a proxy may take to answer that was started together with its engine."""
+"""Time limit for the first answer of a proxy, which was started together with its engine."""
 
+# Less may only mean a busy machine: the engine and its proxy have clients, and a starting agent uses much CPU time.
 CONFIRM_SECONDS: Final = 2.0
-"""How long an adopted engine may stay silent before its endpoint is made not-ready; a port that refuses, at once.
-
-Silence for less is a busy machine: the engine and its proxy have clients, and a starting agent takes the processor.
-"""
+"""Time in which an adopted engine must answer before its endpoint becomes not ready; at once if its port refuses."""
 
 
 @attrs.define(eq=False)
 class LoadProgress:
-    """Write the progress of one load into the service's `Loaded` condition; seldom, for each line is a write."""
+    """Report the progress of one load in the `Loaded` condition; rarely, since each report is an API write."""
 
     _child: Child
     _status: EngineStatus
     _weights_bytes: int
-    _words: LogReader
+    _log_reader: LogReader
     _started_at: float = attrs.field(factory=trio.current_time)
     _written_at: float = attrs.field(factory=trio.current_time)
     _log_bytes: int = -1
@@ -53,11 +51,11 @@ class LoadProgress:
     _reported: str = ""
 
     async def write(self, stats: EngineStats) -> None:
-        """Report how far the load is, if that has changed, or if nothing was reported for a while."""
+        """Report the progress if it has changed, or if nothing was reported for a while."""
         now = trio.current_time()
         if stats.log_bytes != self._log_bytes:
             self._log_bytes = stats.log_bytes
-            self._phase = self._words.phase(await self._child.last_lines(LINES)) or self._phase
+            self._phase = self._log_reader.phase(await self._child.last_lines(LINES)) or self._phase
         percent = percent_loaded(stats.resident_bytes, self._weights_bytes)
         progress = self._phase or "loading the model"
         if percent is not None:
@@ -74,10 +72,10 @@ class RunningEngine:
 
     Attributes:
         child: The process.
-        record: Its addresses and its key.
-        launch: Its plan and its weights.
-        http: The client that reaches it.
-        limits: How long a load may make no progress.
+        record: Its addresses and its API key.
+        launch: Its plan and weights.
+        http: Client for its URLs.
+        limits: Time limits, such as the longest load without progress.
     """
 
     child: Child
@@ -88,7 +86,7 @@ class RunningEngine:
 
     @property
     def engine(self) -> health.Engine:
-        """Return the engine at the address at which the agent reaches it."""
+        """Return the engine at the address that the agent uses."""
         record = self.record
         proxy_url = _url(*record.address) if record.public_host else ""
         url, key = _url(record.host, record.port), health.bearer(record.api_key)
@@ -100,16 +98,16 @@ class RunningEngine:
         return attrs.evolve(self.engine, url=_url(*self.record.address))
 
     async def answers_at_once(self) -> bool:
-        """Whether an adopted engine serves already."""
+        """Whether an adopted engine answers already."""
         with trio.move_on_after(CONFIRM_SECONDS):
             return await health.ask(self.http, self.public.ready_url) == "ok"
         return False
 
     async def loaded(self, status: EngineStatus) -> Failure | None:
-        """Return when clients get answers from what was asked for: None; or when it will not come to that.
+        """Wait until clients get answers from this engine; return a failure if the load failed.
 
         Args:
-            status: Told how far the load is.
+            status: Gets the progress of the load.
         """
         return await self._wait_loaded(status) or await self._wait_proxy()
 
@@ -133,26 +131,23 @@ class RunningEngine:
         return Failure(Reason.PORT_TAKEN, impostor) if impostor else None
 
     async def _impostor(self, engine: health.Engine) -> str:
-        """Say who answers in the engine's place; "" when it is the engine itself, with the model that we asked for.
-
-        Between our choice of a port and the engine's bind, another process may have taken it, and may answer 200.
-        """
+        """Return an error if something else answers on the engine's port; "" if it is the engine with its model."""
+        # Another process may have bound the port after it was chosen and before the engine did, and may answer 200.
         port = self.record.port
         if not await self.child.listens(port):
-            return f"port {port} is answered by a process that is not this engine"
+            return f"port {port} taken: another process answers on it"
         names, alias = await engine.model_names(), engine.plan.alias
         if names and alias not in names:
             return f"port {port} serves {', '.join(sorted(names))} instead of {alias}"
         return ""
 
     async def _wait_proxy(self) -> Failure | None:
-        """Return when clients get in as well, through the proxy where there is one; or why they do not."""
+        """Wait until the engine answers at the address that clients use; return a failure if it does not."""
         with trio.move_on_after(PROXY_SECONDS):
             await health.wait_ready(self.http, self.public.ready_url)
             return None
-        return Failure(
-            Reason.PORT_TAKEN, f"the engine answers, and its proxy at {self.public.url} does not; see proxies.log"
-        )
+        message = f"the engine answers, but its proxy at {self.public.url} does not; see proxies.log"
+        return Failure(Reason.PORT_TAKEN, message)
 
 
 def _url(host: str, port: int) -> str:

@@ -1,4 +1,4 @@
-"""What one engine does with its memory while it serves: when it worked last, and what it really holds."""
+"""Measure an engine while it serves: when it last worked, and how much memory it really uses."""
 
 import math
 from collections.abc import Awaitable, Callable
@@ -22,32 +22,32 @@ from llmkube.weights.estimate.sizing import largest_context
 log = structlog.get_logger(__name__)
 
 LEARN_SHARE: Final = 1.02
-"""An engine that holds this much more than it ever did teaches something."""
+"""Growth of an engine's peak memory after which the figure is recorded again."""
 
 LOAD_LINES: Final = 5000
-"""More than llama.cpp writes while it loads; its buffers are told of there."""
+"""Log lines to read for the engine's buffers; llama.cpp writes fewer while it loads."""
 
 
 async def key_of(launch: Launch, engines: Engines) -> str:
-    """Return what the figures of a launch are kept under, on this host's engine."""
+    """Return the key for the learned figures of a launch with this host's engine program."""
     try:
         version = (await engines.info(launch.plan.runtime)).version
     except ExternalError:
-        version = ""  # an adopted engine goes on without its program; who wants to start one is told
+        version = ""  # an adopted engine keeps running without its program; starting another one reports the error
     return figure_key(launch.plan, version)
 
 
 @attrs.define(eq=False)
 class EngineMeasurement:
-    """Look at an engine from outside, and learn from what is seen.
+    """Measures one engine from outside, and records its peak memory.
 
     Attributes:
         child: Its process.
-        read: What the kernel says of it.
-        read_nowait: The same without waiting, where that can be had.
-        launch: What it runs.
-        allocation: What it has been promised, and what it was last seen to hold.
-        ports: Where that is kept.
+        read: Reads its statistics from the kernel.
+        read_nowait: The same without waiting; returns None if that is not possible.
+        launch: Its plan and weights.
+        allocation: Its memory: reserved, and last measured.
+        ports: Dependencies; their `learned` stores the figures.
     """
 
     child: Child
@@ -61,7 +61,7 @@ class EngineMeasurement:
     _learned_bytes: int = 0
 
     async def measure(self) -> EngineStats | None:
-        """Look, and note whether it has computed anything since the last look, and whether it has grown."""
+        """Read the statistics; record whether it has worked since the last sample, and its peak if that has grown."""
         stats = await self.read()
         self._record_activity(stats)
         if self._has_grown:
@@ -69,7 +69,7 @@ class EngineMeasurement:
         return stats
 
     def measure_nowait(self) -> EngineStats | None:
-        """The same without waiting; None also when it has grown, which takes a look to note."""
+        """Do the same without waiting; None also if its memory has grown, since recording that has to wait."""
         if self._has_grown:
             return None
         stats = self.read_nowait()
@@ -90,7 +90,7 @@ class EngineMeasurement:
         return held.measured and held.peak_bytes > self._learned_bytes * LEARN_SHARE
 
     async def _learn(self) -> None:
-        """Keep what it holds at most, and once what it says that it has allocated."""
+        """Record its peak memory and, the first time, the buffers that it has logged."""
         lines = () if self._learned_bytes else await self.child.last_lines(LOAD_LINES)
         buffers = log_reader_of(self.launch.plan.runtime).buffers(lines)
         held = self.allocation.reservation
@@ -110,12 +110,12 @@ class EngineMeasurement:
 
 
 def explain(refusal: Refusal, launch: Launch) -> str:
-    """Return why a launch has to wait, with the largest context that would fit if that is smaller than its own."""
+    """Return why a launch has to wait, with the largest context that would fit."""
     return refusal.message + context_hint(launch, refusal.fit_bytes)
 
 
 def context_hint(launch: Launch, fit_bytes: int | None) -> str:
-    """Name the largest context that would fit into so much, if a smaller one than was asked for would; else nothing."""
+    """Return a hint with the largest context that fits into `fit_bytes`, if it is smaller than the requested one."""
     if fit_bytes is None or launch.shape is None or launch.plan.demand is None:
         return ""
     context = largest_context(launch.shape, launch.plan.demand, fit_bytes)

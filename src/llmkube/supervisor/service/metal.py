@@ -1,7 +1,7 @@
-"""What only an engine on a Mac's GPU does: it says that it is well and answers 500, or computes without the GPU.
+"""Detect engines on a Mac's GPU that report healthy but answer 500, or that compute without the GPU.
 
-ggml keeps a failed command of the GPU for ever (`has_error`, ggml-metal-context.m), and `/health` knows nothing of it:
-without a look at what it computes and writes such an engine stays Ready until a user restarts it.
+After one failed GPU command, ggml fails all later ones (`has_error`, ggml-metal-context.m), while `/health` stays ok.
+Only a computed token and the engine's log show it; otherwise the engine stays Ready until a user restarts it.
 """
 
 from collections.abc import Awaitable, Callable
@@ -22,10 +22,10 @@ from llmkube.supervisor.values.settings import AgentSettings
 from llmkube.weights.estimate.demand import Location
 
 LINES: Final = 200
-"""How much of the log is looked at after each change; ggml repeats its error with each request."""
+"""Log lines to read after each change; ggml repeats its error with each request."""
 
 LOAD_LINES: Final = 5000
-"""More than llama.cpp writes while it loads."""
+"""Log lines to read after a load; llama.cpp writes fewer while it loads."""
 
 
 def uses_metal(launch: Launch, settings: AgentSettings) -> bool:
@@ -35,33 +35,35 @@ def uses_metal(launch: Launch, settings: AgentSettings) -> bool:
 
 
 def grace_of(launch: Launch, settings: AgentSettings, urgent: Callable[[], Awaitable[None]]) -> Grace:
-    """Return how long an engine gets between TERM and KILL."""
+    """Return the grace of an engine between TERM and KILL."""
     seconds = settings.longest_grace_seconds if uses_metal(launch, settings) else settings.grace_seconds
     return Grace(seconds, settings.grace_seconds, urgent)
 
 
-def failure_of(lines: tuple[str, ...], words: LogReader, refused: str = "") -> Failure | None:
-    """Return what follows from an engine's lines, and from its answer to a request for a token; pure."""
-    found = words.gpu_failure(lines)
+def failure_of(lines: tuple[str, ...], log_reader: LogReader, token_error: str = "") -> Failure | None:
+    """Return the GPU failure that an engine's log lines or its failed computation of a token show, if any; pure."""
+    found = log_reader.gpu_failure(lines)
     if found is not None:
-        return Failure(Reason.METAL_ERROR, f"{found}; it answers no request after that")
-    return Failure(Reason.METAL_ERROR, f"the model is loaded, and cannot be computed: {refused}") if refused else None
+        return Failure(Reason.METAL_ERROR, f"{found}; the engine can answer no more requests")
+    if not token_error:
+        return None
+    return Failure(Reason.METAL_ERROR, f"the model is loaded, but computing a token failed: {token_error}")
 
 
-def is_without_gpu(lines: tuple[str, ...], words: LogReader) -> bool:
-    """Whether an engine has told of its buffers, and none of them is the GPU's; pure."""
-    buffers = words.buffers(lines)
+def is_without_gpu(lines: tuple[str, ...], log_reader: LogReader) -> bool:
+    """Whether an engine has logged its buffers, and all are on the CPU; pure."""
+    buffers = log_reader.buffers(lines)
     return bool(buffers) and all(each.place is Location.HOST for each in buffers)
 
 
 @attrs.frozen
 class MetalMonitor:
-    """Look at an engine that is to compute on Metal; nothing is seen of others.
+    """Check an engine that is to compute on Metal; for other engines every check passes.
 
     Attributes:
         child: Its process.
-        launch: What it runs.
-        settings: The host's.
+        launch: Its plan and weights.
+        settings: The host's settings.
     """
 
     child: Child
@@ -69,43 +71,43 @@ class MetalMonitor:
     settings: AgentSettings
 
     @property
-    def words(self) -> LogReader:
-        """What the lines of its runtime mean."""
+    def log_reader(self) -> LogReader:
+        """Reader of log lines of its runtime."""
         return log_reader_of(self.launch.plan.runtime)
 
     async def first_failure(self, engine: Engine) -> Failure | None:
-        """Return why an engine that says that it is ready cannot compute; None when it can."""
+        """Return why an engine that reports ready cannot compute; None if it can."""
         if not uses_metal(self.launch, self.settings):
             return None
-        refused = await engine.token_error()
-        return failure_of(await self.child.last_lines(LINES), self.words, refused)
+        token_error = await engine.token_error()
+        return failure_of(await self.child.last_lines(LINES), self.log_reader, token_error)
 
     async def load_warning(self, record_limit: Callable[[int], None]) -> str:
-        """Say of one that has no buffer on Metal what that means, and "" of others.
+        """Return a warning if the engine has no buffer on Metal, else "".
 
         Args:
-            record_limit: Told how much the GPU may hold, if the engine has written that.
+            record_limit: Gets the limit of the GPU's memory in bytes, if the engine has logged it.
         """
         if not uses_metal(self.launch, self.settings):
             return ""
         lines = await self.child.last_lines(LOAD_LINES)
-        if (limit_bytes := self.words.device_limit(lines)) is not None:
+        if (limit_bytes := self.log_reader.device_limit(lines)) is not None:
             record_limit(limit_bytes)
-        if not is_without_gpu(lines, self.words):
+        if not is_without_gpu(lines, self.log_reader):
             return ""
-        return "; it computes on the CPU, as Metal gave it no buffer: its log says which GPU it has looked for"
+        return "; it computes on the CPU because Metal gave it no buffer: its log names the GPU that it looked for"
 
     async def wait_failure(self, read: Callable[[], Awaitable[EngineStats | None]]) -> Failure:
-        """Return when the engine has written that the GPU has failed.
+        """Wait until the engine's log reports that the GPU has failed; return that failure.
 
         Args:
-            read: What the kernel says of it; tells when its log has grown.
+            read: Reads the engine's statistics, which show when its log has grown.
         """
         log_bytes = -1
         while True:
             stats = await read()
             if stats is not None and stats.log_bytes != log_bytes:
                 log_bytes = stats.log_bytes
-                if (failure := failure_of(await self.child.last_lines(LINES), self.words)) is not None:
+                if (failure := failure_of(await self.child.last_lines(LINES), self.log_reader)) is not None:
                     return failure
             await wait_tick(self.settings.limits.tick_seconds)

@@ -1,6 +1,7 @@
-"""From the newest wish to what should run: fetch, read, plan. Half of a service's nursery; `service` is the other.
+"""Turn the newest desired state of a service into a target: fetch, read, plan.
 
-It never touches a process. A wish that makes no plan leaves the last target standing, so a bad edit costs nothing.
+The planner never touches a process. A spec that cannot be planned leaves the last target in place, so a bad edit stops
+nothing.
 """
 
 import functools
@@ -38,47 +39,47 @@ from llmkube.weights.formats.shape import ModelHeader, Shape
 from llmkube.weights.store.blobs import WeightsFile
 
 PROGRESS_SECONDS: Final = 2.0
-"""How often the progress of a fetch is written."""
+"""Interval at which the progress of a fetch is written."""
 
 
 KEYS_SECONDS: Final = 60.0
-"""The longest time between two looks whether the Secret of a service's API keys has changed."""
+"""Longest interval between two checks of the Secret with a service's API keys."""
 
 PREVIEW_SECONDS: Final = 10.0
-"""How long the header of a remote file may take; after that the download shows what is wrong."""
+"""Time limit for the header of a remote file; without it the download shows what is wrong."""
 
+# The estimate of a large model takes milliseconds before its engine can start; services of one Model share it.
 _estimate = functools.lru_cache(maxsize=16)(estimate)
-"""Milliseconds for a large model, before its engine can start; services of one Model need the same."""
 
 
 @attrs.frozen
 class _Draft:
-    """The model that guesses ahead: its file, and what its header says of its memory."""
+    """File and shape of the draft model."""
 
     weights: WeightsFile
     shape: Shape | None
 
 
 class DraftMissingError(UserError):
-    """A service names a Model that is not there; it is looked at again when there is one."""
+    """The Model that a service names as its draft model does not exist; the service is planned again when it does."""
 
     reason = Reason.MODEL_NOT_FOUND
 
 
 @attrs.define(eq=False)
 class Planner:
-    """Keep the target of one service in line with its newest wish.
+    """Keeps the target of one service in line with its newest desired state.
 
     Attributes:
-        context: What the engines of the service share.
-        target: What should run.
+        context: State that the engines of the service share.
+        target: Target that should run.
     """
 
     context: ServiceContext
     target: Mailbox[Target]
 
     async def run(self, replan: Mailbox[None]) -> None:
-        """Never return: a newer wish, or another engine program, of which `replan` tells, interrupts the work."""
+        """Plan again whenever `replan` changes (newer desired state, another engine program); never return."""
         manager, target = self.context.status_manager, self.target
         while True:
             version = replan.version
@@ -87,10 +88,10 @@ class Planner:
             if isinstance(target.value, Launch) and manager.facts.desired.service.spec.api_key_secret_ref is not None:
                 await wait_any(newer, partial(self._wait_other_keys, target.value))
             else:
-                await newer()  # the planner of a service at rest is one task that waits
+                await newer()  # the planner of an idle service is one task that waits
 
     async def _wait_other_keys(self, launch: Launch) -> None:
-        """Return when the service's Secret has other keys than its plan, or none."""
+        """Return when the service's Secret has other keys than its plan, or cannot be used any more."""
         ports = self.context.ports
         while True:
             await trio.sleep(KEYS_SECONDS * ports.rng.uniform(0.75, 1.0))
@@ -99,12 +100,12 @@ class Planner:
             except UserError:
                 return
             except ExternalError:
-                continue  # what is known stays
+                continue  # the known keys stay in effect
             if digest_of(keys) != launch.plan.keys_digest:
                 return
 
     async def _plan_unless_newer(self, newer: Callable[[], Awaitable[object]]) -> None:
-        """Return when there is nothing more to do for this wish, or a newer one has arrived."""
+        """Plan, with retries, until it succeeds, retrying cannot help or the desired state changes."""
         line = _ProgressLine(self.target, self.context.status_manager)
 
         async def plan() -> None:
@@ -116,7 +117,7 @@ class Planner:
         await wait_any(plan, newer, line.run)
 
     async def _plan(self, progress: "_ProgressLine") -> bool:
-        """Do it once; return False when trying again later could help."""
+        """Plan once; return False if a retry could help."""
         manager, ports, settings = self.context.status_manager, self.context.ports, self.context.settings
         desired = manager.facts.desired
         if not desired.running:
@@ -143,8 +144,8 @@ class Planner:
         except LLMKubeError as error:
             manager.update(Facts.without_file, error)
             self._fail(error, Reason.FETCH_FAILED)
-            # Again also after a user's error: the file may appear or be mended without an edit of the object. But a
-            # whole file that had the wrong digest is not downloaded again for nothing.
+            # Retried also after a user's error: the file may appear or be fixed without an edit of the object. But a
+            # complete file with the wrong digest is not downloaded again in vain.
             return isinstance(error, DigestMismatchError) and error.final
         try:
             with progress:
@@ -152,7 +153,7 @@ class Planner:
         except LLMKubeError as error:
             manager.update(Facts.with_file, weights, facts)
             return self._fail(error, Reason.FETCH_FAILED, f"the draft model: {error}")
-        manager.update(Facts.with_file, weights, facts)  # only now: while a draft is fetched, its progress is told
+        manager.update(Facts.with_file, weights, facts)  # only now: until then the progress of the draft is reported
         try:
             launch = await self._launch(desired, weights, facts, draft=draft, keys=keys)
         except UserError as error:
@@ -164,16 +165,16 @@ class Planner:
         return True
 
     async def _fetch_draft(self, desired: Desired, progress: Callable[[Progress], None]) -> _Draft | None:
-        """Make the file of the model that guesses ahead present; a file of this host is as a Model could name it."""
+        """Fetch the file of the draft model, if the service has one."""
         named = draft_of(desired.service.spec)
         if not named:
             return None
         model = desired.draft
-        if named.startswith("/"):
+        if named.startswith("/"):  # a file of this host, which the rules for a Model's source apply to
             metadata = ObjectMeta(name=desired.key.name, namespace=desired.key.namespace)
             model = Model(metadata=metadata, spec=ModelSpec(source=named))
         if model is None:
-            raise DraftMissingError(f"there is no Model {named} in the namespace {desired.key.namespace}; create it")
+            raise DraftMissingError(f"Model {named} not found in namespace {desired.key.namespace}; create it")
         refuse_library(host_runtime_of(desired.service, desired.model).name, model, draft=True)
         weights, facts = await self.context.ports.weights.fetch(model, progress)
         return _Draft(weights, facts.shape)
@@ -211,9 +212,9 @@ class Planner:
         return Launch(plan, weights, expected, facts.shape, client_keys=keys)
 
     async def _preview(self, desired: Desired) -> Idle | None:
-        """Say why a file that is elsewhere is not worth its download: even alone on this host, it could not be served.
+        """Return why a remote file should not be downloaded: it could not be served even alone on this host.
 
-        Whatever else the header shows to be wrong is left to the fetch and to the plan, which say so.
+        Other errors that its header shows are ignored here: the fetch and the plan report them.
         """
         with trio.move_on_after(PREVIEW_SECONDS):
             try:
@@ -232,18 +233,18 @@ class Planner:
         return None
 
     def _refuse(self, error: UserError) -> bool:
-        """Say that the newest spec makes no plan; only an edit of it can help."""
+        """Report that the newest spec cannot be planned; return True, since only an edit can help."""
         self.context.status_manager.update(Facts.without_plan, error)
         self._idle_unless_running(Reason.INVALID, str(error))
         return True
 
     def _fail(self, error: LLMKubeError, reason: str, message: str = "") -> bool:
-        """Say why there is no plan yet; trying again later could help."""
+        """Report why there is no plan yet; return False, since a retry could help."""
         self._idle_unless_running(getattr(error, "reason", reason), message or str(error))
         return False
 
     def _idle_unless_running(self, reason: str, message: str) -> None:
-        """Say why nothing can run, or why what runs is not what was asked for last; it goes on running."""
+        """Report why nothing can run; or, if an engine runs, why it keeps running with an older plan."""
         if isinstance(self.target.value, Idle):
             self.target.put_nowait(Idle(reason, message))
         else:
@@ -252,10 +253,10 @@ class Planner:
 
 @attrs.define(eq=False)
 class _ProgressLine:
-    """Turn a fetch's progress into a line: at once when what happens changes, else on the beat of a clock for all.
+    """Reports the progress of a fetch: at once when its stage or note changes, else at ticks that all services share.
 
-    On the beat, all who wait for the same file say the same, and the API server gets one write. What was said last
-    before a download stands still is said, too. While it is entered there is a fetch to tell about.
+    Services that wait for the same file then report the same progress, and the API server gets one write. The last
+    progress before a download stalls is reported, too. It is entered while a fetch runs.
     """
 
     target: Mailbox[Target]
@@ -278,7 +279,7 @@ class _ProgressLine:
             self._updated.set()
 
     async def run(self) -> None:
-        """Never return: write what is new, on the beat."""
+        """Write new progress at each tick; never return."""
         while True:
             await self._updated.wait()
             self._updated = trio.Event()

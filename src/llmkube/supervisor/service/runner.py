@@ -1,22 +1,21 @@
-"""One InferenceService's nursery: a planner that turns wishes into a target, a runner that keeps an engine in line.
+"""One InferenceService's nursery: a planner that makes targets, and a runner that keeps an engine in line with them.
 
 ```
- run_service                         lives until the agent cancels its life scope
+ run_service                         runs until the agent cancels its scope
  └ nursery
-   ├ Planner.run   wish ─▶ Target           (fetch, read, plan; never touches a process)
+   ├ Planner.run   Desired ─▶ Target        (fetch, read, plan; never touches a process)
    └ Runner.run    Target ─▶ engine
-     └ attempts                             one after the other, and two while one replaces the other
+     └ attempts                             one after the other; two during a handover
 ```
 
-What an earlier agent left is where the first attempt begins: its target comes from the journal, its child is
-adopted.
+If an earlier agent left an engine, the first target comes from the journal, and the first attempt adopts the process.
 
-**What has served stands in for what cannot start.** While the engine of an older plan serves because the newest one
-cannot, and then ends by itself, it is started again; the newest one is tried as before, beside it or between two tries
-of it. A newest plan that serves ends that, and so does a wish for nothing.
+**An older plan is the fallback of a newer one that cannot start.** If an engine serves only because the newest plan
+cannot, and then exits by itself, it is started again; the newest plan is still retried, as a successor or between two
+attempts of the fallback. There is no fallback any more once the newest plan serves, or nothing should run.
 
-**A handover is `nursery.start`.** The runner starts a successor beside the engine that serves, and waits inside `start`
-until it answers; until then, whatever cancels the wait ends the successor, and the old engine knows nothing of it.
+**A handover is `nursery.start`.** The runner starts a successor while the current engine serves, and waits in `start`
+until it answers. Whatever cancels that wait ends the successor and leaves the current engine alone.
 """
 
 import math
@@ -48,32 +47,32 @@ from llmkube.supervisor.values.lifecycle import Failure, RestartState, ServiceVi
 log = structlog.get_logger(__name__)
 
 PROPAGATION_SECONDS: Final = 2.0
-"""After the API server has heard of a new endpoint; nodes follow after a moment (kube-proxy gathers for up to 1 s)."""
+"""Time for nodes to follow an endpoint that the API server has accepted (kube-proxy batches changes for up to 1 s)."""
 
 
 ADOPTION_SECONDS: Final = 1.0
-"""So long an engine that an earlier agent left may take to answer before it is ended for another plan: one that serves
-is replaced, and one that still loads is not waited for."""
+"""Time for an adopted engine to answer before it is stopped in favour of another plan: one that serves is replaced by a
+handover, and one that still loads is not waited for."""
 
 
 @attrs.define(eq=False)
 class EngineNursery:
-    """Start attempts, and let those end that have been replaced."""
+    """Starts attempts, and retires those that have been replaced."""
 
     _nursery: trio.Nursery
     _alive: list[Attempt]
 
     async def start(self, attempt: Attempt) -> None:
-        """Return when an engine serves, or has ended before it did; whatever cancels the wait until then ends it."""
+        """Return when the engine serves, or the attempt is over; whatever cancels that wait ends the engine."""
         await self._nursery.start(self._run, attempt)
 
     def retire(self, old: Attempt) -> None:
-        """Let an engine end in a task of its own when no request is sent to it any more."""
+        """Stop an engine, in a task of its own, once no more requests are sent to it."""
         self._nursery.start_soon(retire, old)
 
     async def _run(self, attempt: Attempt, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         attempt.set_task_status(task_status)
-        del task_status  # it holds the nursery that the start was awaited in: the attempt drops it once it is told
+        del task_status  # it refers to the nursery of the `start` call; the attempt drops it after calling it
         self._alive.append(attempt)
         try:
             await attempt.run()
@@ -83,13 +82,13 @@ class EngineNursery:
 
 @asynccontextmanager
 async def open_engine_nursery(alive: list[Attempt]) -> AsyncIterator[EngineNursery]:
-    """Open the nursery of a service's engines; `alive` lists those that are there."""
+    """Open the nursery of a service's engines; `alive` lists its attempts that have not ended."""
     async with trio.open_nursery() as nursery:
         yield EngineNursery(nursery, alive)
 
 
 async def retire(old: Attempt) -> None:
-    """End an engine once clients have followed its successor's endpoint."""
+    """Stop an engine once clients have switched to its successor's endpoint."""
     with trio.move_on_after(old.context.settings.withdraw_seconds):
         await old.context.status_manager.wait_endpoint_applied()
     await trio.sleep(PROPAGATION_SECONDS)
@@ -97,12 +96,12 @@ async def retire(old: Attempt) -> None:
 
 
 async def run_service(replan: Mailbox[None], runner: "Runner", first: Target) -> None:
-    """Look after one service until cancelled; a bug in here is reported and costs its siblings nothing.
+    """Run one service until cancelled; a bug in here is reported, and other services are not affected.
 
     Args:
-        replan: Its version grows whenever the wish, or the engine that would serve it, is another one.
-        runner: Keeps the engine in line.
-        first: The target until the planner has made one: what an earlier agent left, if it did.
+        replan: Its version grows whenever the desired state or the engine program changes.
+        runner: The service's runner.
+        first: The target until the planner has made one, such as the launch that an earlier agent left.
     """
     backoff, failures, context = Backoff(), 0, runner.context
     manager = context.status_manager
@@ -110,10 +109,10 @@ async def run_service(replan: Mailbox[None], runner: "Runner", first: Target) ->
         target: Mailbox[Target] = Mailbox(first)
         try:
             async with trio.open_nursery() as nursery:
-                await nursery.start(runner.run, target)  # first: only who has taken an engine over can end it
+                await nursery.start(runner.run, target)  # first: an engine has to be adopted before it can be stopped
                 nursery.start_soon(Planner(context, target).run, replan)
         except* Exception as bug:
-            # One of the broad catches: here an error stops at the service that it belongs to.
+            # One of the broad catches: an error affects only the service that it belongs to.
             context.log.exception("service task failed")
             view = ServiceView(Reason.INTERNAL_ERROR, f"a bug in LLMKube: {first_leaf(bug)!r}")
             manager.update(Facts.with_view, view)
@@ -124,36 +123,36 @@ async def run_service(replan: Mailbox[None], runner: "Runner", first: Target) ->
 
 @attrs.define(eq=False)
 class Runner:
-    """Keep one engine in line with its target.
+    """Keeps one engine in line with its target.
 
     Attributes:
-        context: What its engines share.
-        adoptable: The process that the first attempt takes over, if an earlier agent left one.
-        fallback: What has served last, once a newer plan could not take its place; None when the newest one serves.
+        context: State that its engines share.
+        adoptable: The process that the first attempt adopts, if an earlier agent left one.
+        fallback: The launch that served last, if a newer plan could not replace it; None while the newest one serves.
     """
 
     context: ServiceContext
     adoptable: EngineRecord | None = None
     fallback: Launch | None = None
     _current: Attempt | None = None  # the engine that serves, or will
-    _retiring: Attempt | None = None  # the one that it has replaced, as long as that one is there
-    _engines: list[Attempt] = attrs.field(factory=list)  # these two, and one that is to replace the first
+    _retiring: Attempt | None = None  # the engine that it has replaced, while that one still runs
+    _engines: list[Attempt] = attrs.field(factory=list)  # these two, and the successor of the current one
     _state: RestartState = RestartState()
-    _attempts: RestartState = RestartState()  # of the newest plan to take the place of what is kept, or serves
+    _attempts: RestartState = RestartState()  # of the newest plan, while an older one serves or is the fallback
     _attempted_digest: str = ""  # the digest of that plan
     _due_at: float = -math.inf  # when it is tried again
 
     async def run(
         self, target: Mailbox[Target], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Never return: run what the target says, again after every exit, later and later if it does not hold.
+        """Keep an engine running for the target, with back-off after failures; never return.
 
-        Started once it follows the target that is there now.
+        `started` is called once it watches the target.
         """
         self._current, self._retiring, self._state = None, None, RestartState()
         async with open_engine_nursery(self._engines) as engines:
             task_status.started()
-            del task_status  # it holds the nursery of the task that started this: a kilobyte per service
+            del task_status  # it refers to the nursery of the `start` call: a kilobyte per service
             await self._reconcile_target(engines, target)
 
     async def _reconcile_target(self, engines: EngineNursery, target: Mailbox[Target]) -> Never:
@@ -176,11 +175,11 @@ class Runner:
             else:
                 await self._replace(engines, self._current, goal, target)
             if self._current is not None and self._current.ended.is_set():
-                ended, self._current = self._current, None
-                await self._after_exit(ended, target)
+                previous, self._current = self._current, None
+                await self._after_exit(previous, target)
 
     def address_changed(self) -> None:
-        """This host is reached in another way: say so, and end what listens on a lost address."""
+        """Report the host's new address, and stop engines that listen on a lost one."""
         self.context.status_manager.refresh()
         for engine in self._engines:
             engine.address_changed()
@@ -188,7 +187,7 @@ class Runner:
     # -- the steps ------------------------------------------------------------------------------------------------
 
     async def _stop_all(self, goal: Idle) -> None:
-        """Have nothing run, and say why."""
+        """Stop all engines, and report why."""
         alive = tuple(self._engines)
         if alive:
             zero = goal.reason == Reason.SCALED_TO_ZERO
@@ -205,12 +204,12 @@ class Runner:
         self.context.status_manager.update(Facts.with_view, ServiceView(goal.reason, goal.message))
 
     def _track_newest(self, goal: Launch) -> None:
-        """Begin to count when a plan is the newest for the first time."""
+        """Reset the count of failures if this plan is a new one."""
         if self._attempted_digest != goal.plan.digest:
             self._attempted_digest, self._attempts, self._due_at = goal.plan.digest, RestartState(), -math.inf
 
     async def _choose_launch(self, goal: Launch) -> Launch:
-        """Return what to start where nothing runs: the newest plan, or what has served last while that one cannot."""
+        """Return the launch to start while nothing runs: the newest one, or the fallback while that cannot start."""
         fallback = self.fallback
         if fallback is None or self.adoptable is not None or fallback.plan.digest == goal.plan.digest:
             return goal
@@ -222,32 +221,32 @@ class Runner:
         return goal
 
     async def _is_refused(self, goal: Launch) -> bool:
-        """Whether there is no memory for a plan, and would be none if this service's own engine ended."""
+        """Whether there is not enough memory for a plan, even if this service's own engine were stopped."""
         strategy = self.context.ledger.replacement(self.context.key, await self.context.need(goal))
         if isinstance(strategy, Refusal):
             self._report_refused(goal, strategy)
         return isinstance(strategy, Refusal)
 
     async def _check_budget(self, goal: Launch) -> None:
-        """Say that what serves is more than it may take by now: no engine is ended for a budget, and none starts."""
+        """Report if the engine that serves exceeds the memory budget: it keeps running, but could not start again."""
         refusal = self.context.ledger.permanent_refusal(self.context.key, await self.context.need(goal))
         if refusal is not None:
-            suffix = "the engine that has it serves on, and when it ends, none can take its place"
+            suffix = "the running engine keeps serving, but once it exits, no engine can replace it"
             message = f"{explain(refusal, goal)}; {suffix}"
             self.context.status_manager.update(Facts.with_outdated, refusal.reason, message)
 
     def _report_refused(self, goal: Launch, refusal: Refusal) -> None:
-        message = f"{explain(refusal, goal)}; the engine of the older spec serves on"
+        message = f"{explain(refusal, goal)}; the engine of the older spec keeps serving"
         self.context.status_manager.update(Facts.with_outdated, refusal.reason, message)
 
     async def _launch(self, engines: EngineNursery, launch: Launch, goal: Launch, target: Mailbox[Target]) -> None:
-        """Have an engine where there is none; return when it serves, or has ended.
+        """Start an engine while there is none; return when it serves, or the attempt is over.
 
         Args:
-            engines: Has it.
-            launch: What to start.
-            goal: The newest plan; another one when an older one stands in for it.
-            target: What should run.
+            engines: Nursery of the engines.
+            launch: The launch to start.
+            goal: The newest launch; it differs from `launch` if that is the fallback.
+            target: The service's target.
         """
         adoptable, self.adoptable = self.adoptable, None
         self._current = engine = Attempt(self.context, launch, adoptable, fallback=self.fallback)
@@ -258,10 +257,10 @@ class Runner:
                 self.context.log.info("starting the engine of the older spec")
                 nursery.start_soon(self._end_wait_when_due, engine, goal)
             await engines.start(engine)
-            nursery.cancel_scope.cancel(reason="it serves, or has ended")
+            nursery.cancel_scope.cancel(reason="it serves, or its attempt is over")
 
     async def _replace(self, engines: EngineNursery, current: Attempt, goal: Launch, target: Mailbox[Target]) -> None:
-        """Do the next thing on the way from the engine that serves to one of another plan."""
+        """Do the next step of replacing the engine that serves with one of another plan."""
         key, version = self.context.key, target.version
         self._track_newest(goal)
         until = (partial(target.wait_newer, version), current.ended.wait)
@@ -282,27 +281,27 @@ class Runner:
             await current.ended.wait()
         elif strategy is Strategy.ROLLING_UPDATE:
             await self._hand_over(engines, current, goal, target)
-        else:  # what serves is not given up for what cannot start, or has failed to
+        else:  # an engine that serves is not stopped for one that cannot start, or has failed to
             if isinstance(strategy, Refusal):
                 self._report_refused(goal, strategy)
                 await self._set_fallback(current)
             await wait_any(self.context.ledger.decided.wait, *until)
 
     async def _hand_over(self, engines: EngineNursery, current: Attempt, goal: Launch, target: Mailbox[Target]) -> None:
-        """Start a successor beside the engine that serves; when it answers, the old one may go."""
+        """Start a successor while the current engine serves; once it answers, retire the old one."""
         self.context.log.info("plan changed; starting a successor")
-        message = "the engine of the newest spec is loading; the one before serves until then"
+        message = "the engine of the newest spec is loading; the previous one serves until then"
         self.context.status_manager.update(Facts.with_outdated, Reason.REPLACING, message)
         successor = Attempt(self.context, goal, before=current)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._end_when_superseded, successor, goal, target, 0.0)
             nursery.start_soon(_lead_after_exit, current, successor)
             await engines.start(successor)
-            nursery.cancel_scope.cancel(reason="it serves, or has ended")
+            nursery.cancel_scope.cancel(reason="it serves, or its attempt is over")
         if successor.serves:
             self._current, self._retiring, self._state = successor, current, RestartState()
             engines.retire(current)
-        elif successor.status.leads:  # the old one has ended meanwhile
+        elif successor.status.leads:  # the old one has exited meanwhile
             self._current, self.fallback = successor, current.launch
         elif successor.failure is not None:
             delay, now = self._postpone(successor.failure), self.context.ports.utcnow()
@@ -312,26 +311,26 @@ class Runner:
             await self._set_fallback(current)
 
     async def _set_fallback(self, current: Attempt) -> None:
-        """Remember that it has served, and that the newest plan could not."""
+        """Make the launch that serves the fallback, since the newest plan could not start."""
         self.fallback = current.launch
         await current.journal.keep()
 
     def _postpone(self, failure: Failure) -> float:
-        """Count a failure of the newest plan, and return after how many seconds it is tried again."""
+        """Count a failure of the newest plan; return the delay in seconds until it is tried again."""
         self._attempts, delay = after_failure(self._attempts, failure, self.context.ports.rng)
         self._due_at = trio.current_time() + delay
         return delay
 
-    async def _after_exit(self, ended: Attempt, target: Mailbox[Target]) -> None:
-        """Say why an engine has ended, and wait until the next attempt is due, or another plan.
+    async def _after_exit(self, previous: Attempt, target: Mailbox[Target]) -> None:
+        """Report why an engine exited, and wait until the next attempt is due or the target changes.
 
-        Requests do not wait for the newest plan while an older engine stands in for it.
+        With a fallback there is no wait: the fallback starts at once.
         """
-        failure, manager, now = ended.failure, self.context.status_manager, self.context.ports.utcnow()
-        if failure is None:  # superseded or evicted: the next one starts with a clean record
+        failure, manager, now = previous.failure, self.context.status_manager, self.context.ports.utcnow()
+        if failure is None:  # superseded or evicted: the next one starts without failures
             self._state = RestartState()
             return
-        has_fallback = self.fallback is not None and self.fallback.plan.digest != ended.launch.plan.digest
+        has_fallback = self.fallback is not None and self.fallback.plan.digest != previous.launch.plan.digest
         if has_fallback:
             delay, failures = self._postpone(failure), self._attempts.failures
             manager.update(Facts.with_newest_failure, failure, failures, delay, now)
@@ -358,9 +357,9 @@ class Runner:
     async def _end_when_superseded(
         self, engine: Attempt, goal: Launch, target: Mailbox[Target], delay_seconds: float
     ) -> None:
-        """End an engine that does not serve yet when another plan, or none, should run, after so many seconds.
+        """Stop an engine that does not serve yet when another plan, or none, should run; not before `delay_seconds`.
 
-        One that stands in for the newest plan goes when there is a newer one.
+        A fallback is kept as long as `goal` is the newest plan.
         """
         accepted = {engine.launch.plan.digest, goal.plan.digest}
         await trio.sleep(delay_seconds)
@@ -375,7 +374,7 @@ class Runner:
             await target.wait_newer(version)
 
     async def _end_wait_when_due(self, engine: Attempt, goal: Launch) -> None:
-        """End the wait of an older plan for memory when the newest one is due, and would not have to wait."""
+        """Cancel a fallback's wait for memory when the newest plan is due and would not have to wait."""
         await trio.sleep_until(self._due_at)
         while engine.child is None and await self._is_refused(goal):
             await self.context.ledger.decided.wait()
@@ -383,13 +382,14 @@ class Runner:
             engine.scope.cancel(reason="the newest plan can start")
 
     async def _forget_if_unwanted(self, goal: Idle) -> None:
-        """What shall not run is out of the journal before its engine ends: the next agent must not start it again."""
+        """Remove a service that is scaled to zero from the journal."""
+        # Before its engine is stopped: the next agent must not start it again.
         if goal.reason == Reason.SCALED_TO_ZERO:
             await self.context.ports.journal.remove(self.context.key)
 
 
 async def _lead_after_exit(current: Attempt, successor: Attempt) -> None:
-    """When the engine that serves ends by itself, its service is the successor's at once."""
+    """Make the successor lead as soon as the current engine exits."""
     await current.ended.wait()
     if current.failure is not None:
         log.warning("replaced engine failed", message=current.failure.message.partition("\n")[0])

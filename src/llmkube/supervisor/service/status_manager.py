@@ -1,10 +1,9 @@
-"""What is known of a service, and the objects and Events in which the agent says it.
+"""Hold the facts of a service, and write the objects and Events that follow from them.
 
-It decides nothing and waits for nothing but, at a stop, for "not ready" to arrive.
+The status manager decides nothing. It waits only during a stop, until "not ready" has reached the API server.
 
-A Service, and a slice or Endpoints, say where a service's engine is and whether it answers. The Service and
-its ClusterIP belong to the InferenceService and outlive every process; the slice says where the engine is and whether
-it answers right now.
+Clients reach the engine through a Service, and a slice or Endpoints. The Service and its ClusterIP belong to the
+InferenceService and outlive every process; the slice or Endpoints has the engine's address and whether it is ready.
 """
 
 import datetime
@@ -52,25 +51,20 @@ from llmkube.supervisor.values.settings import AgentSettings
 
 
 def service_manifest(service: InferenceService) -> dict[str, Any]:
-    """Return the selector-less Service in front of one InferenceService.
-
-    `targetPort` says nothing here: for a Service without a selector, kube-proxy takes the port from the slice.
-    """
+    """Return the Service, without a selector, in front of one InferenceService."""
+    # No `targetPort`: for a Service without a selector, kube-proxy takes the port from the slice.
     return {
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": _metadata(service, service_name(service.key.name)),
-        "spec": {
-            "type": "ClusterIP",
-            "ports": [{"name": "http", "port": SERVICE_PORT, "protocol": "TCP"}],
-        },
+        "spec": {"type": "ClusterIP", "ports": [{"name": "http", "port": SERVICE_PORT, "protocol": "TCP"}]},
     }
 
 
 def slice_manifest(service: InferenceService, host: str, address: str, port: int, *, ready: bool) -> dict[str, Any]:
     """Return this host's EndpointSlice: one address, ready only while the engine is known to answer.
 
-    With port 0 (no engine has been ready yet) it lists nothing, which replaces whatever an earlier agent claimed.
+    With port 0 (no engine has been ready yet) it lists no endpoint, which replaces one of an earlier agent.
     """
     name = service_name(service.key.name)
     metadata = _metadata(service, slice_name(name, host, family(address)))
@@ -86,21 +80,21 @@ def slice_manifest(service: InferenceService, host: str, address: str, port: int
 
 
 def family(address: str) -> Literal["IPv4", "IPv6"]:
-    """Return an address's family as EndpointSlices spell it."""
+    """Return the family of an address, as EndpointSlices name it."""
     return "IPv4" if ipaddress.ip_address(address).version == 4 else "IPv6"
 
 
 def endpoints_manifest(service: InferenceService, address: str, port: int, *, ready: bool) -> dict[str, Any]:
     """Return the classic Endpoints object, deprecated since Kubernetes 1.33, for scripts that still read it.
 
-    Never beside a slice of ours: Kubernetes mirrors Endpoints into slices, and clients would see both.
+    Never publish it together with a slice: Kubernetes mirrors Endpoints into slices, and clients would see both.
     """
-    where = "addresses" if ready else "notReadyAddresses"
+    field = "addresses" if ready else "notReadyAddresses"
     return {
         "apiVersion": "v1",
         "kind": "Endpoints",
         "metadata": _metadata(service, service_name(service.key.name)),
-        "subsets": [{where: [{"ip": address}], "ports": [{"name": "http", "port": port, "protocol": "TCP"}]}]
+        "subsets": [{field: [{"ip": address}], "ports": [{"name": "http", "port": port, "protocol": "TCP"}]}]
         if port
         else [],
     }
@@ -116,30 +110,30 @@ def _metadata(service: InferenceService, name: str) -> dict[str, Any]:
 
 
 def service_slot(facts: Facts) -> Slot:
-    """Return the Service in front of the engine."""
+    """Return the slot of the Service in front of the engine."""
     return Slot(Service, Key(facts.key.namespace, service_name(facts.key.name)))
 
 
 def endpoint_slots(facts: Facts, endpoints_api: str) -> tuple[Slot, ...]:
-    """Return where an agent with this setting says where the engine is; nowhere while the host has no address."""
+    """Return the slots in which an agent with this setting publishes the endpoint; none if the host has no address."""
     if facts.address is None:
         return ()
-    if endpoints_api == "endpoints" and not facts.desired.has_pods:  # Endpoints of such a Service are Kubernetes' own
+    if endpoints_api == "endpoints" and not facts.desired.has_pods:  # with pods, Kubernetes writes the Endpoints
         return (_endpoints(facts),)
     return (_slice(facts, family(facts.address)),)
 
 
 def all_endpoint_slots(facts: Facts) -> tuple[Slot, ...]:
-    """Return where agents with any settings, at addresses of either family, would say so."""
+    """Return the slots in which any agent may publish the endpoint, whatever its settings and address family."""
     slices = (_slice(facts, "IPv4"), _slice(facts, "IPv6"))
     return slices if facts.desired.has_pods else (_endpoints(facts), *slices)
 
 
 def endpoint_manifests(facts: Facts, endpoints_api: str) -> Mapping[Slot, dict[str, Any]]:
-    """Return what stands in the Service and the endpoint.
+    """Return the manifests of the Service and the endpoint.
 
-    Nothing while an engine is being adopted: what its last agent said stands. Where the Service's name is another
-    owner's, nothing of ours is ready behind it.
+    There are none while an engine is being adopted: those of its previous agent stay. If another owner has the
+    Service's name, the endpoint is never ready.
     """
     service, view, address = facts.desired.service, facts.view.value, facts.address
     if address is None or not view.reason:
@@ -170,18 +164,18 @@ P = ParamSpec("P")
 
 @attrs.define(eq=False)
 class StatusManager:
-    """Keep the facts of one service, and hand what follows from them to the applier and the recorder of Events.
+    """Holds the facts of one service, and passes what follows from them to the applier and the recorder of Events.
 
     Attributes:
-        facts: What is known.
-        settings: The host's.
+        facts: The newest facts.
+        settings: The host's settings.
         applier: Writes objects.
         recorder: Writes Events.
         utcnow: The wall clock, for the times in conditions.
         changed: Its version grows whenever the snapshot has changed.
-        host_address: How this host is reached.
-        reports_status: Whether this host writes the objects' status; of several hosts that run replicas one does.
-        tokens: What its engine has said last of what it has computed.
+        host_address: The address at which this host is reached.
+        reports_status: Whether this host writes the objects' status; of several hosts that run replicas, one does.
+        tokens: The last token count that its engine reported.
     """
 
     facts: Facts
@@ -196,7 +190,7 @@ class StatusManager:
     _adopting: bool = False
     _of_service: status.Conditions = ()
     _of_model: status.Conditions = ()
-    _written: dict[Slot, dict[str, Any] | None] = attrs.field(factory=dict)  # None: that there is no such object
+    _written: dict[Slot, dict[str, Any] | None] = attrs.field(factory=dict)  # None: the object is deleted
 
     @property
     def key(self) -> Key:
@@ -205,7 +199,7 @@ class StatusManager:
 
     @property
     def log(self) -> FilteringBoundLogger:
-        """Log lines that name the service."""
+        """Logger that is bound to the service."""
         return log.bind(name=self.key.name, namespace=self.key.namespace)
 
     @property
@@ -215,18 +209,18 @@ class StatusManager:
 
     @property
     def snapshot(self) -> ServiceView:
-        """The newest snapshot, with the further ids that the newest wish gives the service."""
+        """The newest snapshot, with the additional model ids of the newest spec."""
         aliases = additional_ids(self.key.name, self.facts.desired.service.spec)
         return attrs.evolve(self.view, aliases=aliases) if aliases else self.view
 
     def record_tokens(self, pid: int, tokens: float) -> None:
-        """Note what an engine says; no object says it, so nothing is written."""
+        """Record the token count of an engine; no object has it, so nothing is written."""
         self.tokens = TokenCount(pid, tokens, trio.current_time())
 
     def update(self, change: Callable[Concatenate[Facts, P], Facts], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Make new facts of the old, and say what follows: `update(Facts.with_plan, ignored)`.
+        """Change the facts and write what follows: `update(Facts.with_plan, ignored)`.
 
-        What has changed nothing costs nothing: each look at the host's memory is told to every service.
+        A call that changes nothing is cheap: each memory sample of the host is passed to every service.
         """
         before = known = self.facts
         if self.host_address.value != known.host_address:
@@ -241,25 +235,25 @@ class StatusManager:
             self.changed.put_nowait(None)
 
     def emit(self, event: Event) -> None:
-        """Tell what has happened where people look for it."""
+        """Emit an Event, with its log line if it has one."""
         self.recorder.emit_nowait(self.facts.desired.service, event.reason, event.message, type=event.type)
         if event.log:
             write_log = self.log.warning if event.type == "Warning" else self.log.info
             write_log(event.log, **event.fields)
 
     def start(self, *, adopting: bool) -> None:
-        """Speak first: nothing that an earlier agent said of this service, in whatever form, is true any more.
+        """Report the service for the first time, which replaces whatever an earlier agent published.
 
-        Except of an engine that it has left: that one serves, and its endpoint stays until something else is known.
+        With an engine to adopt, the published endpoint stays until more is known about that engine.
         """
         self._adopting = adopting
         self._release_status()
         self.refresh()
         if not adopting:
-            self.update(Facts.with_view, ServiceView(Reason.PENDING, "the agent has just started with this service"))
+            self.update(Facts.with_view, ServiceView(Reason.PENDING, "the agent has started to manage this service"))
 
     def follow(self, desired: Desired) -> None:
-        """Report about a newer wish from now on; objects of the same name with another uid have no status of ours."""
+        """Set a newer desired state; objects with another uid do not have this agent's status yet."""
         before = self.facts.desired
         if desired.model.metadata.uid != before.model.metadata.uid:
             self._forget(self._model_slot)
@@ -271,7 +265,7 @@ class StatusManager:
         self._release_status()
 
     def set_reporting(self, yes: bool) -> None:
-        """Report in the objects' status, or leave that to another host from now on."""
+        """Set whether this host reports in the objects' status, or leaves that to another host."""
         if yes != self.reports_status:
             self.reports_status = yes
             if not yes:
@@ -280,21 +274,21 @@ class StatusManager:
             self.refresh()
 
     def refresh(self) -> None:
-        """Say what was not said yet; how this host is reached may have changed."""
-        self.update(Facts.with_host_address, self.host_address.value)  # which are new facts, also where it is the same
+        """Write what has not been written yet; the host's address may have changed."""
+        self.update(Facts.with_host_address, self.host_address.value)  # new facts, even if the address is the same
 
     async def wait_endpoint_applied(self) -> None:
-        """Return when the API server knows what was last said of the endpoint."""
-        if slots := self._endpoint_slots():  # none is not all: where nothing is published, nothing is waited for
+        """Return when the API server has answered the last write of the endpoint."""
+        if slots := self._endpoint_slots():  # without slots, `wait_applied` would wait for all
             await self.applier.wait_applied(*slots)
 
     def finish(self, why: str = "") -> None:
-        """The service is no longer ours: take its endpoint back, and say so once, unless another host reports it.
+        """Release a service that this host no longer serves: delete its endpoint, and report that once if it reports.
 
         Args:
-            why: What the host does instead; empty where it only does not serve the service any more.
+            why: Predicate of the message, after "host NAME"; "" for "no longer serves it".
         """
-        why = f"host {self.settings.host_name} {why or 'does not serve it any more'}"
+        why = f"host {self.settings.host_name} {why or 'no longer serves it'}"
         self.update(Facts.with_view, ServiceView(Reason.RELEASED, why))
         for slot in self._endpoint_slots():
             self.applier.delete_nowait(slot)
@@ -304,15 +298,15 @@ class StatusManager:
 
     @property
     def _reports_service(self) -> bool:
-        """Whether the service's status is this host's to report: where pods serve it too, it is the controller's."""
+        """Whether this host reports the service's status; the controller does if pods serve it, too."""
         return self.reports_status and not (self.facts.desired.has_pods and self.settings.publishes)
 
     def _release_status(self) -> None:
-        """Take back, once, what hosts have said of a service that pods serve too by now."""
+        """Release, once, the status that hosts have reported of a service that pods now serve, too."""
         service = self.facts.desired.service
         if self._reports_service or not self.reports_status or _is_released(service):
             return
-        view = ServiceView(Reason.RELEASED, "pods serve it too, and the controller says how it does")
+        view = ServiceView(Reason.RELEASED, "pods serve it, too; the controller reports its status")
         wanted = service_conditions(self.facts.with_view(view))
         conditions = status.settle(wanted, self._of_service, now=self.utcnow())
         self.applier.apply_nowait(self._service_slot, status.service_status(service, conditions, view))
@@ -333,7 +327,7 @@ class StatusManager:
         return endpoint_slots(self.facts, self.settings.endpoints_api)
 
     def _write(self) -> None:
-        """Hand over what was not said yet; what was said in another form, or at another address, is taken back."""
+        """Pass new manifests to the applier; delete endpoints that were published in another form or address family."""
         for slot, manifest in self._manifests().items():
             if slot not in self._written or self._written[slot] != manifest:
                 self._written[slot] = manifest
@@ -343,19 +337,17 @@ class StatusManager:
                     self.applier.apply_nowait(slot, manifest, is_published=self._adopting)
 
     def _manifests(self) -> dict[Slot, dict[str, Any] | None]:
-        facts, now, where = self.facts, self.utcnow(), self._endpoint_slots()
+        facts, now, published = self.facts, self.utcnow(), self._endpoint_slots()
         self._of_service = status.settle(service_conditions(facts), self._of_service, now=now)
         self._of_model = status.settle(model_conditions(facts), self._of_model, now=now)
-        wanted: dict[Slot, dict[str, Any] | None] = {
-            slot: None for slot in all_endpoint_slots(facts) if slot not in where
-        }
+        unused = (slot for slot in all_endpoint_slots(facts) if slot not in published)
+        wanted: dict[Slot, dict[str, Any] | None] = dict.fromkeys(unused)
         if self._reports_service and self.view.reason:
             wanted[self._service_slot] = status.service_status(facts.desired.service, self._of_service, self.view)
         if self.reports_status and facts.fetch is not None:
             fetch = facts.fetch.value
-            wanted[self._model_slot] = status.model_status(
-                facts.desired.model, self._of_model, fetch.weights, fetch.header
-            )
+            model = facts.desired.model
+            wanted[self._model_slot] = status.model_status(model, self._of_model, fetch.weights, fetch.header)
         wanted.update(endpoint_manifests(facts, self.settings.endpoints_api))
         return wanted
 
@@ -365,6 +357,6 @@ class StatusManager:
 
 
 def _is_released(service: InferenceService) -> bool:
-    """Whether no host says of a service that it looks after it."""
+    """Whether no host's status claims the service."""
     loaded = find_condition(service.status.conditions, LOADED)
     return loaded is None or loaded.reason == Reason.RELEASED

@@ -1,13 +1,13 @@
-"""Values that the rooms of the supervisor share; they do nothing by themselves.
+"""Values that the packages of the supervisor share.
 
-desired                         what is wished, and what should run for it
-journal                         what an agent leaves for the next one
-lifecycle, liveness             states of a service; does an engine hang
-api_keys                        the API keys of clients: parsed, and their digest
-proxy_config                    what the proxy of a published engine is told
-admitted_networks               which networks reach published engines without a key
-ports                           what the agent needs of the outside world, as protocols
-host_credential, join_record    how the host's credential does, and what `agent join` has granted
-cordon                          that the host's owner has taken it back
-host_addresses, settings, need  addresses, configuration, what a launch needs
+desired                         desired state of a service, and the target that should run for it
+journal                         entries on disk from which the next agent adopts engines
+lifecycle, liveness             states of a service; hang detection
+api_keys                        API keys of clients, and their digest
+proxy_config                    configuration of the proxy of a published engine
+admitted_networks               networks that reach published engines without a key
+ports                           the agent's dependencies, as protocols
+host_credential, join_record    state of the host's credential, and the rights that `agent join` granted
+cordon                          cordon of the host by its owner
+host_addresses, settings, need  addresses, settings, memory need of a launch
 """

@@ -1,6 +1,6 @@
-"""The API keys of a service's clients, as a Secret has them: one per line, as llama.cpp's `--api-key-file`. Pure.
+"""API keys of a service's clients in a Secret: one per line, as in llama.cpp's `--api-key-file`. Pure.
 
-Several keys are valid at once, so that clients can change from one to the next.
+Several keys can be valid at once, so that keys can be rotated.
 """
 
 import hashlib
@@ -9,40 +9,40 @@ from collections.abc import Iterable
 from typing import Final
 
 MOST_KEYS: Final = 64
-"""In one Secret."""
+"""Maximum number of keys in one Secret."""
 
 MOST_CHARS: Final = 1024
-"""In one key."""
+"""Maximum length of one key."""
 
 _KEY: Final = re.compile(rf'[!"$-~][!-~]{{0,{MOST_CHARS - 1}}}', re.ASCII)
-"""What an `Authorization` header carries as one word; some builds take a line with a hash in front for a comment."""
+"""Printable ASCII without spaces; no `#` in front, since some llama.cpp builds read such a line as a comment."""
 
 
 def parse_keys(value: bytes) -> tuple[str, ...]:
-    """Return the keys of a Secret's value, each once; empty lines count for nothing.
+    """Return the distinct keys in a Secret's value; ignore empty lines.
 
     Raises:
-        ValueError: What is wrong, as the end of a sentence; it repeats no key.
+        ValueError: The value is invalid; the message is the end of a sentence, and contains no key.
     """
     try:
         lines = value.decode("ascii").split("\n")
     except UnicodeDecodeError as error:
-        raise ValueError("has other characters than ASCII") from error
+        raise ValueError("has characters other than ASCII") from error
     for number, line in enumerate(lines, 1):
         if line and not _KEY.fullmatch(line):
             raise ValueError(
-                f"has something else than a key in line {number}: a key is 1 to {MOST_CHARS} printable ASCII "
-                "characters without spaces, does not begin with #, and ends with a line feed alone"
+                f"has an invalid key in line {number}: a key is 1 to {MOST_CHARS} printable ASCII "
+                "characters without spaces, does not start with #, and ends with a line feed only"
             )
     keys = tuple(dict.fromkeys(filter(None, lines)))
     if not keys:
         raise ValueError("is empty")
     if len(keys) > MOST_KEYS:
-        raise ValueError(f"has {len(keys)} keys, and {MOST_KEYS} is the most")
+        raise ValueError(f"has {len(keys)} keys; at most {MOST_KEYS} are allowed")
     return keys
 
 
 def digest_of(keys: Iterable[str]) -> str:
-    """Return what tells one set of keys from another without telling a key; "" of none."""
+    """Return a digest of a set of keys; "" without keys."""
     text = "\n".join(sorted(set(keys)))
     return hashlib.sha256(text.encode()).hexdigest() if text else ""

@@ -1,4 +1,4 @@
-"""Which services belong on this host, and what should run for one right now, as values; pure."""
+"""The desired state of a service on this host, and the target that should run for it; pure."""
 
 import attrs
 
@@ -14,12 +14,12 @@ from llmkube.weights.store.blobs import WeightsFile
 
 @attrs.frozen
 class Desired:
-    """One service that this host should look after, with the Model that it refers to.
+    """Desired state of one service on this host.
 
     Attributes:
         service: The service.
         model: The Model that it serves.
-        draft: The Model that guesses ahead for it, where it names one and there is one.
+        draft: Its draft Model, if it names one that exists.
     """
 
     service: InferenceService
@@ -33,24 +33,22 @@ class Desired:
 
     @property
     def running(self) -> bool:
-        """Whether a process is wanted: not suspended, and at least one replica (a host runs one of them)."""
+        """Whether an engine should run: not suspended, and at least one replica (a host runs one of them)."""
         return not self.service.spec.suspend and self.service.spec.replicas > 0
 
     @property
     def has_pods(self) -> bool:
-        """Whether pods serve the same name: then the controller says how the service does, and has its Service."""
+        """Whether pods serve it, too; then the controller reports its status and owns its Service."""
         return self.service.spec.hosts is not None
 
     def has_same_spec(self, other: "Desired | None") -> bool:
-        """Whether nothing that matters here differs: identity, specs and their generations, not status or labels.
-
-        A spec that was edited there and back is another generation of itself, and has to be told that it is accepted.
-        """
+        """Whether identities, specs and generations are the same; status and labels are ignored."""
+        # With generations: a spec that was edited and edited back has a new one, which conditions must refer to.
         return other is not None and _identity_and_spec(self) == _identity_and_spec(other)
 
 
 def slots(desired: Desired) -> int:
-    """How many hosts may claim a service: one per replica, and one to keep its name when there are none."""
+    """Return how many hosts may claim a service: one per replica, and one to hold the service at zero replicas."""
     return max(1, desired.service.spec.replicas)
 
 
@@ -60,21 +58,21 @@ def _identity_and_spec(desired: Desired) -> tuple[object, ...]:
 
 
 def model_key(service: InferenceService) -> Key:
-    """The key of the Model that a service refers to; always in its own namespace."""
+    """Return the key of the Model that a service refers to; always in its own namespace."""
     return Key(service.key.namespace, service.spec.model_ref)
 
 
 def draft_key(service: InferenceService) -> Key | None:
-    """The key of the Model that shall guess ahead for a service; None where it names none that there could be."""
+    """Return the key of a service's draft Model; None if it names none, or a file."""
     try:
         named = draft_of(service.spec)
-    except PlanError:  # which the plan will say
+    except PlanError:  # reported when the service is planned
         return None
     return Key(service.key.namespace, named) if named and not named.startswith("/") else None
 
 
 def accelerator(model: Model) -> str:
-    """What a Model asks to run on; `cpu` when it does not say."""
+    """Return the accelerator that a Model requests; `cpu` by default."""
     return model.spec.hardware.accelerator if model.spec.hardware else "cpu"
 
 
@@ -86,10 +84,10 @@ def desired_here(
     *,
     draft: Model | None = None,
 ) -> Desired | None:
-    """Return what this host should do for a service, or None when the service is not its business.
+    """Return the desired state of a service on this host; None if the service does not belong here.
 
-    A Model that is gone does not stop what runs: a deleted or unreadable Model is no order to unload its weights, so
-    the last known one stands in. A service that is gone or being deleted is not wanted.
+    A service that is deleted or being deleted belongs nowhere. A Model that is deleted does not stop a running engine:
+    the last known Model applies.
     """
     if service is None or service.metadata.deletion_timestamp is not None:
         return None
@@ -104,7 +102,7 @@ def desired_here(
 
 @attrs.frozen
 class Idle:
-    """Nothing should run, and why."""
+    """No engine should run, for a reason."""
 
     reason: str
     message: str = ""
@@ -112,14 +110,14 @@ class Idle:
 
 @attrs.frozen
 class Launch:
-    """This plan should run, with these weights.
+    """A plan that should run, with its weights.
 
     Attributes:
-        plan: What to run.
+        plan: The plan.
         weights: The Model's file.
-        estimate: How much memory that will take; None when not known.
-        client_keys: The API keys of clients that its engine takes; the plan has their digest, the journal none of them.
-        shape: What another context would take can be told from it; not known of what an earlier agent left.
+        estimate: Estimate of its memory; None if not known.
+        client_keys: API keys of clients that its engine accepts; plan and journal have only their digest.
+        shape: Shape of the model, for estimates of other contexts; None in a launch from the journal.
     """
 
     plan: LaunchPlan

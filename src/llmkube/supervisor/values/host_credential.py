@@ -1,4 +1,4 @@
-"""What is known of the credential by which a host speaks to the API server."""
+"""The state of a host's credential for the API server."""
 
 import datetime
 import enum
@@ -8,22 +8,22 @@ import attrs
 
 
 class CredentialState(enum.StrEnum):
-    """How a host's credential does; engines go on in each of these."""
+    """State of a host's credential; engines keep running in each of them."""
 
     ACCEPTED = "Accepted"
-    NOT_RENEWED = "NotRenewed"  # it still counts, and the next one is not to be had
-    REFUSED = "Refused"  # it has ended, or its account is gone
+    NOT_RENEWED = "NotRenewed"  # still valid, but a new one could not be obtained
+    REFUSED = "Refused"  # expired, or its account is gone
 
 
 @attrs.frozen
 class HostCredential:
-    """The credential of now.
+    """The current credential.
 
     Attributes:
-        state: How it does.
-        problem: Why it is not as it should be; empty while it is.
-        command: What an administrator runs to mend it; empty where `llmkube agent join` has not made the credential.
-        expires_at: When its life ends, in seconds since 1970, where that is known.
+        state: Its state.
+        problem: Its problem, if it has one.
+        command: Command that an administrator runs to fix it; "" if `llmkube agent join` did not create it.
+        expires_at: Its expiry in seconds since 1970; None if not known.
     """
 
     state: CredentialState = CredentialState.ACCEPTED
@@ -37,18 +37,18 @@ class HostCredential:
 
     @property
     def advice(self) -> str:
-        """The problem and what to do about it, in one sentence; empty without a problem."""
+        """The problem and its fix, in one sentence; "" without a problem."""
         if not self.problem:
             return ""
         fix = f"an administrator of the cluster {self._fix}"
         if self.state is CredentialState.REFUSED:
-            return f"{self.problem}; engines go on; {fix}"
+            return f"{self.problem}; engines keep running; {fix}"
         until = "" if self.expires_at is None else f" until {_minute(self.expires_at)}"
-        return f"{self.problem}; the old one is valid{until}, and the agent tries again; if it ends, {fix}"
+        return f"{self.problem}; the old one is valid{until}, and the agent keeps trying; if it expires, {fix}"
 
 
 def problem_path(state_dir: Path) -> Path:
-    """Return where an agent leaves what is wrong with its credential, for commands on its host."""
+    """Return the path of the file in which an agent reports a problem of its credential to commands on its host."""
     return state_dir / "credential-problem"
 
 

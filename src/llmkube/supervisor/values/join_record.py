@@ -1,7 +1,7 @@
-"""What an administrator has granted to a host, as the host keeps it, and the command that grants it again.
+"""The record of what `llmkube agent join` granted to a host, and the command that grants it again.
 
-`llmkube agent join` leaves three files in the state directory: a kubeconfig, a token and this record. Token and record
-are named after the API server and the host's name, so that a host which joins anew takes all or nothing of an identity.
+`llmkube agent join` writes three files to the state directory: a kubeconfig, a token and this record. Token and record
+are named after the API server and the host, so that a host that joins again never mixes two identities.
 """
 
 import hashlib
@@ -25,12 +25,12 @@ class JoinRecord:
 
     Attributes:
         host: Its name.
-        server: URL of the API server as the host reaches it.
-        namespace: The only one that it serves; empty for all.
-        lease_namespace: Where its account and its Lease are.
-        networks: Where its engines may be (CIDR).
-        secrets: Which it may read.
-        by_token: Whether it has joined with a token, and so may be far from an administrator.
+        server: URL of the API server that the host uses.
+        namespace: The only namespace that it serves; "" for all.
+        lease_namespace: Namespace of its account and its Lease.
+        networks: Networks (CIDR) in which its engines may be.
+        secrets: Names of Secrets that it may read.
+        by_token: Whether it joined with a token, so that the administrator works on another machine.
     """
 
     host: str
@@ -42,9 +42,9 @@ class JoinRecord:
     by_token: bool = False
 
     def command(self, state_dir: Path) -> str:
-        """Return the command by which an administrator gives the host another token, and the same rights.
+        """Return the command by which an administrator gives the host a new token and the same rights.
 
-        An administrator runs `agent join` on the host; where the host has joined with a token, it is two commands.
+        It runs on the host. A host that joined with a token needs two: one of the administrator, and one on the host.
         """
         words = ["llmkube", "agent", "join-token" if self.by_token else "join", "--name", self.host]
         for network in self.networks:
@@ -54,36 +54,36 @@ class JoinRecord:
             words += ["--secret", secret]
         if self.lease_namespace != DEFAULT_LEASE_NAMESPACE:
             words += ["--lease-namespace", self.lease_namespace]
-        granting, where = shlex.join([*words, "--server", self.server]), shlex.join(["--state-dir", str(state_dir)])
+        grant, folder = shlex.join([*words, "--server", self.server]), shlex.join(["--state-dir", str(state_dir)])
         if self.by_token:
-            return f"{granting}, and on this host, with the line that it prints: {_ON_THE_HOST} {where}"
-        return f"{granting} {where}"
+            return f"{grant}, and on this host, with the line that it prints: {_ON_THE_HOST} {folder}"
+        return f"{grant} {folder}"
 
 
 def token_path(state_dir: Path, record: JoinRecord, authority: bytes) -> Path:
-    """Return where the token of an identity is kept: another server, authority or host is another identity."""
+    """Return the path of the token of an identity; another server, authority or host is another identity."""
     parts = (record.server.encode(), authority, record.lease_namespace.encode(), record.host.encode())
     digest = hashlib.sha256(b"\0".join(parts)).hexdigest()[:_DIGEST_CHARS]
     return state_dir / f"host-{digest}{_TOKEN_SUFFIX}"
 
 
 def token_paths(state_dir: Path) -> frozenset[Path]:
-    """Return the tokens of all identities that joins have left."""
+    """Return the paths of the tokens of all identities that have joined."""
     return frozenset(state_dir.glob(f"host-{'?' * _DIGEST_CHARS}{_TOKEN_SUFFIX}"))
 
 
 def record_path(token: Path) -> Path:
-    """Return where the record beside a token is."""
+    """Return the path of the record that belongs to a token."""
     return token.with_suffix(".json")
 
 
 def encode_record(record: JoinRecord) -> str:
-    """Return what stands in the file."""
+    """Return the text of the file."""
     return json.dumps(attrs.asdict(record), indent=1)
 
 
 def read_record(token: Path) -> JoinRecord | None:
-    """Return the record beside a token, or None if there is none that can be read."""
+    """Return the record that belongs to a token, or None if it is missing or cannot be read."""
     try:
         return record_of(json.loads(record_path(token).read_text("utf-8")))
     except (OSError, ValueError, TypeError, KeyError):
@@ -91,7 +91,7 @@ def read_record(token: Path) -> JoinRecord | None:
 
 
 def record_of(data: Any) -> JoinRecord:
-    """Return the record that `attrs.asdict` has made this of; ValueError, TypeError or KeyError for anything else."""
+    """Return the record from what `attrs.asdict` made; raise ValueError, TypeError or KeyError for anything else."""
     record = JoinRecord(
         host=data["host"],
         server=data["server"],
@@ -103,5 +103,5 @@ def record_of(data: Any) -> JoinRecord:
     )
     texts = (record.host, record.server, record.namespace, record.lease_namespace, *record.networks, *record.secrets)
     if not (all(isinstance(each, str) for each in texts) and isinstance(record.by_token, bool)):
-        raise TypeError("a record is of texts, and one flag")
+        raise TypeError("not a record: expected strings and one boolean")
     return record

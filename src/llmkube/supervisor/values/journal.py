@@ -1,12 +1,12 @@
-"""What this host was asked to run and which process does, on disk: what a new agent needs to go on where one ended.
+"""The journal: desired state, plan and process of each service on disk, from which a new agent continues.
 
-One small file per service, `journal/<namespace>/<name>.json`, 0600. It is written before a process is started (the
-intent, with the cookie that the process will carry in its environment) and once more when its pid is known. So there is
-no moment in which an engine runs without an entry. The objects are in it too: an agent that starts while the API
-server is away serves what it was last asked for.
+There is one small file per service, `journal/<namespace>/<name>.json`, mode 0600. It is written before a process is
+started (the intent, with the cookie in the process's environment) and again when its pid is known, so no engine ever
+runs without an entry. It contains the objects, too: an agent that starts while the API server is unreachable serves the
+last known services.
 
-Nothing is flushed to the disk: what a power cut loses here, it has killed as well. A file that cannot be read is as
-good as none, and its engine is then an orphan.
+The files are not synced to disk: a power cut that loses an entry has killed the engine as well. A file that cannot be
+read is ignored, and its engine is then an orphan.
 """
 
 import json
@@ -34,31 +34,31 @@ from llmkube.weights.store.blobs import WeightsFile
 log = structlog.get_logger(__name__)
 
 FORMAT = 1
-"""Grows when an older agent could misread a file; a file of another format is not used."""
+"""Format version; it grows when an older agent could misread a file. Files of another version are ignored."""
 
 
 class JournalError(ExternalError):
-    """The journal cannot be written, and without it a process must not be started; or this host cannot open it."""
+    """The journal cannot be written, so no process may be started; or this host cannot open it."""
 
     reason = Reason.JOURNAL_NOT_WRITTEN
 
 
 @attrs.frozen
 class EngineRecord:
-    """One engine process, as the next agent has to recognise it.
+    """One engine process, as the next agent identifies it.
 
     Attributes:
-        cookie: What it carries in its environment; no other process does.
+        cookie: Unique value in its environment.
         host: The address that it listens on.
         port: Its port.
-        public_host: The address that its proxy listens on; "" when clients reach the engine itself.
+        public_host: The address that its proxy listens on; "" if clients connect to the engine itself.
         public_port: The proxy's port.
-        build: Which build of its program was started; "" of one that an earlier release has started.
-        log_offset: Where its own output begins in the service's log file, in bytes.
+        build: Build of its program; "" if an earlier release started it.
+        log_offset: Offset of its own output in the service's log file, in bytes.
         pid: Its process id; 0 while only the intent is known.
-        started: What tells it from another process with the same pid (`processes.start_of`).
-        next_log: Whether its log may still be called as that of a successor is.
-        api_key: What it asks to be shown; "" of one that an agent without keys has started.
+        started: Start of the process, which tells it from another one with the same pid (`processes.start_of`).
+        next_log: Whether its log may still have the name of a successor's log.
+        api_key: The key that it requires; "" if an agent without keys started it.
     """
 
     cookie: str
@@ -75,7 +75,7 @@ class EngineRecord:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where clients reach it."""
+        """The address and port that clients use."""
         return (self.public_host, self.public_port) if self.public_host else (self.host, self.port)
 
 
@@ -84,10 +84,10 @@ class Entry:
     """One service on disk.
 
     Attributes:
-        desired: What is asked for.
-        launch: What runs for it.
-        engine: The process that does.
-        fallback: What has served last, while what was asked for after that cannot start.
+        desired: The newest desired state.
+        launch: The launch that runs.
+        engine: Its process.
+        fallback: The launch that served last, while a newer one cannot start.
     """
 
     desired: Desired
@@ -102,7 +102,7 @@ class Entry:
 
 
 def dump(entry: Entry) -> dict[str, Any]:
-    """Return an entry as JSON; argv's slots stay apart from a user's equal words."""
+    """Return an entry as JSON; placeholders in argv are lists, to differ from equal strings of a user."""
     return {
         "format": FORMAT,
         "service": encode(entry.desired.service),
@@ -128,7 +128,7 @@ def load(data: Mapping[str, Any]) -> Entry:
     """Read what `dump` wrote.
 
     Raises:
-        ValueError: It is of another format, or not whole.
+        ValueError: The data has another format, or is incomplete.
     """
     if not isinstance(data, Mapping) or data.get("format") != FORMAT:
         raise ValueError(f"not an entry of format {FORMAT}")
@@ -154,7 +154,7 @@ def _launch(data: Mapping[str, Any]) -> Launch:
 
 
 def _demand(data: Mapping[str, Any] | None) -> Demand | None:
-    """What another version of this program has written is no reason to lose an engine: its needs are then measured."""
+    """Return the demand, or None if another version of this program wrote it; the engine's memory is then measured."""
     try:
         return None if data is None else Demand(**{name: _frozen(value) for name, value in data.items()})
     except TypeError:
@@ -172,17 +172,17 @@ def _estimate(data: Mapping[str, Any] | None) -> Estimate | None:
 
 
 def _frozen(value: Any) -> Any:
-    """JSON has no tuples."""
+    """Return a JSON value with tuples in place of lists."""
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 def entry_path(root: Path, key: Key) -> Path:
-    """Return where a journal keeps a service; both names are DNS names, so there is no way out of the folder."""
+    """Return the path of a service's entry; both names are DNS names, so it cannot leave the folder."""
     return root / key.namespace / f"{file_stem(key.name)}.json"
 
 
 def read_entry(root: Path, key: Key) -> Entry | None:
-    """Return one entry of the journal in a folder, or None when there is none that can be read; blocks."""
+    """Return one entry of the journal in a folder, or None if it is missing or cannot be read; blocks."""
     try:
         return load(json.loads(entry_path(root, key).read_text("utf-8")))
     except (OSError, ValueError):
@@ -197,28 +197,28 @@ class FileJournal:
     limiter: trio.CapacityLimiter
 
     async def write(self, entry: Entry) -> None:
-        """Replace a service's entry, whole or not at all.
+        """Replace a service's entry atomically.
 
         Raises:
-            JournalError: The disk does not take it.
+            JournalError: The file cannot be written.
         """
         text = json.dumps(dump(entry), separators=(",", ":"))
         await trio.to_thread.run_sync(self._replace, entry_path(self.root, entry.key), text, limiter=self.limiter)
 
     async def remove(self, key: Key) -> None:
-        """Forget a service."""
+        """Remove a service's entry."""
         await trio.to_thread.run_sync(self._remove, entry_path(self.root, key), limiter=self.limiter)
 
     def read_all(self) -> dict[Key, Entry]:
         """Return every entry that can be read; blocks.
 
         Raises:
-            JournalError: This host has no descriptor left: engines would be taken for orphans.
+            JournalError: This host has run out of descriptors, so engines would be mistaken for orphans.
         """
         return dict(self._entries())
 
     def clear(self, keys: Iterable[Key]) -> None:
-        """Forget several services; blocks."""
+        """Remove the entries of several services; blocks."""
         for key in keys:
             self._remove(entry_path(self.root, key))
 
@@ -239,7 +239,7 @@ class FileJournal:
             write_private(path, text, durable=False)
         except OSError as error:
             why = full_disk(self.root) if is_disk_full(error) else error.strerror
-            raise JournalError(f"no engine is started, because {path} cannot be written: {why}") from error
+            raise JournalError(f"engine not started: {path} cannot be written: {why}") from error
 
     def _remove(self, path: Path) -> None:
         try:

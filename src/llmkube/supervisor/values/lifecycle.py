@@ -1,4 +1,4 @@
-"""The state of one service as data: what can be said of it, and when it is tried again. No Trio, no clock, no own dice.
+"""The state of one service, and the delay until its next attempt. No Trio, no clock, no random source of its own.
 
 ```
  WaitingForModel ─▶ Fetching ─▶ Pending ─▶ InsufficientMemory ─▶ Loading ─▶ Loaded ─▶ Evicted ─▶ Loading
@@ -22,10 +22,10 @@ from llmkube.k8s.wire.reasons import Reason
 
 @attrs.frozen
 class Exit:
-    """How a process ended: an exit code of 0 or more, or the negated number of the signal that killed it.
+    """Exit of a process: an exit code of 0 or more, or the negated number of the signal that killed it.
 
-    None is the end of an adopted process: the kernel tells its code to its parent only. `for_signature`: macOS has said
-    that it killed it because of its code signature.
+    The code of an adopted process is None: the kernel reports it to the parent only. `for_signature` is set if macOS
+    reported that it killed the process because of its code signature.
     """
 
     code: int | None
@@ -34,7 +34,7 @@ class Exit:
     def __str__(self) -> str:
         """`exit code 1`, or `killed by SIGKILL`."""
         if self.code is None:
-            return "exit code unknown (an earlier agent had started it)"
+            return "exit code unknown (an earlier agent started it)"
         if self.code >= 0:
             return f"exit code {self.code}"
         try:
@@ -45,7 +45,7 @@ class Exit:
 
 @attrs.frozen
 class Failure:
-    """One attempt that ended by itself."""
+    """Failure of one attempt; `ready_seconds` is how long its engine had served."""
 
     reason: Reason
     message: str
@@ -53,34 +53,33 @@ class Failure:
 
 
 def reason_of(error: BaseException) -> Reason:
-    """Return the reason that an error gives for itself; an error that gives none comes from the engine program."""
+    """Return the `reason` of an error; an error without one is about the engine program."""
     reason = getattr(error, "reason", "")
     return Reason.of(reason) or Reason.ENGINE_NOT_FOUND
 
 
 BACKOFF: Final = Backoff(base_seconds=1.0, cap_seconds=60.0)
-"""The first exit restarts at once, the next ones wait."""
+"""Delays of restarts from the second failure in a row; after the first failure the engine restarts at once."""
 
 STABLE_SECONDS: Final = 300.0
-"""An engine that has run for so long is forgiven everything."""
+"""Time of serving after which earlier failures are forgotten."""
 
 PORT_TRIES: Final = 3
 
 
 @attrs.frozen
 class RestartState:
-    """How many attempts in a row have failed, and how many of the last ones for want of a free port."""
+    """Number of attempts in a row that have failed, and of retries because the port was taken."""
 
     failures: int = 0
     port_tries: int = 0
 
 
 def after_failure(state: RestartState, failure: Failure, rng: random.Random) -> tuple[RestartState, float]:
-    """Return the new state and the seconds to wait before the next attempt; 0 means at once.
+    """Return the new state and the delay in seconds before the next attempt; 0 means at once.
 
-    A port that another process took before the engine could is no fault of the engine: the next one is tried at once.
-    But if that does not help three times in a row, something else is wrong, and until it ends otherwise it is like any
-    other.
+    A port that another process took first is no fault of the engine, so another port is tried at once. After three such
+    retries in a row it counts as a failure like any other, until an attempt fails for another reason.
     """
     taken = failure.reason is Reason.PORT_TAKEN
     if taken and state.port_tries < PORT_TRIES:
@@ -92,14 +91,15 @@ def after_failure(state: RestartState, failure: Failure, rng: random.Random) -> 
 
 @attrs.frozen
 class ServiceView:
-    """What the agent knows of one service right now; a snapshot, safe to keep.
+    """Snapshot of one service.
 
-    `port` is 0 and `pid` is None while no engine runs; `restarts` counts the engines that ended although the agent had
-    not asked them to, since the agent started. `ready` is a claim about now. `api_key` lets requests in at the engine;
-    it is for the programs that send them, and nothing else shows it. `aliases` are further ids that clients may send.
-    `mode` is what the engine was started for, not what a newer spec asks for; empty while none runs. So are `engine`,
-    the runtime that serves, its `build` as it was started or, of a daemon that others may upgrade meanwhile, as it says
-    now, and `weights_format`; what an earlier release has started tells the runtime alone.
+    `port` is 0 and `pid` is None while no engine runs. `restarts` is the number of engines that failed since the agent
+    started. `api_key` is the engine's key for programs that send requests, and is shown nowhere. `aliases` are
+    additional model ids that clients may send.
+
+    `mode`, `engine` (the runtime), `build` and `weights_format` describe the engine that was started, not the newest
+    spec, and are empty while none runs. The `build` of a daemon that others may upgrade is the current one. An engine
+    that an earlier release started has the runtime only.
     """
 
     reason: str

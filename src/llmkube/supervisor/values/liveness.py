@@ -1,28 +1,28 @@
-"""Whether an engine works, rests or hangs, decided from what moves; false in neither direction. Pure.
+"""Decide from its activity whether an engine works, is idle or hangs. Pure.
 
-`/health` alone decides nothing. A server deep in a long prompt may not answer for an hour and is healthy; one whose
-HTTP threads answer while its decode loop is stuck is not. So a look has two tiers:
+`/health` alone is not enough. A server that computes a long prompt may not answer for an hour and is healthy; one whose
+HTTP threads answer while its decode loop is stuck is not. Samples therefore have two tiers:
 
-* **What the kernel says** (each tick, a few microseconds): process state, CPU time, major page faults, size of the log.
-* **What the engine says** (rarely, and when something is odd): health, requests in flight or queued, decode counters.
+* **The kernel's figures** (each tick, a few microseconds): process state, CPU time, major page faults, log size.
+* **The engine's answers** (rarely, or when something is odd): health, requests in flight or queued, decode counters.
 
-An engine that waits for a GPU burns little CPU. But it cannot be perfectly still: a batch is cut into pieces of 512
-tokens, encoding each piece costs milliseconds of CPU, and no driver lets one piece run for a minute. So only stillness
-of *everything* (CPU, faults, log, counters) for a whole minute counts, and only together with evidence that a client
-waits: requests in flight, or questions that are not answered. An idle engine is still, too, and is left alone.
+An engine that waits for a GPU uses little CPU time, but never none: a batch is split into pieces of 512 tokens, each
+piece takes milliseconds of CPU time to encode, and no driver lets one piece run for a minute. An engine hangs only if
+there is no activity at all (CPU, faults, log, counters) for a whole minute while a client waits: requests are in
+flight, or probes are not answered. An idle engine shows no activity, either, but no client waits for it.
 
-| evidence | everything still | CPU below 1 % of a core, nothing else | CPU moves |
+| evidence | no activity at all | CPU below 1 % of a core, nothing else | CPU active |
 |---|---|---|---|
-| stopped by a signal (state T), two looks in a row | hung | hung | it was continued meanwhile: fine |
-| requests wait, counters answer and stand still | 60 s | 10 min | 1 h |
-| questions are not answered, nor a request for one token | 60 s | 1 h | never |
+| stopped by a signal (state T), two samples in a row | hung | hung | it was continued meanwhile: fine |
+| requests wait, counters are answered and do not change | 60 s | 10 min | 1 h |
+| probes are not answered, nor a request for one token | 60 s | 1 h | never |
 | nothing listens on the port | 60 s | 60 s | 5 min |
 
-CPU below 1 % is what a foreign health check costs a hung engine: without the second column it would hide the
-hang for ever. CPU that moves is believed for an hour at most when the engine itself says that it gets nowhere.
+Health checks of other programs cost a hung engine less than 1 % of a core; without the second column they would hide
+the hang for ever. Active CPU is accepted for one hour at most if the engine's own counters show no progress.
 
-Only time that the agent watched counts: after a sleep, or a pause of the agent itself, nothing is held against
-an engine. What our own questions cost it (CPU, log lines) is not taken for work.
+Only time during which the agent was watching is counted: after a sleep, or a pause of the agent, an engine starts from
+zero. CPU time and log lines that the agent's own probes cause are not activity.
 """
 
 import enum
@@ -32,26 +32,26 @@ from typing import Final, Literal
 import attrs
 
 PROBE_CPU_SECONDS: Final = 0.005
-"""More than the answer to a question of ours costs an engine.
+"""CPU time that is attributed to the answer to a probe, which costs less.
 
-But less than a step of Linux's clock (0.01 s), or what a GPU engine does meanwhile would be taken for our doing.
+It is below Linux's clock tick (0.01 s), or the work of a GPU engine would be attributed to the probe.
 """
 
 ALIVE_CPU_SHARE: Final = 0.01
-"""Of one core. Below it is what answering other people's health checks costs."""
+"""Share of one core; health checks of other programs cost less."""
 
 MOVED_BYTES: Final = 1024 * 1024
-"""Resident memory that grows by less while a model loads is noise."""
+"""Growth of resident memory that counts as progress of a load; less is noise."""
 
 MAX_BACKOFF: Final = 3
-"""Questions to an engine at rest come at 30, 60, 120, and then every 240 seconds."""
+"""Limit of the probe interval of an idle engine: 30, 60, 120, then 240 seconds."""
 
 MAX_BACKOFF_WITH_SOCKETS: Final = 5
-"""And then at 480, 960 and so on, where the kernel shows whether a connection waits: that is a question by itself."""
+"""The limit if the kernel shows whether a connection waits, which tells as much as a probe: up to 960 seconds."""
 
 
 class Probe(enum.Enum):
-    """What to ask the engine before the next look."""
+    """Request to send to the engine before the next sample."""
 
     NOTHING = 0
     COUNTERS = 1
@@ -60,7 +60,7 @@ class Probe(enum.Enum):
 
 @attrs.frozen
 class Limits:
-    """How long what may stand still, in seconds; see the table above."""
+    """Intervals and time limits in seconds; see the table above."""
 
     tick_seconds: float = 5.0
     probe_seconds: float = 30.0
@@ -73,15 +73,15 @@ class Limits:
 
 @attrs.frozen
 class ProbeResult:
-    """What an engine said of itself.
+    """Answers of an engine to a probe.
 
     Attributes:
         health: `ok`, `busy` (no 200, or none in time) or `gone` (nothing listens, or it closed the connection).
-        late: It listens, but some question was not answered in time.
-        work: Requests in flight or queued; None when it does not say.
-        counters: Whatever changes with every batch; None when it does not say.
-        token: Whether a request for one token was answered; None when none was made.
-        tokens: How many it has computed since its start; None when it does not say.
+        late: Whether it listens, but did not answer some request in time.
+        work: Requests in flight or queued; None if it does not report them.
+        counters: Counters that change with every batch; None if it does not report them.
+        token: Whether a request for one token was answered; None if none was sent.
+        tokens: Tokens computed since its start; None if it does not report them.
     """
 
     health: Literal["ok", "busy", "gone"]
@@ -94,20 +94,20 @@ class ProbeResult:
 
 @attrs.frozen
 class EngineStats:
-    """One look at a running engine; the numbers are those of the process and all below it.
+    """One sample of a running engine; figures are sums over the process and its descendants.
 
     Attributes:
-        state: The letter of proc_pid_stat(5): T if any of them is stopped, else R if any runs, else the first one's.
+        state: Letter of proc_pid_stat(5): T if any process is stopped, else R if any runs, else that of the first one.
         cpu_seconds: User and system time.
         log_bytes: Size of the log file.
-        faults: Major page faults: memory that came back from disk.
+        faults: Major page faults, which read memory back from disk.
         resident_bytes: Resident memory.
-        read_bytes: What was read from files; 0 where it was not looked at.
-        listening: Whether a process accepts connections on the engine's port; None when not read.
-        waiting: Whether a client has connected to it, or sent it bytes, that it has not read yet; None when it was
-            not read, or the kernel does not tell.
-        asked: Whether a question of ours was with the engine since the look before.
-        answer: What it said, if an answer (or the end of our patience) came since the look before.
+        read_bytes: Bytes read from files; 0 if not sampled.
+        listening: Whether a process accepts connections on the engine's port; None if not sampled.
+        waiting: Whether the engine has connections or bytes of a client that it has not read yet; None if not sampled,
+            or the kernel does not report it.
+        asked: Whether a probe was pending since the previous sample.
+        answer: The result of a probe, if one was answered or timed out since the previous sample.
     """
 
     state: str
@@ -124,12 +124,12 @@ class EngineStats:
 
 @attrs.frozen
 class Verdict:
-    """What follows from one look.
+    """Result of one sample.
 
     Attributes:
-        ask: What to ask the engine now.
-        reachable: Whether requests may be sent to it.
-        hung: What stands still and for how long, when that is enough to end it; else "".
+        ask: Probe to send now.
+        reachable: Whether requests may be sent to the engine.
+        hung: Missing activity and its duration, if the engine hangs; else "".
     """
 
     ask: Probe = Probe.NOTHING
@@ -138,16 +138,18 @@ class Verdict:
 
 
 FINE: Final = Verdict()
-"""Of a look from which nothing follows; no other verdict says the same."""
+"""The one verdict of an engine that is fine and needs no probe; it is compared by identity."""
 
 
 @attrs.define
 class Liveness:
-    """What is remembered between looks: the last one, and for how many seconds what has stood still.
+    """State between samples: the last sample, and for how many seconds which activity has been missing.
 
-    A value like any other to those who hold one: `step` never changes its argument, but a copy, which costs a fifth of
-    what a frozen class costs that is evolved field by field, and every engine on the host comes through here each tick.
+    It is used as an immutable value: `step` changes only a copy of its argument.
     """
+
+    # Not frozen: each engine on the host takes a step at each tick, and changing a copy costs a fifth of evolving a
+    # frozen class field by field.
 
     stats: EngineStats | None = None
     at: float = 0.0
@@ -176,13 +178,13 @@ _fields = attrgetter(*attrs.fields_dict(Liveness))
 
 
 def step(watch: Liveness, stats: EngineStats, now: float, limits: Limits = DEFAULT_LIMITS) -> tuple[Liveness, Verdict]:
-    """Take one look into account.
+    """Evaluate one sample.
 
     Args:
-        watch: What the step before returned; `Liveness()` at first.
-        stats: What is seen now.
+        watch: Result of the previous step; `Liveness()` at first.
+        stats: The new sample.
         now: Monotonic time in seconds.
-        limits: How long what may stand still.
+        limits: Time limits.
     """
     before = watch.stats
     if before is None:
@@ -204,15 +206,14 @@ def step(watch: Liveness, stats: EngineStats, now: float, limits: Limits = DEFAU
 
 
 def _count_progress(watch: Liveness, before: EngineStats, stats: EngineStats, seconds: float) -> None:
-    """Count what moved since the look before, and for how long the rest has not."""
+    """Update the durations without activity since the previous sample."""
     cpu = stats.cpu_seconds - before.cpu_seconds - (PROBE_CPU_SECONDS if stats.asked else 0.0)
     answer = stats.answer
     strong = (cpu > 0 and cpu >= ALIVE_CPU_SHARE * seconds) or (stats.log_bytes != before.log_bytes and not stats.asked)
     if answer is not None:
         counted = None not in (answer.counters, watch.counters) and answer.counters != watch.counters
         strong = strong or counted or answer.token is True
-    # a member of the family that has ended takes its CPU time with it; one that runs (R) or is being debugged (t) is
-    # alive
+    # the CPU time of a descendant that has exited is lost; one that runs (R) or is being debugged (t) is alive
     slight = (
         cpu > 0 or stats.cpu_seconds < before.cpu_seconds or stats.faults != before.faults or stats.state in ("R", "t")
     )
@@ -235,7 +236,7 @@ def _count_progress(watch: Liveness, before: EngineStats, stats: EngineStats, se
 
 
 def _apply_result(watch: Liveness, answer: ProbeResult, now: float, limits: Limits) -> None:
-    """Note what the engine said of itself, and for how long it has said the same."""
+    """Record a probe's result, and for how long the counters have not changed."""
     if answer.work and answer.counters is not None and answer.counters == watch.counters:
         watch.stuck_seconds += min(now - watch.answered_at, 2 * limits.probe_seconds)
     else:
@@ -251,15 +252,15 @@ def _apply_result(watch: Liveness, answer: ProbeResult, now: float, limits: Limi
     watch.unanswered = watch.unanswered + 1 if odd else 0
     watch.refusals = watch.refusals + 1 if answer.health == "gone" else 0
     watch.token_failed = watch.token_failed or answer.token is False
-    at_rest = answer.health == "ok" and not odd and not watch.work
-    slowest = MAX_BACKOFF_WITH_SOCKETS if watch.has_socket_state else MAX_BACKOFF
-    watch.backoff = min(watch.backoff + 1, slowest) if at_rest else 0
+    is_idle = answer.health == "ok" and not odd and not watch.work
+    max_backoff = MAX_BACKOFF_WITH_SOCKETS if watch.has_socket_state else MAX_BACKOFF
+    watch.backoff = min(watch.backoff + 1, max_backoff) if is_idle else 0
 
 
 def _update_reachable(watch: Liveness, stats: EngineStats, seconds: float) -> None:
-    """Two signs in a row that nothing listens on the port take an engine out of service; a 200 brings it back.
+    """Mark an engine unreachable after two signs in a row that nothing listens on its port, and reachable after a 200.
 
-    One may be a burst that has overrun the backlog.
+    A single sign may be a burst of connections that overflowed the backlog.
     """
     answer = stats.answer
     if stats.listening is not None:
@@ -274,9 +275,9 @@ def _update_reachable(watch: Liveness, stats: EngineStats, seconds: float) -> No
 
 
 def _next_probe(watch: Liveness, now: float, limits: Limits) -> Probe:
-    """Say what to ask: on a grid that all engines share while nothing is odd, closely when something is."""
+    """Return the probe to send: at ticks that all engines share while nothing is odd, more often otherwise."""
     if watch.stopped_samples:
-        return Probe.NOTHING  # it cannot answer, and the next look decides
+        return Probe.NOTHING  # it cannot answer, and the next sample decides
     if _silent(watch, limits) and not watch.token_failed:
         return Probe.TOKEN
     odd = (
@@ -286,7 +287,7 @@ def _next_probe(watch: Liveness, now: float, limits: Limits) -> Probe:
         or not watch.reachable
         or (watch.work and watch.still_seconds)
     )
-    # every second tick: what moves in the others is not our own doing
+    # every second tick: activity in the other ticks is not caused by probes
     if odd and now - watch.probed_at >= 2 * limits.tick_seconds - 0.5:
         return Probe.COUNTERS
     period = limits.probe_seconds * 2**watch.backoff
@@ -294,32 +295,32 @@ def _next_probe(watch: Liveness, now: float, limits: Limits) -> Probe:
 
 
 def _silent(watch: Liveness, limits: Limits) -> bool:
-    """Whether questions stay unanswered and nothing moves for long enough to ask for one token."""
+    """Whether probes are not answered and there was no activity for long enough to request one token."""
     still = watch.still_seconds >= limits.still_seconds or watch.low_cpu_seconds >= limits.stuck_seconds
     return still and watch.unanswered >= 2
 
 
 def _hung(watch: Liveness, limits: Limits) -> str:
-    """Say what stands still and for how long, if that is enough."""
+    """Return the missing activity and its duration if the engine hangs; else ""."""
     if watch.stopped_samples >= 2:
         return f"the process is stopped (state T) for {watch.stopped_seconds:.0f} s"
     still = watch.still_seconds >= limits.still_seconds
     if still or watch.low_cpu_seconds >= limits.low_cpu_seconds:
-        what = (
+        inactivity = (
             f"no CPU time, no log line and no token for {watch.still_seconds:.0f} s"
             if still
             else f"hardly any CPU time, no log line and no token for {watch.low_cpu_seconds:.0f} s"
         )
         if watch.work and watch.stuck_seconds > 0 and not watch.unanswered:
-            return f"{_requests(watch.work)}, but nothing moves: {what}"
+            return f"{_requests(watch.work)} without progress: {inactivity}"
         if watch.token_failed and _silent(watch, limits):
-            return f"it accepts connections but answers nothing, not even a request for one token: {what}"
+            return f"it accepts connections but answers nothing, not even a request for one token: {inactivity}"
     if watch.stuck_seconds >= limits.stuck_seconds:
         return f"{_requests(watch.work)}, but no token has been computed for {watch.stuck_seconds:.0f} s"
     if not watch.reachable:
         is_idle = watch.unreachable_seconds >= limits.still_seconds and watch.low_cpu_seconds >= limits.still_seconds
         if is_idle or watch.unreachable_seconds >= limits.unreachable_seconds:
-            return f"nothing answers on its port for {watch.unreachable_seconds:.0f} s"
+            return f"nothing has answered on its port for {watch.unreachable_seconds:.0f} s"
     return ""
 
 
@@ -329,7 +330,7 @@ def _requests(count: int) -> str:
 
 @attrs.frozen
 class Load:
-    """What is remembered of a load between looks: the last look in which something had moved."""
+    """State of a load between samples: the last sample that showed progress."""
 
     moved: EngineStats | None = None
     at: float = 0.0
@@ -338,11 +339,11 @@ class Load:
 
 
 def step_load(load: Load, stats: EngineStats, now: float, limits: Limits = DEFAULT_LIMITS) -> tuple[Load, str]:
-    """Take one look at a loading engine into account; return what stands still for how long if it is too long, or "".
+    """Evaluate one sample of a loading engine; return the missing progress and its duration if it has stalled, or "".
 
-    No clock runs while anything moves, for however many hours: log, bytes read, page faults, resident memory, or CPU
-    beyond what our question whether it is ready costs. All but the CPU is compared with the last look in which
-    something had moved, so that a trickle counts as well.
+    A load has no time limit while it makes progress: log, bytes read, page faults, resident memory, or more CPU time
+    than a readiness probe costs. All but the CPU time is compared with the last sample that showed progress, so slow
+    progress is recognised, too.
     """
     before = load.moved
     if before is None:
@@ -369,7 +370,7 @@ def step_load(load: Load, stats: EngineStats, now: float, limits: Limits = DEFAU
 
 
 def percent_loaded(resident_bytes: int, weights_bytes: int) -> int | None:
-    """Return how much of a model is in memory, 0 to 99, or None when that says nothing (too small a file)."""
+    """Return the percentage of a model that is in memory, 0 to 99; None if the file is too small to tell."""
     if weights_bytes < 64 * MOVED_BYTES:
         return None
     return min(99, 100 * resident_bytes // weights_bytes)

@@ -1,4 +1,4 @@
-"""How much memory a launch is promised: the most that was estimated, reported or measured for it."""
+"""Compute the memory that is reserved for a launch: the largest figure that was estimated, reported or measured."""
 
 from typing import Final
 
@@ -12,11 +12,11 @@ from llmkube.supervisor.values.desired import Launch
 
 GUESS_SHARE: Final = 1.2
 GUESS_BYTES: Final = 512 << 20
-"""What a file's size says about the memory that it needs: little, and too little for a long context."""
+"""A guess from the file's size: share of the size plus a constant. It is rough, and too low for a long context."""
 
 
 def need_of(launch: Launch, figure: Figure | None) -> Need:
-    """Return how much a launch will take: the largest of what was estimated, reported and measured."""
+    """Return the memory that a launch needs: the largest of the estimated, reported and measured figures."""
     return attrs.evolve(_size_of(launch, figure), elsewhere=holds_elsewhere(launch.plan.runtime))
 
 
@@ -29,5 +29,5 @@ def _size_of(launch: Launch, figure: Figure | None) -> Need:
     if seen_bytes:
         return Need(seen_bytes, known.device_bytes)
     size = launch.weights.size_bytes
-    why = f"neither the header of its file ({format_bytes(size)}) nor its command line says"
+    why = f"neither the header of its file ({format_bytes(size)}) nor its command line states it"
     return Need(int(size * GUESS_SHARE) + GUESS_BYTES, sized=False, why=why)

@@ -1,4 +1,4 @@
-"""Everything the supervisor needs of the outside world, as values that a simulation can replace."""
+"""The supervisor's external dependencies, as values that a simulation can replace."""
 
 import datetime
 import random
@@ -36,14 +36,14 @@ class Command:
     """A process to start.
 
     Attributes:
-        argv: What to run.
-        env: What to add to its environment.
-        work_dir: Where it runs.
-        log_path: Which file takes its output.
-        cookie: The mark by which it and all that it starts are found again.
-        keys_path: The file in which it finds the keys that it asks for; it is there as long as the process.
+        argv: Program and arguments.
+        env: Variables to add to its environment.
+        work_dir: Its working directory.
+        log_path: File for its output.
+        cookie: Value in its environment by which it and its descendants are found again.
+        keys_path: File with the keys that it accepts; it exists as long as the process.
         api_keys: These keys.
-        proxy: What lets others in on its behalf; None when clients reach the engine itself.
+        proxy: Configuration of its proxy; None if clients connect to the engine itself.
     """
 
     argv: tuple[str, ...]
@@ -58,19 +58,19 @@ class Command:
 
 @attrs.define(eq=False)
 class Shutdown:
-    """How the agent shuts down: with `keep` its engines, endpoints and Lease stay for the next agent on this host."""
+    """Mode of the agent's shutdown; with `keep`, engines, endpoints and Lease stay for the next agent on this host."""
 
     keep: bool = False
 
 
 @attrs.frozen
 class Grace:
-    """How long an engine gets between TERM and KILL, as it is when it ends.
+    """Grace of an engine between TERM and KILL.
 
     Attributes:
-        seconds: Unless it has to be quick.
-        urgent_seconds: Counted from TERM too, once `urgent` has returned.
-        urgent: Returns when the host is about to run out of memory.
+        seconds: Grace while there is enough memory, from TERM.
+        urgent_seconds: Grace once `urgent` has returned, also from TERM.
+        urgent: Returns when memory is critically short.
     """
 
     seconds: float
@@ -78,7 +78,7 @@ class Grace:
     urgent: Callable[[], Awaitable[None]] = trio.sleep_forever
 
     async def wait_expired(self) -> None:
-        """Return when it is over, if it begins now."""
+        """Return when a grace that starts now has expired."""
         least = trio.current_time() + self.urgent_seconds
         with trio.move_on_after(self.seconds):
             await self.urgent()
@@ -86,7 +86,7 @@ class Grace:
 
 
 class Child(Protocol):
-    """A running process that belongs to us."""
+    """A running process of this agent."""
 
     @property
     def pid(self) -> int:
@@ -95,48 +95,48 @@ class Child(Protocol):
 
     @property
     def wait(self) -> Callable[[], Awaitable[Exit]]:
-        """Returns how it ended, as soon as it has; an event, not a poll."""
+        """Function that returns its exit as soon as it exits; it waits for an event and does not poll."""
         ...
 
     @property
     def started(self) -> str:
-        """What tells it from another process with the same pid."""
+        """Start of the process, which tells it from another one with the same pid."""
         ...
 
     @property
     def log_offset(self) -> int:
-        """Where its own output begins in the log file, in bytes."""
+        """Offset of its own output in the log file, in bytes."""
         ...
 
     async def last_lines(self, count: int) -> tuple[str, ...]:
-        """The last lines that this attempt wrote, oldest first."""
+        """Return the last log lines of this attempt, oldest first."""
         ...
 
     async def rename_log(self, path: Path) -> None:
-        """Have its log file called otherwise; it goes on writing into it."""
+        """Rename its log file; it continues to write to it."""
         ...
 
     async def listens(self, port: int) -> bool:
-        """Whether it, or a process below it, accepts connections on this TCP port."""
+        """Whether it or a descendant accepts connections on this TCP port."""
         ...
 
     async def read_stats(self, host: str, port: int, *, loading: bool) -> EngineStats | None:
-        """What the kernel says of it, and whether a process listens there; None when nothing can be said now.
+        """Return the kernel's figures, and whether a process listens there; None if they cannot be read now.
 
-        Of one that loads also what it has read from files.
+        With `loading`, also the bytes read from files.
         """
         ...
 
     def read_stats_nowait(self, host: str, port: int) -> EngineStats | None:
-        """The same of one that serves, without waiting; None also when `read_stats` has more to do than that."""
+        """Return the same of an engine that serves, without waiting; None also if `read_stats` would have to wait."""
         ...
 
     def worked(self) -> None:
-        """It was seen to load or to compute just now: this machine is not to fall asleep."""
+        """Record that it has just loaded or computed, so that this machine does not fall asleep."""
         ...
 
     def memory_kills(self) -> int:
-        """How often the kernel has killed for want of memory around here since it is watched."""
+        """Return how many processes the kernel has OOM-killed where the engine runs, since it started to run."""
         ...
 
 
@@ -144,7 +144,7 @@ class Engines(Protocol):
     """Start engines on this host."""
 
     async def info(self, runtime: str = DEFAULT_RUNTIME) -> EngineInfo:
-        """What the program of a runtime is and which flags it knows.
+        """Return the program of a runtime, with its version and its flags.
 
         Raises:
             ExternalError: The program is missing or does not answer.
@@ -152,7 +152,7 @@ class Engines(Protocol):
         ...
 
     def free_port(self, host: str) -> int:
-        """A TCP port on one of this host's addresses without a listener at this moment.
+        """Return a TCP port on one of this host's addresses that has no listener at this moment.
 
         Raises:
             ExternalError: This host does not have the address.
@@ -160,9 +160,9 @@ class Engines(Protocol):
         ...
 
     def open_child(self, command: Command, shutdown: Shutdown, grace: Grace) -> AbstractAsyncContextManager[Child]:
-        """Run a process; leaving the context ends it: TERM, grace, KILL, reaped, whatever the reason to leave.
+        """Run a process; leaving the context for any reason ends it: TERM, grace, KILL, reap.
 
-        Only a shutdown that keeps engines leaves it alone.
+        Only a shutdown that keeps engines leaves it running.
 
         Raises:
             ExternalError: The program could not be started.
@@ -172,10 +172,10 @@ class Engines(Protocol):
     def adopt_child(
         self, record: EngineRecord, log_path: Path, shutdown: Shutdown, grace: Grace
     ) -> AbstractAsyncContextManager[Child]:
-        """Take over a process that an earlier agent has started; leaving the context ends it as if it were our own.
+        """Adopt a process that an earlier agent started; leaving the context ends it as in `open_child`.
 
         Raises:
-            ExternalError: It has ended.
+            ExternalError: The process is gone.
         """
         ...
 
@@ -184,16 +184,16 @@ class Weights(Protocol):
     """Model files on this host."""
 
     async def fetch(self, model: Model, progress: Callable[[Progress], None]) -> tuple[WeightsFile, ModelHeader]:
-        """Make a Model's file present and read its header.
+        """Fetch a Model's file if it is not here, and read its header.
 
         Raises:
-            UserError: The source, the digest or the file is wrong.
-            ExternalError: It did not work this time.
+            UserError: The source, the digest or the file is invalid.
+            ExternalError: The fetch failed; a retry could help.
         """
         ...
 
     async def preview(self, model: Model) -> ModelHeader | None:
-        """What the header of a Model's file says that is not here yet; None when it is, or its place does not tell.
+        """Return the header of a Model's file that is not here yet; None if it is here, or its source does not show it.
 
         Raises:
             UserError: As `fetch`.
@@ -202,23 +202,23 @@ class Weights(Protocol):
         ...
 
     async def has(self, model: Model) -> bool:
-        """Whether a Model's file is here, as far as a quick look can tell; never an error."""
+        """Whether a Model's file is here, by a quick check; never raises."""
         ...
 
     async def keeps(self, file: WeightsFile) -> bool:
-        """Whether a file that was here once still is; never an error."""
+        """Whether a file that was here is still here; never raises."""
         ...
 
 
 @attrs.frozen
 class HostFacts:
-    """How much memory a host has, and how much programs could still get, in bytes; 0 when not known."""
+    """Total and available memory of a host in bytes; 0 if not known."""
 
     total_bytes: int = 0
     free_bytes: int = 0
 
 
-async def _no_secrets(service: InferenceService) -> tuple[str, ...]:  # noqa: ASYNC124 - it stands in for one that waits
+async def _no_secrets(service: InferenceService) -> tuple[str, ...]:  # noqa: ASYNC124 - replaces a function that waits
     raise ExternalError(f"{service.key}: no Secret can be read here")
 
 
@@ -228,10 +228,10 @@ async def _admit_none(admitted: AdmittedNetworks) -> None:
 
 @attrs.frozen
 class Ports:
-    """The outside world of one agent.
+    """External dependencies of one agent.
 
-    `earlier` is what an earlier agent has left on this host: entries of the journal, whose `engine` is a process that
-    runs and is known to be ours, or None.
+    `earlier` has the journal entries that an earlier agent left on this host; `engine` of each is a process that runs
+    and is verified to be LLMKube's, or None.
     """
 
     engines: Engines
@@ -241,13 +241,13 @@ class Ports:
     utcnow: Callable[[], datetime.datetime]
     rng: random.Random
     earlier: Mapping[Key, Entry] = attrs.field(factory=dict)
-    downloads: Callable[[], Mapping[str, Progress]] = dict  # how far each has come, by its source without secrets
+    downloads: Callable[[], Mapping[str, Progress]] = dict  # progress of each, by its source without secrets
     facts: Callable[[], HostFacts] = HostFacts
-    machine: str = ""  # which machine this is, for people and for telling it from others; "" when not known
-    # How this host is reached now, or None while it cannot look; without it, the settings say so.
+    machine: str = ""  # name and number of this machine, which tell it from others; "" if not known
+    # Returns the current address of this host, or None while it cannot be read; without it, the settings apply.
     look: Callable[[], Awaitable[HostAddress | None]] | None = None
     memory: HostMemory | None = None  # without it memory is not watched, and every engine is admitted
     learned: LearnedFigures = attrs.field(factory=LearnedFigures)
-    client_keys: Callable[[InferenceService], Awaitable[tuple[str, ...]]] = _no_secrets  # those that a service names
-    admit: Callable[[AdmittedNetworks], Awaitable[None]] = _admit_none  # has proxies let these in; raises OSError
-    cordon: Callable[[], Cordon | None] = lambda: None  # what the host's owner has said; raises OSError or ValueError
+    client_keys: Callable[[InferenceService], Awaitable[tuple[str, ...]]] = _no_secrets  # in the service's Secret
+    admit: Callable[[AdmittedNetworks], Awaitable[None]] = _admit_none  # publishes to the proxies; raises OSError
+    cordon: Callable[[], Cordon | None] = lambda: None  # reads the cordon; raises OSError or ValueError

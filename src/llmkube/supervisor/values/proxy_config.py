@@ -1,4 +1,4 @@
-"""What the proxy of one engine is told, as a value and as the text of a private file."""
+"""Configuration of the proxy of one engine, as a value and as the text of a private file."""
 
 import json
 from typing import Any, Final
@@ -6,21 +6,21 @@ from typing import Any, Final
 import attrs
 
 IN_FLIGHT_PATH: Final = "/llmkube/in-flight"
-"""GET it from a proxy, with the engine's key, for the number of requests that it has passed on and not answered."""
+"""Path on a proxy that returns the number of requests in flight; it requires the engine's key."""
 
 
 @attrs.frozen
 class ProxyConfig:
-    """One proxy, fully decided.
+    """Complete configuration of one proxy.
 
     Attributes:
-        listen: Where it listens.
-        backend: Where its engine listens.
-        api_key: What the engine asks for; a client that shows the same one is let in, too.
-        allowed: The networks (CIDR) whose requests need no key.
-        networks: The file with those of the cluster's nodes, "" for none; with one, the host itself needs no key, too.
-        keys: Keys of clients that let a request in as well.
-        engine: The engine's pid, and what tells it from a later process (`processes.start_of`): the proxy ends with it.
+        listen: Address and port that it listens on.
+        backend: Address and port of its engine.
+        api_key: Key of the engine, which clients may use, too.
+        allowed: Networks (CIDR) whose requests need no key.
+        networks: File with the networks of the cluster's nodes, "" for none; with it, the host itself needs no key.
+        keys: Keys of clients.
+        engine: The engine's pid and start (`processes.start_of`); the proxy exits with that process.
     """
 
     listen: tuple[str, int]
@@ -32,11 +32,11 @@ class ProxyConfig:
     networks: str = attrs.field(default="", kw_only=True)
 
     def dump(self) -> str:
-        """Return it as text for a private file."""
+        """Return the text of the file."""
         data = attrs.asdict(self)
         for absent in ("keys", "networks"):
             if not data[absent]:
-                del data[absent]  # as before there were any: an upgrade restarts no proxy
+                del data[absent]  # as releases without these fields wrote it, so that an upgrade restarts no proxy
         return json.dumps(data)
 
     @classmethod
@@ -44,7 +44,7 @@ class ProxyConfig:
         """Read what `dump` wrote.
 
         Raises:
-            ValueError: It is none.
+            ValueError: The text is not such a file.
         """
         try:
             data: dict[str, Any] = json.loads(text)

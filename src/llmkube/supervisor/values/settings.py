@@ -1,4 +1,4 @@
-"""What an operator may tune about one host's agent; every number says its unit."""
+"""Settings of one host's agent; the name of every number has its unit."""
 
 import sys
 from collections.abc import Mapping
@@ -17,12 +17,12 @@ from llmkube.weights.download.hugging_face import ENDPOINT
 from llmkube.weights.ollama_model import AllowedModels
 
 END_SLACK_SECONDS = 5.0
-"""What an engine that gets TERM may take beyond its grace until it is gone for certain."""
+"""Time after the grace in which an engine is certainly gone."""
 
 
 METAL_GRACE_SECONDS = 30.0
-"""The grace of an engine on Metal: the kernel may keep what the GPU had wired for one that is killed (oMLX issue 2184),
-and to give back 373 GiB took one that ended by itself 4 s."""
+"""Grace of an engine on Metal: the kernel may keep memory that the GPU wired for a killed process (oMLX issue 2184).
+A process that exited by itself took 4 s to release 373 GiB."""
 
 
 EVERYWHERE = ("0.0.0.0/0", "::/0")
@@ -30,56 +30,57 @@ EVERYWHERE = ("0.0.0.0/0", "::/0")
 
 @attrs.frozen
 class AgentSettings:
-    """One host's agent, fully decided: nothing in here is looked up again later.
+    """Complete settings of one host's agent, with all defaults resolved.
 
     Attributes:
-        host_name: The name under which this host claims, publishes and reports; a DNS label.
+        host_name: Name under which this host claims, publishes and reports; a DNS label.
         state_dir: Private folder (0700) for logs and working directories.
-        store_dir: Where model files are kept.
-        private_sources: Networks that the source of a Model may lead to although they are not public.
+        store_dir: Folder of model files.
+        private_sources: Networks that are not public and that the source of a Model may nevertheless lead to.
         local_sources: Folders of this host in which the source of a Model may name files.
-        ollama_sources: The models of this host's Ollama that the source of a Model may name.
-        s3_env_auth: Whether Models that name no Secret get objects with the AWS keys of the agent's environment.
-        hub_token_file: Holds the token for Models from the hub that name no Secret; read whenever one is needed.
-        hub_endpoint: The address of Hugging Face, or of a mirror of it.
-        allowances: Flags and variables that services may use although LLMKube lets none use them.
+        ollama_sources: Models of this host's Ollama that the source of a Model may name.
+        s3_env_auth: Whether Models without a Secret fetch objects with the AWS keys in the agent's environment.
+        hub_token_file: File with the token for Models from the hub without a Secret; read for each use.
+        hub_endpoint: URL of Hugging Face, or of a mirror of it.
+        allowances: Flags and variables that are forbidden by default, and that services of this host may use.
         llama_server: Path of the llama-server program.
-        programs: Paths of the programs of other runtimes, by runtime; one without is looked for by its name.
-        fronts: The commands of the programs that run for each service of a shared daemon, by runtime.
-        wrappers: The files that a program of another's Python runs before its own arguments, by runtime.
-        variables: What all engines of this host find in their environment, such as where their owner's oMLX is.
-        mlx_runtime: Which of the engines built on MLX serves `format: mlx` where none is named.
-        advertise_address: The address that goes into EndpointSlices, or None to publish no Service and no slice
-            (one machine, reached through the local gateway).
-        bind_address: The address that engines listen on; never a wildcard.
-        engine_proxy: The command of the proxy in front of a published engine; its settings' path is its argument.
-        allow_from: The networks (CIDR) from which requests reach published engines without a key.
-        insecure_lan: Whether published engines ask for no key at all.
-        api_server: The API server's URL, when the advertised address is to follow the route to it and the networks that
-            this host comes to; empty when `advertise_address` stands as given.
-        host_ip: The operator's own choice of the advertised address, which is then only watched.
+        programs: Paths of the programs of other runtimes, by runtime; others are found by name.
+        fronts: Commands of the programs that run for each service of a shared daemon, by runtime.
+        wrappers: Files that a program with its own Python runs before its arguments, by runtime.
+        variables: Environment of all engines of this host, such as the location of their owner's oMLX.
+        mlx_runtime: Default runtime for `format: mlx`.
+        advertise_address: Address in EndpointSlices, or None to publish no Service and no slice (one machine, reached
+            through the local gateway).
+        bind_address: Address that engines listen on; never a wildcard.
+        engine_proxy: Command of the proxy in front of a published engine; the path of its settings is its argument.
+        allow_from: Networks (CIDR) whose requests to published engines need no key.
+        insecure_lan: Whether published engines require no key at all.
+        api_server: URL of the API server if the advertised address is the source address of the route to it, which may
+            change with the network; "" if `advertise_address` is fixed.
+        host_ip: Advertised address that the operator chose; the agent then only checks that the host has it.
         namespace: The namespace to serve, or None for all.
-        selector: Which services to serve, by their labels; an empty one selects all.
-        accelerators: The `spec.hardware.accelerator` values that this host serves.
+        selector: Label selector of the services to serve; an empty one selects all.
+        accelerators: Values of `spec.hardware.accelerator` that this host serves.
         endpoints_api: `endpointslices`, or `endpoints` for scripts that read the deprecated classic object.
-        lease_namespace: The namespace of the host's Lease.
-        token_file: The token of the host's own account, which the agent renews; None for credentials of another kind.
-        grace_seconds: Between TERM and KILL.
+        lease_namespace: Namespace of the host's Lease.
+        token_file: Token of the host's own account, which the agent renews; None for other credentials.
+        grace_seconds: Grace between TERM and KILL.
         metal_grace_seconds: The same for an engine on Metal, unless memory is critically short.
-        drain_seconds: How long requests in flight may take to end before an engine gets TERM.
-        offline_seconds: How long an agent that starts waits for the API server before it runs what the journal says.
-        withdraw_seconds: How long a stop waits for "not ready" to reach the API server before it goes on without.
-        load_stall_seconds: For how long nothing may move while an engine loads; there is no clock on what moves.
-        hang_seconds: For how long nothing may move in an engine that has work before it is replaced.
-        retry_cap_seconds: The longest pause before a failed fetch is tried again.
-        reassert_seconds: How often what was published is published again, in case another client removed it.
-        lease_renew_seconds: How often the host's Lease is renewed; it expires after four times that.
-        log_cap_bytes: An engine's log file is rotated when it grows beyond this.
-        metal: Whether engines of this host compute on Metal, unless they are told not to.
-        keep_awake: Whether this Mac is kept awake while an engine runs, and not only while one works.
-        memory_fraction: Share of the host's memory that models may take; None for the default of its size.
-        memory_guesses: Whether a model starts whose need is not known.
-        memory_policy: When admission closes, when services are evicted and when they return.
+        drain_seconds: Time limit for requests in flight before an engine gets TERM.
+        offline_seconds: Time that a starting agent waits for the API server before it starts engines from the journal.
+        withdraw_seconds: Time limit for "not ready" to reach the API server before an engine is stopped anyway.
+        load_stall_seconds: Time without progress after which a load has stalled; a load itself has no time limit.
+        hang_seconds: Time without activity after which an engine with pending requests is replaced.
+        retry_cap_seconds: Longest delay before a failed fetch is retried.
+        reassert_seconds: Interval at which published objects are compared and applied again if another client changed
+            them.
+        lease_renew_seconds: Interval at which the host's Lease is renewed; it expires after four intervals.
+        log_cap_bytes: Size beyond which an engine's log file is rotated.
+        metal: Whether engines of this host compute on Metal by default.
+        keep_awake: Whether this Mac is kept awake while an engine runs, not only while one works.
+        memory_fraction: Share of the host's memory that models may use; None for the default for its size.
+        memory_guesses: Whether a model may start if its memory need is not known.
+        memory_policy: Thresholds for admission, eviction and return.
     """
 
     host_name: str
@@ -130,32 +131,32 @@ class AgentSettings:
 
     @property
     def publishes(self) -> bool:
-        """Whether engines are reached from outside this host."""
+        """Whether engines are reachable from outside this host."""
         return self.advertise_address is not None or bool(self.api_server)
 
     @property
     def watches_nodes(self) -> bool:
-        """Whether the networks of a cluster's nodes, and this host itself, need no key: not where nothing does."""
+        """Whether the cluster's nodes are watched: their networks and this host itself need no key."""
         return bool(self.api_server) and not self.insecure_lan
 
     @property
     def keyless_networks(self) -> tuple[str, ...]:
-        """The networks (CIDR) from which a proxy lets requests in without a key."""
+        """Networks (CIDR) whose requests need no key at a proxy."""
         return EVERYWHERE if self.insecure_lan else self.allow_from
 
     @property
     def limits(self) -> Limits:
-        """For how long what may stand still."""
+        """Time limits of the watches for stalled loads and hangs."""
         return Limits(still_seconds=self.hang_seconds, load_stall_seconds=self.load_stall_seconds)
 
     @property
     def longest_grace_seconds(self) -> float:
-        """Between TERM and KILL, whatever an engine of this host computes on."""
+        """The longest grace of any engine of this host."""
         return max(self.grace_seconds, self.metal_grace_seconds) if self.metal else self.grace_seconds
 
     @property
     def memory_rules(self) -> Rules:
-        """What holds for this host's memory."""
+        """Rules for this host's memory."""
         return Rules(
             self.memory_policy,
             self.memory_fraction,

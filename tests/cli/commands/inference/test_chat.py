@@ -48,9 +48,9 @@ async def test_the_first_key_of_the_service_s_secret_is_shown():
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        (None, "there is none; --api-key-file FILE"),
+        (None, "there is none; show yours with --api-key-file FILE"),
         (b"", "is empty"),
-        (b"CanaryFirst1 x\n", "something else than a key"),
+        (b"CanaryFirst1 x\n", "an invalid key"),
     ],
 )
 async def test_without_a_key_the_way_out_is_named(value, said):
@@ -67,13 +67,13 @@ async def test_a_secret_that_one_may_not_read_is_reported_as_that():
         async def get(self, _kind, _key):  # noqa: ASYNC124 - it stands in for one that asks
             raise ForbiddenError("secrets is forbidden", code=403)
 
-    with pytest.raises(CommandError, match="you may not read it; --api-key-file FILE shows one of yours"):
+    with pytest.raises(CommandError, match="you may not read it; show yours with --api-key-file FILE"):
         await find_key(Cluster(Client(), "default"), with_keys(service()))
 
 
 @pytest.mark.parametrize(
     ("value", "said"),
-    [(None, "cannot be read"), (b"", "is empty"), (b"CanaryFirst1 x\n", "something else than a key in line 1")],
+    [(None, "cannot be read"), (b"", "is empty"), (b"CanaryFirst1 x\n", "an invalid key in line 1")],
 )
 def test_a_file_without_a_key_is_reported_by_its_name(tmp_path, value, said):
     """The first key of a file counts; what is none is not repeated."""

@@ -71,7 +71,7 @@ Rules
 Decided by rule complex
   1. local-mac (local): http://phi-4-mini.default.svc.cluster.local:8080/v1, 120 s for the first byte
 Left out
-  cloud-opus: data class pii stays local, and this backend is not
+  cloud-opus: data of class pii must stay local, and this backend is not
 Warning: spec.defaultRoute: cloud-opus is not local: a request of class phi that no rule matches is refused
 Without effect: spec.mcpServer
 """
@@ -82,7 +82,7 @@ def test_a_refusal_is_reported_with_its_reason(file):
     """A refused request is an answer: the exit code is 0."""
     code, text = run("-f", file, "--header", "x-llmkube-classification: phi")
     assert code == 0
-    assert "Refused (NotPermitted): no rule matches, and cloud-opus: data class phi stays local" in text
+    assert "Refused (NotPermitted): no rule matches, and cloud-opus: data of class phi must stay local" in text
     assert "  1. complex: does not match: taskComplexity" in text
     assert "local-mac: may be reached, and nothing sends this request there" in text
 
@@ -156,12 +156,12 @@ def test_what_cannot_be_meant_is_refused(file, arguments, said):
     [
         ("", "it has 0 ModelRouters; give a file with one"),
         (f"{ROUTER}---{ROUTER}", "it has 2 ModelRouters; give a file with one"),
-        (ROUTER.replace("dataClassification", "dataClass"), "stands under a field that nothing reads"),
+        (ROUTER.replace("dataClassification", "dataClass"), "unknown field"),
         (
             ROUTER.replace("backends: [local-mac]", "backends: [mac]"),
-            "spec.rules[1].route.backends[0]: 'mac' is no backend",
+            "spec.rules[1].route.backends[0]: 'mac' is not a backend",
         ),
-        ('{"version": 9}', "version: 9 is unknown to this release"),
+        ('{"version": 9}', "version: 9 is not supported"),
         (": :", "router.yaml"),
     ],
 )

@@ -79,7 +79,7 @@ def test_a_model_over_several_nodes_lists_what_it_needs(tmp_path):
     [
         ("llamacpp", "gguf", "cuda", "llamacpp does not serve one model over several nodes here"),
         ("sglang", "safetensors", "cuda", "sglang does not serve one model over several nodes here"),
-        ("llamacpp", "gguf", "metal", "a host serves a model alone"),
+        ("llamacpp", "gguf", "metal", "a model cannot span several machines here"),
     ],
 )
 def test_a_group_that_cannot_be_is_refused_by_its_field(tmp_path, runtime, weights, accelerator, words):
@@ -140,7 +140,7 @@ def test_a_model_and_a_service_are_printed():
     ("line", "said"),
     [
         ("", "spec.model.name: a/b-GGUF may have several files"),
-        ("  vram: 3\n", "spec.vram: 3 is no field of inference.llmkube.dev/v1alpha1, and is left out"),
+        ("  vram: 3\n", "spec.vram: 3 dropped, because inference.llmkube.dev/v1alpha1 has no such field"),
         ("  replicas: 11\n", "the InferenceService will be refused: spec.replicas: Invalid value: 11"),
         ("  vllmConfig: {speculative: {tokens: 3}}\n", "spec.vllmConfig.speculative.tokens: is no field of the"),
     ],
