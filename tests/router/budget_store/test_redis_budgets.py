@@ -109,7 +109,7 @@ async def test_a_server_that_is_away_refuses_and_is_found_again(server, tmp_path
         refused = await held.ask(ASKED | SMALL)
         assert (refused.status, b"budget_not_kept" in refused.body) == (503, True)
         assert len(held.players["a"].asked) == 1
-        assert f"127.0.0.1:{server.port}: " in held.router.ready()[1]
+        assert f"127.0.0.1:{server.port} is unavailable: " in held.router.ready()[1]
         await server.start()
         await until(lambda: not held.router.ready()[1])
         assert (await held.ask(ASKED | SMALL)).status == 200
@@ -162,7 +162,7 @@ async def test_settlements_wait_for_the_server(server, tmp_path, monkeypatch):
         await until(lambda: held.players["a"].asked)
         with frozen(server, monkeypatch):
             assert (await held.ask(ASKED | SMALL)).status == 503
-            await until(lambda: f"{server.port}: no answer" in held.router.ready()[1])
+            await until(lambda: f"{server.port} is unavailable: no response" in held.router.ready()[1])
             go_on.set()
             await until(lambda: "ok" in [line["outcome"] for line in held.audit])
         await until(lambda: not held.router.ready()[1])
