@@ -26,7 +26,7 @@ def service(index: int) -> dict[str, Any]:
     """An InferenceService that is served."""
     spec = {"modelRef": f"model-{index % 50}", "replicas": 1, "contextSize": 8192, "extraArgs": ["--flash-attn", "on"]}
     spec["resources"] = {"gpu": 1, "cpu": "4", "memory": "16Gi"}
-    told = ("Accepted", "SpecHonoured", "Loaded", "Available", "Progressing", "Degraded", "Suspended")
+    types = ("Accepted", "SpecHonoured", "Loaded", "Available", "Progressing", "Degraded", "Suspended")
     return {
         "apiVersion": "inference.llmkube.dev/v1alpha1",
         "kind": "InferenceService",
@@ -51,7 +51,7 @@ def service(index: int) -> dict[str, Any]:
                     "lastTransitionTime": NOW,
                     "observedGeneration": 3,
                 }
-                for kind in told
+                for kind in types
             ],
         },
     }

@@ -109,7 +109,7 @@ async def test_writers_at_once_lose_nothing(autojump_clock):
         assert (await http.get(f"{CONFIG_MAPS}/a")).json()["data"]["n"] == "20"
 
 
-async def test_housekeeping_goes_on_after_a_restart(autojump_clock):
+async def test_housekeeping_continues_after_a_restart(autojump_clock):
     """A deletion that a crash interrupted is finished by the next server on the same store."""
     store = Store()
     server = ApiServer(store, utcnow=utcnow, rng=random.Random(0))  # without its housekeeping: it dies first

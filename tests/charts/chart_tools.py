@@ -88,7 +88,7 @@ def _build_helm(scratch: Path, log: Log, environ: Mapping[str, str]) -> Path:
     return scratch / "helm"
 
 
-def _unpack_promtool(scratch: Path, _say: Log, environ: Mapping[str, str]) -> Path:
+def _unpack_promtool(scratch: Path, _log: Log, environ: Mapping[str, str]) -> Path:
     try:
         unpack("prometheus", scratch, environ)
     except PackageError as error:
@@ -110,15 +110,15 @@ def main() -> int:
     os.nice(10)  # nobody waits for the linker at full speed
     wanted = arguments.tools or TOOLS
     try:
-        build(wanted, _say)
+        build(wanted, _log)
     except BuildError as error:
-        _say(str(error))
+        _log(str(error))
         return 1
     sys.stdout.writelines(f"{find_tool(name)}\n" for name in wanted)
     return 0
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     sys.stderr.write(f"chart tools: {text}\n")
 
 

@@ -106,15 +106,15 @@ def main() -> int:
     try:
         package(arguments.target, arguments.image, arguments.cpu_engine)
     except PackageError as error:
-        _say(str(error))
+        _log(str(error))
         return 1
-    _say(f"{arguments.target}: {arguments.image or 'names no image: helm install needs --set image.repository=…'}")
+    _log(f"{arguments.target}: {arguments.image or 'names no image: helm install needs --set image.repository=…'}")
     if arguments.image and not arguments.cpu_engine:
-        _say("CPU_ENGINE names no image for services on CPUs: they get the image's name with -llama after it, by tag")
+        _log("CPU_ENGINE names no image for services on CPUs: they get the image's name with -llama after it, by tag")
     return 0
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     sys.stderr.write(f"chart: {text}\n")
 
 

@@ -157,12 +157,12 @@ def _port(lab: Lab) -> None:
     usual, other = lab.plan({}, {}), lab.plan({"containerPort": 23456}, {})
     assert other.port == 23456, f"{lab.name}: containerPort is the port"
 
-    def said(plan: ContainerPlan) -> str:
+    def text(plan: ContainerPlan) -> str:
         return f"{words(plan)} {json.dumps(plan.render_env(PLACES))}"
 
-    if str(usual.port) in said(usual):  # a generic container's own words are the user's business
-        assert "23456" in said(other), f"{lab.name}: the engine is told its port"
-    assert str(usual.port) not in said(other), f"{lab.name}: the engine is not told another port"
+    if str(usual.port) in text(usual):  # a generic container's own words are the user's business
+        assert "23456" in text(other), f"{lab.name}: the engine is told its port"
+    assert str(usual.port) not in text(other), f"{lab.name}: the engine is not told another port"
     for probe in attrs.astuple(other.probes, recurse=False):
         handler = probe.manifest().get("httpGet") or probe.manifest().get("tcpSocket") or {"port": PORT_NAME}
         assert handler["port"] in (PORT_NAME, other.port), f"{lab.name}: probes ask at the container's port"
@@ -209,8 +209,8 @@ def _fields(lab: Lab) -> None:
     usual = functools.cache(lambda specs: lab.outcome(*json.loads(specs)))  # most fields are tried on the same few
     for field in fields:
         verdicts = {_tried(lab, usual, base, field, sample) for base in _BASES for sample in field.samples}
-        heard = True in verdicts or False not in verdicts or field.path in ELSEWHERE
-        assert heard, f"{lab.name}: {field.path} is honoured and changes nothing"
+        has_effect = True in verdicts or False not in verdicts or field.path in ELSEWHERE
+        assert has_effect, f"{lab.name}: {field.path} is honoured and changes nothing"
 
 
 def _tried(
@@ -229,8 +229,8 @@ def _tried(
         return True  # refusing is one way of hearing
     changed = plan != without and plan.digest != without.digest  # alike are most, and a digest is dear
     if field.path in plan.not_honoured:
-        spoken = any(field.says(spec) for spec in (lab.service, lab.model, *specs({})))  # another wish is given up
-        assert spoken or not changed, f"{lab.name}: {field.path}={sample!r} is reported, and has an effect"
+        is_set_elsewhere = any(field.sets(spec) for spec in (lab.service, lab.model, *specs({})))  # another wish is given up
+        assert is_set_elsewhere or not changed, f"{lab.name}: {field.path}={sample!r} is reported, and has an effect"
         return None
     return changed
 
@@ -286,7 +286,7 @@ class Field:
             value = {step: value}
         return value
 
-    def says(self, spec: Any) -> bool:
+    def sets(self, spec: Any) -> bool:
         """Whether a spec says something here."""
         for step in self.steps:
             if not isinstance(spec, Mapping) or step not in spec:

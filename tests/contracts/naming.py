@@ -80,8 +80,8 @@ class Names:
 
     def text(self, text: str) -> str:
         """Return a text with names for what is the server's own."""
-        for name, said in self._generated.items():
-            text = text.replace(name, said)
+        for name, alias in self._generated.items():
+            text = text.replace(name, alias)
         text = text.replace(self._namespace, "{ns}")
         text = _UID.sub(lambda match: self._uids.get(match[0], match[0]), text)
         text = _TIME.sub("a time", text)
@@ -89,7 +89,7 @@ class Names:
 
 
 def shortened(value: Any) -> Any:
-    """Return a JSON value whose long texts are told by their beginning and a hash."""
+    """Return a JSON value whose long texts are cut to their beginning and a hash."""
     if isinstance(value, dict):
         return {name: shortened(item) for name, item in value.items()}
     if isinstance(value, list):
@@ -163,8 +163,8 @@ def _in_any_order(status: dict[str, Any]) -> None:
         return
     status["details"]["causes"] = sorted(causes, key=json.dumps)
     if len(causes) > 1 and _SEVERAL.search(status["message"]):
-        said = status["message"].partition("is invalid: ")[0]
+        beginning = status["message"].partition("is invalid: ")[0]
         every = sorted({f"{cause.get('field', '')}: {cause['message']}" for cause in causes})
-        whole = status["message"].removeprefix(said)
+        whole = status["message"].removeprefix(beginning)
         if all(each in whole for each in every):
-            status["message"] = f"{said}is invalid: {every}"
+            status["message"] = f"{beginning}is invalid: {every}"

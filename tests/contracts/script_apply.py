@@ -127,8 +127,8 @@ async def chapter_kubectl_apply(s: Session) -> None:
     await s.patch(path, {"metadata": {"annotations": last({"a": "3"}, apiVersion="v2")}}, fieldManager="hand")
     await s.patch(path, {"data": {"a": "3"}}, fieldManager="hand")
     await s.apply(path, config_map("m", {"a": "4"}), "kubectl")
-    for said in ("{", "", "[]", "{}"):
-        annotation = {"kubectl.kubernetes.io/last-applied-configuration": said}
+    for stored in ("{", "", "[]", "{}"):
+        annotation = {"kubectl.kubernetes.io/last-applied-configuration": stored}
         await s.patch(path, {"metadata": {"annotations": annotation}}, fieldManager="hand")
         await s.apply(path, config_map("m", {"a": "4"}), "kubectl")
     await s.apply(path, config_map("m", {"a": "x" * 262_144}), "kubectl", force="true")

@@ -83,8 +83,8 @@ def open_terminal(folder: Path, env: dict[str, str]) -> Iterator[Terminal]:
     pid, master = pty.fork()
     if pid == 0:
         os.chdir(folder)
-        told = {**env, "PS1": "\n@newcomer:$?@ ", "PS2": "", "TERM": "xterm", "INPUTRC": os.devnull}
-        os.execvpe("bash", ["bash", "--norc", "--noprofile"], told)
+        shell_env = {**env, "PS1": "\n@newcomer:$?@ ", "PS2": "", "TERM": "xterm", "INPUTRC": os.devnull}
+        os.execvpe("bash", ["bash", "--norc", "--noprofile"], shell_env)
     fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
     terminal = Terminal(master)
     try:

@@ -21,7 +21,7 @@ NOT_RUN = re.compile(r"not run: \S.*")
 DEADLINE_SECONDS = 600.0
 
 
-def test_a_console_block_has_commands_and_is_run_or_says_why_not():
+def test_a_console_block_has_commands_and_is_run_or_names_the_obstacle():
     for block in (block for page in pages() for block in consoles(page)):
         assert block.commands, f"{block.page}: a console block has commands behind `$ `:\n{block.text}"
         assert not block.note or NOT_RUN.fullmatch(block.note), f"{block.page}: what is ```console {block.note}?"

@@ -10,7 +10,7 @@ from llmkube.k8s.wire.reasons import Reason
 
 
 @pytest.mark.parametrize(("path", "text"), pages().items(), ids=lambda each: getattr(each, "name", ""))
-def test_a_reference_page_is_what_the_code_says(path, text):
+def test_a_reference_page_agrees_with_the_code(path, text):
     """The page is what `make reference` would write now: if this fails, run it."""
     assert path.read_text(encoding="utf-8") == text
 

@@ -69,15 +69,15 @@ def main() -> int:
     os.nice(10)  # a build of minutes is never urgent
     try:
         everything = ESSENTIAL if os.environ.get("KUBEBUILDER_ASSETS") else PROGRAMS
-        folder = assets_dir() if arguments.where else build(arguments.programs or everything, _say)
+        folder = assets_dir() if arguments.where else build(arguments.programs or everything, _log)
     except BuildError as error:
-        _say(str(error))
+        _log(str(error))
         return 1
     sys.stdout.write(f"{folder}\n")
     return 0
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     sys.stderr.write(f"envtest: {text}\n")
 
 

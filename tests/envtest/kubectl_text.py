@@ -133,8 +133,8 @@ class Session:
             env=self._environ(editor),
             cwd=self.home,
         )
-        said = done.stderr.decode()
-        return done.stdout.decode() + (f"--- errors\n{said}" if said else ""), done.returncode
+        errors = done.stderr.decode()
+        return done.stdout.decode() + (f"--- errors\n{errors}" if errors else ""), done.returncode
 
     async def _run_with_others(self, row: Row) -> tuple[str, int]:
         """Run the row's command and, as its output goes on, the others; output and errors are one stream."""

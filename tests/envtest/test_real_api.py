@@ -151,8 +151,8 @@ async def test_the_definitions_are_accepted_as_they_are(client: Client, crds: No
 
 async def test_the_servers_defaults_are_those_of_the_classes(client: Client, chat: InferenceService, llama: Model):
     """An object that says the least is stored with what the classes say on their own."""
-    said = decode(InferenceService, {"metadata": {}, "spec": {"modelRef": "llama"}})
-    assert (await client.get(InferenceService, chat.key)).spec == said.spec
+    minimal = decode(InferenceService, {"metadata": {}, "spec": {"modelRef": "llama"}})
+    assert (await client.get(InferenceService, chat.key)).spec == minimal.spec
     assert (await client.get(Model, llama.key)).spec == decode(Model, {"metadata": {}, "spec": MODEL}).spec
 
 
@@ -237,11 +237,11 @@ async def test_agent_and_controller_write_one_status_together(
     conditions = settle(statements, (), now=NOW)
     weights = WeightsFile(Path("/models/llama.gguf"), 4_920_000_000, "ab" * 32, "1")
     of_service = set(SERVICE_CONDITIONS)  # always all of them
-    said: list[tuple[type[Object], dict[str, Any], set[str]]] = [
+    statuses: list[tuple[type[Object], dict[str, Any], set[str]]] = [
         (InferenceService, service_status(chat, conditions, ServiceView(Reason.LOADING, "40 %\nof it")), of_service),
         (Model, model_status(llama, conditions, weights, FACTS), {"Accepted", "Loaded"}),
     ]
-    for kind, manifest, of_agent in said:
+    for kind, manifest, of_agent in statuses:
         stored = await _apply_strictly(client, kind, manifest, "status")
         assert _lost(manifest, stored) == []
         theirs = copy.deepcopy(manifest)

@@ -256,10 +256,10 @@ async def test_the_declared_rights_are_enough(client, crds, namespace, real_kube
         body = {"spec": {"source": "builtin://demo", "hardware": {"accelerator": "metal"}}}
         name = {"metadata": {"name": "phi", "namespace": namespace}}
         await client.apply(Model, {**name, **body}, field_manager="user")
-        told = {"type": "Fetched", "status": "True", "reason": "Fetched", "message": "here"}
-        told["lastTransitionTime"] = "2026-01-01T00:00:00Z"
+        fetched = {"type": "Fetched", "status": "True", "reason": "Fetched", "message": "here"}
+        fetched["lastTransitionTime"] = "2026-01-01T00:00:00Z"
         await client.apply(
-            Model, {**name, "status": {"conditions": [told]}}, field_manager="agent", subresource="status"
+            Model, {**name, "status": {"conditions": [fetched]}}, field_manager="agent", subresource="status"
         )
 
         async def phase():

@@ -111,7 +111,7 @@ def service(name: str = "chat", **spec: Any) -> dict[str, Any]:
 
 def piece(host: str, *addresses: str, of: str = "chat", name: str = "", **labels: str) -> dict[str, Any]:
     """Return the slice of a host."""
-    said = {
+    own = {
         SERVICE: of,
         "kubernetes.io/service-name": of,
         "endpointslice.kubernetes.io/managed-by": "llmkube-agent",
@@ -120,7 +120,7 @@ def piece(host: str, *addresses: str, of: str = "chat", name: str = "", **labels
     }
     family = "IPv6" if any(":" in one for one in addresses) else "IPv4"
     return {
-        "metadata": {"name": name or f"{of}.{host}", "labels": said},
+        "metadata": {"name": name or f"{of}.{host}", "labels": own},
         "addressType": family,
         "endpoints": [{"addresses": [one], "conditions": {"ready": True}} for one in addresses],
         "ports": [{"name": "http", "port": 9, "protocol": "TCP"}],
@@ -225,7 +225,7 @@ async def test_s2_no_slice_of_another(client, crds, namespace, real_kubeconfig):
         await site.box.delete(EndpointSlice, Key(namespace, "chat.box"))
 
 
-async def test_s2_an_address_counts_from_when_an_administrator_wrote_it(client, crds, namespace, real_kubeconfig):
+async def test_s2_an_address_is_valid_once_an_administrator_wrote_it(client, crds, namespace, real_kubeconfig):
     """A host that moves is refused until its account names the new network, and not at all without the annotation."""
     async with open_site(client, real_kubeconfig, namespace) as site:
         path, note = site.path("serviceaccounts", "llmkube-agent-box"), f"{GROUP}/addresses"
@@ -378,14 +378,14 @@ async def test_s2_no_token_but_its_own_and_no_event_of_another(client, crds, nam
     def event(name: str, component: str, instance: str, kind: str = "InferenceService") -> dict[str, Any]:
         version = f"{GROUP}/v1alpha1" if kind == "InferenceService" else "v1"
         about = {"apiVersion": version, "kind": kind, "name": "chat", "namespace": namespace}
-        said = {"reason": "Said", "type": "Normal", "message": "", "involvedObject": about}
+        content = {"reason": "Said", "type": "Normal", "message": "", "involvedObject": about}
         reporter = {"reportingComponent": component, "reportingInstance": instance}
-        return {"metadata": {"name": name, "namespace": namespace}, **said, **reporter}
+        return {"metadata": {"name": name, "namespace": namespace}, **content, **reporter}
 
     async with open_site(client, real_kubeconfig, namespace) as site:
         token = site.path("serviceaccounts", "llmkube-agent-{}/token")
-        told = await site.box.request_json("POST", token.format("box"), body=request(3600))
-        assert told["status"]["token"]
+        token_request = await site.box.request_json("POST", token.format("box"), body=request(3600))
+        assert token_request["status"]["token"]
         for host, seconds in (("mini", 3600), ("box", MAX_TOKEN_SECONDS + 1)):
             with pytest.raises(ForbiddenError):
                 await site.box.request_json("POST", token.format(host), body=request(seconds))

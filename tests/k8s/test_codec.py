@@ -249,7 +249,7 @@ def test_equal_texts_of_different_objects_are_one() -> None:
     assert first.spec.holder_identity is not second.spec.holder_identity
 
 
-def test_secret_texts_are_shared_with_nobody() -> None:
+def test_secret_texts_are_not_shared() -> None:
     """What stays out of logs is not kept alive by the texts that objects share."""
     first, second = (
         decode(Secret, {"metadata": {"name": "s"}, "data": json.loads('{"k": "aHVzaCE="}')}) for _ in range(2)

@@ -159,7 +159,7 @@ async def test_the_end_of_the_pods_connection_is_the_end(ca):
         nursery.cancel_scope.cancel()
 
 
-async def test_the_kubelets_error_is_told(ca):
+async def test_the_kubelets_error_is_reported(ca):
     """A port on which nothing listens is an error with the kubelet's own words."""
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
@@ -224,7 +224,7 @@ async def test_a_refusal_is_the_servers_own_error(code, reason, error, ca):
                 await connect_to_pod(client, POD, 8080)
 
 
-async def test_a_server_that_knows_no_websocket_is_told_apart():
+async def test_a_server_without_websockets_is_recognised():
     """An answer without an upgrade is an error, whatever its status."""
     server = ScriptedServer(html())
     with pytest.raises(TransportError, match=f"^{CALL}: status 200 without a Kubernetes Status"):

@@ -185,7 +185,7 @@ async def test_watches_that_are_cut_before_they_speak_heal_too(end, autojump_clo
     assert found.state == {"a": "101"}
 
 
-async def test_one_word_makes_a_position_good(autojump_clock):
+async def test_one_event_makes_a_position_valid(autojump_clock):
     """As long as some watch in three brings as much as a bookmark, nothing is ever listed again."""
     spoken = (watching(60.0), watching(60.0), watching(55.0, bookmark(11), 5.0))
     full = listing(10, config_map("a", 1))
@@ -435,7 +435,7 @@ async def test_an_object_of_the_cluster_has_no_namespace(autojump_clock):
     assert found.state == {"node-1": "1"}
 
 
-async def test_an_unreadable_object_is_told_and_hides_nothing(autojump_clock):
+async def test_an_unreadable_object_is_reported_and_hides_no_other(autojump_clock):
     """A malformed object keeps its last readable state, says what is wrong, and heals."""
     broken = {**config_map("a", 11), "data": 7}
     answers = [

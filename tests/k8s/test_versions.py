@@ -36,7 +36,7 @@ def test_kinds_are_kept_apart():
 
 
 @pytest.mark.parametrize("missing", ["uid", "resourceVersion"])
-def test_without_a_name_for_its_state_an_object_is_read_anew(missing):
+def test_an_object_without_a_version_is_read_again(missing):
     """Two objects that do not say which state they are in are two."""
     decoder, one, other = VersionDecoder(), state(5, x="1"), state(5, x="2")
     del one["metadata"][missing], other["metadata"][missing]

@@ -73,8 +73,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def pytest_configure_node(node: Any) -> None:
     """Tell a worker what it shares."""
     shared, release, _ = node.config.stash[_SHARED]
-    told = attrs.asdict(shared) | {"kubeconfig": str(shared.kubeconfig)}
-    node.workerinput["shared_node"] = {"node": told, "home": str(release.home)}
+    attributes = attrs.asdict(shared) | {"kubeconfig": str(shared.kubeconfig)}
+    node.workerinput["shared_node"] = {"node": attributes, "home": str(release.home)}
 
 
 @pytest.hookimpl(trylast=True)  # the workers have ended

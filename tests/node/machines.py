@@ -126,12 +126,12 @@ async def serving(
 
 async def answered(node: Node, namespace: str, *, key: str = "", url: str = URL) -> str:
     """Return what the pod `asker` gets once it is the answer; agents, engines and kube-proxy may take their time."""
-    said = ""
+    answer = ""
     with trio.move_on_after(PATIENCE_SECONDS):
-        while ANSWER not in said:
-            said = await chat(node, namespace, "asker", url, key=key)
-        return said
-    raise AssertionError(said)
+        while ANSWER not in answer:
+            answer = await chat(node, namespace, "asker", url, key=key)
+        return answer
+    raise AssertionError(answer)
 
 
 async def traffic(node: Node, namespace: str, seconds: int, tokens: int = 100) -> Any:

@@ -49,16 +49,16 @@ async def serve(node: Node, namespace: str, name: str = "tiny", **spec: Any) -> 
 async def wait(node: Node, namespace: str, what: str, condition: str, patience: str = PATIENCE) -> None:
     """Return when `kubectl wait` sees it; what the object and its pods look like otherwise is in the error."""
     wanted = ("wait", "-n", namespace, what, f"--for={condition}", f"--timeout={patience}")
-    said = await node.kubectl(*wanted, check=False)
+    output = await node.kubectl(*wanted, check=False)
     with trio.move_on_after(START_SECONDS):  # the API server may have been killed, or the object is about to be made
-        while "refused" in said or "not found" in said:
+        while "refused" in output or "not found" in output:
             await trio.sleep(0.2)
-            said = await node.kubectl(*wanted, check=False)
-    if "condition met" not in said:
+            output = await node.kubectl(*wanted, check=False)
+    if "condition met" not in output:
         shown = await node.kubectl("get", "-n", namespace, what, "-o", "yaml", check=False)
         pods = await node.kubectl("get", "-n", namespace, "pods,jobs,pvc", "-o", "wide", check=False)
         events = await node.kubectl("get", "-n", namespace, "events", check=False)
-        raise AssertionError(f"{said}\n{shown}\n{pods}\n{events}")
+        raise AssertionError(f"{output}\n{shown}\n{pods}\n{events}")
 
 
 async def read(node: Node, namespace: str, what: str) -> Any:

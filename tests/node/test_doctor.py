@@ -27,8 +27,8 @@ async def examined(node: Node, namespace: str) -> dict[str, Any]:
     variables = (f"LLMKUBE_STATE_DIR=/tmp/llmkube-doctor-{namespace}", f"LLMKUBE_HOST_IP={MACHINES[MAC]}")
     words = ("doctor", "--from-cluster", "--json", "--kubeconfig", str(node.kubeconfig), "-n", namespace)
     command = ("env", *variables, sys.executable, "-m", "llmkube", *words)
-    said = await node.run(*command, machine=MAC, check=False)  # this machine is no Mac, which is a failure too
-    (found,) = [each for each in json.loads(said)["findings"] if each["name"] == "from a pod"]
+    report = await node.run(*command, machine=MAC, check=False)  # this machine is no Mac, which is a failure too
+    (found,) = [each for each in json.loads(report)["findings"] if each["name"] == "from a pod"]
     return dict(found)
 
 

@@ -106,7 +106,7 @@ async def test_the_log_of_pods_is_read_from_anywhere(node: Node, namespace: str)
     assert "container llama-server" in err
 
 
-async def test_a_user_without_the_right_is_told_which(node: Node, namespace: str, tmp_path: Path):
+async def test_a_missing_permission_is_named(node: Node, namespace: str, tmp_path: Path):
     """K7: one who may see services and pods, and neither logs nor port-forwards, reads the verb that is missing."""
     await node.apply(namespace, model("demo"), service("tiny", modelRef="demo"))
     await wait(node, namespace, "isvc/tiny", "condition=Available")

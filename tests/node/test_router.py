@@ -73,11 +73,11 @@ async def test_an_edit_of_a_router_loses_no_request_and_no_pod(node: Node, relea
     await wait(node, namespace, "pod/client", "condition=Ready")
     await answered(node, namespace, url=URL)
     before = await pods_of(node, namespace)
-    said: dict[str, Any] = {}
+    outcome: dict[str, Any] = {}
 
     async def ask() -> None:
         words = ("client", "python3", "-c", TRAFFIC, URL, "90")
-        said.update(json.loads(await node.execute(namespace, *words)))
+        outcome.update(json.loads(await node.execute(namespace, *words)))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(ask)
@@ -90,5 +90,5 @@ async def test_an_edit_of_a_router_loses_no_request_and_no_pod(node: Node, relea
         with trio.fail_after(80):
             while len(now := await pods_of(node, namespace)) != 2 or now & before:  # noqa: ASYNC110 (nothing tells)
                 await trio.sleep(1)
-    assert said["lost"] == []
-    assert said["answers"] > 10
+    assert outcome["lost"] == []
+    assert outcome["answers"] > 10

@@ -27,7 +27,7 @@ async def test_a_pod_gets_an_answer_by_the_services_name(node: Node, release: Re
     assert engine["spec"]["containers"][0]["image"].startswith("localhost/llmkube-llama")
 
 
-async def test_the_example_for_cpus_is_served_by_our_image_as_it_stands(node: Node, release: Release, namespace: str):
+async def test_the_example_for_cpus_is_served_by_our_image_unchanged(node: Node, release: Release, namespace: str):
     """`examples/cluster/cpu.yaml` names no image, command or user, and answers under Pod Security `restricted`."""
     await node.kubectl("apply", "-n", namespace, "-f", str(EXAMPLE))
     await node.apply(namespace, pod("asker", SLEEP))
@@ -42,7 +42,7 @@ async def test_the_example_for_cpus_is_served_by_our_image_as_it_stands(node: No
     assert container["securityContext"]["readOnlyRootFilesystem"] is True
 
 
-async def test_a_crash_loop_stays_failed_and_says_why(node: Node, release: Release, namespace: str):
+async def test_a_crash_loop_stays_failed_with_its_reason(node: Node, release: Release, namespace: str):
     """A flag that the engine does not know: the phase is Failed and stays so over restarts, and the reason is told."""
     await node.apply(namespace, model("tiny"), service("tiny", extraArgs=["--no-such-flag"]))
     await wait(node, namespace, "isvc/tiny", "jsonpath={.status.phase}=Failed")
@@ -61,7 +61,7 @@ async def test_a_crash_loop_stays_failed_and_says_why(node: Node, release: Relea
     assert "no-such-flag" in available["message"]
 
 
-async def test_an_engine_that_takes_more_memory_than_it_may_is_told(node: Node, release: Release, namespace: str):
+async def test_an_engine_beyond_its_memory_limit_is_reported(node: Node, release: Release, namespace: str):
     """The kernel kills the engine at the Model's budget, and the status says so."""
     await node.apply(namespace, model("tiny", hardware={"memoryBudget": "16Mi"}), service("tiny", resources={}))
     await wait(node, namespace, "isvc/tiny", "jsonpath={.status.phase}=Failed")

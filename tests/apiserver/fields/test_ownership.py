@@ -221,7 +221,7 @@ def test_creating_a_service_owns_no_structure_that_is_always_there():
     }
 
 
-def test_defaults_are_nobodys():
+def test_defaults_have_no_owner():
     """A default that is filled in after the apply can be set by another applier without a conflict."""
     live, _ = strategy.complete(WIDGET, apply(None, widget(spec={"colour": "red"}), "one"))
     assert live["spec"]["size"] == 1

@@ -125,7 +125,7 @@ CASES: list[tuple[dict[str, Any], Any, list[str]]] = [
 
 
 @pytest.mark.parametrize(("schema", "value", "errors"), CASES)
-def test_each_keyword_has_its_words(schema: dict[str, Any], value: Any, errors: list[str]):
+def test_each_keyword_has_its_message(schema: dict[str, Any], value: Any, errors: list[str]):
     """A value that breaks a bound is reported with path, value and sentence, and one that keeps it is not."""
     assert [str(error) for error in validate(value, None, Schema.parse(schema), "x")] == errors
 

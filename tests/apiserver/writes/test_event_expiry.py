@@ -35,7 +35,7 @@ def stamped(*minutes: int) -> dict[str, Any]:
     ("event", "minute"),
     [(stamped(3), 3), (stamped(0, 5), 5), (stamped(0, 9, 7), 9), ({"metadata": {}}, None)],
 )
-def test_the_servers_own_stamps_tell_when_an_event_was_written(event: Object, minute: int | None):
+def test_the_servers_own_timestamps_date_an_event(event: Object, minute: int | None):
     """The newest of creation and recorded writes counts, whatever the client says of itself."""
     expected = datetime.min.replace(tzinfo=UTC) if minute is None else START + timedelta(minutes=minute)
     assert last_written(event) == expected
@@ -57,7 +57,7 @@ def test_of_too_many_events_the_oldest_go_early():
     assert overdue(events, START, limit=5) == []
 
 
-def test_nobody_looks_before_there_is_something_to_do():
+def test_nothing_is_scanned_before_an_event_can_expire():
     """The next look is when the oldest is due: at once when it is or there are too many, never without Events."""
     events = [(Key("a", "new"), stamped(30)), (Key("a", "old"), stamped(2))]
     assert seconds_to_next(events, START + timedelta(minutes=32)) == 30 * 60

@@ -79,7 +79,7 @@ LAX: list[tuple[Any, list[dict[str, Any]], Any]] = [
 
 
 @pytest.mark.parametrize(("target", "patch", "result"), [*RFC_6902, *LAX])
-def test_json_patch_does_what_its_rfc_says_and_is_as_lax_as_a_kube_apiserver(target: Any, patch: Any, result: Any):
+def test_json_patch_follows_its_rfc_and_is_as_lax_as_a_kube_apiserver(target: Any, patch: Any, result: Any):
     """All six operations act on objects and arrays, with escaped pointers, and leave the inputs alone."""
     before = copy.deepcopy(target)
     assert json_patch(target, patch) == result
@@ -107,7 +107,7 @@ FAILING: list[tuple[Any, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("target", "operation", "message"), FAILING)
-def test_an_operation_that_does_not_apply_says_why(target: Any, operation: Any, message: str):
+def test_an_operation_that_does_not_apply_names_the_cause(target: Any, operation: Any, message: str):
     """The error names the operation and the path, and the target is left alone."""
     before = copy.deepcopy(target)
     with pytest.raises(PatchFailedError, match=message):
@@ -125,7 +125,7 @@ def test_an_operation_that_does_not_apply_says_why(target: Any, operation: Any, 
         [{"op": "move", "from": 1, "path": "/a"}],
     ],
 )
-def test_a_malformed_patch_is_told_from_one_that_fails(patch: Any):
+def test_a_malformed_patch_is_distinguished_from_one_that_fails(patch: Any):
     """A document that is no JSON patch raises another error than one that does not apply."""
     with pytest.raises(PatchDocumentError):
         json_patch({}, patch)

@@ -179,7 +179,7 @@ async def test_a_failed_renewal_matters_only_when_the_token_has_ended(make_plugi
         await credentials.current()
 
 
-async def test_a_plugin_is_told_who_asks(make_plugin, monkeypatch):
+async def test_a_plugin_receives_its_environment_and_the_cluster(make_plugin, monkeypatch):
     """A plugin sees our environment, its additions, its arguments, the cluster, and that nobody is at a terminal."""
     monkeypatch.setenv("FROM_US", "1")
     body = "print(json.dumps([sys.argv[1:], dict(os.environ), sys.stdin.read()]))"

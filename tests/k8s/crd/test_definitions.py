@@ -65,7 +65,7 @@ def test_every_node_is_structural() -> None:
         assert set(node.get("required", ())) <= node.get("properties", {}).keys(), path
 
 
-def test_every_field_says_what_it_is_for() -> None:
+def test_every_field_has_a_description() -> None:
     """`kubectl explain` has one sentence for every field; what a part of a pod has in it is explained with pods."""
     silent = [
         f"{path}.{name}"

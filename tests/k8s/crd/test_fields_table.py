@@ -52,11 +52,11 @@ def read_table() -> dict[Place, dict[str, Any]]:
     _, *lines = TABLE.read_text(encoding="utf-8").splitlines()
     found = {}
     for line in lines:
-        kind, path, type_, default, said = line.split("\t")
+        kind, path, type_, default, facts_text = line.split("\t")
         facts: dict[str, Any] = {"type": type_}
         if default:
             facts["default"] = json.loads(default)
-        for fact in said.split("; ") if said else ():
+        for fact in facts_text.split("; ") if facts_text else ():
             name, _, value = fact.partition("=")
             facts[name] = float(value) if name in _NUMBERS else set(value.split(",")) if name == "enum" else value
         found[kind, path] = facts
@@ -81,7 +81,7 @@ def _fields(kind: str, path: str, schema: Mapping[str, Any], *, required: bool) 
 
 
 def _facts(schema: Mapping[str, Any], *, required: bool) -> dict[str, Any]:
-    said = {
+    facts = {
         "type": _type(schema),
         "required": "" if required else None,
         "default": schema.get("default"),
@@ -95,7 +95,7 @@ def _facts(schema: Mapping[str, Any], *, required: bool) -> dict[str, Any]:
         "rules": len([*_rules(schema), *_rules(schema.get("items", {}))]) or None,
         **{name: schema.get(name) for name in ("minLength", "maxLength", "minItems", "maxItems")},
     }
-    return {name: value for name, value in said.items() if value is not None}
+    return {name: value for name, value in facts.items() if value is not None}
 
 
 def _rules(schema: Mapping[str, Any]) -> Sequence[Any]:

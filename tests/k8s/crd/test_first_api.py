@@ -89,8 +89,8 @@ def test_nothing_is_lost_silently(spec: dict[str, Any], service: dict[str, Any],
     """A field is taken over under its name, or a remark begins with its path."""
     found = convert(old(**spec))
     assert found.service["spec"] == {"modelRef": "chat", **service}
-    said = [remark for remark in found.remarks if "may have several files" not in remark]
-    assert [remark[: len(want)] for remark, want in zip(said, remarks, strict=True)] == remarks
+    compared = [remark for remark in found.remarks if "may have several files" not in remark]
+    assert [remark[: len(want)] for remark, want in zip(compared, remarks, strict=True)] == remarks
 
 
 def test_what_a_server_wrote_is_named() -> None:

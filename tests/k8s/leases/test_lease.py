@@ -300,7 +300,7 @@ async def test_a_deleted_lease_is_lost(autojump_clock):
         assert (holder.lost, lab.inside) == (1, ["a"])
 
 
-async def test_somebodys_label_costs_nothing(autojump_clock):
+async def test_a_foreign_label_costs_no_lease(autojump_clock):
     """A change by another hand that leaves the holder alone does not end the body."""
     async with open_lab() as lab:
         holder = lab.start("a")

@@ -87,7 +87,7 @@ async def test_a_new_version_voids_the_prefix(tmp_path, autojump_clock):
             assert (await bench.get(HTTP)).path.read_bytes() == OTHER
 
 
-async def test_a_part_of_nobody_knows_which_version_is_not_spliced(tmp_path, autojump_clock):
+async def test_a_part_of_an_unknown_version_is_not_spliced(tmp_path, autojump_clock):
     """A server that forgets both If-Range and its ETag is read from the start, unless a digest judges the whole."""
     newer = DATA[:4] + bytes(byte ^ 1 for byte in DATA[4:])  # of the same size
 
@@ -389,7 +389,7 @@ async def test_a_missing_file_is_not_asked_for_twice(tmp_path, autojump_clock):
 
 
 @pytest.mark.parametrize(
-    ("body", "encoding", "says"),
+    ("body", "encoding", "message"),
     [
         (b"<!DOCTYPE html><html>", "", "is a web page"),
         (b"\n  <html>", "", "is a web page"),
@@ -401,10 +401,10 @@ async def test_a_missing_file_is_not_asked_for_twice(tmp_path, autojump_clock):
         (DATA[:100], "br", "compresses"),
     ],
 )
-async def test_what_is_no_model_is_refused_at_its_first_bytes(tmp_path, autojump_clock, body, encoding, says):
+async def test_what_is_no_model_is_refused_at_its_first_bytes(tmp_path, autojump_clock, body, encoding, message):
     """A web page, a pointer or a compressed file is named for what it is, after one question, and nothing is kept."""
     async with open_bench(tmp_path, answers(200, body, content_encoding=encoding)) as bench:
-        with pytest.raises(WeightsError, match=says) as caught:
+        with pytest.raises(WeightsError, match=message) as caught:
             await bench.get(HTTP)
         assert isinstance(caught.value, SourceRefusedError if encoding else NotGGUFError)
         assert len(bench.network.requests) == 1
@@ -442,7 +442,7 @@ async def count(wire, request, sent):
         sent.append(start)
 
 
-async def test_a_mended_file_is_taken_after_all(tmp_path, autojump_clock):
+async def test_a_repaired_file_is_accepted(tmp_path, autojump_clock):
     """After a wrong digest, a new version on the server is tried again, and so is another digest."""
     async with open_bench(tmp_path, steps(serves(OTHER), serves(DATA, etag='"v2"'))) as bench:
         with pytest.raises(DigestMismatchError):
@@ -483,7 +483,7 @@ async def test_a_loop_of_redirects_ends(tmp_path, autojump_clock, location):
 
 
 @pytest.mark.parametrize(
-    ("location", "says"),
+    ("location", "message"),
     [
         ("", "without a Location"),
         ("file:///etc/passwd", "to an invalid URL"),
@@ -492,10 +492,10 @@ async def test_a_loop_of_redirects_ends(tmp_path, autojump_clock, location):
         ("http://other.example/a.gguf", "redirects to http://other.example, where every host on the way"),
     ],
 )
-async def test_a_redirect_to_a_bad_place_is_refused(tmp_path, autojump_clock, location, says):
+async def test_a_redirect_to_a_bad_place_is_refused(tmp_path, autojump_clock, location, message):
     """An object's source is never followed to plain http, to another scheme or to an odd host."""
     async with open_bench(tmp_path, redirect(location)) as bench:
-        with pytest.raises(RedirectError, match=says):
+        with pytest.raises(RedirectError, match=message):
             await bench.get(HTTP)
         assert len(bench.network.requests) == 1
         assert bench.files() == []
@@ -570,7 +570,7 @@ async def test_a_password_goes_to_its_origin_only(tmp_path, autojump_clock):
         assert not any("secret" in path.read_text("latin-1") for path in bench.store.index.iterdir())
 
 
-async def test_an_expired_link_is_resolved_anew(tmp_path, autojump_clock):
+async def test_an_expired_link_is_resolved_again(tmp_path, autojump_clock):
     """When a signed link stops working mid-way, the source is asked for a new one, and the prefix is kept."""
     links = iter(["/signed1.gguf", "/signed2.gguf", "/signed3.gguf"])
 

@@ -135,7 +135,7 @@ def test_a_quantization_that_is_not_there_lists_what_is(files):
     ids=["two models", "no Q4_K_M"],
 )
 @pytest.mark.parametrize("memory_bytes", [None, 5000])
-def test_what_nobody_can_choose_is_left_to_the_user(files, memory_bytes):
+def test_an_ambiguous_choice_is_left_to_the_user(files, memory_bytes):
     """Of two different models, or without a Q4_K_M where the memory is unknown or small, none is taken unasked."""
     with pytest.raises(AmbiguousSourceError, match="has 2 models; choose one"):
         choose(HubRepository("o/r"), parse_listing("x", listing(files)), memory_bytes=memory_bytes)
@@ -154,7 +154,7 @@ def test_without_the_usual_one_the_largest_that_fits_comes():
         choose(HubRepository("o/r"), parse_listing("x", listing(two)), memory_bytes=2000)
 
 
-async def test_the_choice_is_said_while_it_comes(tmp_path, autojump_clock):
+async def test_the_chosen_file_is_in_the_progress(tmp_path, autojump_clock):
     """Whoever reads the progress of a download learns which quantization it is, and so does who has the file."""
     async with open_bench(tmp_path, hub(SEVERAL)) as bench:
         found = await bench.get("o/r")
@@ -163,7 +163,7 @@ async def test_the_choice_is_said_while_it_comes(tmp_path, autojump_clock):
         assert "(Q4_K_M, one of 4 in o/r)" in str([one for one in bench.seen if one.stage == "downloading"][-1])
 
 
-def test_a_repository_without_a_model_says_so():
+def test_a_repository_without_a_model_is_an_error():
     """Safetensors are no GGUF, and the error says what to look for."""
     with pytest.raises(SourceNotFoundError, match=r"has no \.gguf file"):
         choose(HubRepository("o/r"), parse_listing("x", listing({"model.safetensors": DATA, "../x.gguf": DATA})))
@@ -326,7 +326,7 @@ async def test_parts_on_a_web_server_are_looked_for_before_any_is_downloaded(tmp
         assert [path.read_bytes() for path in sorted(kept.path.parent.iterdir())] == list(parts.values())
 
 
-async def test_a_gated_repository_says_how_to_give_a_token(tmp_path, autojump_clock):
+async def test_the_error_of_a_gated_repository_explains_tokens(tmp_path, autojump_clock):
     """Without a token, and with one that may not, the error names the Secret, its key and the field."""
     script = answers(401, x_error_code="GatedRepo", x_error_message="Access to model o/r is restricted.")
     async with open_bench(tmp_path, script) as bench:

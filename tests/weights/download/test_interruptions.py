@@ -29,7 +29,7 @@ async def offline(wire, request):
     """Nobody answers: the connection closes at once."""
 
 
-class Held:
+class PausedServer:
     """A server that sends half, and the rest when it is told to."""
 
     def __init__(self, data=DATA):
@@ -108,28 +108,28 @@ async def test_a_rotten_file_is_fetched_again(tmp_path, autojump_clock):
 
 async def test_two_who_want_the_same_share_one_transfer(tmp_path, autojump_clock):
     """However many services name a source, it is downloaded once, and each hears of the progress."""
-    held, results, heard = Held(), [], {}
-    async with open_bench(tmp_path, held) as bench, trio.open_nursery() as nursery:
+    server, results, steps_by_name = PausedServer(), [], {}
+    async with open_bench(tmp_path, server) as bench, trio.open_nursery() as nursery:
 
         async def ask(name):
-            results.append(await bench.get(HTTP, progress=lambda step: heard.setdefault(name, []).append(step)))
+            results.append(await bench.get(HTTP, progress=lambda step: steps_by_name.setdefault(name, []).append(step)))
 
         for name in range(5):
             nursery.start_soon(ask, name)
         await trio.sleep(1)  # a small piece waits a moment for more before it is written
         assert len(bench.network.requests) == 1
         assert bench.downloader.active()[HTTP].done_bytes == len(DATA) // 2
-        held.update.set()
+        server.update.set()
     assert [result.path.read_bytes() for result in results] == [DATA] * 5
     assert len(bench.network.requests) == 1
-    assert all(steps[-1].done_bytes == len(DATA) for steps in heard.values())
+    assert all(steps[-1].done_bytes == len(DATA) for steps in steps_by_name.values())
 
 
 @pytest.mark.parametrize("leaver", [0, 1])
 async def test_one_who_stops_waiting_does_not_stop_the_transfer(tmp_path, autojump_clock, leaver):
     """Deleting one service leaves the connection of the other alone, whichever of them came first."""
-    held, scopes, results = Held(), [trio.CancelScope(), trio.CancelScope()], []
-    async with open_bench(tmp_path, held) as bench, trio.open_nursery() as nursery:
+    server, scopes, results = PausedServer(), [trio.CancelScope(), trio.CancelScope()], []
+    async with open_bench(tmp_path, server) as bench, trio.open_nursery() as nursery:
 
         async def ask(scope):
             with scope:
@@ -141,14 +141,14 @@ async def test_one_who_stops_waiting_does_not_stop_the_transfer(tmp_path, autoju
         scopes[leaver].cancel()
         await trio.testing.wait_all_tasks_blocked()
         assert bench.network.open_connections == 1
-        held.update.set()
+        server.update.set()
     assert [result.path.read_bytes() for result in results] == [DATA]
     assert len(bench.network.requests) == 1
 
 
-async def test_when_nobody_waits_the_transfer_ends_and_its_bytes_are_kept(tmp_path, autojump_clock):
+async def test_without_waiters_the_transfer_ends_and_its_bytes_are_kept(tmp_path, autojump_clock):
     """The connection closes a moment after the last one has left; the next one goes on from there."""
-    async with open_bench(tmp_path, Held()) as bench:
+    async with open_bench(tmp_path, PausedServer()) as bench:
         with trio.move_on_after(5):
             await bench.get(HTTP)
         await trio.sleep(2 * LINGER_SECONDS)
@@ -160,9 +160,9 @@ async def test_when_nobody_waits_the_transfer_ends_and_its_bytes_are_kept(tmp_pa
         assert bench.network.requests[1].start == len(DATA) // 2
 
 
-async def test_a_restarted_agent_goes_on_where_it_was(tmp_path, autojump_clock):
+async def test_a_restarted_agent_resumes_the_download(tmp_path, autojump_clock):
     """Bytes outlive the downloader: they are verified again, and only the rest is asked for."""
-    async with open_bench(tmp_path, Held()) as bench:
+    async with open_bench(tmp_path, PausedServer()) as bench:
         with trio.move_on_after(5):
             await bench.get(HTTP)
     async with open_bench(tmp_path, serves(DATA)) as bench:
@@ -173,7 +173,7 @@ async def test_a_restarted_agent_goes_on_where_it_was(tmp_path, autojump_clock):
 
 async def test_a_prefix_that_was_tampered_with_is_found_out(tmp_path, autojump_clock):
     """A damaged prefix makes a wrong digest, and the second download starts from nothing."""
-    async with open_bench(tmp_path, Held()) as bench:
+    async with open_bench(tmp_path, PausedServer()) as bench:
         with trio.move_on_after(5):
             await bench.get(HTTP)
         await trio.sleep(2 * LINGER_SECONDS)
@@ -214,7 +214,7 @@ async def test_different_digests_of_one_source_do_not_mix(tmp_path, autojump_clo
         assert (await bench.get(HTTP, sha256=SHA256)).path.read_bytes() == DATA
 
 
-async def test_a_disk_that_fills_up_is_said_and_survived(tmp_path, autojump_clock, monkeypatch):
+async def test_a_full_disk_is_reported_and_survived(tmp_path, autojump_clock, monkeypatch):
     """ENOSPC in the middle names the store; once there is room, the download goes on where it was."""
     real, written = os.pwrite, []
 

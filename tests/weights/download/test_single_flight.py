@@ -13,12 +13,12 @@ class Work:
         self.begun = 0
         self.cancelled = 0
         self.end = trio.Event()
-        self.tell = None
+        self.notify = None
         self.error = None
 
-    async def __call__(self, tell):
+    async def __call__(self, notify):
         self.begun += 1
-        self.tell = tell
+        self.notify = notify
         try:
             await self.end.wait()
         except trio.Cancelled:
@@ -35,22 +35,22 @@ def ignore(progress):
 
 async def test_all_who_ask_get_the_same_result_and_the_same_news():
     """Two who ask for the same share one piece of work, and each hears of its progress in a task of its own."""
-    work, heard, results = Work(), [], []
+    work, received, results = Work(), [], []
 
     async def ask(name):
-        results.append(await shared.join("key", work, lambda step: heard.append((name, step.done_bytes))))
+        results.append(await shared.join("key", work, lambda step: received.append((name, step.done_bytes))))
 
     async with open_single_flight(str) as shared, trio.open_nursery() as nursery:
         nursery.start_soon(ask, "a")
         nursery.start_soon(ask, "b")
         await trio.testing.wait_all_tasks_blocked()
-        work.tell(Progress("downloading", 5))
+        work.notify(Progress("downloading", 5))
         await trio.testing.wait_all_tasks_blocked()
         assert shared.active() == {"key": Progress("downloading", 5)}
         work.end.set()
     assert results == ["done", "done"]
     assert work.begun == 1
-    assert {("a", 5), ("b", 5)} <= set(heard)
+    assert {("a", 5), ("b", 5)} <= set(received)
     assert shared.active() == {}
 
 
@@ -77,7 +77,7 @@ async def test_one_who_stops_waiting_takes_nothing_away(autojump_clock):
         assert shared.active() == {}
 
 
-async def test_whoever_comes_back_at_once_finds_the_work_going_on(autojump_clock):
+async def test_a_caller_that_returns_at_once_joins_the_running_work(autojump_clock):
     """One who stops waiting and asks again has begun nothing anew, and the work's end is no longer near."""
     work = Work()
     async with open_single_flight(str) as shared, trio.open_nursery() as nursery:
@@ -89,7 +89,7 @@ async def test_whoever_comes_back_at_once_finds_the_work_going_on(autojump_clock
         work.end.set()
 
 
-async def test_whoever_comes_later_begins_anew(autojump_clock):
+async def test_a_later_caller_starts_again(autojump_clock):
     """Cancelled work is nobody's result."""
     work = Work()
     async with open_single_flight(str) as shared:
@@ -102,7 +102,7 @@ async def test_whoever_comes_later_begins_anew(autojump_clock):
         assert await shared.join("key", again, ignore) == "done"
 
 
-async def test_an_error_reaches_all_who_wait_and_nobody_else():
+async def test_an_error_reaches_all_waiters_and_no_other():
     """An error, also a bug, is raised by each who waits; other work goes on, and the next try begins anew."""
     work, other, errors = Work(), Work(), []
 

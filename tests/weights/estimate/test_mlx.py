@@ -9,8 +9,8 @@ from llmkube.weights.estimate.sizing import estimate
 from mlx_folder import CONFIG, folder
 
 
-def sizes(path, **wish):
-    return {each.name: each.size_bytes for each in estimate(read_folder(path), Demand(**wish)).components}
+def sizes(path, **demand):
+    return {each.name: each.size_bytes for each in estimate(read_folder(path), Demand(**demand)).components}
 
 
 def test_a_folder_is_sized(tmp_path):

@@ -89,7 +89,7 @@ def test_a_digest_is_never_a_path(tmp_path):
         open_store(tmp_path).find("../" + "a" * 61, 1)
 
 
-def test_a_store_that_cannot_be_made_says_why(tmp_path):
+def test_a_store_that_cannot_be_created_names_the_cause(tmp_path):
     """A file where the store should be is named in the error."""
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(FetchError, match="file"):

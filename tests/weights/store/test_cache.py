@@ -192,7 +192,7 @@ def test_a_piece_is_found_by_its_digest(store):
     assert kept.sha256 is None
 
 
-def test_a_piece_that_was_pruned_meanwhile_is_kept_by_nobody(store):
+def test_a_piece_that_was_pruned_meanwhile_is_not_kept(store):
     """A blob that was found before a download, and is gone after it, makes no record that leads nowhere."""
     put(store, "a", b"one")
     found = find_blob(store, hashlib.sha256(b"one").hexdigest())

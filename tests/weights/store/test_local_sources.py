@@ -76,7 +76,7 @@ def test_s8_what_lies_elsewhere_is_refused_before_the_disk_is_asked(folder, sour
 
 
 @pytest.mark.parametrize("target", ["secret", "none", "folder/none", "folder", "text"])
-def test_s8_a_link_that_leads_out_tells_nothing(folder, sources, target):
+def test_s8_a_link_that_leads_out_reveals_nothing(folder, sources, target):
     """A link below a listed folder, to a file, a folder or nothing outside, is refused in the same words."""
     outside = folder.parent
     (outside / "secret").write_bytes(GGUF)
