@@ -4,7 +4,7 @@ Standard library only, as `go_programs.py`, whose Go and whose cache this shares
 
     ${LLMKUBE_ENVTEST_CACHE:-${XDG_CACHE_HOME:-~/.cache}/llmkube/envtest}/chart-tools-<version>/{helm,promtool}
 
-What is on PATH already is taken as it is, except a helm of another major version. promtool comes out of Debian's
+A tool on PATH is used as it is, except a helm of another major version. promtool comes out of Debian's
 `prometheus` package (one second, and no installation), so it needs apt; elsewhere it has to be on PATH.
 """
 
@@ -26,10 +26,10 @@ from go_programs import BuildError, Log, cache_root, find_go, run
 TOOLS = ("helm", "promtool")
 HELM_VERSION = "v3.22.0"
 HELM_KUBERNETES = ("1", "37")
-"""What helm takes a cluster for when it renders without one: the release of its own Kubernetes libraries."""
+"""Kubernetes version that helm assumes when it renders without a cluster: that of its own libraries."""
 
 COMMAND = "python tests/charts/chart_tools.py"
-"""What builds whatever is missing."""
+"""Command that builds the missing tools."""
 
 
 def tools_dir(environ: Mapping[str, str] = os.environ) -> Path:
@@ -107,7 +107,7 @@ def main() -> int:
     unknown = sorted(set(arguments.tools) - set(TOOLS))
     if unknown:
         parser.error(f"no tool {', '.join(unknown)}; there are {', '.join(TOOLS)}")
-    os.nice(10)  # nobody waits for the linker at full speed
+    os.nice(10)  # the linker is not urgent
     wanted = arguments.tools or TOOLS
     try:
         build(wanted, _log)

@@ -1,4 +1,4 @@
-"""What `make chart IMAGE=… CPU_ENGINE=…` does: package the chart with its images by digest, and index the folder.
+"""Implement `make chart IMAGE=… CPU_ENGINE=…`: package the chart with its images by digest, and index the folder.
 
 The chart of the tree names no image, since none is published; the package of whoever built them names theirs, so that
 `helm install` needs no value; the folder is a Helm repository. Standard library and helm.
@@ -31,7 +31,7 @@ class PackageError(Exception):
 
 IMAGE = ("IMAGE", "image")
 CPU_ENGINE = ("CPU_ENGINE", "workloads.cpuEngine")
-"""Variables of `make chart`, and the values in which their image stands."""
+"""Variables of `make chart`, and the values that hold their image."""
 
 
 def image_values(image: str, variable: str = IMAGE[0]) -> dict[str, str]:

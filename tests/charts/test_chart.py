@@ -130,7 +130,7 @@ def test_a_series_keeps_the_namespace_that_it_is_about(variant, kind):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_no_object_goes_astray(variant):
-    """What has a namespace is in the release's, or in the one that is looked after; the rest has none."""
+    """A namespaced object is in the release's namespace or in the watched one; the others have none."""
     clusterwide = ("ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "PriorityClass", *POLICIES)
     for each in rendered(variant):
         namespace = each["metadata"].get("namespace")
@@ -258,12 +258,12 @@ def test_services_on_cpus_get_an_image_of_ours(changes, image):
     ],
 )  # fmt: skip
 def test_an_operator_s_image_of_llama_cpp_wins(changes, given):
-    """What a release has said before it was upgraded goes on to count, wherever it stands."""
+    """An image set before an upgrade still applies, by whichever value or flag."""
     assert engine_images("--set", changes) == given
 
 
 def engine_images(*args):
-    """The engines' images of which the controller is told, as its command line reads them."""
+    """Return the engines' images on the controller's command line, as it reads them."""
     (workload,) = named(render(*args), "Deployment").values()
     (only,) = pod_of(workload)["containers"]
     args = [each for each in only["args"][1:] if not each.startswith("--port=")]
@@ -461,7 +461,9 @@ def test_priority_classes_are_named_only_where_they_are_installed():
     """The prefix makes the names of our classes, and without them pods name none."""
     prefix = controller_flags("default")["priority_class_prefix"]
     assert {f"{prefix}{each}" for each in PRIORITIES} == set(named(rendered("default"), "PriorityClass"))
-    assert controller_flags("bare")["priority_class_prefix"] == ""  # and not None, which looks for those of another release
+    assert (
+        controller_flags("bare")["priority_class_prefix"] == ""
+    )  # and not None, which looks for those of another release
 
 
 def test_what_editors_may_ask_for_is_off_until_it_is_asked_for():
@@ -618,7 +620,7 @@ def test_classes_of_other_values_have_other_names():
 
 
 def test_no_account_has_an_unrequested_token():
-    """A token that does not expire exists only with agents.tokenSecret, and pods get one only where they say so."""
+    """A token without expiry exists only with agents.tokenSecret, and pods mount one only if they declare it."""
     assert not named(rendered("default"), "Secret")
     assert "llmkube-agent-token" in named(rendered("everything"), "Secret")
     accounts = named(rendered("default"), "ServiceAccount")

@@ -94,7 +94,7 @@ def test_an_alert_has_a_summary_and_a_line_in_the_guide(name):
 
 
 def test_alerts_read_only_exported_series():
-    """A metric that nobody has makes an alert that never fires."""
+    """An alert on a metric that is not exported never fires."""
     for name, rule in alerts().items():
         assert names_in(rule["expr"]) <= known_names(), name
 
@@ -233,7 +233,7 @@ def test_the_real_llama_cpp_exports_what_we_read(tmp_path, runtime):
     command = [program, "--model", str(model), "--port", "0", "--ctx-size", "256", "--metrics"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as engine:
         try:
-            serving = engine.stdout.readline()  # its own word that the model is loaded, with the port
+            serving = engine.stdout.readline()  # the engine reports that the model is loaded, with the port
             url = f"http://127.0.0.1:{int(serving.rpartition(':')[2])}"
             with httpx.Client(base_url=url, trust_env=False, timeout=60) as http:
                 http.post("/v1/completions", json={"prompt": "hi", "max_tokens": 8}).raise_for_status()

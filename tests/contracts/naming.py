@@ -1,16 +1,16 @@
-"""What two servers cannot agree on gets a name, so that everything else can be compared field by field.
+"""Replace values that legitimately differ between two servers by names, so that all others can be compared.
 
 The first uid that a server shows is `uid1` on both servers, the second resourceVersion `rv2`: a write that changes
-nothing is seen to keep its resourceVersion, and a new object to have a new uid, while nobody compares random numbers.
+nothing is seen to keep its resourceVersion, and a new object to have a new uid, without comparing random numbers.
 This is the whole list of what may differ:
 
-* uids, resourceVersions, times, ages, continue tokens, made-up names, cluster addresses: named, where they stand;
+* uids, resourceVersions, times, ages, continue tokens, made-up names, cluster addresses: replaced by names;
 * the resourceVersion of a list or a bookmark: kube-apiserver counts writes that the script does not make;
 * the order of a Status's causes and of entries of `managedFields`: the first is random, the second goes by time;
 * the entry of `managedFields` for `scale`: kube-apiserver forgets it when the count becomes 0;
 * descriptions of built-in kinds' table columns: ours are in our own words;
 * `OTHER_WORDS`: the sentence where both refuse for one reason, with the same code, reason and field;
-* what a client that takes no JSON is told (406): kube-apiserver offers more formats.
+* the answer to a client that takes no JSON (406): kube-apiserver offers more formats.
 """
 
 import hashlib

@@ -108,7 +108,7 @@ async def chapter_apply(s: Session) -> None:
 
 
 async def chapter_kubectl_apply(s: Session) -> None:
-    """What kubectl has applied on its own side is no obstacle to `kubectl apply --server-side`."""
+    """Annotations of a client-side `kubectl apply` do not impede `kubectl apply --server-side`."""
     path = f"{MAPS}/m"
 
     def last(data: Any, **more: Any) -> dict[str, str]:
@@ -142,7 +142,7 @@ async def chapter_kubectl_apply(s: Session) -> None:
 
 
 async def chapter_apply_less(s: Session) -> None:
-    """What a container is left with when an apply takes all out of it: null, which a kind may refuse."""
+    """A container from which an apply removes everything becomes null, which a kind may refuse."""
     for name, *specs in (
         ("free", {"anything": {"a": 1}}, {"anything": {}}, {}),
         ("deep", {"anything": {"a": {"b": {"c": 1}}}}, {"anything": {"a": {"b": {}}}}, {"anything": {"a": {}}}),

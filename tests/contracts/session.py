@@ -1,6 +1,6 @@
 """A session sends operations to one API server and writes down what it answers, so that two servers can be compared.
 
-What is written down has names in it for everything that is the server's own (`naming.py`).
+In the record the server's own values are replaced by names (`naming.py`).
 """
 
 import json
@@ -150,7 +150,7 @@ class Session:
         return events
 
     async def wait_gone(self, path: str) -> None:
-        """Return when there is nothing at the path; who takes it away does so in its own time."""
+        """Return when there is nothing at the path; controllers delete asynchronously."""
         await wait_for(self._http, self._filled(path), httpx.codes.NOT_FOUND)
 
     async def wait_collector(self, collection: str, body: Mapping[str, Any]) -> None:

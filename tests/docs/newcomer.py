@@ -40,7 +40,7 @@ def consoles(page: Path) -> list[Block]:
 def settle(script: str, gateway: str, state: Path, programs: Path) -> str:
     """Put in what a reader has in these places: his paths, his gateway's address."""
     for shown, meant in (
-        (r"^(\S*/)?llmkube up( +#.*)?$", ": # runs beside this script"),
+        (r"^(\S*/)?llmkube up( +#.*)?$", ": # runs in parallel to this script"),
         (r"~/\.local/share/llmkube/kubeconfig", str(state / "kubeconfig")),
         (r"http://127\.0\.0\.1:8080", gateway),
         (r"\.venv/bin/", f"{programs}/"),
@@ -79,7 +79,7 @@ class Terminal:
 
 @contextmanager
 def open_terminal(folder: Path, env: dict[str, str]) -> Iterator[Terminal]:
-    """Open a shell on a terminal of 80 columns; it and its programs are told to end when the block does."""
+    """Open a shell on a terminal of 80 columns; it and its programs are terminated when the block ends."""
     pid, master = pty.fork()
     if pid == 0:
         os.chdir(folder)

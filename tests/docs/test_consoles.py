@@ -1,7 +1,7 @@
-"""The console blocks of the pages are run as they stand, and each of their commands has to succeed.
+"""The console blocks of the pages are run unchanged, and each of their commands has to succeed.
 
 A block that cannot be run here says why on its fence: "```console not run: it needs a cluster". The others run in
-bash, one script for each page, in an empty home with the repository's examples beside it.
+bash, one script for each page, in an empty home that contains the repository's examples.
 """
 
 import re

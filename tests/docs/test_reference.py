@@ -16,7 +16,7 @@ def test_a_reference_page_agrees_with_the_code(path, text):
 
 
 def test_the_page_of_commands_has_every_option():
-    """Each command has its section, and each option that is not hidden stands in it."""
+    """Each command has its section, which lists each option that is not hidden."""
     sections = dict(re.findall(r"^### (llmkube .*?)\n\n```text\n(.*?)^```", _page("cli.md"), re.MULTILINE | re.DOTALL))
     for path, command, _ in commands():
         for option in command.params:

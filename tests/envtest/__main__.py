@@ -67,7 +67,7 @@ async def _ends_by_signal() -> AsyncGenerator[Sequence[int], None]:
 
 
 async def _wait_end_of_stdin() -> None:
-    """Return when nobody holds the other end any more; on a terminal, Ctrl-D or a signal ends it."""
+    """Return at the end of stdin; on a terminal, Ctrl-D or a signal ends it."""
     descriptor = sys.stdin.fileno()
     with contextlib.suppress(PermissionError):  # epoll knows no files; /dev/null and the like have ended already
         while True:

@@ -1,7 +1,7 @@
 """Build a real Kubernetes control plane from published Go modules, once, into a cache outside the tree.
 
 Standard library only, as `go_programs.py`, whose cache it is. `KUBEBUILDER_ASSETS` names a folder of programs that
-somebody else has built; then nothing is built here.
+already exist; then nothing is built here.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from go_programs import BuildError, GoModule, Log, cache_root, kubernetes_stamps
 MODULE = Path(__file__).resolve().parent
 PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kubectl")
 ESSENTIAL = ("etcd", "kube-apiserver")
-"""What `KUBEBUILDER_ASSETS` must hold at least; tests that need more say so."""
+"""Programs that `KUBEBUILDER_ASSETS` must hold; tests that need more fail with their names."""
 
 
 @functools.cache

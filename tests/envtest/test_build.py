@@ -16,7 +16,7 @@ def test_the_cache_is_outside_the_tree_and_named_after_the_sources():
 
 
 def test_provided_programs_are_used_unchanged(tmp_path: Path):
-    """With KUBEBUILDER_ASSETS nothing is built, and what it lacks is an error that says so."""
+    """With KUBEBUILDER_ASSETS nothing is built, and a missing program is an error that names it."""
     environ = {"KUBEBUILDER_ASSETS": str(tmp_path)}
     (tmp_path / "etcd").touch(mode=0o755)
     assert build(["etcd"], lambda _: None, environ) == tmp_path

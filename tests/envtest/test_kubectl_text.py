@@ -26,7 +26,7 @@ ALLOWED = [Allowed(**row) for row in yaml.safe_load(_ALLOWED_FILE.read_text(enco
 
 @attrs.define(eq=False)
 class Comparison:
-    """What the rows came to."""
+    """The result of the rows."""
 
     rows: int = 0
     equal: int = 0

@@ -83,7 +83,7 @@ async def renew_for_ever(*renewers):
 async def open_real_cluster(assets: Path, folder: Path, agents, accounts=("llmkube-agent",)):
     """A control plane with our kinds, the programs' accounts, and the controller running under its own.
 
-    Of the agents' accounts the first is that of the cluster's agent; the kubeconfigs of the others lie beside it.
+    The first of the agents' accounts is that of the cluster's agent; the kubeconfigs of the others are next to it.
     """
     async with AsyncExitStack() as stack:
         plane = await stack.enter_async_context(open_control_plane(assets, folder / "plane", controllers=True))
@@ -260,7 +260,7 @@ async def _slice(client, key):
 
 
 async def test_s2_a_host_joins_renews_its_token_and_outlives_its_end(assets, tmp_path):
-    """S2: `agent join` makes an identity, the agent renews its token; an ended one stops no engine and is told."""
+    """S2: `agent join` makes an identity, the agent renews its token; one that expires stops no engine."""
     address = own_address()
     with trio.fail_after(TEST_SECONDS):
         async with open_real_cluster(assets, tmp_path, [], ()) as (plane, cluster, _):
@@ -300,7 +300,7 @@ async def test_s2_a_host_joins_renews_its_token_and_outlives_its_end(assets, tmp
                 await host.wait_ready()
                 (engine,) = engines_in(state)
 
-                # at its end nothing stops, and the command that helps is told
+                # when it expires nothing stops, and the log names the command that helps
                 token_file().write_text(signed(7200, 3600))
                 await until(lambda: any("engines keep running" in line for line in agent.err.splitlines()))
                 assert "llmkube agent join --name box" in agent.err
@@ -320,7 +320,7 @@ async def test_s2_a_host_joins_renews_its_token_and_outlives_its_end(assets, tmp
                 await until(lambda: not note.exists())
                 assert engines_in(state) == [engine]
 
-                # an account that is deleted is told long before its token would be renewed
+                # a deleted account is reported long before its token would be renewed
                 await cluster.client.delete(ServiceAccount, Key(SYSTEM, "llmkube-agent-box"))
                 await until(note.exists)
                 assert engines_in(state) == [engine]

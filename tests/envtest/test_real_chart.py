@@ -177,6 +177,6 @@ async def test_the_next_controller_waits_for_no_lease_of_the_last(assets: Path, 
                     assert lease["spec"]["holderIdentity"]
                     await site.helm("uninstall", "llmkube", "-n", NAMESPACE)
                     assert (await site.get(path))["items"] == []
-            # one that is confined to a namespace may make no other: nothing of that is a warning
+            # one that is confined to a namespace may create no other: that is no warning
             started = controller.err.partition("controller started")[0]
             assert '"level": "warning"' not in started, started

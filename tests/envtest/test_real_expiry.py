@@ -62,7 +62,7 @@ async def _compact(plane: ControlPlane, revision: str) -> None:
 
 
 async def test_a_reflector_survives_the_compaction_of_its_position(assets: Path, tmp_path: Path):
-    """Cut off, it resumes once, is told 410, lists once, and then has what was made, changed and deleted meanwhile."""
+    """After a disconnect it resumes once, gets 410, lists once, and then has what was created, changed and deleted."""
     async with open_control_plane(assets, tmp_path / "plane", api_server_flags=["--watch-cache=false"]) as plane:
         config = load_config(plane.kubeconfig)
         gate = Gate(AuthTransport(config))

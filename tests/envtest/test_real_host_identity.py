@@ -305,7 +305,7 @@ async def test_s2_no_lease_of_another(client, crds, namespace, real_kubeconfig):
         odd["metadata"]["annotations"][f"{GROUP}/inferenceservice"] = "kube-system/chat"
         await refused(odd, "is named after its service")
 
-        # another host's claim: taken over whole, or left alone
+        # another host's claim: taken over whole, or not changed
         await site.apply(site.mini, "leases", site.claim("mini"))
         with pytest.raises(ForbiddenError):
             await site.box.patch(
@@ -328,7 +328,7 @@ async def test_s2_no_lease_of_another(client, crds, namespace, real_kubeconfig):
 
 
 async def test_s2_no_field_of_another_writer(client, crds, namespace, real_kubeconfig):
-    """S2: of a status, a host writes what agents write, under whatever field manager; the rest stands."""
+    """S2: in a status a host writes only the agents' fields, under any field manager; the others do not change."""
     async with open_site(client, real_kubeconfig, namespace) as site:
         time = "2026-01-01T00:00:00Z"
 
@@ -404,7 +404,7 @@ async def test_s2_no_token_but_its_own_and_no_event_of_another(client, crds, nam
 
 
 async def test_other_writers_are_not_confined(client, crds, namespace, real_kubeconfig):
-    """Who is no host writes what the policies look at as before."""
+    """Users who are no hosts write the restricted objects as before."""
     async with open_site(client, real_kubeconfig, namespace) as site:
         await site.apply(client, "services", service("web", externalIPs=["198.51.100.7"], selector={"app": "web"}))
         await site.apply(client, "endpointslices", piece("box", OUTSIDE, of="theirs"))
@@ -468,7 +468,7 @@ async def test_s2_a_host_joins_with_a_token_of_an_hour(client, crds, namespace, 
                 places = {each["metadata"]["namespace"] for each in found["items"]}
                 assert {expected} == places & {"default", namespace}
 
-        # an account that is gone is told
+        # a deleted account is reported
         await client.delete(ServiceAccount, Key(system, "llmkube-agent-box"))
         code, out, err = await run_program(tmp_path, *words, kubeconfig=tmp_path / "none")
         assert code != 0

@@ -193,8 +193,10 @@ async def test_s3_running_workloads_are_not_touched(client, crds, namespace, rea
         await scene.wait_for_condition("Accepted", "True", "Accepted")
 
 
-async def test_s3_a_restricted_namespace_is_served_and_names_images_that_need_root(client, crds, namespace, real_kubeconfig):
-    """The Job and llama.cpp's own image are admitted; an image that runs as root is told so, with the way out."""
+async def test_s3_a_restricted_namespace_is_served_and_names_images_that_need_root(
+    client, crds, namespace, real_kubeconfig
+):
+    """The Job and llama.cpp's own image are admitted; an image that runs as root is reported, with the fix."""
     async with open_scene(client, real_kubeconfig, namespace, "restricted") as scene:
         await scene.apply(Model, "phi", {"source": "hf://org/repo/m.gguf", "hardware": {"accelerator": "cpu"}})
         await scene.apply(Model, "repo", REPOSITORY)
@@ -270,7 +272,7 @@ def pod_of(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def test_our_pod_security_messages_are_the_server_s(client, namespace):
-    """What the tests call "baseline" and "restricted" is what admission refuses, pod by pod."""
+    """The tests' "baseline" and "restricted" are those of admission, pod by pod."""
     tried = [{}, *BEYOND, {"securityContext": {"runAsNonRoot": None}}, {"securityContext": {"capabilities": {}}},
              {"securityContext": {"allowPrivilegeEscalation": None}}, {"securityContext": {"seccompProfile": None}},
              {"extraVolumes": [{"name": "v", "secret": {"secretName": "s"}}]},

@@ -246,7 +246,7 @@ async def test_a_body_that_breaks_off_is_an_error():
 
 
 async def test_connection_errors_name_the_cause():
-    """A port where nobody listens is named together with the system's own words."""
+    """A refused connection names the port and the system's message."""
     async with httpx.AsyncClient(base_url="http://127.0.0.1:1", trust_env=False) as http:
         with pytest.raises(TransportError, match=r"GET /version.*[Cc]onnect"):
             await Client(http).get_json("/version")

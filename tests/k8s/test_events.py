@@ -1,4 +1,4 @@
-"""Events reach the API server once per kind of news, and never cost the one who tells anything."""
+"""Events reach the API server once per message, and reporting one never blocks or fails."""
 
 import datetime
 import random
@@ -197,7 +197,7 @@ async def test_an_outage_delays_and_merges(autojump_clock):
 
 
 async def test_old_news_is_dropped(autojump_clock):
-    """What could not be told for half an hour is not told any more."""
+    """An Event that could not be sent for half an hour is dropped."""
     async with open_lab() as lab:
         lab.down = True
         lab.recorder.emit_nowait(thing(), "Restarting", "again")
@@ -221,7 +221,7 @@ async def test_a_refusal_is_believed(autojump_clock, refusal):
 
 
 async def test_an_expired_event_is_created_again(autojump_clock):
-    """When the server has dropped an Event after its hour, the next repetition makes a new one that counts from 1."""
+    """When the server has deleted an Event after an hour, the next repetition creates a new one with count 1."""
     async with open_lab() as lab:
         lab.recorder.emit_nowait(thing(), "Restarting", "again")
         [event] = await lab.events()

@@ -45,7 +45,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest tests first, and last, one after the other, those that nothing may run beside."""
+    """Run the longest tests first, and last, one after the other, those that must run alone."""
 
     def order(item: pytest.Item) -> tuple[bool, int]:
         name = item.path.stem

@@ -1,4 +1,4 @@
-"""What this machine lacks for a node, in words; nothing is a node."""
+"""List what this machine lacks for a node; an empty list means that a node can run."""
 
 import os
 import shutil

@@ -24,7 +24,7 @@ def model(name: str, source: str = "builtin://demo", **spec: Any) -> Object:
 
 
 def service(name: str, **spec: Any) -> Object:
-    """Return a service of the Model of its name, with the bundled engine of our own image, as nobody."""
+    """Return a service of the Model of its name, with the bundled engine of our own image, as the user nobody."""
     engine = {
         "modelRef": name,
         "contextSize": 1024,
@@ -39,7 +39,7 @@ def service(name: str, **spec: Any) -> Object:
 
 
 async def serve(node: Node, namespace: str, name: str = "tiny", **spec: Any) -> str:
-    """Serve the demo model and return its URL, as pods of the namespace write it; a pod `asker` runs beside it."""
+    """Serve the demo model and return its URL, as pods of the namespace write it; start a pod `asker` as its client."""
     await node.apply(namespace, model(name), service(name, **spec), pod("asker", SLEEP))
     await wait(node, namespace, "pod/asker", "condition=Ready")
     await wait(node, namespace, f"isvc/{name}", "condition=Available")
@@ -67,7 +67,7 @@ async def read(node: Node, namespace: str, what: str) -> Any:
 
 
 def condition(found: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
-    """Return a condition of an object; empty when it has none of that type."""
+    """Return a condition of an object; empty when it has no condition of that type."""
     return next((each for each in found.get("status", {}).get("conditions", []) if each["type"] == kind), {})
 
 

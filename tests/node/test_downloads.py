@@ -60,13 +60,13 @@ async def test_a_killed_job_resumes_where_it_stopped(node: Node, release: Releas
 
 
 async def kept_bytes(node: Node, namespace: str) -> int:
-    """What the note beside the partial file says is on the disk."""
+    """Return the synced bytes in the record of the partial file."""
     text = await node.run("sh", "-c", f"cat {STATE}/volumes/{namespace}/.store/partial/*.json", check=False)
     return int(json.loads(text)["syncedBytes"]) if text.startswith("{") else 0
 
 
 async def test_a_wrong_digest_fails_the_model_with_both_digests(node: Node, release: Release, namespace: str):
-    """What was asked for and what came are in the message, and no file of that name is left to be served."""
+    """Expected and actual digest are in the message, and no file of that name is left to be served."""
     async with open_web(ADDRESS, tiny=DEMO) as web:
         await node.apply(namespace, model("tiny", f"{web.url}/tiny.gguf", sha256="5" * 64))
         await wait(node, namespace, "model/tiny", "jsonpath={.status.phase}=Failed")
@@ -88,7 +88,7 @@ async def test_a_full_volume_is_reported(node: Node, release: Release, namespace
 
 
 async def condition_messages(node: Node, namespace: str, name: str) -> str:
-    """What the Model's conditions say, joined."""
+    """Return the messages of the Model's conditions, joined."""
     status = (await read(node, namespace, f"model/{name}")).get("status", {})
     return " ".join(each["message"] for each in status.get("conditions", []))
 

@@ -1,4 +1,4 @@
-"""Macs beside the cluster: their agents join, pods are answered by their engines, and what breaks is mended."""
+"""Macs next to the cluster: their agents join, pods are answered by their engines, and failures are repaired."""
 
 import json
 from functools import partial
@@ -167,7 +167,7 @@ async def test_a_cable_that_was_out_is_in_again(node: Node, release: Release, na
 
 
 async def test_two_macs_one_unplugged(node: Node, release: Release, namespace: str):
-    """Answers go on when one of two is unplugged; no request is lost once its endpoint is gone."""
+    """Answers continue when one of two is unplugged; no request is lost once its endpoint is gone."""
     async with serving(node, namespace, "mac", "mac2", replicas=2):
         with trio.fail_after(PATIENCE_SECONDS):
             while True:

@@ -1,4 +1,4 @@
-"""A part of the node itself is killed, or the node is drained: pods are served on, and what broke is mended."""
+"""A part of the node itself is killed, or the node is drained: pods are still served, and the failure is repaired."""
 
 import signal
 

@@ -1,4 +1,4 @@
-"""Pods that are replaced lose no request: the bundled engine, and stand-ins for images that know nothing of us."""
+"""Pods that are replaced lose no request: with the bundled engine, and with stand-ins for foreign images."""
 
 import json
 from collections.abc import Awaitable, Callable, Mapping
@@ -56,7 +56,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 time.sleep(loads)
 http.server.ThreadingHTTPServer(("", 8080), Handler).serve_forever()
 """
-"""An engine that loads for a while, streams for a while, and ends at TERM whatever it does: LOADS SECONDS [metrics].
+"""An engine that loads for a while, streams for a while, and ends at TERM at once: LOADS SECONDS [metrics].
 
 As process 1 of its container Python ignores a TERM that it does not handle: the command puts a shell-less parent first.
 """
@@ -69,7 +69,7 @@ INIT = (
 
 
 def stand_in(name: str, loads: float, seconds: float, *words: str, **spec: Any) -> Mapping[str, Any]:
-    """Return a service whose engine is a stand-in for somebody's image."""
+    """Return a service whose engine is a stand-in for a foreign image."""
     arguments = ["-uc", INIT, ENGINE, str(loads), str(seconds), *words]
     image = {"image": reference("llmkube"), "command": ["python3", *arguments], "extraArgs": []}
     return service(name, **{**image, **spec})
@@ -120,7 +120,7 @@ async def count(node: Node, namespace: str, name: str, number: int) -> bool:
 
 
 async def until(holds: Callable[[], Awaitable[bool]]) -> None:
-    """Return once the cluster is as it shall be; nothing tells of that."""
+    """Poll until the condition holds."""
     with trio.fail_after(60):
         while True:
             if await holds():
@@ -201,7 +201,7 @@ async def test_what_comes_while_the_new_pod_loads_has_the_time_of_the_policy(nod
 
 
 async def test_an_idle_pod_ends_soon_and_logs_the_reason(node: Node, namespace: str, release: Release):
-    """An idle pod waits for the proxies alone; the container beside the engine has a line for a person who asks."""
+    """An idle pod waits for the proxies alone; the container next to the engine logs a line for people."""
     await start(node, namespace, service("tiny", modelRef="demo"))
     (only,) = await pods_of(node, namespace, "tiny")
     name = only["metadata"]["name"]

@@ -49,7 +49,7 @@ async def pods_of(node: Node, namespace: str) -> set[str]:
 async def test_a_routers_pods_answer_by_its_spec(node: Node, release: Release, namespace: str):
     """From the object to an answer through its Service; under `restricted`, with no token; it says Ready and why not.
 
-    A backend that goes away is told, and costs its own requests alone.
+    A backend that goes away is reported, and loses only its own requests.
     """
     await serve(node, namespace)
     await node.apply(namespace, router())

@@ -43,7 +43,7 @@ async def test_the_example_for_cpus_is_served_by_our_image_unchanged(node: Node,
 
 
 async def test_a_crash_loop_stays_failed_with_its_reason(node: Node, release: Release, namespace: str):
-    """A flag that the engine does not know: the phase is Failed and stays so over restarts, and the reason is told."""
+    """With a flag that the engine does not know the phase is Failed over restarts, and the reason is reported."""
     await node.apply(namespace, model("tiny"), service("tiny", extraArgs=["--no-such-flag"]))
     await wait(node, namespace, "isvc/tiny", "jsonpath={.status.phase}=Failed")
     restarts = 0
@@ -62,7 +62,7 @@ async def test_a_crash_loop_stays_failed_with_its_reason(node: Node, release: Re
 
 
 async def test_an_engine_beyond_its_memory_limit_is_reported(node: Node, release: Release, namespace: str):
-    """The kernel kills the engine at the Model's budget, and the status says so."""
+    """The kernel kills the engine at the Model's budget, and the status reports it."""
     await node.apply(namespace, model("tiny", hardware={"memoryBudget": "16Mi"}), service("tiny", resources={}))
     await wait(node, namespace, "isvc/tiny", "jsonpath={.status.phase}=Failed")
     available = condition(await read(node, namespace, "isvc/tiny"), "Available")
@@ -94,7 +94,7 @@ async def test_a_pod_is_ready_when_its_engine_is(node: Node, release: Release, n
 
 
 async def test_an_autoscaler_follows_the_load(node: Node, release: Release, namespace: str, tmp_path: Path):
-    """The HorizontalPodAutoscaler of a service adds pods while they are busy, and takes them away afterwards."""
+    """The HorizontalPodAutoscaler of a service adds pods while they are busy, and removes them afterwards."""
     metric = {"type": "Resource", "name": "cpu", "targetAverageUtilization": 50}
     await serve(node, namespace, autoscaling={"minReplicas": 1, "maxReplicas": 3, "metrics": [metric]})
     async with metrics_server(node, namespace, tmp_path) as metrics:

@@ -1,4 +1,4 @@
-"""What `make dist` writes: everything that a release has, made from the last commit and the same bytes each time.
+"""Implement `make dist`: write all files of a release, made from the last commit and the same bytes each time.
 
     dist/llmkube-VERSION-py3-none-any.whl     the wheel
     dist/llmkube-VERSION.tar.gz               the sources
@@ -8,8 +8,8 @@
     dist/llmkube-VERSION.cdx.json             the same as an SBOM, with licences and who needs whom (CycloneDX)
     dist/SHA256SUMS                           their digests, as `sha256sum --check` reads them
 
-Nothing is written before the wheel has been installed beside exactly what the lock pins, and has run. Nothing is
-signed: that is for whoever publishes (docs/security.md).
+Nothing is written before the wheel has been installed with exactly the pinned packages, and has run. Nothing is
+signed: the publisher does that (docs/security.md).
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What `make lock` writes: `requirements/*.txt`, every package pinned to a version and to the SHA-256 of its files.
+"""Implement `make lock`: write `requirements/*.txt`, every package pinned to a version and the SHA-256 of its files.
 
 The files are requirements as pip reads them, for every Python and platform that the project supports. They name no
 index, so any mirror serves them, and pip and uv refuse a file of another digest (`--require-hashes`). Each package has

@@ -152,7 +152,7 @@ def test_a_pause_that_the_server_asks_for_is_in_the_error():
 
 @pytest.mark.parametrize("status", [401, 403, 404, 400])
 def test_a_refusal_behind_a_redirect_may_pass(status):
-    """A signed link that has expired is asked for anew, and is not the user's fault."""
+    """A signed link that has expired is requested again, and is not the user's fault."""
     with pytest.raises(FetchError, match="after a redirect"):
         decide(WHOLE, status, redirected=True)
 

@@ -205,7 +205,7 @@ FIRST, SECOND = "m-00001-of-00002.gguf", "m-00002-of-00002.gguf"
     ],
 )
 def test_the_first_file_is_the_engine_s(source, files, picked):
-    """Nothing picked leaves the source; a part of a split model stands for all of its parts."""
+    """Without a choice the source is unchanged; one part of a split model selects all of its parts."""
     assert pick(parse_source(source), files) == picked
 
 

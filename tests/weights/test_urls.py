@@ -78,7 +78,7 @@ def test_a_host_that_two_readers_may_read_differently_is_refused(text, message):
 
 
 def test_user_and_password_are_separate():
-    """What stands before the last @ of the authority is no host, and is in no text of the URL."""
+    """The part before the last @ of the authority is not the host, and is in no text of the URL."""
     url, secret = parse_url("https://me%40x:s3cr%3At@host/a@b?c@d")
     assert (str(url), secret) == ("https://host/a@b?c@d", UserInfo("me@x", "s3cr:t"))
     assert "s3cr" not in repr(secret) + repr(url) + url.shown
@@ -86,7 +86,7 @@ def test_user_and_password_are_separate():
 
 
 def test_a_query_stays_out_of_messages():
-    """What may be a signature is not shown."""
+    """A query, which may hold a signature, is not shown."""
     assert parse_url("https://h:8443/a.gguf?X-Amz-Signature=s")[0].shown == "https://h:8443/a.gguf"
 
 
@@ -119,7 +119,7 @@ def test_a_redirect_to_nowhere_is_refused(location):
 
 @given(st.text())
 def test_no_text_breaks_the_reader(text):
-    """Any host text gives a URL in printable ASCII, or a BadUrlError."""
+    """Each host text gives a URL in printable ASCII, or a BadUrlError."""
     try:
         url, _ = parse_url(f"https://{text}")
     except BadUrlError:

@@ -1,4 +1,4 @@
-"""Applies over and over: what does not change is shared, and the live object is left alone."""
+"""Repeated applies: what does not change is shared, and the live object is not modified."""
 
 import copy
 from typing import Any
@@ -112,7 +112,7 @@ FIRST = {"name": "one", "annotations": {"free": "10"}}
 
 
 def test_a_renewal_shares_what_it_does_not_change():
-    """Beside the new value everything is the very same, which spares whoever judges it the trouble."""
+    """Everything but the new value is the identical object, which saves comparing it."""
     live = manifest(FIRST, {"tags": {"x": "a"}, "names": ["a"]}, [])
     made = applied(None, live, "alice", "2026-01-01T00:00:00Z")
     wanted = manifest({**FIRST, "annotations": {"free": "11"}}, {"tags": {"x": "a"}, "names": ["a"]}, [])

@@ -1,4 +1,4 @@
-"""What tables are made of: ages, JSON paths, selectors, accepted types, protobuf bodies."""
+"""Parts of tables: ages, JSON paths, selectors, accepted types, protobuf bodies."""
 
 from datetime import UTC, datetime
 

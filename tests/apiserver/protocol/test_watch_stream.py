@@ -111,7 +111,7 @@ async def test_a_watch_that_lags_too_far_has_to_list_again(autojump_clock):
 
 
 async def test_a_version_from_another_life_is_expired(autojump_clock):
-    """A client that knows a higher version than the server (a database made anew) is told to list again."""
+    """A client with a newer version than the server (whose database was recreated) has to list again."""
     async with open_server() as server:
         exchange = Recorder("GET", f"{CONFIG_MAPS}?watch=1&resourceVersion=1000")
         await server.handle(exchange)

@@ -144,7 +144,7 @@ OUT_OF_BUDGET = "validation failed due to running out of cost budget, no further
 
 
 def test_the_rules_of_an_object_have_one_budget(monkeypatch: pytest.MonkeyPatch):
-    """Loops in loops, or a modest rule over very many items, end when all of them together have taken their steps."""
+    """Nested loops, or a cheap rule over very many items, end when they have used their common budget of steps."""
     monkeypatch.setattr("llmkube.apiserver.schema.cel_evaluator.MAX_UNITS", 10_000)
     message = OUT_OF_BUDGET
     cubic = rules("self.l.all(a, self.l.all(b, self.l.all(c, a + b + c >= 0)))", l=LIST)
@@ -246,7 +246,7 @@ def test_the_same_rules_are_judged_over_what_people_write(rule: str):
     ],
 )
 def test_many_errors_are_one_short_one(rule: str, message: str):
-    """A rule that fails for each of a thousand items says the first failure, and not what all of them are."""
+    """A rule that fails for each of a thousand items reports the first failure only."""
     schema = rules(rule, l={"type": "array", "items": {"type": "object", "additionalProperties": TEXT}})
     found: list[str] = []
     errors(schema, {"l": [{"a": "b"}]})  # the first rule of a process builds the grammar

@@ -140,7 +140,7 @@ def test_what_was_wrong_before_may_stay():
 
 
 def test_well_typed_looks_at_types_alone():
-    """A value out of bounds is well typed, a value of another type is not, however deep."""
+    """A value out of bounds is well typed; a value of another type is not, at any depth."""
     schema = Schema.parse(
         {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "integer", "maximum": 1}}}}
     )

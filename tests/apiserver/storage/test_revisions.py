@@ -36,7 +36,7 @@ def names(items) -> list[str]:
 
 
 def test_staged_writes_are_visible_in_their_transaction_only():
-    """What is staged is visible in its transaction only, until it is applied."""
+    """They become visible to others when they are applied."""
     store = Store()
     tx = Transaction(store)
     tx.put(ref("a"), thing("a", 1))

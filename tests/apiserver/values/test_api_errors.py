@@ -5,7 +5,7 @@ from llmkube.apiserver.values.field_errors import invalid as field_invalid
 
 
 def test_a_refusal_lists_the_first_errors_and_counts_the_rest():
-    """100,000 errors, or a few that show a megabyte each, make an answer of bounded size that counts what it omits."""
+    """100,000 errors, or a few of a megabyte each, give a response of bounded size with the count of omitted errors."""
     many = invalid(Subject("Thing"), [field_invalid(f"x[{number}]", "y", "no") for number in range(100_000)])
     assert many.message.endswith("and 99500 more errors]")
     assert many.details is not None

@@ -1,4 +1,4 @@
-"""Events expire an hour after they were last written, seen by whoever watches."""
+"""Events expire an hour after the last write, and watches receive the deletion."""
 
 import json
 import math
@@ -75,7 +75,7 @@ def event(name: str) -> dict[str, Any]:
 
 
 async def test_a_watch_sees_events_expire_and_a_write_puts_it_off(autojump_clock):
-    """One left alone is DELETED within 61 minutes; one that is written to lives an hour from then on."""
+    """An Event without writes is DELETED within 61 minutes; a write extends its life by an hour."""
     async with (
         open_memory_api_server(utcnow=virtual_utcnow(), rng=random.Random(0)) as memory,
         httpx.AsyncClient(transport=memory.transport, base_url="http://apiserver", timeout=None) as http,
@@ -101,7 +101,7 @@ async def test_a_watch_sees_events_expire_and_a_write_puts_it_off(autojump_clock
 
 
 async def test_a_flood_of_events_is_cut_down_in_batches(autojump_clock):
-    """What a restart finds beyond the limit is gone a minute later, although one transaction takes a batch only."""
+    """Events over the limit after a restart are deleted within a minute, although a transaction takes one batch."""
     many = MAX_EVENTS + 2 * BATCH + 1
     stored = []
     for number in range(many):

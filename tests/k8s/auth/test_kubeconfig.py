@@ -83,7 +83,7 @@ def test_tls_settings_are_read(tmp_path, cluster, user, tls):
 
 
 def test_relative_paths_start_at_the_kubeconfig(tmp_path):
-    """Certificates, token files and plugins are found beside the file that names them, whatever our own folder is."""
+    """Paths of certificates, token files and plugins are relative to the file that names them, not to the cwd."""
     home = tmp_path / "elsewhere"
     cluster = {"certificate-authority": "pki/ca.crt"}
     user = {"client-certificate": "me.crt", "client-key": "/etc/me.key", "tokenFile": "token"}

@@ -29,7 +29,7 @@ _NUMBERS: Final = ("min", "max", "minLength", "maxLength", "minItems", "maxItems
 
 @attrs.frozen
 class Difference:
-    """What of which fields is not as in the original, and why."""
+    """A difference from the original: the facts, the fields, and the reason."""
 
     paths: str  # a pattern, after the kind
     facts: str  # separated by spaces
@@ -45,7 +45,7 @@ class Difference:
 _DIFFERENCES: Final = yaml.safe_load(TABLE.with_name("crd-differences.yaml").read_text(encoding="utf-8"))
 DELIBERATE: Final = tuple(Difference(**row) for row in _DIFFERENCES["deliberate"])
 EXTRA: Final = tuple(_DIFFERENCES["extra"])
-"""How fields begin that the original does not have."""
+"""Prefixes of fields that the original does not have."""
 
 
 def read_table() -> dict[Place, dict[str, Any]]:

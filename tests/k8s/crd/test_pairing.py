@@ -116,7 +116,7 @@ def test_where_no_engine_of_hosts_fits_another_format_is_named(model_format: str
 
 
 def test_engines_built_on_mlx_compute_where_mlx_is_run() -> None:
-    """On a Mac all of them, on a processor mlx-lm, and on other GPUs none."""
+    """They run on a Mac, on a CPU only as mlx-lm, and on no other GPU."""
     built_on_mlx = ["mlx-lm", "omlx", "vllm-metal"]
 
     def engines(*wanted: str) -> list[str]:
@@ -141,7 +141,7 @@ def test_no_hint_of_pods_names_what_no_pod_runs(runtime: str, model_format: str)
 
 
 def test_the_default_format_does_not_bind_engines_that_fetch_their_weights() -> None:
-    """An engine that brings its weights is not held to gguf, which nobody may have said, but to every other format."""
+    """An engine that fetches its own weights is checked against every format but gguf, which may be the default."""
     assert pod_mismatch("vllm", "gguf", "cuda")
     assert not pod_mismatch("vllm", "gguf", "cuda", brings_weights=True)
     assert pod_mismatch("vllm", "mlx", "cuda", brings_weights=True)

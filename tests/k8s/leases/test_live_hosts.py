@@ -38,7 +38,7 @@ def test_a_lease_is_overdue_when_it_has_not_changed_for_its_duration():
 
 
 def test_nothing_dies_by_itself():
-    """An overdue host stays alive until somebody has looked and buries it."""
+    """An overdue host is alive until a scan removes it."""
     tracker = LeaseTracker()
     tracker.observe(lease(), 0.0)
     assert tracker.hosts.is_alive("studio")

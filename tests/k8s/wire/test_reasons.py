@@ -77,7 +77,7 @@ def reconciled(found, its_model):
 
 
 def readings(found, its_model):
-    """What each reader makes of it: whether the service fails."""
+    """Return whether the service fails, as each reader evaluates it."""
     seen = reconciled(found, its_model)
     verdict = assess_service(found, its_model, count_replicas(found, its_model, (), HOSTS), HOSTS, ("mac",))
     degraded = next(each for each in seen.status.conditions if each.type == "Degraded")
@@ -127,7 +127,7 @@ def test_a_reason_is_shown_the_same_by_all_readers(reason):
 
 @pytest.mark.parametrize("reason", OF_ENGINES)
 def test_the_gateway_is_patient_exactly_while_waiting_helps(reason):
-    """What only a person mends is not asked for every few seconds."""
+    """A failure that only a person can fix has no Retry-After."""
     directory = AgentDirectory(lambda: {Key("default", "chat"): ServiceView(reason, "no")}, lambda: 1)
     refusal = directory.lookup("chat")
     assert (refusal.retry_after_seconds is None) == (reason.meaning in {Meaning.USER, Meaning.HOST, Meaning.STOPPED})

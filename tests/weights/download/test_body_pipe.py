@@ -59,7 +59,7 @@ async def test_a_little_waits_for_more_but_not_for_long(autojump_clock):
 
 
 async def test_both_sides_are_notified_of_the_end():
-    """Whoever waits for room is told at once, so is whoever asks later, and there is no other piece."""
+    """The waiting writer is notified at once, a later writer gets an error, and no further piece arrives."""
     ring = RingBuffer(2)
     ring.fill(2)
     with trio.fail_after(60):
@@ -92,7 +92,7 @@ def partial(tmp_path):
 
 @pytest.fixture
 def synced(partial, monkeypatch):
-    """How much of the file each checkpoint was about."""
+    """Return the number of bytes that each checkpoint covers."""
     sizes, real = [], type(partial).checkpoint
 
     def checkpoint(self):
@@ -155,7 +155,7 @@ async def test_what_comes_is_written_and_hashed(partial, run_sync):
 
 
 async def test_a_full_disk_leaves_a_digest_that_fits(partial, monkeypatch):
-    """What was written before the disk was full is hashed, nothing else counts, and who receives is told."""
+    """Only bytes written before the disk was full are hashed, and the receiver is notified."""
     real, took_all = os.pwrite, []
 
     def fill_up(fd, data, offset):

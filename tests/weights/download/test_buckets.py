@@ -1,4 +1,4 @@
-"""Objects in buckets are asked for where they are, signed by whoever asks, and by nobody else."""
+"""Objects in buckets are requested from their own endpoint, signed with the caller's credentials only."""
 
 import datetime
 import hashlib
@@ -104,7 +104,6 @@ async def test_a_signed_download_resumes_where_it_broke(tmp_path, autojump_clock
 
 
 async def test_a_public_bucket_is_asked_without_a_signature(tmp_path, autojump_clock):
-    """Nobody's object is asked for by nobody."""
     async with open_bench(tmp_path, serves(DATA)) as bench:
         await bench.get(OBJECT, access=asks())
         [request] = bench.network.requests
@@ -140,7 +139,7 @@ async def test_a_private_endpoint_is_reached_only_where_the_operator_allows_it(t
 
 
 async def test_equal_names_on_two_servers_are_two_objects(tmp_path, autojump_clock):
-    """The object of one server is never taken for that of another; while nobody can say which, the last one is."""
+    """The object of one server is never used for that of another; if the server is unknown, the latest is used."""
 
     async def by_host(wire, request):
         await wire.file(request, DATA if request.host.startswith("minio") else OTHER)
@@ -184,7 +183,7 @@ async def test_files_are_picked_from_a_folder(tmp_path, autojump_clock):
     ],
 )
 async def test_a_refusal_names_the_fix(tmp_path, autojump_clock, answer, error, message):
-    """A wrong key or a wrong region is the user's to mend, and the message names the variable."""
+    """A wrong key or region is the user's to fix, and the message names the variable."""
     status, headers = answer
 
     async with open_bench(tmp_path, answers(status, **headers)) as bench:

@@ -163,7 +163,7 @@ async def test_the_rest_is_asked_for_where_that_is_safe(tmp_path, autojump_clock
 
 
 async def test_a_server_with_nothing_but_wrong_ranges_is_given_up(tmp_path, autojump_clock):
-    """Cuts and wrong ranges by turns end in an error that says so, and no file."""
+    """Alternating cuts and wrong ranges end in an error that names them, and in no file."""
 
     async def script(wire, request):
         if request.start is None:
@@ -239,7 +239,7 @@ async def test_an_answer_without_any_length_needs_a_digest(tmp_path, autojump_cl
 
 
 async def test_a_slow_drip_is_a_stall_and_what_came_is_kept(tmp_path, autojump_clock):
-    """One byte a second is too slow; each new connection goes on where the last one stalled."""
+    """One byte a second is too slow; each new connection resumes where the last one stalled."""
 
     async def drip(wire, request):
         start = request.start or 0
@@ -258,7 +258,7 @@ async def test_a_slow_drip_is_a_stall_and_what_came_is_kept(tmp_path, autojump_c
 
 
 async def test_a_slow_line_is_no_stall(tmp_path, autojump_clock):
-    """A download that takes hours is left alone as long as bytes keep coming."""
+    """A download that takes hours is not interrupted while bytes keep coming."""
 
     async def slow(wire, request):
         await wire.head(200, content_length=len(DATA))
@@ -354,7 +354,7 @@ async def test_a_pause_holds_for_all_downloads_from_that_server(tmp_path, autoju
 
 
 async def test_a_pause_of_a_day_is_an_error_and_is_kept_all_the_same(tmp_path, autojump_clock):
-    """A pause that nobody wants to sit through is reported at once; until it is over, the server is not asked again."""
+    """A pause too long to wait for is reported at once; until it is over, the server gets no other request."""
     async with open_bench(tmp_path, answers(429, retry_after=86400)) as bench:
         for _ in range(3):
             with pytest.raises(ThrottledError) as caught:
@@ -380,7 +380,7 @@ async def test_a_pause_of_years_ends_after_a_day(tmp_path, autojump_clock):
 
 
 async def test_a_missing_file_is_not_asked_for_twice(tmp_path, autojump_clock):
-    """404 is the user's to mend."""
+    """A 404 is the user's to fix."""
     async with open_bench(tmp_path, answers(404, b"<html>not found</html>")) as bench:
         with pytest.raises(SourceNotFoundError, match="no such file"):
             await bench.get(HTTP)
@@ -551,7 +551,7 @@ async def test_a_redirect_into_the_private_network_is_refused(tmp_path, autojump
 
 
 async def test_the_operator_may_allow_networks(tmp_path, autojump_clock):
-    """A source in an allowed network is fetched; one beside it is not."""
+    """A source in an allowed network is fetched; one outside is not."""
     policy = AddressPolicy(allowed=parse_networks(["10.1.0.0/16"]))
     addresses = {"files.example": ["10.1.2.3"], "else.example": ["10.2.0.1"]}
     async with open_bench(tmp_path, serves(DATA), addresses=addresses) as bench:
@@ -617,7 +617,7 @@ async def test_a_disk_that_is_too_small_is_refused_before_the_first_byte(tmp_pat
 
 
 async def test_two_downloads_are_not_promised_the_same_space(tmp_path, autojump_clock):
-    """Space for one file is space for one file, also while nothing of it has been written yet."""
+    """Space for one file is reserved for it, even before anything has been written."""
     hold = trio.Event()
 
     async def script(wire, request):

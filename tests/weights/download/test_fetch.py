@@ -97,7 +97,7 @@ async def test_a_wrong_digest_is_refused_without_revealing_the_right_one(get, tm
 
 @pytest.mark.parametrize("text", ["https://host/a.gguf", "hf://org/repo", "org/repo", "s3://bucket/a"])
 async def test_without_a_downloader_a_remote_source_is_refused_by_its_scheme(get, text):
-    """Whoever has no downloader says so, and what works instead."""
+    """The error names the schemes that work without a downloader."""
     source = parse_source(text)
     with pytest.raises(SourceUnsupportedError, match=r"cannot download over (https|hf|s3); .*absolute path") as caught:
         await get(source)

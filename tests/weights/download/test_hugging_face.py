@@ -363,7 +363,7 @@ BESIDES = {
 
 
 def of_folder(files, **more):
-    """What the hub says of a repository of safetensors; it has digests of large files alone."""
+    """Return the hub's description of a repository of safetensors; only large files have digests."""
     siblings = [
         sibling(path, data) if path.endswith(".safetensors") else {"rfilename": path, "size": len(data)}
         for path, data in files.items()
@@ -395,7 +395,7 @@ def test_the_files_of_a_folder():
 
 @pytest.mark.parametrize("missing", ["config.json", "model"])
 def test_a_repository_without_safetensors_is_no_folder(missing):
-    """What is missing is named; where there is gguf, that is the way out."""
+    """The missing file is named; if there is gguf, the message suggests it."""
     files = {path: data for path, data in FOLDER_FILES.items() if not path.startswith(missing)} | {"m.gguf": b"GGUF"}
     with pytest.raises(SourceNotFoundError, match=r"config.json and model.*set Model.spec.format to gguf"):
         folder_entries(HubFolder("o/r"), parse_listing("hf://o/r", of_folder(files)))
@@ -403,7 +403,7 @@ def test_a_repository_without_safetensors_is_no_folder(missing):
 
 @pytest.mark.parametrize("path", ["../model.safetensors", "sub/model.safetensors", "model\n.safetensors", ".json"])
 def test_no_name_of_a_repository_leaves_the_folder(path):
-    """What the hub says becomes the name of a file on this host: nothing but a plain name is taken."""
+    """A path from the hub becomes the name of a local file, so only a plain name is accepted."""
     entries = folder_entries(HubFolder("o/r"), parse_listing("x", of_folder(FOLDER_FILES | {path: b"x"})))
     assert path not in {entry.path for entry in entries}
 

@@ -1,4 +1,4 @@
-"""What happens around a download: those who wait for it, those who stop it, and what is left for the next time."""
+"""Waiting for a download, stopping it, and what remains for the next one."""
 
 import contextlib
 import errno
@@ -30,7 +30,7 @@ async def offline(wire, request):
 
 
 class PausedServer:
-    """A server that sends half, and the rest when it is told to."""
+    """A server that sends half, and the rest when `update` is set."""
 
     def __init__(self, data=DATA):
         self.data = data
@@ -46,7 +46,7 @@ class PausedServer:
 
 @pytest.mark.parametrize("text", [HTTP, "https://files.example/model.gguf", "hf://o/r/m.gguf"])
 async def test_what_was_fetched_once_starts_offline(tmp_path, autojump_clock, text):
-    """A second life of the agent without any network gives the same file, and asks nobody."""
+    """Without any network a restarted agent returns the same file, and sends no request."""
     source = parse_source(text)
     async with open_bench(tmp_path, serves(DATA)) as bench:
         kept = await bench.get(HTTP if text.startswith("https") else text)
@@ -83,7 +83,7 @@ async def test_another_source_is_another_file(tmp_path, autojump_clock):
 
 
 async def test_another_digest_is_another_file(tmp_path, autojump_clock):
-    """When spec.sha256 changes, the file in the store is not good enough any more, and it is left alone."""
+    """When spec.sha256 changes, the file in the store no longer matches, and it is not modified."""
     async with open_bench(tmp_path, steps(serves(DATA), serves(OTHER, etag='"v2"'))) as bench:
         old = await bench.get(HTTP)
         new = await bench.get(HTTP, sha256=hashlib.sha256(OTHER).hexdigest())
@@ -147,7 +147,7 @@ async def test_one_who_stops_waiting_does_not_stop_the_transfer(tmp_path, autoju
 
 
 async def test_without_waiters_the_transfer_ends_and_its_bytes_are_kept(tmp_path, autojump_clock):
-    """The connection closes a moment after the last one has left; the next one goes on from there."""
+    """The connection closes a moment after the last waiter has left; the next one resumes from there."""
     async with open_bench(tmp_path, PausedServer()) as bench:
         with trio.move_on_after(5):
             await bench.get(HTTP)
@@ -187,7 +187,7 @@ async def test_a_prefix_that_was_tampered_with_is_found_out(tmp_path, autojump_c
 
 
 async def test_another_process_at_the_same_file_is_waited_for(tmp_path, autojump_clock):
-    """While somebody else holds the unfinished file, we say so and wait; then we go on with his bytes."""
+    """While another process holds the unfinished file, we report it and wait; then we resume with its bytes."""
     async with open_bench(tmp_path, serves(DATA)) as bench:
         other = open_partial(bench.store, key_of(HTTP))
         other.begin(PartialInfo(total_bytes=len(DATA)))
@@ -215,7 +215,7 @@ async def test_different_digests_of_one_source_do_not_mix(tmp_path, autojump_clo
 
 
 async def test_a_full_disk_is_reported_and_survived(tmp_path, autojump_clock, monkeypatch):
-    """ENOSPC in the middle names the store; once there is room, the download goes on where it was."""
+    """ENOSPC in the middle names the store; once there is space, the download resumes where it was."""
     real, written = os.pwrite, []
 
     def small(fd, data, offset):
@@ -245,7 +245,7 @@ async def test_a_full_disk_is_reported_and_survived(tmp_path, autojump_clock, mo
 
 @pytest.mark.parametrize("call", ["fsync", "rename"])
 async def test_a_disk_that_fails_at_the_end_shows_nothing(tmp_path, autojump_clock, monkeypatch, call):
-    """When the file cannot be made durable, it is not there at all, and the next fetch mends it."""
+    """A file that cannot be made durable does not appear at all, and the next fetch repairs this."""
     async with open_bench(tmp_path, serves(DATA)) as bench:
 
         def fail(*args, **kwargs):
@@ -263,7 +263,7 @@ async def test_a_disk_that_fails_at_the_end_shows_nothing(tmp_path, autojump_clo
 
 
 async def test_stale_bytes_are_removed(tmp_path, autojump_clock):
-    """What nobody has gone on with for a week goes when the downloader opens; newer bytes stay."""
+    """Bytes of downloads idle for a week are deleted when the downloader opens; newer bytes stay."""
     store = open_store(tmp_path)
     for key, age in (("ab" * 32, STALE_SECONDS + 60), ("cd" * 32, STALE_SECONDS - 60)):
         partial = open_partial(store, key)

@@ -1,4 +1,4 @@
-"""What a registry holds is fetched by digest, with a login that goes to it alone, and none of its words is believed."""
+"""Content of a registry is fetched by digest, the login goes to that registry only, and no response is trusted."""
 
 import base64
 import hashlib
@@ -69,11 +69,11 @@ class Registry:
     Attributes:
         manifests: By tag and digest.
         blobs: By digest; what is sent need not have it.
-        user: Who may read; empty for everybody. Tokens are of `auth.example`.
+        user: The user who may read; empty if all may. Tokens are of `auth.example`.
         store: Where blobs are redirected to; empty for none.
         cut: After how many bytes of a blob the first answer breaks off.
         basic: Whether it takes the password itself.
-        tokens: How many requests each token is good for.
+        tokens: Number of requests for which each token is valid.
     """
 
     manifests: Mapping[str, bytes]
@@ -171,7 +171,7 @@ async def test_the_parts_of_a_model_come_together(tmp_path, autojump_clock):
 
 
 async def test_an_index_of_one_is_followed_by_digest(tmp_path, autojump_clock):
-    """What the index names is held against its digest; attestations beside it are none."""
+    """Entries of the index are checked against their digests; attestations among them are skipped."""
     inner = manifest(layer(DATA))
     entries = [{"digest": digest(inner)}, {"digest": digest(b"x"), "platform": {"os": "unknown"}}]
     outer = json.dumps({"manifests": entries}).encode()
@@ -356,7 +356,7 @@ def test_a_challenge_that_would_leak_is_refused(header, message):
 
 
 def test_a_token_is_for_reading_one_repository():
-    """What scope the registry asks for does not matter."""
+    """The scope that the registry requests does not matter."""
     wants = parse_challenge("x", parse_url("https://r.io")[0], 'Bearer realm="https://a.io/t?x=1",service="s s"')
     assert isinstance(wants, Challenge)
     assert str(wants.token_url("a/b")) == "https://a.io/t?x=1&service=s+s&scope=repository%3Aa%2Fb%3Apull"

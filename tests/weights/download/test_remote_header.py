@@ -119,7 +119,7 @@ async def test_a_server_without_ranges_is_read_until_the_header_ends(autojump_cl
         await wire.head(200, content_length=1 << 40)
         await wire.send(data)
         while True:
-            await trio.testing.wait_all_tasks_blocked()  # until all of it has been read
+            await trio.testing.wait_all_tasks_blocked()  # until everything has been read
             await wire.send(bytes(1 << 16))
             sent += 1 << 16
 
@@ -203,7 +203,7 @@ async def test_no_header_takes_more_than_the_bound(autojump_clock, keys, parts):
             piece = data[sent : sent + (1 << 20)].ljust(1 << 20, b"\0")
             sent += len(piece)
             await wire.send(piece)
-            await trio.testing.wait_all_tasks_blocked()  # until all of it has been read
+            await trio.testing.wait_all_tasks_blocked()  # until everything has been read
 
     async with open_reading(File(data, size=1 << 40) if parts else endless) as reading:
         with pytest.raises(NotGGUFError, match=r"longer than 32 MiB|beyond the end|is empty"):

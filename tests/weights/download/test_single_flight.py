@@ -7,7 +7,7 @@ from llmkube.weights.download.single_flight import LINGER_SECONDS, open_single_f
 
 
 class Work:
-    """Work that waits to be told how it ends."""
+    """Work that waits until the test sets its result."""
 
     def __init__(self):
         self.begun = 0
@@ -55,7 +55,7 @@ async def test_all_who_ask_get_the_same_result_and_the_same_news():
 
 
 async def test_one_who_stops_waiting_takes_nothing_away(autojump_clock):
-    """The work goes on while one waits, whoever began it; it ends a moment after the last one has left."""
+    """The work continues while a caller waits, whichever started it; it ends a moment after the last one has left."""
     work, scopes = Work(), [trio.CancelScope(), trio.CancelScope()]
 
     async def ask(scope):
@@ -78,7 +78,7 @@ async def test_one_who_stops_waiting_takes_nothing_away(autojump_clock):
 
 
 async def test_a_caller_that_returns_at_once_joins_the_running_work(autojump_clock):
-    """One who stops waiting and asks again has begun nothing anew, and the work's end is no longer near."""
+    """A caller that stops waiting and asks again does not restart the work, and its end is no longer near."""
     work = Work()
     async with open_single_flight(str) as shared, trio.open_nursery() as nursery:
         with trio.move_on_after(1):
@@ -90,7 +90,7 @@ async def test_a_caller_that_returns_at_once_joins_the_running_work(autojump_clo
 
 
 async def test_a_later_caller_starts_again(autojump_clock):
-    """Cancelled work is nobody's result."""
+    """The result of cancelled work is not returned."""
     work = Work()
     async with open_single_flight(str) as shared:
         with trio.move_on_after(0):
@@ -103,7 +103,7 @@ async def test_a_later_caller_starts_again(autojump_clock):
 
 
 async def test_an_error_reaches_all_waiters_and_no_other():
-    """An error, also a bug, is raised by each who waits; other work goes on, and the next try begins anew."""
+    """An error, even a bug, is raised in each waiter; other work continues, and the next call starts again."""
     work, other, errors = Work(), Work(), []
 
     async def ask():

@@ -37,7 +37,7 @@ def test_several_files_are_one_model(tmp_path):
     ],
 )
 def test_windows_are_believed(tmp_path, more):
-    """Layers with a window keep the window, however the config says so."""
+    """Layers with a window keep the window, whichever key of the config states it."""
     folder(tmp_path, CONFIG | more)
     assert sizes(tmp_path, context=8192)["KV cache"] == (8192 + 3 * 512) * 8 * (128 + 128) * 2
 

@@ -1,4 +1,4 @@
-"""What an Ollama says of a model leads to the same promise of memory as the file itself."""
+"""A model that Ollama describes gets the same estimate as its file."""
 
 import attrs
 import pytest
@@ -36,7 +36,9 @@ def test_unaccounted_bytes_are_weights():
     """A projector is listed with the model; a type of tensor that is newer than our table has no size of its own."""
     alone, demand = read_show("demo:latest", show_response(), 0), Demand(context=512)
     tensor_bytes = sum(each.size_bytes for each in alone.facts.shape.tensors)
-    large = read_show("demo:latest", show_response(projector_info={"general.architecture": "clip"}), tensor_bytes + (1 << 30))
+    large = read_show(
+        "demo:latest", show_response(projector_info={"general.architecture": "clip"}), tensor_bytes + (1 << 30)
+    )
     more = estimate(large.facts.shape, demand).total_bytes - estimate(alone.facts.shape, demand).total_bytes
     assert more == 1 << 30
     newer = [each | {"type": "Q9_NEW"} for each in show_response()["tensors"]]

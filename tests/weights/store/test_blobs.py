@@ -11,7 +11,7 @@ from llmkube.weights.store.blobs import open_store
 
 
 def test_a_blob_is_found_by_its_digest_and_is_private(tmp_path):
-    """What was committed is found again under its SHA-256, and nobody else can read it or its folders."""
+    """A committed blob is found under its SHA-256, and other users can read neither it nor its folders."""
     store = open_store(tmp_path / "store")
     kept = store.add(b"weights")
     digest = hashlib.sha256(b"weights").hexdigest()
