@@ -213,4 +213,4 @@ async def test_an_idle_pod_ends_soon_and_logs_the_reason(node: Node, namespace: 
 
         nursery.start_soon(follow)
         await node.kubectl("delete", "pod", "-n", namespace, name, "--timeout=120s")
-    assert "it has no request" in output[0], output
+    assert "it has no requests" in output[0], output

@@ -43,7 +43,7 @@ async def test_pods_get_the_class_that_is_there(autojump_clock, there, named):
         await install(hands, *there)
         await hands.bring_up(priority="high")
         assert await rank(hands) == named
-        assert ("there is no PriorityClass llmkube-service-high" in await said(hands)) is (named is None)
+        assert ("PriorityClass llmkube-service-high" in await said(hands)) is (named is None)
 
 
 async def test_a_class_that_comes_later_is_given_and_one_that_goes_is_left_out(autojump_clock):
@@ -85,7 +85,7 @@ async def test_an_operator_s_word_is_taken_as_it_is(autojump_clock):
         await install(hands, SAFE)
         await hands.bring_up(priority="high")
         assert await rank(hands) is None
-        assert "the controller gives pods no PriorityClass" in await said(hands)
+        assert "the controller sets no PriorityClass" in await said(hands)
 
 
 async def test_a_controller_of_one_namespace_does_not_ask(autojump_clock):

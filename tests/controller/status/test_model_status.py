@@ -85,7 +85,7 @@ def test_the_label_of_a_file_on_a_host_is_held_against_its_header(said, found, r
 def test_no_host_says_what_to_do():
     """The message names the accelerator and the command that would serve it."""
     message = assess_model(model(), NOBODY).message
-    assert message == "no live host serves accelerator metal; start `llmkube agent --accelerator metal` on one"
+    assert message == "no live host serves accelerator metal; start `llmkube agent --accelerator metal` on a host"
 
 
 def test_golden_status():

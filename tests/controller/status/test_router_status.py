@@ -75,7 +75,7 @@ def test_all_errors_are_told_at_once():
     status = status_of(errors=("spec.a: wrong", "spec.b: wrong"), config=None)
     state, reason, message = said(status, "Accepted")
     assert (state, reason) == ("False", "Invalid")
-    assert message == "spec.a: wrong; spec.b: wrong; the router serves on by the spec before"
+    assert message == "spec.a: wrong; spec.b: wrong; the router keeps serving the previous spec"
     nothing = status_of(errors=("spec.a: wrong",), config=None, deployment=None)
     assert said(nothing, "Accepted")[2] == "spec.a: wrong"
 
