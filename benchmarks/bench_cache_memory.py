@@ -1,7 +1,7 @@
-"""How much memory a fleet costs: bytes per cached object, and the ratio to its JSON.
+"""Memory of a fleet: bytes per cached object, and the ratio to its JSON.
 
 Objects arrive in the state in which a busy cluster has them: labels, `kubectl apply`'s annotation, managedFields,
-conditions of both writers. What is measured is what the cache keeps, after a list, and after an event for each object.
+conditions of both writers. The memory of the cache is measured after a list, and after an event for each object.
 """
 
 import gc
@@ -140,8 +140,8 @@ def main() -> None:
     columns = ["bytes per object", "JSON on the wire", "after a list", "after events", "list / JSON", "events / JSON"]
     run.finish(
         "Memory of the object cache",
-        f"""{count} objects of each kind in a reflector's cache, typed and without managedFields, against the JSON that
-        they came as.""",
+        f"""{count} objects of each kind in a reflector's cache, typed and without managedFields, compared with the
+        original JSON.""",
         [Table(columns, rows)],
         samples,
     )

@@ -392,7 +392,7 @@ def test_another_release_has_names_of_its_own():
 # -- the controller ---------------------------------------------------------------------------------------------------
 
 
-def controller_flags(variant):
+def flags(variant):
     """Return what `llmkube controller` understands of the Deployment's arguments, but for the port."""
     program, *args = container(variant)["args"]
     assert program == "controller"
@@ -413,15 +413,15 @@ def test_a_name_that_yaml_takes_for_something_else_is_a_text():
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_controller_takes_its_arguments(variant):
     """`llmkube controller` knows every flag that the Deployment gives it, and every value."""
-    assert controller_flags(variant)["lease_namespace"] == NAMESPACE
-    assert controller_flags(variant)["namespace"] == ("ml" if variant == "one-namespace" else None)
+    assert flags(variant)["lease_namespace"] == NAMESPACE
+    assert flags(variant)["namespace"] == ("ml" if variant == "one-namespace" else None)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_leader_s_lease_goes_with_the_release(variant):
     """It is Helm that hands it back, when nothing of the release is left: the controller has no rights by then."""
     (lease,) = (each for each in rendered(variant) if each["kind"] == "Lease")
-    settings = ControllerSettings(namespace=controller_flags(variant)["namespace"], lease_namespace=NAMESPACE)
+    settings = ControllerSettings(namespace=flags(variant)["namespace"], lease_namespace=NAMESPACE)
     assert Key(lease["metadata"]["namespace"], lease["metadata"]["name"]) == settings.leader_lease
     hooks = {name: value for name, value in lease["metadata"]["annotations"].items() if name.startswith("helm.sh/")}
     assert hooks == {
@@ -439,12 +439,12 @@ def test_the_test_s_pod_stays_for_its_log():
 
 def test_pods_for_weights_get_the_settings_of_the_release():
     """Image, registry, secrets, certificates, volume and sources of the values reach the controller."""
-    seen = controller_flags("everything")
+    seen = flags("everything")
     assert seen["image"] == container("everything")["image"]
     assert seen["image_registry"] == "mirror.example.com:5000"
     assert tuple(seen["image_pull_secret"]) == ("mirror-login",)
     assert seen["ca_config_map"] == "company-ca"
-    assert (seen["cache_mode"], controller_flags("default")["cache_mode"]) == ("perService", "shared")
+    assert (seen["cache_mode"], flags("default")["cache_mode"]) == ("perService", "shared")
     assert (seen["cache_size"], seen["cache_storage_class"]) == ("1Ti", "fast")
     assert (seen["cache_access_mode"], seen["cache_fs_group"]) == ("ReadWriteMany", "65532")
     assert tuple(seen["host_path"]) == ("/srv/models",)
@@ -453,17 +453,15 @@ def test_pods_for_weights_get_the_settings_of_the_release():
     assert seen["hub_endpoint"] == "https://hub.example.com"
     assert tuple(seen["shared_gpu_node"]) == ("example.com/gpu=shared",)
     assert tuple(seen["monitor_label"]) == ("release=prometheus",)
-    assert controller_flags("openshift")["cache_fs_group"] == "0"
-    assert (seen["drain_container"], controller_flags("default")["drain_container"]) == (False, None)
+    assert flags("openshift")["cache_fs_group"] == "0"
+    assert (seen["drain_container"], flags("default")["drain_container"]) == (False, None)
 
 
 def test_priority_classes_are_named_only_where_they_are_installed():
     """The prefix makes the names of our classes, and without them pods name none."""
-    prefix = controller_flags("default")["priority_class_prefix"]
+    prefix = flags("default")["priority_class_prefix"]
     assert {f"{prefix}{each}" for each in PRIORITIES} == set(named(rendered("default"), "PriorityClass"))
-    assert (
-        controller_flags("bare")["priority_class_prefix"] == ""
-    )  # and not None, which looks for those of another release
+    assert flags("bare")["priority_class_prefix"] == ""  # and not None, which looks for those of another release
 
 
 def test_what_editors_may_ask_for_is_off_until_it_is_asked_for():
@@ -471,8 +469,8 @@ def test_what_editors_may_ask_for_is_off_until_it_is_asked_for():
     values = yaml.safe_load((CHART / "values.yaml").read_text())["workloads"]["allow"]
     assert not any(values.values())
     assert {*Allowance, HOST_PATHS, PRIORITY_CLASSES} == set(values)
-    assert set(controller_flags("everything")["allow"]) == set(Allowance) == set(ALLOWANCES)
-    seen = controller_flags("default")
+    assert set(flags("everything")["allow"]) == set(Allowance) == set(ALLOWANCES)
+    seen = flags("default")
     assert not any(seen[name] for name in ("allow", "host_path", "allow_priority_class"))
 
 
@@ -601,7 +599,7 @@ def test_a_drain_is_never_blocked():
 def test_s12_services_displace_ordinary_pods_only_where_the_operator_asks(variant):
     """S12: the classes are in order, and none outranks a pod without one (0), unless `outrankPods` is on."""
     classes = named(rendered(variant), "PriorityClass")
-    prefix = controller_flags(variant)["priority_class_prefix"]
+    prefix = flags(variant)["priority_class_prefix"]
     by_tier = {name.removeprefix(prefix): each for name, each in classes.items()}
     values = [by_tier[tier]["value"] for tier in PRIORITIES]
     assert values == sorted(set(values))

@@ -229,10 +229,8 @@ def _tried(
         return True  # refusing is one way of hearing
     changed = plan != without and plan.digest != without.digest  # alike are most, and a digest is dear
     if field.path in plan.not_honoured:
-        is_set_elsewhere = any(
-            field.sets(spec) for spec in (lab.service, lab.model, *specs({}))
-        )  # another wish is given up
-        assert is_set_elsewhere or not changed, f"{lab.name}: {field.path}={sample!r} is reported, and has an effect"
+        is_set = any(field.sets(spec) for spec in (lab.service, lab.model, *specs({})))  # an override is dropped
+        assert is_set or not changed, f"{lab.name}: {field.path}={sample!r} is reported, and has an effect"
         return None
     return changed
 

@@ -193,9 +193,7 @@ async def test_s3_running_workloads_are_not_touched(client, crds, namespace, rea
         await scene.wait_for_condition("Accepted", "True", "Accepted")
 
 
-async def test_s3_a_restricted_namespace_is_served_and_names_images_that_need_root(
-    client, crds, namespace, real_kubeconfig
-):
+async def test_s3_a_restricted_namespace_is_served_and_names_root_images(client, crds, namespace, real_kubeconfig):
     """The Job and llama.cpp's own image are admitted; an image that runs as root is reported, with the fix."""
     async with open_scene(client, real_kubeconfig, namespace, "restricted") as scene:
         await scene.apply(Model, "phi", {"source": "hf://org/repo/m.gguf", "hardware": {"accelerator": "cpu"}})
