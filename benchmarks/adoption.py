@@ -1,8 +1,8 @@
-"""What SIGKILL of the agent costs: the real programs, a real llama.cpp server, clients that ask it all the time.
+"""Effect of a SIGKILL of the agent, with a real llama.cpp server and clients that send requests continuously.
 
-API server, controller and agent are processes of their own, as in a cluster. The agent is killed and started again, a
-hundred times; the clients talk to the engine directly, as pods do. Adoption is timed from the start of the new agent's
-process (its interpreter and imports included) to its log line that the engine is adopted and answers.
+API server, controller and agent are separate processes, as in a cluster. The agent is killed and restarted a hundred
+times; the clients connect to the engine directly, as pods do. Adoption is measured from the start of the new agent's
+process (including its interpreter and imports) to its log line that the engine is adopted and answers.
 """
 
 import json
@@ -56,7 +56,7 @@ class Program:
                 elif chunk := await stream.receive_some():
                     self._rest += chunk
                 else:
-                    raise RuntimeError(f"the program ended before it said {word!r}")
+                    raise RuntimeError(f"the program ended before it printed {word!r}")
 
     async def drain(self) -> None:
         """Read on, so that it never waits for us."""
@@ -109,7 +109,7 @@ async def no_engine_left(folder: Path) -> AsyncIterator[None]:
 
 @attrs.define
 class Count:
-    """What became of the requests."""
+    """Results of the requests."""
 
     answered: int = 0
     lost: int = 0
@@ -189,7 +189,7 @@ def report_results(run: Run, seconds: list[float], engines: set[int], count: Cou
     row = [str(len(seconds)), str(count.answered), str(count.lost), str(len(engines)), f"{p50:.2f}", f"{p99:.2f}"]
     columns = ["kills", "requests answered", "requests lost", "engines", "adopted, p50 s", "adopted, p99 s"]
     run.finish(
-        "Adoption: the agent is killed, its engine serves on",
+        "Adoption: the agent is killed while its engine serves",
         __doc__ or "",
         [Table(columns, [row])],
         {"seconds": seconds, "answered": count.answered, "lost": count.lost},

@@ -1,4 +1,4 @@
-"""How long the embedded API server keeps the event loop from everything else, with hostile and with large requests.
+"""Delay of other tasks of the event loop while the embedded API server handles hostile and large requests.
 
 The server runs in this process, as in `llmkube up`, where the agent and the gateway share its event loop. A task that
 sleeps a millisecond at a time notes by how much each turn came late.
@@ -163,11 +163,11 @@ def main() -> None:
     ]
     run.finish(
         "Hostile and large requests to the embedded API server",
-        """One request at a time, handed to the server in its own process; a task of the same event loop wants a turn
-        every millisecond. Its delay is what the agent and the gateway would feel under `llmkube up`.""",
+        """One request at a time, passed to the server in its own process, while a task on the same event loop is
+        scheduled every millisecond. Its delay is the delay of the agent and the gateway under `llmkube up`.""",
         [Table(["request", "answer", "takes, ms", "delay p50, ms", "longest delay, ms"], rows)],
         {"requests": found},
-        notes=["A body of 60 MB is refused by its length before it is read when it comes over a socket."],
+        notes=["A body of 60 MB over a socket is refused by its length before it is read."],
     )
 
 

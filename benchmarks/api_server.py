@@ -1,4 +1,4 @@
-"""What one client gets out of the embedded API server, in this process and over https, and out of a real one.
+"""Throughput of one client of the embedded API server, in this process and over https, and of a real one.
 
 The real one is a kube-apiserver with its etcd, if `make envtest` has built it. All of them run at once and take turns;
 the client is ours and costs the same everywhere, so ratios are smaller than those of the servers alone.
@@ -102,12 +102,12 @@ class Contender:
             await self.client.get(InferenceService, Key(NAMESPACE, f"filled-{number}"))
 
     async def list_all(self, count: int) -> None:
-        """List the ConfigMaps, each time all of them."""
+        """List all ConfigMaps, again and again."""
         for _ in range(max(1, count // 50)):
             await self.client.list(ConfigMap, namespace=NAMESPACE, label_selector="filled=yes")
 
     async def watch(self, count: int) -> None:
-        """Change a service and wait for the watch to say so."""
+        """Change a service and wait for the event of the watch."""
         listing = await self.client.list(InferenceService, namespace=NAMESPACE, label_selector="watched=yes")
         name = "watched"
         async with self.client.open_watch(
@@ -144,7 +144,7 @@ WORKS: dict[str, tuple[Work, float]] = {
     f"list {FILLED} ConfigMaps": (Contender.list_all, 1 / 50),
     "apply a status, then see it in a watch": (Contender.watch, 1),
 }
-"""What is measured, and how many of it one unit of a batch is."""
+"""The measured operations, and their number in one unit of a batch."""
 
 
 @contextmanager
@@ -222,11 +222,11 @@ def main() -> None:
     run.finish(
         "The embedded API server",
         f"""Operations per second of one client, the median of {len(samples["get"][OVER_HTTPS])} rounds. The
-        embedded one has every write on the disk before it answers; the real one's etcd runs without fsync, as the tests
-        start it. The Python client is part of each figure.""",
+        embedded server has every write on the disk before it answers; the real one's etcd runs without fsync, as the
+        tests start it. The Python client is part of each figure.""",
         [Table(["per second", IN_PROCESS, OVER_HTTPS, REAL, "https / real"], rows)],
         {"per_second": samples},
-        notes=["It is made for one machine and some hundred objects, and for one core; a real one uses all of them."],
+        notes=["The embedded server is for one machine, some hundred objects and one core; a real one uses all cores."],
     )
 
 

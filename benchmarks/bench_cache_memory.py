@@ -1,7 +1,7 @@
-"""How much memory a fleet costs: bytes per cached object, and the ratio to its JSON.
+"""Memory of a fleet: bytes per cached object, and the ratio to its JSON.
 
 Objects arrive in the state in which a busy cluster has them: labels, `kubectl apply`'s annotation, managedFields,
-conditions of both writers. What is measured is what the cache keeps, after a list, and after an event for each object.
+conditions of both writers. The memory of the cache is measured after a list, and after an event for each object.
 """
 
 import gc
@@ -26,7 +26,7 @@ def service(index: int) -> dict[str, Any]:
     """An InferenceService that is served."""
     spec = {"modelRef": f"model-{index % 50}", "replicas": 1, "contextSize": 8192, "extraArgs": ["--flash-attn", "on"]}
     spec["resources"] = {"gpu": 1, "cpu": "4", "memory": "16Gi"}
-    told = ("Accepted", "SpecHonoured", "Loaded", "Available", "Progressing", "Degraded", "Suspended")
+    types = ("Accepted", "SpecHonoured", "Loaded", "Available", "Progressing", "Degraded", "Suspended")
     return {
         "apiVersion": "inference.llmkube.dev/v1alpha1",
         "kind": "InferenceService",
@@ -51,7 +51,7 @@ def service(index: int) -> dict[str, Any]:
                     "lastTransitionTime": NOW,
                     "observedGeneration": 3,
                 }
-                for kind in told
+                for kind in types
             ],
         },
     }
@@ -140,8 +140,8 @@ def main() -> None:
     columns = ["bytes per object", "JSON on the wire", "after a list", "after events", "list / JSON", "events / JSON"]
     run.finish(
         "Memory of the object cache",
-        f"""{count} objects of each kind in a reflector's cache, typed and without managedFields, against the JSON that
-        they came as.""",
+        f"""{count} objects of each kind in a reflector's cache, typed and without managedFields, compared with the
+        original JSON.""",
         [Table(columns, rows)],
         samples,
     )

@@ -1,4 +1,4 @@
-"""What a real llama.cpp says it allocates, for files of many shapes under many command lines.
+"""Allocations that a real llama.cpp reports, for files of many shapes under many command lines.
 
 Run as a program, this file loads each case once and writes `tests/weights/data/llama_buffers.json`, from which the
 tests of the estimate take their truth without an engine. The engine is the CPU build in the xllamacpp wheel.
@@ -51,7 +51,7 @@ class Case:
 
 @attrs.frozen
 class Loaded:
-    """What the engine reported, by `<where> <what>`, and what the process then really used."""
+    """The engine's report, by `<where> <what>`, and the actual memory of the process."""
 
     buffers: dict[str, int]
     pss_bytes: int
@@ -125,7 +125,7 @@ CASES: Final = tuple(
 
 
 def drawn(count: int, rng: random.Random) -> list[Case]:
-    """Return cases that nobody has chosen, of models that load in a few seconds."""
+    """Return random cases, of models that load in a few seconds."""
     small = ("llama-tiny", "llama-3.2-1b", "gemma3-1b", "qwen2-0.5b", "lfm2-1.2b", "falcon-h1-1.5b", "mamba2-1.3b")
     found = []
     for at in range(count):
@@ -143,7 +143,7 @@ async def load(case: Case, folder: Path) -> Loaded:
     """Write the file, load it as llama-server does, and return what was reported and measured.
 
     Raises:
-        RuntimeError: The engine ended, or said nothing more for too long; with its own words.
+        RuntimeError: The engine exited, or printed nothing for too long; with its output.
     """
     path = folder / "model.gguf"
     SHAPES[case.shape].write(path, case.mix)

@@ -1,11 +1,11 @@
-"""A pod that asks a Mac, the time to the first token, and an operator at rest, on a real node (`make node`).
+"""Requests from a pod to a Mac, the time to the first token, and an idle operator, on a real node (`make node`).
 
-kubelet, containerd, kube-proxy, CoreDNS and two hosts on the node's wire that stand for Macs, all on this machine:
-client, proxies and engines share its cores. The client is a Python program in a pod of our image. One host has an agent
-with `--allow-from`: its proxy, the filter, is in front of the engine. The other has one with `--insecure-lan`, whose
-engine listens itself; "raw sockets" is a proxy in Trio that parses nothing, the least that one in Python costs.
-Contenders take turns. An engine that answers at once shows the path alone, llama.cpp with the demo model what the path
-costs an answer.
+kubelet, containerd, kube-proxy, CoreDNS and two hosts on the node's network that represent Macs, all on this machine:
+client, proxies and engines share its cores. The client is a Python program in a pod of LLMKube's image. One host has an
+agent with `--allow-from`: its proxy, the filter, is in front of the engine. The other has one with `--insecure-lan`,
+whose engine listens itself; "raw sockets" is a proxy in Trio that parses nothing, the lower limit for one in Python.
+Contenders take turns. An engine that answers at once shows the cost of the path alone, llama.cpp with the demo model
+the cost for a real answer.
 """
 
 import json
@@ -277,11 +277,11 @@ def report_results(run: Run, found: Results) -> None:
         aims=aims,
         notes=[
             f"Medians of {ROUNDS} rounds of {SECONDS:g} s; a ratio is that of two turns of one round.",
-            f"The floor, with one connection to an engine that answers at once: raw sockets in Trio, {floor:.2f}.",
+            f"The lower limit, with 1 connection to an engine that answers at once: raw sockets in Trio, {floor:.2f}.",
             f"An answer of llama.cpp has up to {TOKENS} tokens.",
-            "Model and InferenceService are applied together; in pods a Job first puts the weights into the claim.",
-            f"USS before the services: {rest['uss_before'] / mebi:.1f} MiB. Watched for {rest['seconds']:.0f} s.",
-            "So short a window misses renewed watches and resyncs; the table of reactions has them.",
+            "Model and InferenceService are applied together; in pods a Job first copies the weights into the claim.",
+            f"USS before the services: {rest['uss_before'] / mebi:.1f} MiB. Measured for {rest['seconds']:.0f} s.",
+            "So short a period does not include renewed watches and resyncs; the table of reactions includes them.",
             f"Kubernetes {kubernetes}, containerd {containerd}, kube-proxy with nftables.",
         ],
     )

@@ -28,17 +28,17 @@ CALM_SHARE: Final = 0.05
 STEP_SECONDS: Final = 600.0  # a step that takes longer has gone wrong
 KOPF_PIN: Final = "kopf==1.45.2"
 PINS: Final = (KOPF_PIN, "uvloop==0.23.0")
-"""What the rival is made of; kopf takes uvloop by itself where it is installed, and its documentation advises it."""
+"""Packages of the rival; kopf uses uvloop by itself where it is installed, and its documentation advises it."""
 
 RENEWAL: Final = "patch leases"
-"""Whoever acts among several controllers says so again every few seconds, whatever happens."""
+"""The leader of several controllers renews its Lease every few seconds in any case."""
 
 WRITES: Final = frozenset({"create", "update", "patch", "apply", "delete"})
 
 
 @attrs.frozen
 class Reading:
-    """What a contender has used and asked for so far."""
+    """Resources and requests of a contender so far."""
 
     cpu_seconds: float
     server_cpu_seconds: float
@@ -47,7 +47,7 @@ class Reading:
 
 @attrs.frozen
 class Spent:
-    """What one step has cost a contender."""
+    """Cost of one step for a contender."""
 
     seconds: float
     cpu_seconds: float
@@ -57,7 +57,7 @@ class Spent:
 
     @property
     def writes(self) -> int:
-        """How many requests were meant to change something."""
+        """Number of writing requests."""
         asked = ((name.partition(" ")[0], count) for name, count in self.requests.items() if name != RENEWAL)
         return sum(count for verb, count in asked if verb in WRITES)
 
@@ -116,7 +116,7 @@ class Contender:
     async def wait_watching(self, before: Counter[str]) -> None:
         """Return once it has begun to watch the services."""
         with trio.fail_after(STEP_SECONDS):
-            while "watch inferenceservices" not in (await self.read()).counts - before:  # noqa: ASYNC110 (nobody tells)
+            while "watch inferenceservices" not in (await self.read()).counts - before:  # noqa: ASYNC110 (another process)
                 await trio.sleep(LOOK_SECONDS)
 
     async def wait_calm(self) -> float:

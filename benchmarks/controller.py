@@ -1,9 +1,9 @@
-"""The controller against the same on kopf: 1,000 services at once, edits that change nothing, rest, a restart.
+"""The controller compared with a kopf operator: 1,000 services at once, edits without effect, idle time, a restart.
 
-Each contender has an embedded API server of its own, in a process of its own, and is asked for the same: a Deployment,
-a Service and a status for each InferenceService. It has converged when the last of the services has all three, and the
-status speaks of the newest generation. Nothing runs the pods; that they answer is said by the stopwatch. Requests are
-counted at the server. Processor time is the contender's own process; the server's stands beside it.
+Each contender has its own embedded API server, in a separate process, and has the same task: a Deployment, a Service
+and a status for each InferenceService. It has converged when the last service has all three, and the status is of the
+newest generation. No pods run; the benchmark sets them to ready. Requests are counted at the server. Processor time is
+that of the contender's own process; the server's is listed separately.
 """
 
 import sys
@@ -87,7 +87,7 @@ async def for_each(count: int, do: Callable[[str], Any]) -> None:
 
 @attrs.define(eq=False)
 class Progress:
-    """What the server shows: when each service was created, what it lacks, and when it had everything."""
+    """Progress at the server: when each service was created, which objects it lacks, and when it had all."""
 
     created: dict[str, float] = attrs.field(factory=dict)
     lacking: dict[str, set[type]] = attrs.field(factory=dict)
@@ -97,12 +97,12 @@ class Progress:
     _phase: dict[str, str] = attrs.field(factory=dict)
 
     def expect(self, name: str) -> None:
-        """Say that a service is created now."""
+        """Record that a service is created now."""
         self.created[name] = trio.current_time()
         self.lacking[name] = {Deployment, Service, InferenceService}
 
     def saw(self, kind: type[Any], raw: Mapping[str, Any]) -> None:
-        """Take in an object as it is now."""
+        """Record the current state of an object."""
         name = raw["metadata"]["name"]
         if kind is InferenceService:
             status = raw.get("status") or {}
@@ -145,7 +145,7 @@ async def follow(client: Client, kind: type[Any], progress: Progress) -> None:
 
 @attrs.define
 class Measured:
-    """What one round has found of one contender."""
+    """Measurements of one contender in one round."""
 
     spent: dict[str, Spent] = attrs.field(factory=dict)
     converge_seconds: float = 0.0
@@ -229,7 +229,7 @@ async def sample(contender: Contender) -> None:
 
 
 async def wake(contender: Contender) -> None:
-    """Have every service looked at again: a host comes, and goes, and none of them has anything to do with it."""
+    """Cause a reconcile of every service: a host unrelated to them is added and removed."""
     client = contender.client
     lease = body(Lease, "bench-host", spec={"holderIdentity": "bench", "leaseDurationSeconds": 3600})
     lease["metadata"] |= {
@@ -328,11 +328,11 @@ def asked(figures: Mapping[str, Figures], count: int) -> Table:
     columns[f"{OURS}, until the pods answer"] = figures[OURS].requests("pods answer", count)
     kinds = sorted({kind for column in columns.values() for kind in column})
     rows = [[kind, *(f"{column.get(kind, 0):.2f}" for column in columns.values())] for kind in kinds]
-    return Table(["requests per service", *columns], rows, "What is asked of the API server:")
+    return Table(["requests per service", *columns], rows, "Requests to the API server:")
 
 
 def quiet(figures: Mapping[str, Figures], count: int) -> Table:
-    """Return the table of everything that needs no change."""
+    """Return the table of the steps without changes."""
     rows = []
     for step, words in (
         ("edit a label", "one label edited on each"),
@@ -347,7 +347,7 @@ def quiet(figures: Mapping[str, Figures], count: int) -> Table:
                 each = [f"{cpu:.2f}", f"{1000 / cpu:.0f}"] if step != "rest" else ["", ""]
                 rows.append([f"{words}: {name}", *each, str(one.writes(step))])
     columns = ["nothing to do", "processor, ms per service", "services per processor second", "writes"]
-    return Table(columns, rows, "When everything is as it should be:")
+    return Table(columns, rows, "When nothing has to change:")
 
 
 def aims_of(figures: Mapping[str, Figures], count: int) -> list[Aim]:
@@ -376,17 +376,17 @@ def aims_of(figures: Mapping[str, Figures], count: int) -> list[Aim]:
 
 
 NOTES: Final = (
-    """kopf is given the least work that one could write: two applies over one pooled aiohttp session, on uvloop, with
+    """The kopf operator does the least possible work: two applies over one pooled aiohttp session, on uvloop, with
     its own storage in annotations, without peering and without Events (its default). It does not wait for the Model,
-    compares nothing, and does not follow its Deployments. So the step in which pods answer is ours alone, and so is the
-    waking of all services (a host comes or goes), for which kopf has no counterpart.""",
-    """Of kopf's requests, one patch per service keeps what it remembers in an annotation; it writes that anew after
-    each edit of a label, although no handler asks for labels. Here such an edit is read off the watch, and no
-    reconcile follows: none reads labels. What a reconcile costs that finds nothing to do, the waking of all services
-    tells. A restart applies everything again.""",
+    compares nothing, and does not watch its Deployments. So only LLMKube has the step in which pods answer, and the
+    reconcile of all services (when a host is added or removed), for which kopf has no counterpart.""",
+    """Of kopf's requests, one patch per service stores its state in an annotation; kopf writes it again after each
+    edit of a label, although no handler uses labels. LLMKube detects such an edit in the watch, and does not
+    reconcile, because no reconcile reads labels. The cost of a reconcile that changes nothing is shown by the
+    reconcile of all services. A restart applies everything again.""",
     """A restart includes the start of the interpreter and all imports.""",
-    """A new service costs three writes here, and four there; kopf was not profiled. The server's share includes what
-    the stopwatch asks for.""",
+    """A new service costs three writes with LLMKube, and four with kopf; kopf was not profiled. The server's share
+    includes the requests of the measurement.""",
 )
 
 

@@ -1,8 +1,8 @@
-"""The embedded API server as a program of its own, on two ports: one counts what is asked, one does not.
+"""The embedded API server as a program of its own, on two ports: one counts requests, one does not.
 
     python benchmarks/counted_server.py FOLDER
 
-A contender gets the port that counts (`FOLDER/contender`, a kubeconfig), the stopwatch the other one
+A contender gets the counting port (`FOLDER/contender`, a kubeconfig), the stopwatch the other one
 (`FOLDER/stopwatch`), where `GET /counts` answers with the requests so far, as "VERB RESOURCE", and with the processor
 time that the server has used. It is as fast as it can be, for it is not what is measured: nothing is encrypted, and
 nothing is written to the disk. It serves the kinds of a cluster, which `llmkube up` does not.
@@ -54,7 +54,7 @@ def named(request: Request) -> str:
 
 
 def counted(handler: Handler, counts: Counter[str]) -> Handler:
-    """Return a handler that counts what it passes on."""
+    """Return a handler that counts the requests that it passes on."""
 
     async def handle(exchange: Exchange) -> None:
         counts[named(exchange.request)] += 1

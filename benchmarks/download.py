@@ -130,7 +130,7 @@ def make_file(path: Path, size: int, rng: random.Random) -> str:
 
 @attrs.frozen
 class Cost:
-    """What one download took, in seconds: of the clock, and of the processors without the server's."""
+    """Seconds of one download: of the clock, and of the processors without the server's."""
 
     seconds: float
     cpu: float
@@ -220,13 +220,13 @@ def main() -> None:
     version = subprocess.run([curl, "--version"], check=True, capture_output=True, text=True).stdout.split()[1]
     run.finish(
         "Downloading over loopback",
-        f"""A file of {size >> 20} MiB from a server on the same machine, {rounds} rounds. Ours ends with a file of the
-        right digest, synced to the disk under its final name; of the others only the last one does the same. What only
-        receives, or only hashes, is a limit that no downloader can beat.""",
+        f"""A file of {size >> 20} MiB from a server on the same machine, {rounds} rounds. LLMKube's result is a
+        file with the right digest, synced to the disk under its final name; of the others only the last one does the
+        same. Receiving alone, and hashing alone, are limits that no downloader can exceed.""",
         [Table(["contender", "MB/s (median)", "slowest", "fastest", "processor s", "llmkube is faster by"], rows)],
         rates,
         aims=aims,
-        notes=[f"curl {version}; all of client, server and hashing share the cores that are listed below."],
+        notes=[f"curl {version}; client, server and hashing share the cores that are listed below."],
     )
 
 

@@ -49,12 +49,12 @@ class Outcome:
     estimated: dict[str, int]
     original: int
     process_bytes: int
-    """What the process used beside what it reported: the interpreter, the vocabulary, the web server."""
+    """Memory of the process that it did not report: the interpreter, the vocabulary, the web server."""
     process_estimated: int = 0
 
     @property
     def error(self) -> int:
-        """How many bytes too many; negative if too few."""
+        """Bytes of the overestimate; negative for an underestimate."""
         return sum(self.estimated.values()) - sum(self.reported.values())
 
     @property
@@ -72,7 +72,7 @@ class Outcome:
 
 
 def reported(loaded: Loaded) -> dict[str, int]:
-    """Return the engine's words as parts of an estimate; weights that it laid out anew are a part of their own."""
+    """Return the engine's report as parts of an estimate; repacked weights are a part of their own."""
     parts = dict.fromkeys(PARTS, 0)
     for name, size in loaded.buffers.items():
         where, what = name.split()
@@ -131,13 +131,13 @@ def main() -> None:
     processes = [each.process_bytes for each in outcomes]
     run.finish(
         "Memory estimates against a real llama.cpp",
-        f"""{len(files)} files of real models' shapes under {len(outcomes)} command lines: what LLMKube expects from the
-        header alone, against the buffers that llama.cpp reports when it loads the same file. The files' weights are a
-        hole, so that a model of 8B takes a few MiB of the disk; the engine cannot tell. Shapes called slim have fewer
-        layers or experts than the published model, so that no load takes much more than 8 GiB. The last {DRAWN_CASES}
-        cases were drawn at random, after the estimate was written. There was no GPU: these are the
-        buffers of the CPU build. The Go implementation was not run: by its sources (`memory.go` of its agent), its
-        formula is the file, plus layers x embedding x context x the bytes of a K and a V element, plus 512 MiB.""",
+        f"""{len(files)} files with the shapes of real models and {len(outcomes)} command lines: LLMKube's estimate from
+        the header alone, compared with the buffers that llama.cpp reports when it loads the same file. The weights in
+        the files are sparse, so that a model of 8B takes a few MiB on disk; the engine cannot tell the difference.
+        Shapes named slim have fewer layers or experts than the published model, so that no load takes much more than
+        8 GiB. The last {DRAWN_CASES} cases were drawn at random after the estimate was written. There was no GPU: these
+        are the buffers of the CPU build. The Go implementation was not run: according to its sources (`memory.go` of
+        its agent), it is the file, layers x embedding x context x the bytes of a K and a V element, and 512 MiB.""",
         [_summary(outcomes, len(chosen)), _components(outcomes), _cases(outcomes)],
         {"cases": [attrs.asdict(each) for each in outcomes]},
         aims=[
@@ -145,9 +145,9 @@ def main() -> None:
             Aim("largest underestimate of the total", "2 %", f"{100 * under:.1f} %", under <= ALLOWED_UNDER),
         ],
         notes=[
-            "Mapped weights were read ahead and the KV cache was cleared by the engine, so both were resident after "  # noqa: ISC004 - one
-            "the load, also where the file is a hole; the compute buffer was not, since nothing had been computed.",
-            "Beside what it reports (without the compute buffer), the process used between "  # noqa: ISC004 - one
+            "The engine read mapped weights ahead and cleared the KV cache, so both were resident after the load, even "  # noqa: ISC004 - one
+            "where the file is sparse; the compute buffer was not, because nothing had been computed.",
+            "In addition to the reported buffers (without the compute buffer), the process used between "  # noqa: ISC004 - one
             f"{min(processes) // MEBIBYTE} and {max(processes) // MEBIBYTE} MiB (PSS), median "
             f"{percentile(processes, 50) // MEBIBYTE:.0f}: interpreter, engine, vocabulary.",
         ],
@@ -218,7 +218,7 @@ def _cases(outcomes: Sequence[Outcome]) -> Table:
             ]
         )
     columns = ["case", "reported MiB", "error", "MiB", "weights", "caches", "compute", "Go implementation"]
-    return Table(columns, rows, "Each case, and where its error comes from (in MiB; + is too much):")
+    return Table(columns, rows, "Each case, with the parts of its error (in MiB; + is an overestimate):")
 
 
 if __name__ == "__main__":

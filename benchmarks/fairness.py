@@ -1,13 +1,13 @@
-"""How long a quiet user waits behind twelve who always ask: llama.cpp's server alone, and behind a router's queue.
+"""Waiting time of an occasional user behind twelve busy clients: llama.cpp's server alone, and a router's queue.
 
-A real llama-server with two slots and the demo's model. Twelve clients ask one long request after the other, each from
-an address of its own; a thirteenth asks a short one now and then. Every contender gets the same: the engine by itself,
-and a real `llmkube router` before it that knows of the two slots. A wait is the time to the first event, less what it
-takes while the others are silent. The shortest possible wait of a schedule that interrupts no answer is the time until
-the next answer ends: it is taken from the ends of the answers of the same run, as their clients see them, and a
-hand-over takes no time in it. How much longer each request waited than its own shortest wait is in the table as well.
-Where the system lets us choose, the engine, of one thread, has a core of its own, and router and clients have the
-others.
+A real llama-server with two slots and the demo's model. Twelve clients send one long request after the other, each from
+an address of its own; a thirteenth sends a short one now and then. Every contender has the same conditions: the engine
+alone, and a real `llmkube router` in front of it that knows of the two slots. The wait is the time to the first event,
+minus the time that it takes while the others are silent. The shortest possible wait of a schedule that interrupts no
+answer is the time until the next answer ends: it is computed from the ends of the answers in the same run, as their
+clients see them, with an instant hand-over. The table also has the difference between the wait of each request and its
+own shortest wait. If the system allows it, the engine, with one thread, has a core of its own, and router and clients
+have the others.
 """
 
 import contextlib
@@ -52,14 +52,14 @@ class Answer:
 
 @attrs.define
 class Round:
-    """What one contender did in one round.
+    """Measurements of one contender in one round.
 
     Attributes:
         alone_seconds: Time to the first event of the quiet user's request while the others are silent, the median.
         quiet: The quiet user's answers.
         flood: Those of the others.
-        seconds: How long they asked.
-        router_cores: How much of a core the router took meanwhile.
+        seconds: Duration of the round.
+        router_cores: Share of a core that the router used.
     """
 
     alone_seconds: float = 0.0
@@ -220,7 +220,7 @@ def report_results(run: Run, found: dict[str, list[Round]]) -> None:
     cores = percentile([each.router_cores for each in found[QUEUED]], 50)
     note = f"The router, through which every token passes as an event, took {cores:.0%} of a core."
     run.finish(
-        "A quiet user among twelve who always ask",
+        "An occasional user among twelve busy ones",
         __doc__ or "",
         [Table([*columns, "others' tokens per second", "requests"], rows)],
         {name: [attrs.asdict(each) for each in rounds] for name, rounds in found.items()},

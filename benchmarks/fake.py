@@ -26,9 +26,9 @@ def write_engine(folder: Path, first: str = "", *, preamble: str = "") -> Path:
     Its `--help` is the bundled engine's, so that plans are made as for the real one.
 
     Args:
-        folder: Where it and what it needs lie.
-        first: What its shell does before it becomes the server; a millisecond after exec, where Python takes ten.
-        preamble: What the server does first, as Python.
+        folder: The folder of the engine and its files.
+        first: Commands of its shell before it becomes the server: a millisecond after exec, where Python takes ten.
+        preamble: Python code that the server runs first.
     """
     real = Path(sys.executable).with_name("llmkube-llama-server")
     for flag in ("help", "version"):

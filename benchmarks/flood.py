@@ -1,11 +1,11 @@
-"""What other clients notice of a flood: the real `llmkube up`, while some want too much of it.
+"""The effect of a flood on other clients: the real `llmkube up`, while some clients overload it.
 
-Each flood meets a program of its own, which serves one model by an engine that answers at once. Meanwhile `/healthz`
-and a small chat are asked twenty times a second each on new connections, whether the one before was answered or not,
-and services are created and deleted one after the other, each timed until its engine is executed. What has no answer
-after ten seconds counts as ten; the measurement ends after twenty, and the program is killed. The floods come from
-another address of the loopback network than the questions; those on the API server have its token, except for idle
-connections.
+Each flood has a separate program, which serves one model with an engine that answers at once. Meanwhile `/healthz` and
+a small chat are each requested twenty times a second on new connections, without waiting for the previous answer, and
+services are created and deleted one after the other, each timed until its engine is executed. A request without an
+answer after ten seconds counts as ten; the measurement ends after twenty, and the program is killed. The floods come
+from another address of the loopback network than the measured requests; those on the API server have its token, except
+for idle connections.
 """
 
 import itertools
@@ -55,7 +55,7 @@ HEALTHZ = b"GET /healthz HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n\r\n"
 
 @attrs.define(eq=False)
 class FloodSamples:
-    """What was noticed during one flood: milliseconds, and the program's memory in bytes."""
+    """Measurements during one flood: milliseconds, and the program's memory in bytes."""
 
     healthz: list[float] = attrs.field(factory=list)
     chat: list[float] = attrs.field(factory=list)
@@ -86,7 +86,7 @@ async def timed(step: Callable[[], Awaitable[None]], samples: list[float], ends_
     with trio.move_on_at(min(started_at + CAP_SECONDS, ends_at)) as scope:
         await step()
     seconds = trio.current_time() - started_at
-    if not scope.cancelled_caught or seconds >= LIMIT_MS / 1000:  # cut off sooner, it says nothing
+    if not scope.cancelled_caught or seconds >= LIMIT_MS / 1000:  # cut off earlier, it is no sample
         samples.append(1000 * seconds)
 
 
@@ -145,7 +145,7 @@ async def measure(seconds: float, attacks: Sequence[str], nginx: Sequence[str]) 
         reports = Reports(await stack.enter_async_context(trio.lowlevel.FdStream(descriptor)))
         await stack.enter_async_context(no_engine_left(folder / "up"))
         up = await stack.enter_async_context(open_up(folder, nginx, PLAIN, reports=pipe))
-        stack.callback(up.process.kill)  # one that stands still would not hear anything else
+        stack.callback(up.process.kill)  # a program that hangs reacts to no other signal
         client = await stack.enter_async_context(open_client(load_config(up.kubeconfig, None)))
         await create(client, reports, "first")  # not counted: all that is done only once
         for attack in attacks:
@@ -177,7 +177,7 @@ def report_results(run: Run, found: Mapping[str, FloodSamples], nginx: Sequence[
             Aim(f"{what}, p99 in every flood", f"under {LIMIT_MS:.0f} ms", f"{worst:,.0f} ms", worst < LIMIT_MS)
         )
     run.finish(
-        "Under a flood",
+        "Floods",
         __doc__ or "",
         [Table(columns, rows)],
         {flood: attrs.asdict(samples) for flood, samples in found.items()},

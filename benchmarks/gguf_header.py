@@ -178,13 +178,13 @@ def main() -> None:
     run.finish(
         "Reading a GGUF header",
         f"""A file with {TOKENS} tokens, {MERGES} merges and {TENSORS} tensors: {len(header) / 2**20:.1f} MiB of header.
-        The gguf package's reader makes an object of every string; llama.cpp keeps them too, in C++.""",
+        The gguf package's reader creates an object for every string; llama.cpp stores them too, in C++.""",
         [
             Table(columns, rows),
             Table(
                 ["hostile file", "CPU time at most", "process at its peak", "verdict"],
                 bad_rows,
-                "LLMKube's reader at its bounds:",
+                "LLMKube's reader at its limits:",
             ),
         ],
         {"readers": samples, "hostile": worst, "requests": count, "fetched_bytes": fetched},

@@ -43,9 +43,9 @@ def main() -> None:
     rows = [[name, str(number), f"{100 * number / count:.2f} %"] for name, number in outcomes.most_common()]
     run.finish(
         "GGUF headers: the same verdict as llama.cpp",
-        f"""{count} headers, the demo model's and made-up ones with up to three faults each, are read by LLMKube and
-        loaded by llama.cpp. Refusing what loads, or accepting a header that llama.cpp's own header reader refuses, is a
-        defect. What takes the whole model to find is left to the engine; its words reach the `Loaded` condition.""",
+        f"""{count} headers, of the demo model and generated with up to three faults each, are read by LLMKube and
+        loaded by llama.cpp. It is a defect to refuse one that loads, or to accept one that llama.cpp's header reader
+        refuses. Faults that only a full load finds are left to the engine, and its error to the `Loaded` condition.""",
         [Table(["verdicts", "cases", "share"], rows)],
         {
             "outcomes": dict(outcomes),
@@ -63,7 +63,7 @@ def main() -> None:
             Aim("the same verdict as a full load", "100 %", f"{100 * agreed / count:.2f} %", agreed == count),
         ],
         notes=[
-            f"{died} of these files end llama.cpp's process instead of being refused by it.",
+            f"{died} of these files crash llama.cpp's process instead of being refused by it.",
         ],
     )
 

@@ -1,8 +1,8 @@
-"""What every benchmark shares: conditions with each figure, contenders interleaved, JSON beside the table, a page.
+"""Common parts of the benchmarks: conditions, interleaved contenders, tables with their JSON, the page.
 
-A benchmark is a script beside this one. It measures, and hands its tables and aims to `Run.finish`, which prints them
+A benchmark is a script in this folder. It measures, and hands its tables and aims to `Run.finish`, which prints them
 and keeps them in `results/`. Run as a program, this file runs benchmarks, then writes their sections of
-docs/benchmarks.md anew; the sections of others stay as they are:
+docs/benchmarks.md again; the sections of others stay unchanged:
 
     python benchmarks/harness.py                  every benchmark
     python benchmarks/harness.py NAME…            these
@@ -58,7 +58,7 @@ ORDER: Final = (
     "cluster",
     "bench_cache_memory",
 )
-"""How the page is ordered; what is not named here comes last."""
+"""Order of the page; benchmarks that are not named here come last."""
 
 
 DEFAULT_SEED: Final = 1
@@ -67,7 +67,7 @@ MISSED: Final = "**no**"
 
 @attrs.frozen
 class Conditions:
-    """What a figure depends on besides the code."""
+    """Conditions on which a figure depends besides the code."""
 
     date: str
     python: str
@@ -81,7 +81,7 @@ class Conditions:
 
     @property
     def line(self) -> str:
-        """One line to stand beside every table."""
+        """The line below every table."""
         listed = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         return (
             f"{self.date}, {self.system}, {self.processor}, {self.cores} cores, "
@@ -117,7 +117,7 @@ class Table:
 
 @attrs.frozen
 class Aim:
-    """What was wanted of a figure, and what was found."""
+    """A target of a figure, and the measured value."""
 
     what: str
     wanted: str
@@ -162,7 +162,7 @@ class Run:
     """The frame around one benchmark: note the conditions before, and again at `finish`.
 
     Attributes:
-        rng: What all randomness comes from: the same numbers, one after the other, for the same seed.
+        rng: Source of all randomness: the same sequence for the same seed.
     """
 
     name: str
@@ -220,7 +220,7 @@ def begin(name: str, *packages: str, options: Mapping[str, str] = {}) -> Run:
 
 
 def interleaved(contenders: Mapping[str, Callable[[], Any]], rounds: int, rng: random.Random) -> dict[str, list[Any]]:
-    """Call each contender once per round, in an order drawn anew for each, so that none has the quiet moments alone."""
+    """Call each contender once per round, in a new random order, so that idle moments are shared evenly."""
     samples: dict[str, list[Any]] = {name: [] for name in contenders}
     for _ in range(rounds):
         for name in rng.sample(list(contenders), len(contenders)):
@@ -281,7 +281,7 @@ def page(earlier: str, reports: Sequence[Report]) -> str:
 
 
 def write_page(names: Sequence[str]) -> None:
-    """Write the sections of these benchmarks anew, as far as they have results."""
+    """Rewrite the sections of the benchmarks that have results."""
     converter = cattrs.Converter()
     paths = [path for name in names if (path := RESULTS / f"{name}.json").exists()]
     reports = [converter.structure(json.loads(path.read_text("utf-8")), Report) for path in paths]

@@ -1,11 +1,11 @@
-"""The gateway as a reverse proxy, beside what else passes a request on to an engine and the answer back.
+"""The gateway as a reverse proxy, compared with other programs that forward requests to an engine.
 
-The gateway is that of a running `llmkube up`: JSON, the choice of the engine, all that users get. Our server and
-client are what lies below it, without JSON. nginx is the reference; "raw sockets" is one task of Trio per connection
-that parses nothing; aiohttp, and uvicorn with httpx, are what a program in Python would take otherwise. Each has one
-process. The backend of plain requests is nginx as well, and answers at once; wrk asks it for chats of 200 to 2,000
-bytes, hundreds of different lengths in turn, so that hardly a head is like the one before. Streams come from a backend
-that sends 50 tokens a second to each of 200 clients, while one more client sends a request of 400 KB each half second.
+The gateway is that of a running `llmkube up`: JSON, the choice of the engine, all features. "Our server and client" is
+the layer below it, without JSON. nginx is the reference; "raw sockets" is one Trio task per connection that parses
+nothing; aiohttp, and uvicorn with httpx, are the usual alternatives in Python. Each has one process. The backend of
+plain requests is nginx as well, and answers at once; wrk sends chats of 200 to 2,000 bytes, with hundreds of different
+lengths in turn, so that few heads are identical to the one before. Streams come from a backend that sends 50 tokens a
+second to each of 200 clients, while one more client sends a request of 400 KB every half second.
 """
 
 import json
@@ -66,7 +66,7 @@ class Results:
 
 @attrs.frozen
 class Commands:
-    """How the two programs are started."""
+    """Command lines of the two programs."""
 
     wrk: Sequence[str]
     nginx: Sequence[str]
@@ -110,7 +110,7 @@ async def measure_growth(commands: Commands, contender: Contender, script: Path,
 
 
 async def measure_streams(run: Run, commands: Commands, up: Up) -> dict[str, list[Streamed]]:
-    """Return rounds of streams beside large requests."""
+    """Return rounds of streams during large requests."""
     rounds, seconds = (1, 2.0) if run.quick else (STREAM_ROUNDS, STREAM_SECONDS)
     async with open_contenders(commands.nginx, up, streams=True) as contenders:
         samples: dict[str, list[Streamed]] = {who: [] for who in contenders}
@@ -120,7 +120,7 @@ async def measure_streams(run: Run, commands: Commands, up: Up) -> dict[str, lis
 
 
 async def stream(contender: Contender, seconds: float) -> Streamed:
-    """Time one round; processor time is counted over all of it, and so are the chunks before the measurement."""
+    """Time one round; processor time and chunks include the time before the measurement."""
     client = [sys.executable, str(HERE / "sse.py")]
     beside = ["large", str(contender.port), str(LARGE_BYTES), str(LARGE_PAUSE_SECONDS), contender.model]
     asks = ["client", str(contender.port), str(STREAM_COUNT), str(seconds), contender.model]
@@ -179,7 +179,7 @@ def stream_table(found: Mapping[str, Sequence[Streamed]]) -> Table:
         figures = [f"{middle(found[who], each):.2f}" for each in ("late_p50", "late_p99", "later_p99")]
         rate, used = middle(found[who], "chunks_per_second"), middle(found[who], "processor_microseconds")
         rows.append([name, f"{rate:.0f}", *figures, f"{used:.1f}"])
-    return Table(columns, rows, f"{STREAM_COUNT} streams of {sse.PER_SECOND} tokens per second, beside large requests:")
+    return Table(columns, rows, f"{STREAM_COUNT} streams of {sse.PER_SECOND} tokens per second, during large requests:")
 
 
 def aims(run: Run, found: Results) -> list[Aim]:
@@ -231,7 +231,7 @@ def main() -> None:
         notes=[
             f"Medians of {ROUNDS} rounds, of {STREAM_ROUNDS} for streams.",
             "Processor time and memory (USS) are the proxy's own; the gateway's memory is that of all of `llmkube up`.",
-            "A pause is off by as much as a chunk is later, or sooner, than the one before it.",
+            "The pause deviation is the difference between the delays of a chunk and of the one before it.",
             f"Memory after {growth_requests(run):,} more requests: {'; '.join(grown)}.",
             f"Other programs: {tools.peer_versions()}.",
         ],

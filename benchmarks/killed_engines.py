@@ -1,9 +1,9 @@
-"""What becomes of requests while engines are killed: a real `llmkube router` before three engines that a script plays.
+"""Results of requests while engines are killed: a real `llmkube router` in front of three scripted engines.
 
-Each engine sends itself SIGKILL once in 8,000 steps of its answers, and is started again. Twelve clients ask one
-request after the other, two thirds of them for streams, and hold each answer against what it has to be: all of its
-words, or an error's status, or a stream that ends with an error event, without `[DONE]` and without a clean end.
-Everything else is wrong. Meanwhile the router keeps a budget, its metrics and its audit log.
+Each engine sends itself SIGKILL once in 8,000 steps of its answers, and is restarted. Twelve clients send one request
+after the other, two thirds of them for streams, and compare each answer with the expected one: the complete text, or an
+error's status, or a stream that ends with an error event, without `[DONE]` and without a final event. Everything else
+is wrong. Meanwhile the router updates a budget, its metrics and its audit log.
 """
 
 import sys
@@ -25,7 +25,7 @@ MIB: Final = 1 << 20
 
 
 def table(found: Results) -> Table:
-    """Return what became of the requests."""
+    """Return the results of the requests."""
     count = sum(found.answers.values())
     rows = [[kind, f"{found.answers[kind]}", f"{found.answers[kind] / count:.2%}"] for kind in (WHOLE, BROKEN, REFUSED)]
     rows.append(["wrong", f"{len(found.wrong)}", f"{len(found.wrong) / count:.2%}"])
@@ -43,7 +43,7 @@ def main() -> None:
     sizes = [size / MIB for size in (found.memory[0], found.memory[len(found.memory) // 4], found.memory[-1])]
     asked, growth = sum(found.answers.values()), sizes[2] - sizes[1]
     run.finish(
-        "Engines that are killed",
+        "Killed engines",
         __doc__ or "",
         [table(found)],
         {"answers": dict(found.answers), "wrong": found.wrong, "memory": found.memory, "deaths": found.deaths},
@@ -58,8 +58,8 @@ def main() -> None:
             ),
         ],
         notes=[
-            f"{asked} requests in {found.seconds:.0f} s; the run ends after {MINUTES:.0f} minutes, whatever is left.",
-            f"{found.deaths} times an engine was killed.",
+            f"{asked} requests in {found.seconds:.0f} s; the run ends after {MINUTES:.0f} minutes at most.",
+            f"An engine was killed {found.deaths} times.",
             "The router's memory (RSS) before the first request, after a quarter of them, and at the end: "
             + ", ".join(f"{size:.0f} MiB" for size in sizes)
             + ".",

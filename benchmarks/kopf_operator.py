@@ -47,7 +47,7 @@ def log_in(**kwargs: Any) -> Any:
 @kopf.on.create(GROUP, VERSION, PLURAL)
 @kopf.on.update(GROUP, VERSION, PLURAL, field="spec")
 async def reconcile(body: kopf.Body, name: str, namespace: str, patch: kopf.Patch, memo: kopf.Memo, **_: Any) -> None:
-    """Apply what a service wants, and say so."""
+    """Apply the objects of a service, and report its status."""
     generation = body["metadata"]["generation"]
     base = f"{memo.server}/{{}}/namespaces/{namespace}/{{}}/{name}"
     for manifest, address in (
@@ -124,7 +124,7 @@ def owned(body: kopf.Body, api_version: str, kind: str, spec: dict[str, Any]) ->
 
 
 def status(name: str, namespace: str, generation: int, replicas: int) -> dict[str, Any]:
-    """Return a status as long as that of `llmkube controller`, with the same words."""
+    """Return a status as long as that of `llmkube controller`, with the same text."""
     conditions = {
         "Available": ("False", "NoReadyReplicas"),
         "Progressing": ("True", "Creating"),

@@ -1,4 +1,4 @@
-"""How long `llmkube list` takes beside `kubectl get`, against the same API server, in the same run."""
+"""Time of `llmkube list` compared with `kubectl get`, against the same API server, in the same run."""
 
 import os
 import subprocess
@@ -80,10 +80,10 @@ def main() -> None:
     ]
     times = processor["llmkube list isvc"] / floor
     run.finish(
-        "A list beside kubectl's",
-        f"""The median of {len(samples["llmkube list"])} runs against one `llmkube up` with one model, everything in the
-        file system's cache, contenders in turns. The ratio is that of processor time: what else the machine does is not
-        in it. kubectl is a compiled program; what an interpreter takes to load Trio alone is the last row.""",
+        "`llmkube list` compared with kubectl",
+        f"""The median of {len(samples["llmkube list"])} runs against one `llmkube up` with one model, with everything
+        in the file system's cache, contenders in turns. The ratio is that of processor time, without other load on
+        the machine. kubectl is a compiled program; in the last row an interpreter loads only Trio.""",
         [Table(["command", "start to exit", "of a processor", "times kubectl's"], rows)],
         {"samples": {name: [attrs.astuple(each) for each in found] for name, found in samples.items()}},
         aims=[Aim("`llmkube list isvc`, times kubectl's", f"at most {AIM:g}", f"{times:.1f}", times <= AIM)],

@@ -1,4 +1,4 @@
-"""How fast a host gives memory back, and takes its services up again: the real agent, memory of our own making.
+"""Time in which a host frees memory, and restarts its services: the real agent, with simulated memory.
 
 Two services run, one of them with low priority. Then "another program" takes memory until the level is CRITICAL: the
 low one has to go. When the other program has ended, it has to come back. The host's memory is a stand-in, which counts
@@ -47,19 +47,19 @@ TERMINATED = "signal to SIGTERM"
 GONE = "signal to victim gone"
 RETURNED = "Normal to exec"
 STEPS: Mapping[str, str] = {TERMINATED: f"{ORIGINAL_MS / 1000:.0f} s (a poll)", GONE: "", RETURNED: "never"}
-"""What is measured, and what is known of the Go implementation."""
+"""The measured reactions, with known figures of the Go implementation."""
 
 
 @attrs.define(eq=False)
 class Scarcity:
-    """A host's memory: what engines hold, what another program takes, and who is told when that changes."""
+    """A host's memory: what engines hold, what another program takes, and the listener that is notified of changes."""
 
     others_bytes: int = 0
     pids: set[int] = attrs.field(factory=set)
     _changed: trio.Event = attrs.field(factory=trio.Event)
 
     def take(self, others_bytes: int) -> float:
-        """Let the other program hold so much from now on; return that moment."""
+        """Set the memory of the other program; return the current time."""
         self.others_bytes = others_bytes
         self._changed.set()
         return time.perf_counter()
@@ -91,7 +91,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def preamble(pipe: Path) -> str:
-    """Return Python that tells of SIGTERM, with the moment, and ends."""
+    """Return Python code that reports SIGTERM, with the time, and exits."""
     return (
         "import os, signal, time\n"
         f"ends = os.open({str(pipe)!r}, os.O_WRONLY)\n"
@@ -201,12 +201,12 @@ def main() -> None:
     slowest = max(each[RETURNED] for each in dwelling) / 1000
     back = [format_duration(value / 1000) for value in sorted(each[RETURNED] for each in dwelling)]
     run.finish(
-        "How fast a host gives memory back",
-        f"""Memory becomes critically short {len(swift)} times: the service with low priority has to go, and returns
-        when the memory is back. Memory is a stand-in that tells the agent as a kernel does, so this is the time from
-        that signal; how soon a kernel gives it is not in it. The dwells are switched off, and the engine is fake and
-        starts at once. By its sources, the Go implementation polls every {ORIGINAL_MS / 1000:.0f} s by default, and
-        starts nothing again that it has evicted.""",
+        "Reaction to memory pressure",
+        f"""Memory becomes critically short {len(swift)} times: the service with low priority is evicted, and
+        returns when memory is free. This memory is simulated and signals the agent as a kernel does, so this is the
+        time from that signal; the kernel's own delay is not included. The waiting times are switched off, and the
+        engine is a fake that starts at once. According to its sources, the Go implementation polls every
+        {ORIGINAL_MS / 1000:.0f} s by default, and never restarts an evicted engine.""",
         [Table(["reaction", "p50", "p99", "slowest", "Go implementation"], rows)],
         {"swift": swift, "dwelling": dwelling},
         aims=[
@@ -218,7 +218,7 @@ def main() -> None:
                 slowest <= AIM_RETURN_SECONDS,
             ),
         ],
-        notes=[f"With the default dwells an evicted service was started again after {', '.join(back)} of Normal."],
+        notes=[f"With the default waiting times an evicted service was restarted after {', '.join(back)} of Normal."],
     )
 
 

@@ -1,7 +1,7 @@
-"""How fast a host reacts: the real agent and controller on the embedded API server; the engine starts at once.
+"""Reaction times of a host: the real agent and controller on the embedded API server; the engine starts at once.
 
 Everything runs in this process as under `llmkube up`: the API server with its database and its watches, the controller,
-the agent, and the stopwatch beside them. Only the engine is fake: a shell script (a millisecond from exec to its first
+the agent, and the stopwatch. Only the engine is fake: a shell script (a millisecond from exec to its first
 word, where Python takes ten) that reports its pid through a named pipe, then becomes a small Python server that answers
 `/health`. Times are taken in this process, so a busy event loop counts against us.
 """
@@ -59,13 +59,13 @@ STEPS = {
     "exit to exec again": 15900.0,
     "delete to process gone": 2530.0,
 }
-"""What is measured, and what the Go implementation needs for it in ms; `ORIGINAL_SOURCE` says how that is known."""
+"""The measured reactions, with those of the Go implementation in ms; `ORIGINAL_SOURCE` names the source."""
 ORIGINAL_IDLE = 274
-ORIGINAL_SOURCE = """The Go implementation's figures are not of this run: it could not be built beside it. They
-        were measured before, with its unchanged agent at its default intervals, on 2 cores of Linux, with an engine
-        that starts at once. The first three are means of 60 trials against an API in memory, and its "exec again" is
-        the time until it was ready again. The last is the p50 of 20 trials on a real kube-apiserver. Its requests while
-        idle were counted with one service of its own and 20 of other hosts."""
+ORIGINAL_SOURCE = """The Go implementation's figures are not from this run, because it could not be built here. They
+        were measured earlier, with its unchanged agent at its default intervals, on 2 cores of Linux, with an engine
+        that starts at once. The first three are means of 60 trials with an API server in memory, and "exec again" is
+        the time until the service was ready again. The last is the p50 of 20 trials on a real kube-apiserver. Its
+        requests while idle were counted with one service of its own and 20 of other hosts."""
 AIM_MS, AIM_IDLE = 50.0, 10
 
 
@@ -132,7 +132,7 @@ class Requests:
 
 @attrs.define(eq=False)
 class Host:
-    """What a trial needs: a client of its own, and the reports of engines."""
+    """Dependencies of a trial: a client of its own, and the reports of engines."""
 
     client: Client
     view: AgentView
@@ -170,7 +170,7 @@ async def open_host(
         folder: Where everything lies.
         run: The benchmark's.
         memory: Stands in for this machine's.
-        preamble: What an engine does first, as Python.
+        preamble: Python code that an engine runs first.
         changes: Settings of the agent.
     """
     program, pipe = fake_engine(folder, preamble)
@@ -260,7 +260,7 @@ def _is_there(pid: int) -> bool:
 
 @contextmanager
 def step(what: str, host: Host, name: str, within_seconds: float = STEP_SECONDS) -> Iterator[None]:
-    """Bound one step; one that does not end is told with what the agent says of the service."""
+    """Bound one step; one that times out is reported with the agent's conditions of the service."""
     with trio.move_on_after(within_seconds) as scope:
         yield
     if scope.cancelled_caught:
@@ -319,7 +319,7 @@ async def idle(host: Host, seconds: float) -> tuple[float, float, float]:
 class Measured:
     """Everything that one run found: milliseconds per step and trial, CPU seconds per trial, requests per minute.
 
-    `load` is the load average at the end of the trials: beside a busy neighbour their tails are the neighbour's.
+    `load` is the load average at the end of the trials: other load on the machine shows in their tails.
     """
 
     trials: list[dict[str, float]]
@@ -374,10 +374,10 @@ def main() -> None:
         )
     )
     run.finish(
-        "How fast a host reacts",
+        "Reaction times of a host",
         f"""{len(found.trials)} services are created, have their engine killed, and are deleted, one after the other,
-        with the API server, the controller and the agent in one process as under `llmkube up`. The engine is fake and
-        starts at once, so this is the time that LLMKube adds. {ORIGINAL_SOURCE}""",
+        with the API server, the controller and the agent in one process as under `llmkube up`. The engine is a fake
+        that starts at once, so the times are those that LLMKube adds. {ORIGINAL_SOURCE}""",
         [
             Table(["reaction", "p50", "p99", "slowest", "Go implementation", "ratio at p50"], rows),
             Table(
@@ -390,7 +390,7 @@ def main() -> None:
         aims=aims,
         notes=[
             f"A trial costs {1000 * found.cpu_seconds:.0f} ms of CPU without its two engines.",
-            f"The load average was {found.load:.2f} when the trials had ended (1 is the benchmark itself).",
+            f"The load average was {found.load:.2f} at the end of the trials (1 is the benchmark itself).",
         ],
     )
 

@@ -1,7 +1,7 @@
 """`llmkube` on a machine that says it has more memory: so that many engines that take little are admitted.
 
 An engine is admitted by the estimate for a real one (118 MiB with the demo model), of which a fake one takes 7. Only
-what the machine says of its size is changed; it is looked at, and engines are measured, as always.
+the reported size of the machine is changed; usage and engines are measured as always.
 """
 
 from collections.abc import AsyncIterator
@@ -17,7 +17,7 @@ from llmkube.supervisor.host import this_machine
 from llmkube.supervisor.host.sample import HostMemory, Sample
 
 TIMES = 8
-"""How many times the memory that it has."""
+"""Factor of the machine's memory."""
 
 
 @attrs.define(eq=False)

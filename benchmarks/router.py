@@ -1,14 +1,14 @@
-"""`llmkube router` beside other ways from a client to an engine: proxies as the floor, other routers as peers.
+"""`llmkube router` compared with proxies, as the lower limit, and with other routers.
 
-All pass chats of 200 to 2,000 bytes on to one backend, nginx, which answers at once; wrk asks. "Bare" is a router with
-one backend and nothing else. "All on" has keys for its clients, twelve rules of which the last one fits, a sensitive
-class, prices, budgets in a file, an audit log in another, metrics, and a circuit for each backend. LiteLLM runs with as
-many workers as there are cores, without a database and without its logs; Portkey's gateway as one process of Node.js,
-nginx and Envoy as one thread each. Contenders take turns in random order; each round begins with a second that is not
-counted. Where a contender loses requests, the table says so. At a fixed rate each request counts from the moment at
-which it was due, and a round in which the way without a proxy had twice its best p99 is not counted. Streams are those
-of a backend that sends 50 tokens per second in each, with large requests beside them. The wrong keys come over 32
-connections as fast as they are refused, beside requests with a right one.
+All forward chats of 200 to 2,000 bytes to one backend, nginx, which answers at once; wrk is the client. "Bare" is a
+router with one backend and nothing else. "All on" has keys for its clients, twelve rules of which the last one matches,
+a sensitive class, prices, budgets in a file, an audit log in another, metrics, and a circuit breaker for each backend.
+LiteLLM runs with as many workers as there are cores, without a database and without its logs; Portkey's gateway as one
+process of Node.js, nginx and Envoy as one thread each. Contenders take turns in random order; the first second of each
+round is not counted. If a contender loses requests, the table shows it. At a fixed rate the time of each request starts
+at the moment at which it was due, and a round in which the direct connection had twice its best p99 is not counted.
+Streams are those of a backend that sends 50 tokens per second in each, with large requests at the same time. The wrong
+keys arrive over 32 connections as fast as they are refused, at the same time as requests with a right one.
 """
 
 import json
@@ -43,7 +43,7 @@ NAMES: Final[Mapping[str, str]] = {
 }
 RATES, PACED_CONNECTIONS, PACED_SECONDS = (500, 1000, 3000), 64, 3
 STREAM_COUNT, STREAM_SECONDS, LARGE_BYTES, LARGE_PAUSE_SECONDS = 200, 4, 400_000, 1.0
-"""Streams of 50 tokens per second, beside requests of about 100,000 tokens one after the other."""
+"""Streams of 50 tokens per second, during requests of about 100,000 tokens one after the other."""
 
 OF_NGINX, OF_LITELLM, ADDED_MICROSECONDS, ADDED_P99_MICROSECONDS, MEMORY_MIB = 0.25, 60.0, 150.0, 500.0, 64.0
 PACED_AT: Final = 1000
@@ -67,7 +67,7 @@ class Round:
 
 @attrs.frozen
 class Paced:
-    """What is measured at a fixed rate, of requests or of tokens; microseconds."""
+    """Times at a fixed rate, of requests or of tokens; microseconds."""
 
     p50: float
     p99: float
@@ -78,7 +78,7 @@ class Results:
     """All samples: rounds by connections and contender, None of a round that lost requests; seconds to start.
 
     `sized` has rounds by bytes of a request. `paced` has requests at fixed rates, round by round, and `streamed` how
-    late tokens come behind the one before. `flooded` has requests with a right key, alone and beside wrong ones.
+    late tokens come behind the one before. `flooded` has requests with a right key, with and without wrong ones.
     """
 
     rounds: dict[int, dict[str, list[Round | None]]]
@@ -154,7 +154,7 @@ async def at_rate(contender: Contender | Family, rate: int, seconds: int) -> Pac
 
 
 async def streams_of(contender: Contender | Family) -> Paced | None:
-    """Return how late tokens of many streams come behind the one before, beside large requests; None if one broke."""
+    """Return the delays of tokens of many streams during large requests; None if a stream broke."""
     client = [sys.executable, str(HERE / "sse.py")]
     large = ["large", str(contender.port), str(LARGE_BYTES), str(LARGE_PAUSE_SECONDS), contender.model]
     async with trio.open_nursery() as nursery:
@@ -256,12 +256,12 @@ def stream_table(found: Results) -> Table:
             )
         elif who in found.streamed:
             rows.append([name, "streams broke", ""])
-    caption = f"{STREAM_COUNT} streams of {sse.PER_SECOND} tokens per second, beside requests of {LARGE_BYTES} bytes:"
+    caption = f"{STREAM_COUNT} streams of {sse.PER_SECOND} tokens per second, during requests of {LARGE_BYTES} bytes:"
     return Table(["proxy", "later than the one before, p50, µs", "p99, µs"], rows, caption)
 
 
 def flood_table(found: Results) -> Table:
-    """Return what requests with a right key took, alone and beside wrong ones."""
+    """Return the times of requests with a right key, with and without wrong ones."""
     rows = []
     for name, rounds in found.flooded.items():
         whole = [each for each in rounds if each is not None]

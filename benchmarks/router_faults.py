@@ -1,11 +1,11 @@
-"""Sixteen faults of providers: a real `llmkube router`, and two providers of a script for each request.
+"""Sixteen faults of providers: a real `llmkube router`, and two scripted providers for each request.
 
-The first provider has the fault, the second one is well. Before the first byte of an answer, plain or streamed, the
-second one's answer has to reach the client within the rule's limit, or, where the first one's word is an answer (it
-does not have the model, refuses the content or this router's key), that word, without what it says of the key. After
-the first byte the stream has to end with an error event, without `[DONE]` and without a clean end, and the audit log
-has to say so. A fault counts as handled if that holds for each time at which it can be there. The list is that of a
-bench of 2026, in which the best published gateway handled 12.
+The first provider has the fault, the second one is healthy. Before the first byte of an answer, plain or streamed, the
+second one's answer has to reach the client within the rule's limit; or, if the first one's error is an answer (it does
+not have the model, refuses the content or this router's key), that error, without its text about the key. After the
+first byte the stream has to end with an error event, without `[DONE]` and without a final event, and the audit log has
+to record it. A fault counts as handled if this is true for each phase in which it can occur. The list is that of a
+benchmark of 2026, in which the best published gateway handled 12.
 """
 
 import sys
@@ -47,7 +47,7 @@ def main() -> None:
         [table(found)],
         {case.slug: wrong for case, wrong in found.items()},
         aims=[Aim("faults that are handled", f"{ALL} of {ALL}", f"{len(handled)} of {ALL}", len(handled) == ALL)],
-        notes=[f"{len(found)} requests, all at once."],
+        notes=[f"{len(found)} requests, all at the same time."],
     )
 
 

@@ -1,9 +1,9 @@
 """Processor time of one request in each layer of the router, which runs in this process between two others on loopback.
 
-A row has all that the rows above it have. "Bare" is a router with one backend and one rule, whose metrics and audit
-lines are made by objects that do nothing. Keys are looked up, twelve rules are asked of which the last one fits, the
-audit log goes to a file, and the budgets, one in tokens and one in dollars, are in SQLite. Layers take turns in random
-order. Counted is all of the process: threads that write as well.
+Each row includes the rows above it. "Bare" is a router with one backend and one rule, with no-op objects for metrics
+and audit log. Keys are looked up, twelve rules are evaluated of which the last one matches, the audit log is written to
+a file, and the budgets, one in tokens and one in dollars, are in SQLite. Layers take turns in random order. The figures
+are those of the whole process, including threads that write.
 """
 
 import cProfile
@@ -55,19 +55,19 @@ NAMES: Final[Mapping[str, str]] = {
 ORDER: Final = tuple(NAMES)
 ROUNDS, REQUESTS, WARM, CONNECTIONS = 7, 4_000, 500, 16
 WANTED_TIMES: Final = 3.7
-"""Of what our server and client take alone: half of what a request took when this was measured first."""
+"""Wanted ratio to our server and client alone: half of the first measurement."""
 
-FLOOR: Final = """The floor: in the table of the router as a proxy, from 32 connections on, our server and client alone
-take over four times the processor time of nginx. A quarter of its requests per second would leave no time for a router
-between the two: one process in Python cannot get there. What is left is spread over nearly three hundred functions
-(`python benchmarks/router_profile.py --cprofile`).""".replace("\n", " ")
+FLOOR: Final = """The lower limit: in the table of the router as a proxy, from 32 connections on, "our server and
+client" alone takes over four times the processor time of nginx. A quarter of nginx's requests per second would leave
+no time for a router between the two: one process in Python cannot reach that. The remaining time is spread over nearly
+three hundred functions (`python benchmarks/router_profile.py --cprofile`).""".replace("\n", " ")
 
 PROFILE: Final = "cprofile"
 HERE: Final = Path(__file__).resolve().parent
 
 
 class Nothing:
-    """Stands where metrics and the audit log are, and does nothing."""
+    """A no-op replacement of metrics and audit log."""
 
     def ended(self, *_: object) -> None:
         """Count nothing."""
@@ -77,7 +77,7 @@ class Nothing:
 
 
 def config_of(layer: str, backend: int, folder: Path) -> RoutingConfig:
-    """Return what the router of a layer runs by."""
+    """Return the config of the router of a layer."""
     has = ORDER.index(layer)
     manifest = model_router(backend, full=has >= ORDER.index(RULES))
     spec = manifest["spec"]
@@ -145,7 +145,7 @@ def _leave_out(layer: str, router: Router) -> None:
 
 
 def loopback(*arguments: object) -> list[str]:
-    """Return the command of a process beside the router."""
+    """Return the command of a client or backend of the router."""
     return [sys.executable, str(HERE / "http_load" / "loopback.py"), *map(str, arguments)]
 
 
@@ -215,7 +215,7 @@ def main() -> None:
     what = "router, all on, processor time of our server and client alone"
     wanted, measured = f"under {WANTED_TIMES} times", f"{times:.1f} times"
     run.finish(
-        "What a request costs in the router",
+        "Cost of a request in the router",
         __doc__ or "",
         [table],
         attrs.asdict(_Samples(samples)),

@@ -1,11 +1,11 @@
-"""What many services cost one agent: memory, processor time and wake-ups without requests, and the way out.
+"""The cost of many services for one agent: memory, processor time and wake-ups without requests, and the time to stop.
 
-API server, controller and agent are processes of their own; the engines are small fakes, one process each, that answer
-at once and ignore TERM. The agent is made to believe that its machine has eight times the memory: engines are admitted
-by the estimate for real ones, which 500 fakes do not need. Memory is the agent's own (USS: what ending it would give
-back), above that of the same agent before the first service. A wake-up is a voluntary context switch of the agent's
-process, all of its threads together. The stop is SIGTERM to the agent, until the last engine is gone: one grace period
-and not the sum.
+API server, controller and agent are separate processes; the engines are small fakes, one process each, that answer at
+once and ignore TERM. The agent is configured to see eight times the machine's memory: engines are admitted by the
+estimate for real ones, which 500 fakes do not need. Memory is the agent's own (USS: the memory that its exit would
+free), above that of the same agent before the first service. A wake-up is a voluntary context switch of the agent's
+process, summed over all of its threads. The stop is measured from SIGTERM to the agent until the last engine is gone:
+one grace period and not the sum.
 """
 
 import signal
@@ -38,7 +38,7 @@ STEP_SECONDS = 600.0  # a step that takes longer has gone wrong
 
 @attrs.frozen
 class Cost:
-    """What an agent costs with so many services."""
+    """Cost of an agent with this number of services."""
 
     services: int
     memory_bytes: int

@@ -1,4 +1,4 @@
-"""How long `llmkube --version` takes, and the commands that people type most when there is nothing to talk to."""
+"""Time of `llmkube --version`, and of the most common commands without a server."""
 
 import subprocess
 import sys
@@ -44,9 +44,9 @@ def main() -> None:
     ]
     version = medians["llmkube --version"]
     run.finish(
-        "The start of the command line",
-        f"""The median of {len(samples["python -c pass"])} runs from start to exit, everything in the file system's
-        cache. An interpreter that does nothing is the floor.""",
+        "Start time of the command line",
+        f"""The median of {len(samples["python -c pass"])} runs from start to exit, with everything in the file
+        system's cache. An interpreter that does nothing is the lower limit.""",
         [Table(["command", "median", "slowest", "times an empty Python"], rows)],
         {"milliseconds": samples},
         aims=[Aim("`llmkube --version`", f"under {AIM_MS:.0f} ms", f"{version:.0f} ms", version < AIM_MS)],

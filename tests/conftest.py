@@ -1,4 +1,4 @@
-"""How the whole suite runs: how many examples, with which signals, and what side by side.
+"""Setup of the whole suite: number of examples, signals, and what runs in parallel.
 
 Tests are handed out one by one (`--dist loadgroup`), those that start real programs first: they take longest and
 mostly wait, so there is one worker more than there are cores.

@@ -1,7 +1,7 @@
-"""A port for a program that has to be told one: the kernel gives it to no connection, and no other test is told it.
+"""A port for a program that needs its number beforehand: neither the kernel nor another test uses it.
 
 A port that the kernel chose and got back is the kernel's again: the next outgoing connection may get it, or the next
-bind of port 0, and the program that was told it finds it taken. These ports lie outside of the kernel's own range. A
+bind of port 0, and the program finds its port taken. These ports lie outside of the kernel's own range. A
 program that can bind port 0 and say what it got does not need one.
 """
 
@@ -18,7 +18,7 @@ _dice = random.Random()  # of its own: Hypothesis seeds the module's, in all wor
 def free_port() -> int:
     """Return a port that nothing uses on any address; it is this process's until it ends, and is never returned twice.
 
-    A UDP socket of the same number says so to the other test processes; the kernel closes it with this one.
+    A UDP socket of the same number reserves it among the test processes; the kernel closes it with this one.
 
     Raises:
         RuntimeError: There is none.

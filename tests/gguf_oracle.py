@@ -27,7 +27,7 @@ ERROR_LEVEL = 4  # ggml_log_level
 
 @attrs.frozen
 class Verdict:
-    """What llama.cpp says: whether the header can be read, whether the model loads, and the reason in its words."""
+    """The verdict of llama.cpp: whether the header can be read, whether the model loads, and its error."""
 
     header: bool
     loads: bool

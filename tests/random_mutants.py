@@ -1,4 +1,4 @@
-"""Change one random place of a module that decides, and run its tests: a change that none of them notices is printed.
+"""Change one random line of a module with decisions, and run its tests: an undetected change is printed.
 
     python -m tests.random_mutants --count 120 --seed 7 [--jobs 2] [MODULE…]
 

@@ -1,4 +1,4 @@
-"""A real redis-server for tests: the one on PATH, or Debian's, unpacked once beside the other programs' cache."""
+"""A real redis-server for tests: the one on PATH, or Debian's, unpacked once in the cache of the other programs."""
 
 import os
 import shutil

@@ -1,7 +1,7 @@
 """A module whose docstring, or whose package's docstring, has the word "Pure." loads neither Trio nor psutil nor httpx.
 
 Modules are imported alone, each in an interpreter that has loaded nothing before, so that an import through a library
-or an `__init__` shows as well. What one of them has loaded of the list is shown by it, too; `make soak` imports each
+or an `__init__` shows as well. An import by one of these modules of the list shows, too; `make soak` imports each
 first, which a cycle of imports may not survive.
 """
 

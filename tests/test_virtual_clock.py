@@ -13,7 +13,7 @@ def work():
     return "read"
 
 
-async def test_it_stands_still_while_a_thread_works(autojump_clock):
+async def test_it_waits_while_a_thread_works(autojump_clock):
     """Each look at a file within a deadline is in time, and between two looks the clock jumps."""
     for _ in range(3):
         with trio.fail_after(1):
@@ -23,7 +23,7 @@ async def test_it_stands_still_while_a_thread_works(autojump_clock):
         assert trio.current_time() == before + 3600
 
 
-async def test_it_stands_still_until_the_last_thread_has_worked(autojump_clock):
+async def test_it_waits_for_the_last_thread(autojump_clock):
     """The first of two that is done does not let it jump."""
     first, begun = threading.Event(), trio.current_time()
 

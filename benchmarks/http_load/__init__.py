@@ -1,4 +1,4 @@
-"""What the benchmarks of HTTP share: tools, contenders, load.
+"""Common parts of the HTTP benchmarks: tools, contenders, load.
 
 tools       wrk and nginx out of Debian's packages, and a venv with aiohttp, uvicorn and httpx
 nginx       nginx as the backend and as a reverse proxy

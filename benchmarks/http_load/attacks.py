@@ -127,7 +127,7 @@ def patch(target: Target) -> None:
 
 
 def duplicates(target: Target) -> None:
-    """An object in which each of many keys stands twice."""
+    """An object with many keys, each of which is duplicated."""
     keys = b",".join(b'"k%d":""' % (number // 2) for number in range(DUPLICATES))
     body = b'{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"many"},"data":{' + keys + b"}}"
     repeat(lambda: target.ask_api("POST", CONFIG_MAPS, body))

@@ -20,7 +20,7 @@ def whole(received: bytearray) -> bool:
     """Whether a response with a length has come to its end.
 
     Raises:
-        RuntimeError: It is no 200, or says no length: such a turn measures nothing.
+        RuntimeError: It is no 200, or has no length: such a turn measures nothing.
     """
     end = received.find(b"\r\n\r\n")
     if end < 0:
@@ -82,7 +82,7 @@ def ask(url: str, connections: int, seconds: float, body: bytes) -> list[float]:
                     return took
                 took.append(now - began)
                 state[source] = bytearray(), time.perf_counter()
-                with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it is closed: the next read says so
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it is closed: the next read fails
                     source.sendall(request)
 
 

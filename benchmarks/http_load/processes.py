@@ -51,7 +51,7 @@ class Contender:
 
     @property
     def memory(self) -> int:
-        """Bytes that ending it would give back."""
+        """Bytes that its exit would free."""
         return int(self.process.memory_full_info().uss)
 
 

@@ -23,7 +23,7 @@ START_SECONDS: Final = 120.0
 ROUTER, FULL, LITELLM, PORTKEY, ENVOY = "router", "full", "litellm", "portkey", "envoy"
 
 KEY: Final = "none"
-"""What the load's requests show."""
+"""The key of the load's requests."""
 
 _BUDGETS: Final = (
     {"name": "tokens", "scope": "team", "maxTokens": 10**15},
@@ -34,7 +34,7 @@ _BUDGETS: Final = (
 
 @attrs.frozen
 class Family:
-    """A contender of several processes: all of them are charged. `headers` are lines that its requests need."""
+    """A contender of several processes: their costs are summed. `headers` are lines that its requests need."""
 
     port: int
     process: psutil.Process
@@ -53,7 +53,7 @@ class Family:
 
     @property
     def memory(self) -> int:
-        """Bytes that ending them would give back."""
+        """Bytes that their exit would free."""
         return sum(int(each.memory_full_info().uss) for each in self._all)
 
 

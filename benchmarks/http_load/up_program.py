@@ -49,8 +49,8 @@ def write_engines(folder: Path, nginx: Sequence[str], reports: Path | None) -> P
     """Write the engine program: it becomes nginx for one service, the streaming backend for all others.
 
     Args:
-        folder: Where it lies.
-        nginx: How that is started; without it, all are the streaming backend.
+        folder: Its folder.
+        nginx: The command of nginx; without it, all are the streaming backend.
         reports: A named pipe into which each engine writes its service's name first.
     """
     report = f'echo "$alias" >{shlex.quote(str(reports))}\n' if reports else ""

@@ -39,7 +39,7 @@ end
 
 @attrs.frozen
 class Measured:
-    """What wrk says of one round; times in microseconds."""
+    """The report of wrk for one round; times in microseconds."""
 
     requests: int
     seconds: float

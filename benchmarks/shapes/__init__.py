@@ -1,7 +1,7 @@
 """GGUF files of real models' shapes whose weights are a hole in the file: an 8B model takes a few MiB of the disk.
 
 An engine cannot tell: names, sizes and types of the tensors, hyperparameters and the size of the vocabulary are those
-of the published models, so it allocates what it would for them. What it would answer is noise, since all weights read
+of the published models, so it allocates what it would for them. Its answers would be noise, since all weights read
 as zeros. Sources of the figures are the models' own `config.json` files, and llama.cpp's list of tensors for each
 architecture (https://github.com/ggml-org/llama.cpp/blob/master/src/llama-arch.cpp).
 """

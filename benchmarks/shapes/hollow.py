@@ -15,7 +15,7 @@ from gguf_bytes import BOOL, F32, I32, STRING, U32, array, array_head, header, k
 
 KINDS: Final = {name: (number, block, size) for number, (name, block, size) in TENSOR_TYPES.items()}
 _COARSER: Final = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
-"""What quantizers take instead where a row is no multiple of 256."""
+"""Types that quantizers use instead where a row is no multiple of 256."""
 
 Value = bool | int | float | str | Sequence[int] | Sequence[bool]
 Tensors = list[tuple[str, tuple[int, ...]]]
@@ -30,11 +30,11 @@ class Model:
     vocabulary: int
     tensors: Tensors
     types: int = 0
-    """How many kinds of token there are (BERT's segments)."""
+    """Number of token types (BERT's segments)."""
 
     @property
     def layers(self) -> int:
-        """How many blocks it has."""
+        """Number of blocks."""
         return int(self.keys["block_count"])  # type: ignore[arg-type] # always a number
 
     def kind(self, name: str, dimensions: tuple[int, ...], mix: str) -> str:

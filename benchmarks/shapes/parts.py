@@ -1,4 +1,4 @@
-"""Tensors that architectures have in common, and the keys that all of them have."""
+"""Tensors that architectures have in common, and the keys that all architectures have."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -6,7 +6,7 @@ from typing import Final
 from shapes.hollow import Tensors, Value
 
 CONVOLUTION: Final = 4
-"""How many tokens the convolution in front of a recurrent state spans, in all of these models."""
+"""Tokens that the convolution in front of a recurrent state spans, in all these models."""
 
 
 def ends(width: int, vocabulary: int, *, tied: bool = False) -> Tensors:

@@ -1,4 +1,4 @@
-"""Models that keep a state of fixed size in some or all of their layers, in place of a KV cache or beside it."""
+"""Models that keep a state of fixed size in some or all of their layers, instead of a KV cache or in addition."""
 
 from shapes import parts
 from shapes.hollow import Model, Tensors

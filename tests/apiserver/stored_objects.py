@@ -12,7 +12,7 @@ TAG = {"name": "a", "namespace": "default"}
 
 
 def judged(kind: str, old: dict[str, Any] | None = None, **parts: Any) -> list[str]:
-    """What is wrong with an object, as text; an update when `old` is given."""
+    """Return the errors of an object as text; it is an update when `old` is given."""
     info = KINDS[kind]
     tag = dict(TAG) if info.resource.namespaced else {"name": "a"}
     if old is not None:

@@ -109,7 +109,7 @@ async def test_writers_at_once_lose_nothing(autojump_clock):
         assert (await http.get(f"{CONFIG_MAPS}/a")).json()["data"]["n"] == "20"
 
 
-async def test_housekeeping_goes_on_after_a_restart(autojump_clock):
+async def test_housekeeping_continues_after_a_restart(autojump_clock):
     """A deletion that a crash interrupted is finished by the next server on the same store."""
     store = Store()
     server = ApiServer(store, utcnow=utcnow, rng=random.Random(0))  # without its housekeeping: it dies first
@@ -165,7 +165,7 @@ async def test_large_bodies_are_refused():
     ],
 )
 async def test_wrong_requests_have_the_right_code(method, path, code):
-    """What is not there is 404, what cannot be done there is 405; the recorded script has many more."""
+    """An unknown path is 404 and an unsupported method 405; the recorded script has many more."""
     async with open_http() as (http, _):
         assert (await http.request(method, path)).status_code == code
 
@@ -199,7 +199,7 @@ async def test_s13_half_a_character_is_echoed_as_a_whole_one():
 
 
 async def test_s13_a_directive_that_is_a_list_is_refused():
-    """`$patch: [..]` in a strategic merge patch is no directive: a Status says so."""
+    """`$patch: [..]` in a strategic merge patch is refused with a Status."""
     async with open_http() as (http, _):
         await http.post(CONFIG_MAPS, json={"metadata": {"name": "a"}, "data": {"k": "v"}})
         headers = {"content-type": "application/strategic-merge-patch+json"}
@@ -209,7 +209,7 @@ async def test_s13_a_directive_that_is_a_list_is_refused():
 
 @pytest.mark.parametrize("wrong", [{"apiVersion": -1}, {"kind": []}, {"apiVersion": {}, "kind": 7}])
 async def test_s13_an_apply_whose_type_is_no_text_is_refused(wrong):
-    """A number or a list where the type should stand is a type that is not this one."""
+    """A number or a list as the type of an object does not match the type of the path."""
     async with open_http() as (http, _):
         body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}, **wrong}
         headers = {"content-type": "application/apply-patch+yaml"}
@@ -290,7 +290,7 @@ async def test_a_list_holds_the_bytes_that_a_get_answers():
 
 
 async def test_a_page_shows_one_moment_while_others_write():
-    """What is written between the slices of a list is not in it: the items are those of its resourceVersion."""
+    """Writes between the slices of a list are not in it: the items are those of its resourceVersion."""
     async with open_http() as (http, _server):
         for number in range(1200):
             await http.post(CONFIG_MAPS, json={"metadata": {"name": f"m{number:04}"}})

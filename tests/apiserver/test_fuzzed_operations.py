@@ -31,7 +31,7 @@ KNOWN_500 = (
     "Internal error occurred: the spec replicas field",
     "an item of a list that merges by key must be an object",
 )
-"""What kube-apiserver answers with a 500 to requests that are the client's fault."""
+"""Requests with a client error that kube-apiserver answers with a 500."""
 
 SLOWEST_SECONDS = 5.0  # of one request: generous, for a busy machine
 NAMESPACED = "/api/v1/namespaces/default"

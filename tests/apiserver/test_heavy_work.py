@@ -9,7 +9,7 @@ import trio
 from llmkube.apiserver.heavy_work import ThreadRunner
 
 
-async def test_the_event_loop_goes_on_beside_heavy_work():
+async def test_the_event_loop_runs_during_heavy_work():
     """Python that runs for a quarter of a second in a thread costs other tasks no such pause."""
     usual, turns = sys.getswitchinterval(), 0
 

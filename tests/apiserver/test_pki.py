@@ -54,7 +54,7 @@ def test_the_certificate_is_renewed_when_due_and_not_before(tmp_path, later, hos
     assert made.ca_certificate.read_bytes() == authority
 
 
-def test_half_a_ca_is_made_anew(tmp_path):
+def test_an_incomplete_ca_is_replaced(tmp_path):
     """A crash between the key and the certificate leaves a CA that is replaced, and a server certificate with it."""
     made = pki.ensure_pki(tmp_path / "ca", HOSTS, NOW)
     other = pki.ensure_pki(tmp_path / "other", HOSTS, NOW)
@@ -82,7 +82,7 @@ async def test_a_running_server_renews_its_certificate(tmp_path, autojump_clock)
     assert certificate_of(made).serial_number != serial
 
 
-def test_the_kubeconfig_stands_on_its_own(tmp_path):
+def test_the_kubeconfig_is_self_contained(tmp_path):
     """Server, certificate and token are all inside one private file."""
     (tmp_path / "ca.crt").write_bytes(b"PEM")
     path = tmp_path / "kubeconfig"

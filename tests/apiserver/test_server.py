@@ -24,7 +24,7 @@ async def open_http(handle, state_dir, *, token=None):
 
 
 async def test_state_survives_a_restart(tmp_path):
-    """Objects, uids and the revision are the same after a restart, and a watch from before is told to list again."""
+    """Objects, uids and the revision are the same after a restart, and an earlier watch has to list again."""
     path = "/api/v1/namespaces/default/configmaps"
     async with open_api_server(tmp_path, port=0) as handle, open_http(handle, tmp_path) as http:
         made = (await http.post(path, json={"metadata": {"name": "a"}, "data": {"k": "v"}})).json()

@@ -1,4 +1,4 @@
-"""What makes each alert fire: series that replace those of a healthy installation, in promtool's notation.
+"""Series that make each alert fire: they replace those of a healthy installation, in promtool's notation.
 
 `0x60` is a 0 for sixty-one minutes, `0+2x60` a counter that grows by two a minute.
 """

@@ -4,7 +4,7 @@ Standard library only, as `go_programs.py`, whose Go and whose cache this shares
 
     ${LLMKUBE_ENVTEST_CACHE:-${XDG_CACHE_HOME:-~/.cache}/llmkube/envtest}/chart-tools-<version>/{helm,promtool}
 
-What is on PATH already is taken as it is, except a helm of another major version. promtool comes out of Debian's
+A tool on PATH is used as it is, except a helm of another major version. promtool comes out of Debian's
 `prometheus` package (one second, and no installation), so it needs apt; elsewhere it has to be on PATH.
 """
 
@@ -26,10 +26,10 @@ from go_programs import BuildError, Log, cache_root, find_go, run
 TOOLS = ("helm", "promtool")
 HELM_VERSION = "v3.22.0"
 HELM_KUBERNETES = ("1", "37")
-"""What helm takes a cluster for when it renders without one: the release of its own Kubernetes libraries."""
+"""Kubernetes version that helm assumes when it renders without a cluster: that of its own libraries."""
 
 COMMAND = "python tests/charts/chart_tools.py"
-"""What builds whatever is missing."""
+"""Command that builds the missing tools."""
 
 
 def tools_dir(environ: Mapping[str, str] = os.environ) -> Path:
@@ -88,7 +88,7 @@ def _build_helm(scratch: Path, log: Log, environ: Mapping[str, str]) -> Path:
     return scratch / "helm"
 
 
-def _unpack_promtool(scratch: Path, _say: Log, environ: Mapping[str, str]) -> Path:
+def _unpack_promtool(scratch: Path, _log: Log, environ: Mapping[str, str]) -> Path:
     try:
         unpack("prometheus", scratch, environ)
     except PackageError as error:
@@ -107,18 +107,18 @@ def main() -> int:
     unknown = sorted(set(arguments.tools) - set(TOOLS))
     if unknown:
         parser.error(f"no tool {', '.join(unknown)}; there are {', '.join(TOOLS)}")
-    os.nice(10)  # nobody waits for the linker at full speed
+    os.nice(10)  # the linker is not urgent
     wanted = arguments.tools or TOOLS
     try:
-        build(wanted, _say)
+        build(wanted, _log)
     except BuildError as error:
-        _say(str(error))
+        _log(str(error))
         return 1
     sys.stdout.writelines(f"{find_tool(name)}\n" for name in wanted)
     return 0
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     sys.stderr.write(f"chart tools: {text}\n")
 
 

@@ -18,7 +18,7 @@ OPENSHIFT = CHART / "values-openshift.yaml"
 
 REPOSITORY = "team/llmkube"
 OUR_IMAGE = ("--set", f"image.registry=registry.example.com,image.repository={REPOSITORY}")
-"""Arguments that name the image of whoever built one; the chart of the tree names none."""
+"""Arguments that name an image, as the chart of the tree names none."""
 DIGEST = f"sha256:{'5' * 64}"
 PACKAGED = f"registry.example.com/{REPOSITORY}@{DIGEST}"
 """The image of the packages that tests make."""
@@ -28,7 +28,7 @@ PACKAGED_ENGINE = f"registry.example.com/engines/llama@sha256:{'6' * 64}"
 PATIENCE_SECONDS = 60
 NAMESPACE = "llmkube-system"
 GUIDE = ("llmkube", "llmkube/llmkube", "-n", NAMESPACE, "--create-namespace")
-"""What follows `helm install` in the guide, word for word."""
+"""The arguments of `helm install` in the guide, word for word."""
 
 Object = Mapping[str, Any]
 

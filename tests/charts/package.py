@@ -1,4 +1,4 @@
-"""What `make chart IMAGE=… CPU_ENGINE=…` does: package the chart with its images by digest, and index the folder.
+"""Implement `make chart IMAGE=… CPU_ENGINE=…`: package the chart with its images by digest, and index the folder.
 
 The chart of the tree names no image, since none is published; the package of whoever built them names theirs, so that
 `helm install` needs no value; the folder is a Helm repository. Standard library and helm.
@@ -31,7 +31,7 @@ class PackageError(Exception):
 
 IMAGE = ("IMAGE", "image")
 CPU_ENGINE = ("CPU_ENGINE", "workloads.cpuEngine")
-"""Variables of `make chart`, and the values in which their image stands."""
+"""Variables of `make chart`, and the values that hold their image."""
 
 
 def image_values(image: str, variable: str = IMAGE[0]) -> dict[str, str]:
@@ -106,15 +106,15 @@ def main() -> int:
     try:
         package(arguments.target, arguments.image, arguments.cpu_engine)
     except PackageError as error:
-        _say(str(error))
+        _log(str(error))
         return 1
-    _say(f"{arguments.target}: {arguments.image or 'names no image: helm install needs --set image.repository=…'}")
+    _log(f"{arguments.target}: {arguments.image or 'names no image: helm install needs --set image.repository=…'}")
     if arguments.image and not arguments.cpu_engine:
-        _say("CPU_ENGINE names no image for services on CPUs: they get the image's name with -llama after it, by tag")
+        _log("CPU_ENGINE names no image for services on CPUs: they get the image's name with -llama after it, by tag")
     return 0
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     sys.stderr.write(f"chart: {text}\n")
 
 

@@ -1,4 +1,4 @@
-"""The names of series that a PromQL expression reads, and those that somebody exports."""
+"""The names of series that a PromQL expression reads, and those that a program exports."""
 
 import re
 
@@ -22,7 +22,7 @@ LLAMACPP = {
         *("requests_deferred", "requests_processing", "tokens_predicted_seconds_total", "tokens_predicted_total"),
     )
 }
-"""What our dashboards use of llama.cpp; a real server is asked for them in `test_chart_metrics.py`."""
+"""Series of llama.cpp that our dashboards use; `test_chart_metrics.py` checks them against a real server."""
 
 VLLM = {
     f"vllm:{name}"
@@ -53,7 +53,7 @@ PROMETHEUS = {"up", "process_resident_memory_bytes"}
 
 
 def names_in(expression: str) -> set[str]:
-    """Return the series that an expression reads; what stands in braces and groupings is a label."""
+    """Return the series that an expression reads; names in braces and groupings are labels."""
     without = _BRACES.sub(" ", re.sub(r'"[^"]*"', '""', expression))
     words = {found[0] for found in _WORD.finditer(_GROUPING.sub(" ", without))}
     return {word for word in words if word not in _OPERATORS and not word.isdigit()}

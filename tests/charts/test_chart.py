@@ -85,7 +85,7 @@ def container(variant="default"):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_helm_finds_nothing_to_say(variant):
+def test_helm_lint_passes(variant):
     """`helm lint --strict` passes, with these values."""
     assert "0 chart(s) failed" in run("helm", "lint", "--strict", str(CHART), *OUR_IMAGE, *VARIANTS[variant])
 
@@ -130,7 +130,7 @@ def test_a_series_keeps_the_namespace_that_it_is_about(variant, kind):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_no_object_goes_astray(variant):
-    """What has a namespace is in the release's, or in the one that is looked after; the rest has none."""
+    """A namespaced object is in the release's namespace or in the watched one; the others have none."""
     clusterwide = ("ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "PriorityClass", *POLICIES)
     for each in rendered(variant):
         namespace = each["metadata"].get("namespace")
@@ -160,7 +160,7 @@ def test_every_value_that_the_schema_allows_is_in_the_values_file():
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ("controler.replicas=2", "additional properties 'controler' not allowed"),
         ("controller.replicas=two", "/controller/replicas"),
@@ -173,16 +173,16 @@ def test_every_value_that_the_schema_allows_is_in_the_values_file():
         ("metrics.podMonitor.enabled=true,controller.port=0", "controller.port is 0: there is nothing to scrape"),
     ],
 )
-def test_a_wrong_value_is_refused_by_its_name(change, said):
+def test_a_wrong_value_is_refused_by_its_name(change, message):
     """Helm stops before anything is applied, and names the value."""
-    assert said in run("helm", "template", "llmkube", str(CHART), *OUR_IMAGE, "--set", change, code=1)
+    assert message in run("helm", "template", "llmkube", str(CHART), *OUR_IMAGE, "--set", change, code=1)
 
 
 def test_two_monitors_of_one_pod_are_refused():
     """Both would write every series twice."""
     both = ("-f", str(EVERYTHING), "--set", "metrics.podMonitor.enabled=true")
-    said = run("helm", "template", "a", str(CHART), *OUR_IMAGE, *both, code=1)
-    assert "both enabled" in said
+    output = run("helm", "template", "a", str(CHART), *OUR_IMAGE, *both, code=1)
+    assert "both enabled" in output
 
 
 def test_the_chart_asks_for_a_server_that_knows_its_definitions():
@@ -257,13 +257,13 @@ def test_services_on_cpus_get_an_image_of_ours(changes, image):
          {"llamacpp-cpu": f"{OURS_FOR_CPUS}:{__version__}", "llamacpp-cuda": "mine"}),
     ],
 )  # fmt: skip
-def test_an_operator_s_word_about_llama_cpp_wins(changes, given):
-    """What a release has said before it was upgraded goes on to count, wherever it stands."""
+def test_an_operator_s_image_of_llama_cpp_wins(changes, given):
+    """An image set before an upgrade still applies, by whichever value or flag."""
     assert engine_images("--set", changes) == given
 
 
 def engine_images(*args):
-    """The engines' images of which the controller is told, as its command line reads them."""
+    """Return the engines' images on the controller's command line, as it reads them."""
     (workload,) = named(render(*args), "Deployment").values()
     (only,) = pod_of(workload)["containers"]
     args = [each for each in only["args"][1:] if not each.startswith("--port=")]
@@ -271,15 +271,15 @@ def engine_images(*args):
     return dict(each.split("=", 1) for each in options)
 
 
-def test_s11_without_an_image_the_chart_stops_and_says_how_to_build_one():
+def test_s11_without_an_image_the_chart_stops_and_prints_how_to_build_one():
     """No default leads to an image that is not ours: nothing is rendered, whatever else is set."""
     for args in ((), ("-f", str(EVERYTHING)), ("-f", str(OPENSHIFT)), ("--set", "image.registry=r.example.com")):
-        said = run("helm", "template", "llmkube", str(CHART), *args, code=1)
-        assert "LLMKube publishes no image" in said
-        assert "docker buildx build --push --build-arg BASE=" in said
-        assert "--build-arg EXTRAS=llama --target llama-server" in said
-        assert "make chart IMAGE=REGISTRY/llmkube@sha256:... CPU_ENGINE=REGISTRY/llmkube-llama@sha256:..." in said
-        assert "kind:" not in said
+        output = run("helm", "template", "llmkube", str(CHART), *args, code=1)
+        assert "LLMKube publishes no image" in output
+        assert "docker buildx build --push --build-arg BASE=" in output
+        assert "--build-arg EXTRAS=llama --target llama-server" in output
+        assert "make chart IMAGE=REGISTRY/llmkube@sha256:... CPU_ENGINE=REGISTRY/llmkube-llama@sha256:..." in output
+        assert "kind:" not in output
 
 
 # -- what is generated ------------------------------------------------------------------------------------------------
@@ -316,8 +316,8 @@ def test_the_policies_are_those_of_the_program():
 def test_s2_no_account_is_shared_unless_asked_for():
     """S2: by default no account of hosts exists; a shared one serves one namespace, and reads named Secrets."""
     assert not [name for name in named(rendered("default"), "ServiceAccount") if "agent" in name]
-    said = run("helm", "template", "llmkube", str(CHART), *OUR_IMAGE, "--set", "agents.rbac=true", code=1)
-    assert "agents.namespace" in said
+    output = run("helm", "template", "llmkube", str(CHART), *OUR_IMAGE, "--set", "agents.rbac=true", code=1)
+    assert "agents.namespace" in output
     anything = "agents.rbac=true,agents.allNamespaces=true,agents.secrets={*}"
     assert "any Secret of the cluster" in run(
         "helm", "template", "llmkube", str(CHART), *OUR_IMAGE, "--set", anything, code=1
@@ -329,7 +329,7 @@ def test_s2_no_account_is_shared_unless_asked_for():
     assert every["rules"] == [{**rule, "resourceNames": ["hf-token"]}]
 
 
-def test_an_old_cluster_is_told_that_hosts_are_not_confined():
+def test_an_old_cluster_is_warned_that_hosts_are_not_confined():
     """A cluster whose API server lacks the policies' functions gets no release that only looks confined."""
     old = ("template", "llmkube", str(CHART), *OUR_IMAGE, "--kube-version", "1.30.9")
     assert "agents.policies=false" in run("helm", *old, code=1)
@@ -392,7 +392,7 @@ def test_another_release_has_names_of_its_own():
 # -- the controller ---------------------------------------------------------------------------------------------------
 
 
-def told(variant):
+def flags(variant):
     """Return what `llmkube controller` understands of the Deployment's arguments, but for the port."""
     program, *args = container(variant)["args"]
     assert program == "controller"
@@ -413,15 +413,15 @@ def test_a_name_that_yaml_takes_for_something_else_is_a_text():
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_controller_takes_its_arguments(variant):
     """`llmkube controller` knows every flag that the Deployment gives it, and every value."""
-    assert told(variant)["lease_namespace"] == NAMESPACE
-    assert told(variant)["namespace"] == ("ml" if variant == "one-namespace" else None)
+    assert flags(variant)["lease_namespace"] == NAMESPACE
+    assert flags(variant)["namespace"] == ("ml" if variant == "one-namespace" else None)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_leader_s_lease_goes_with_the_release(variant):
     """It is Helm that hands it back, when nothing of the release is left: the controller has no rights by then."""
     (lease,) = (each for each in rendered(variant) if each["kind"] == "Lease")
-    settings = ControllerSettings(namespace=told(variant)["namespace"], lease_namespace=NAMESPACE)
+    settings = ControllerSettings(namespace=flags(variant)["namespace"], lease_namespace=NAMESPACE)
     assert Key(lease["metadata"]["namespace"], lease["metadata"]["name"]) == settings.leader_lease
     hooks = {name: value for name, value in lease["metadata"]["annotations"].items() if name.startswith("helm.sh/")}
     assert hooks == {
@@ -437,14 +437,14 @@ def test_the_test_s_pod_stays_for_its_log():
     assert pod["metadata"]["annotations"]["helm.sh/hook-delete-policy"] == "before-hook-creation"
 
 
-def test_pods_for_weights_are_told_what_the_release_knows():
+def test_pods_for_weights_get_the_settings_of_the_release():
     """Image, registry, secrets, certificates, volume and sources of the values reach the controller."""
-    seen = told("everything")
+    seen = flags("everything")
     assert seen["image"] == container("everything")["image"]
     assert seen["image_registry"] == "mirror.example.com:5000"
     assert tuple(seen["image_pull_secret"]) == ("mirror-login",)
     assert seen["ca_config_map"] == "company-ca"
-    assert (seen["cache_mode"], told("default")["cache_mode"]) == ("perService", "shared")
+    assert (seen["cache_mode"], flags("default")["cache_mode"]) == ("perService", "shared")
     assert (seen["cache_size"], seen["cache_storage_class"]) == ("1Ti", "fast")
     assert (seen["cache_access_mode"], seen["cache_fs_group"]) == ("ReadWriteMany", "65532")
     assert tuple(seen["host_path"]) == ("/srv/models",)
@@ -453,15 +453,15 @@ def test_pods_for_weights_are_told_what_the_release_knows():
     assert seen["hub_endpoint"] == "https://hub.example.com"
     assert tuple(seen["shared_gpu_node"]) == ("example.com/gpu=shared",)
     assert tuple(seen["monitor_label"]) == ("release=prometheus",)
-    assert told("openshift")["cache_fs_group"] == "0"
-    assert (seen["drain_container"], told("default")["drain_container"]) == (False, None)
+    assert flags("openshift")["cache_fs_group"] == "0"
+    assert (seen["drain_container"], flags("default")["drain_container"]) == (False, None)
 
 
 def test_priority_classes_are_named_only_where_they_are_installed():
     """The prefix makes the names of our classes, and without them pods name none."""
-    prefix = told("default")["priority_class_prefix"]
+    prefix = flags("default")["priority_class_prefix"]
     assert {f"{prefix}{each}" for each in PRIORITIES} == set(named(rendered("default"), "PriorityClass"))
-    assert told("bare")["priority_class_prefix"] == ""  # and not None, which looks for those of another release
+    assert flags("bare")["priority_class_prefix"] == ""  # and not None, which looks for those of another release
 
 
 def test_what_editors_may_ask_for_is_off_until_it_is_asked_for():
@@ -469,8 +469,8 @@ def test_what_editors_may_ask_for_is_off_until_it_is_asked_for():
     values = yaml.safe_load((CHART / "values.yaml").read_text())["workloads"]["allow"]
     assert not any(values.values())
     assert {*Allowance, HOST_PATHS, PRIORITY_CLASSES} == set(values)
-    assert set(told("everything")["allow"]) == set(Allowance) == set(ALLOWANCES)
-    seen = told("default")
+    assert set(flags("everything")["allow"]) == set(Allowance) == set(ALLOWANCES)
+    seen = flags("default")
     assert not any(seen[name] for name in ("allow", "host_path", "allow_priority_class"))
 
 
@@ -599,7 +599,7 @@ def test_a_drain_is_never_blocked():
 def test_s12_services_displace_ordinary_pods_only_where_the_operator_asks(variant):
     """S12: the classes are in order, and none outranks a pod without one (0), unless `outrankPods` is on."""
     classes = named(rendered(variant), "PriorityClass")
-    prefix = told(variant)["priority_class_prefix"]
+    prefix = flags(variant)["priority_class_prefix"]
     by_tier = {name.removeprefix(prefix): each for name, each in classes.items()}
     values = [by_tier[tier]["value"] for tier in PRIORITIES]
     assert values == sorted(set(values))
@@ -617,8 +617,8 @@ def test_classes_of_other_values_have_other_names():
     assert not names & equal_before
 
 
-def test_no_account_has_a_token_that_nobody_asked_for():
-    """A token that does not expire exists only with agents.tokenSecret, and pods get one only where they say so."""
+def test_no_account_has_an_unrequested_token():
+    """A token without expiry exists only with agents.tokenSecret, and pods mount one only if they declare it."""
     assert not named(rendered("default"), "Secret")
     assert "llmkube-agent-token" in named(rendered("everything"), "Secret")
     accounts = named(rendered("default"), "ServiceAccount")

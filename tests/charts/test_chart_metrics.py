@@ -84,7 +84,7 @@ def test_each_alert_fires_alone_on_its_own_trouble(tmp_path):
 
 
 @pytest.mark.parametrize("name", alerts())
-def test_an_alert_says_what_is_wrong_and_has_a_line_in_the_guide(name):
+def test_an_alert_has_a_summary_and_a_line_in_the_guide(name):
     """Each has a severity, a summary, a description that says more, and an entry in docs/helm.md."""
     rule = alerts()[name]
     assert rule["labels"]["severity"] in ("info", "warning", "critical")
@@ -93,8 +93,8 @@ def test_an_alert_says_what_is_wrong_and_has_a_line_in_the_guide(name):
     assert f"| `{name}` |" in PAGE.read_text()
 
 
-def test_alerts_read_only_what_somebody_exports():
-    """A metric that nobody has makes an alert that never fires."""
+def test_alerts_read_only_exported_series():
+    """An alert on a metric that is not exported never fires."""
     for name, rule in alerts().items():
         assert names_in(rule["expr"]) <= known_names(), name
 
@@ -106,7 +106,7 @@ def test_alerts_know_only_reasons_that_exist():
             assert set(listed.split("|")) <= {str(each) for each in Reason}
 
 
-def test_nobody_is_told_that_a_controller_is_away_which_is_not_watched():
+def test_no_alert_for_a_controller_that_is_not_scraped():
     """Without a monitor of the controller its group is left out, for absent() would be true forever."""
     (rule,) = named(render("--set", "metrics.prometheusRule.enabled=true"), "PrometheusRule").values()
     assert [group["name"] for group in rule["spec"]["groups"]] == ["llmkube-hosts", "llmkube-engines"]
@@ -148,16 +148,16 @@ def test_the_kv_cache_of_llama_cpp_is_a_share_of_a_slot(tmp_path):
     kv_cache_of_llama_cpp(tmp_path, series, '{namespace="n", service="s"}', 0.5)
 
 
-def test_a_router_says_how_full_a_cache_of_llama_cpp_is_now(tmp_path):
+def test_a_router_exports_the_usage_of_llama_cpps_cache(tmp_path):
     """Its figure is that of an engine's slots."""
-    told = router_gauges(CacheUse(used=1, tokens=4))
-    [sample] = [one for family in told.collect() for one in family.samples if "kv_cache_usage_ratio" in one.name]
+    gauges = router_gauges(CacheUse(used=1, tokens=4))
+    [sample] = [one for family in gauges.collect() for one in family.samples if "kv_cache_usage_ratio" in one.name]
     series = {f'{sample.name}{{namespace="n", router="r", backend="b"}}': sample.value}
     kv_cache_of_llama_cpp(tmp_path, series, '{router="r", backend="b"}', 0.25, "KV cache of llama.cpp B")
 
 
 @pytest.mark.parametrize("path", BOARDS, ids=lambda path: path.stem)
-def test_dashboards_read_only_what_somebody_exports(path):
+def test_dashboards_read_only_exported_series(path):
     """Every series of a panel or a variable is one of ours or of an engine that we run."""
     board = json.loads(path.read_text())
     for title, text in expressions(board):
@@ -219,7 +219,7 @@ def test_boards_arrive_as_they_are():
         ('histogram_quantile(0.9, sum(rate(h_bucket{s="a b{c}"}[1h])) by (le)) or z offset 5m', {"h_bucket", "z"}),
     ],
 )
-def test_names_are_told_from_functions_and_labels(expression, names):
+def test_names_are_distinguished_from_functions_and_labels(expression, names):
     """Only what Prometheus would look up is a name."""
     assert names_in(expression) == names
 
@@ -233,7 +233,7 @@ def test_the_real_llama_cpp_exports_what_we_read(tmp_path, runtime):
     command = [program, "--model", str(model), "--port", "0", "--ctx-size", "256", "--metrics"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as engine:
         try:
-            serving = engine.stdout.readline()  # its own word that the model is loaded, with the port
+            serving = engine.stdout.readline()  # the engine reports that the model is loaded, with the port
             url = f"http://127.0.0.1:{int(serving.rpartition(':')[2])}"
             with httpx.Client(base_url=url, trust_env=False, timeout=60) as http:
                 http.post("/v1/completions", json={"prompt": "hi", "max_tokens": 8}).raise_for_status()

@@ -27,7 +27,7 @@ from charts.repository import served
 
 @pytest.fixture
 def home(tmp_path):
-    """A helm that knows the repository `llmkube`, and nothing of this machine's own."""
+    """Return the home of a helm that knows the repository `llmkube` and has no other local configuration."""
     folder = tmp_path / "repository"
     folder.mkdir()
     package(folder, PACKAGED, PACKAGED_ENGINE)
@@ -37,7 +37,7 @@ def home(tmp_path):
 
 
 def test_the_index_names_the_package_and_its_digest(tmp_path):
-    """What `make chart` writes can be copied to any web server: the index has no address in it."""
+    """The output of `make chart` can be copied to any web server: the index has no address in it."""
     package(tmp_path, PACKAGED)
     (entry,) = yaml.safe_load((tmp_path / "index.yaml").read_text())["entries"]["llmkube"]
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
@@ -85,7 +85,7 @@ def test_a_package_without_an_image_stops_as_the_folder_does(tmp_path):
     ],
 )
 def test_an_image_is_taken_apart_as_container_engines_do(image, values):
-    """What is before the first slash is a registry if it has a dot or a port, or is localhost."""
+    """The part before the first slash is a registry if it has a dot or a port, or is localhost."""
     registry, repository, tag = values
     assert image_values(f"{image}@{DIGEST}") == {
         "registry": registry,

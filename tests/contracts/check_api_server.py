@@ -1,4 +1,4 @@
-"""The contract of an API server, as plain calls: what our client and kubectl rely on, whoever answers.
+"""The contract of an API server, as plain calls: what our client and kubectl rely on, of any server.
 
 `check_api_server(client)` runs every check over any server that an httpx client can reach: the embedded one in memory
 and over TLS always, a real kube-apiserver when there is one. Each check works in a namespace of its own.

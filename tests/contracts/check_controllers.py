@@ -1,4 +1,4 @@
-"""Checks of what a controller relies on when it makes, changes and takes away objects of its own."""
+"""Checks of what a controller relies on when it creates, changes and deletes objects of its own."""
 
 import datetime
 import json
@@ -70,7 +70,7 @@ def workload(lab: Lab, kind: str, owner: dict[str, Any], **labels: str) -> tuple
 
 
 NO_VERSION = "9223372036854775807"
-"""Of no object: what counts versions does so in 64 bits with a sign."""
+"""A version that no object has: the counter of versions has 64 bits with a sign."""
 
 MANY = 8
 
@@ -97,7 +97,7 @@ class TrialKind:
 
 @asynccontextmanager
 async def trial_kind(lab: Lab, status: dict[str, Any]) -> AsyncIterator[TrialKind]:
-    """Install a kind with this schema of its status, and take it away afterwards if it is still there."""
+    """Install a kind with this schema of its status, and delete it afterwards if it is still there."""
     group = f"{lab.namespace}.llmkube.dev"
     kind = TrialKind(group, f"/apis/{group}/v1/namespaces/{lab.namespace}/trials")
     schema = {"type": "object", "properties": {"status": status}}
@@ -138,7 +138,7 @@ async def check_a_change_is_made_onto_the_version_that_was_seen(lab: Lab) -> Non
 
 
 async def check_somebody_elses_object_is_left_alone(lab: Lab) -> None:
-    """An apply that does not force conflicts with whoever set the same field to something else."""
+    """An apply that does not force conflicts with a manager that set the same field to another value."""
     path, manifest = workload(lab, "Service", await lab.widget("owner"))
     theirs = {"metadata": {"name": "chat"}, "spec": {"selector": {"app": "theirs"}, "ports": [{"port": 80}]}}
     made = await lab.create(path.rpartition("/")[0], theirs, fieldManager="somebody")
@@ -189,7 +189,7 @@ async def check_a_deletion_may_name_the_uid(lab: Lab) -> None:
 
 
 async def check_a_deletion_may_name_the_version(lab: Lab) -> None:
-    """What has changed since it was seen is not deleted; at the newest version it is."""
+    """A changed object is not deleted by an old version; by the newest version it is."""
     path, manifest = workload(lab, "Service", await lab.widget("owner"))
     seen = (await apply(lab, path, manifest)).json()["metadata"]
     await lab.http.patch(path, json={"metadata": {"annotations": {"theirs": "1"}}}, headers=MERGE)
@@ -277,7 +277,7 @@ async def check_a_status_is_applied_onto_the_version_that_was_seen(lab: Lab) -> 
 
 
 async def check_a_watch_shows_what_its_selector_chooses(lab: Lab) -> None:
-    """An object that loses the label ends for whoever watches by it, and begins when it gets the label."""
+    """An object that loses the label is DELETED for watches of that label, and ADDED when it gets the label."""
     path, manifest = workload(lab, "Service", await lab.widget("owner"))
     services = path.rpartition("/")[0]
     await apply(lab, path, manifest)
@@ -336,7 +336,7 @@ async def workloads_go_with_their_owner(lab: Lab) -> None:
 
 
 async def a_template_changes_field_by_field(lab: Lab) -> None:
-    """Of a Deployment's container, an argument is replaced, a variable goes, and somebody's annotation stays."""
+    """In a Deployment's container, an argument is replaced, a variable is removed, and a foreign annotation remains."""
     path, manifest = workload(lab, "Deployment", await lab.widget("owner"))
     container = manifest["spec"]["template"]["spec"]["containers"][0]
     container["env"] = [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}]

@@ -76,7 +76,7 @@ async def check_bookmarks_do_not_go_backwards(lab: Lab) -> None:
 
 
 async def check_every_acknowledged_write_is_read_again(lab: Lab) -> None:
-    """What was answered with success is what the next read shows, write after write."""
+    """A successful write is visible to the next read, write after write."""
     await lab.widget("a")
     for size in (1, 2, 3, 4, 5, 6, 7, 8):
         answer = await lab.http.patch(f"{lab.widgets}/a", json={"spec": {"size": size}}, headers=MERGE)

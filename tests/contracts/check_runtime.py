@@ -1,4 +1,4 @@
-"""What every runtime that runs in pods must keep, the built-in ones and those of plug-ins: `check_runtime(name)`.
+"""The contract of runtimes that run in pods, built-in or from plug-ins: `check_runtime(name)`.
 
 A plan is pure and stable; its port is one number; its command line shows no secret; and every field of the objects is
 either honoured, and then it changes the plan, or reported, and then it changes nothing.
@@ -30,7 +30,7 @@ Outcome = ContainerPlan | PlanError
 PLACES: Final = MountPaths(model="/models/m", folder="/models", draft="/drafts/d", cache="/cache")
 SECRET: Final = "hush-hush"
 
-# What is taken into account before or beside the plan: names, the pair of engine and format, the weights' own identity
+# Read before the plan or outside of it: names, the pair of engine and format, the weights' own identity
 ELSEWHERE: Final = frozenset(
     {
         *("spec.modelRef", "spec.runtime", "spec.mode", "spec.skipModelInit"),
@@ -81,13 +81,13 @@ _BASES: Final[tuple[tuple[Spec, Spec], ...]] = (
 
 
 def check_runtime(name: str, *, source: str = "org/repo", weights_format: str = "gguf", **base: Any) -> None:
-    """Hold a runtime to all of it.
+    """Check the whole contract of a runtime.
 
     Args:
         name: The value of `spec.runtime`.
         source: A Model's source that it can serve.
         weights_format: A format that it reads.
-        **base: What a service of this runtime cannot be without, such as `image`.
+        **base: Fields that a service of this runtime requires, such as `image`.
 
     Raises:
         AssertionError: It breaks a promise, which the message names.
@@ -157,12 +157,12 @@ def _port(lab: Lab) -> None:
     usual, other = lab.plan({}, {}), lab.plan({"containerPort": 23456}, {})
     assert other.port == 23456, f"{lab.name}: containerPort is the port"
 
-    def said(plan: ContainerPlan) -> str:
+    def text(plan: ContainerPlan) -> str:
         return f"{words(plan)} {json.dumps(plan.render_env(PLACES))}"
 
-    if str(usual.port) in said(usual):  # a generic container's own words are the user's business
-        assert "23456" in said(other), f"{lab.name}: the engine is told its port"
-    assert str(usual.port) not in said(other), f"{lab.name}: the engine is not told another port"
+    if str(usual.port) in text(usual):  # a generic container's own words are the user's business
+        assert "23456" in text(other), f"{lab.name}: the engine gets its port"
+    assert str(usual.port) not in text(other), f"{lab.name}: the engine gets no other port"
     for probe in attrs.astuple(other.probes, recurse=False):
         handler = probe.manifest().get("httpGet") or probe.manifest().get("tcpSocket") or {"port": PORT_NAME}
         assert handler["port"] in (PORT_NAME, other.port), f"{lab.name}: probes ask at the container's port"
@@ -209,8 +209,8 @@ def _fields(lab: Lab) -> None:
     usual = functools.cache(lambda specs: lab.outcome(*json.loads(specs)))  # most fields are tried on the same few
     for field in fields:
         verdicts = {_tried(lab, usual, base, field, sample) for base in _BASES for sample in field.samples}
-        heard = True in verdicts or False not in verdicts or field.path in ELSEWHERE
-        assert heard, f"{lab.name}: {field.path} is honoured and changes nothing"
+        has_effect = True in verdicts or False not in verdicts or field.path in ELSEWHERE
+        assert has_effect, f"{lab.name}: {field.path} is honoured and changes nothing"
 
 
 def _tried(
@@ -229,8 +229,8 @@ def _tried(
         return True  # refusing is one way of hearing
     changed = plan != without and plan.digest != without.digest  # alike are most, and a digest is dear
     if field.path in plan.not_honoured:
-        spoken = any(field.says(spec) for spec in (lab.service, lab.model, *specs({})))  # another wish is given up
-        assert spoken or not changed, f"{lab.name}: {field.path}={sample!r} is reported, and has an effect"
+        is_set = any(field.sets(spec) for spec in (lab.service, lab.model, *specs({})))  # an override is dropped
+        assert is_set or not changed, f"{lab.name}: {field.path}={sample!r} is reported, and has an effect"
         return None
     return changed
 
@@ -269,7 +269,7 @@ def crd_specs() -> dict[str, Schema]:
 
 @attrs.frozen
 class Field:
-    """A field that a planner can report, with values that the schema admits, and what has to be there beside it."""
+    """A field that a planner can report, with values that the schema admits, and the fields that it requires."""
 
     path: str
     samples: tuple[Any, ...]
@@ -286,7 +286,7 @@ class Field:
             value = {step: value}
         return value
 
-    def says(self, spec: Any) -> bool:
+    def sets(self, spec: Any) -> bool:
         """Whether a spec says something here."""
         for step in self.steps:
             if not isinstance(spec, Mapping) or step not in spec:

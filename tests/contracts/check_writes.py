@@ -25,7 +25,7 @@ async def check_names_are_generated(lab: Lab) -> None:
 
 
 async def check_a_write_that_changes_nothing_is_none(lab: Lab) -> None:
-    """The same object again keeps its resourceVersion and wakes nobody."""
+    """The same object again keeps its resourceVersion and sends no event."""
     made = await lab.widget("a")
     path = f"{lab.widgets}/a"
     assert (await lab.http.put(path, json=made)).json()["metadata"]["resourceVersion"] == (

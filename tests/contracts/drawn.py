@@ -1,6 +1,6 @@
 """Specs of our kinds are drawn from their schemas: right ones, wrong ones at the bounds, and nonsense.
 
-`objects` and `values_of` draw all of that; `admitted` draws what the schema takes, to its very ends.
+`objects` and `values_of` draw any of these; `admitted` draws values that the schema accepts, up to its bounds.
 """
 
 import re
@@ -44,7 +44,7 @@ def _values(schema: Schema) -> st.SearchStrategy[Any]:
 
 
 def _right_values(schema: Schema) -> st.SearchStrategy[Any]:
-    """Draw values of the right type, some of them out of bounds."""
+    """Draw values of the right type, including some out of bounds."""
     kind = schema.get("type", "")
     if "enum" in schema:
         return st.sampled_from([*schema["enum"], *schema["enum"], "other"])

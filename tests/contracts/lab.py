@@ -21,7 +21,7 @@ APPLY = {"content-type": "application/apply-patch+yaml"}
 
 @attrs.frozen(eq=False)
 class Lab:
-    """One check's workplace: a client and a namespace that nobody else uses."""
+    """The resources of one check: a client and a namespace of its own."""
 
     http: httpx.AsyncClient
     namespace: str

@@ -1,16 +1,16 @@
-"""What two servers cannot agree on gets a name, so that everything else can be compared field by field.
+"""Replace values that legitimately differ between two servers by names, so that all others can be compared.
 
 The first uid that a server shows is `uid1` on both servers, the second resourceVersion `rv2`: a write that changes
-nothing is seen to keep its resourceVersion, and a new object to have a new uid, while nobody compares random numbers.
+nothing is seen to keep its resourceVersion, and a new object to have a new uid, without comparing random numbers.
 This is the whole list of what may differ:
 
-* uids, resourceVersions, times, ages, continue tokens, made-up names, cluster addresses: named, where they stand;
+* uids, resourceVersions, times, ages, continue tokens, made-up names, cluster addresses: replaced by names;
 * the resourceVersion of a list or a bookmark: kube-apiserver counts writes that the script does not make;
 * the order of a Status's causes and of entries of `managedFields`: the first is random, the second goes by time;
 * the entry of `managedFields` for `scale`: kube-apiserver forgets it when the count becomes 0;
 * descriptions of built-in kinds' table columns: ours are in our own words;
 * `OTHER_WORDS`: the sentence where both refuse for one reason, with the same code, reason and field;
-* what a client that takes no JSON is told (406): kube-apiserver offers more formats.
+* the answer to a client that takes no JSON (406): kube-apiserver offers more formats.
 """
 
 import hashlib
@@ -80,8 +80,8 @@ class Names:
 
     def text(self, text: str) -> str:
         """Return a text with names for what is the server's own."""
-        for name, said in self._generated.items():
-            text = text.replace(name, said)
+        for name, alias in self._generated.items():
+            text = text.replace(name, alias)
         text = text.replace(self._namespace, "{ns}")
         text = _UID.sub(lambda match: self._uids.get(match[0], match[0]), text)
         text = _TIME.sub("a time", text)
@@ -89,7 +89,7 @@ class Names:
 
 
 def shortened(value: Any) -> Any:
-    """Return a JSON value whose long texts are told by their beginning and a hash."""
+    """Return a JSON value whose long texts are cut to their beginning and a hash."""
     if isinstance(value, dict):
         return {name: shortened(item) for name, item in value.items()}
     if isinstance(value, list):
@@ -163,8 +163,8 @@ def _in_any_order(status: dict[str, Any]) -> None:
         return
     status["details"]["causes"] = sorted(causes, key=json.dumps)
     if len(causes) > 1 and _SEVERAL.search(status["message"]):
-        said = status["message"].partition("is invalid: ")[0]
+        beginning = status["message"].partition("is invalid: ")[0]
         every = sorted({f"{cause.get('field', '')}: {cause['message']}" for cause in causes})
-        whole = status["message"].removeprefix(said)
+        whole = status["message"].removeprefix(beginning)
         if all(each in whole for each in every):
-            status["message"] = f"{said}is invalid: {every}"
+            status["message"] = f"{beginning}is invalid: {every}"

@@ -18,7 +18,7 @@ SLICES: Final = "/apis/discovery.k8s.io/v1/namespaces/{ns}/endpointslices"
 LEASES: Final = "/apis/coordination.k8s.io/v1/namespaces/{ns}/leases"
 NOWHERE: Final = f"/apis/{GROUP}/v1/namespaces/no-such-home/widgets"
 SUBRESOURCES: Final = frozenset({"", "status", "scale", "finalize"})
-"""What of a kind is compared: the embedded server has no pods to proxy to, and signs no tokens."""
+"""Compared subresources of a kind: the embedded server has no pods to proxy to, and signs no tokens."""
 
 Chapter = Callable[[Session], Awaitable[None]]
 """A part of the script: it only sends; what is right is what kube-apiserver answers."""

@@ -53,7 +53,7 @@ async def open_session(http: httpx.AsyncClient) -> AsyncGenerator[Session, None]
 
 
 async def _release(http: httpx.AsyncClient, namespace: str) -> None:
-    """Take every finalizer away: nobody else will."""
+    """Remove every finalizer, since no controller will."""
     for root, plural in ((f"/apis/{GROUP}/v1", "widgets"), (f"/apis/{GROUP}/v1", "gadgets"), ("/api/v1", "configmaps")):
         path = f"{root}/namespaces/{namespace}/{plural}"
         for item in (await http.get(path)).json().get("items") or ():

@@ -1,4 +1,4 @@
-"""What a real kube-apiserver answered to the script is kept, so that the embedded server is held to it everywhere.
+"""Record a real kube-apiserver's answers to the script, so that the embedded server can be compared everywhere.
 
 `python -m contracts.recording KUBECONFIG` (in `tests/`) asks a real server and writes the file again; the envtest suite
 fails when the file no longer says what the real server says.

@@ -108,7 +108,7 @@ async def chapter_apply(s: Session) -> None:
 
 
 async def chapter_kubectl_apply(s: Session) -> None:
-    """What kubectl has applied on its own side is no obstacle to `kubectl apply --server-side`."""
+    """Annotations of a client-side `kubectl apply` do not impede `kubectl apply --server-side`."""
     path = f"{MAPS}/m"
 
     def last(data: Any, **more: Any) -> dict[str, str]:
@@ -127,8 +127,8 @@ async def chapter_kubectl_apply(s: Session) -> None:
     await s.patch(path, {"metadata": {"annotations": last({"a": "3"}, apiVersion="v2")}}, fieldManager="hand")
     await s.patch(path, {"data": {"a": "3"}}, fieldManager="hand")
     await s.apply(path, config_map("m", {"a": "4"}), "kubectl")
-    for said in ("{", "", "[]", "{}"):
-        annotation = {"kubectl.kubernetes.io/last-applied-configuration": said}
+    for stored in ("{", "", "[]", "{}"):
+        annotation = {"kubectl.kubernetes.io/last-applied-configuration": stored}
         await s.patch(path, {"metadata": {"annotations": annotation}}, fieldManager="hand")
         await s.apply(path, config_map("m", {"a": "4"}), "kubectl")
     await s.apply(path, config_map("m", {"a": "x" * 262_144}), "kubectl", force="true")
@@ -142,7 +142,7 @@ async def chapter_kubectl_apply(s: Session) -> None:
 
 
 async def chapter_apply_less(s: Session) -> None:
-    """What a container is left with when an apply takes all out of it: null, which a kind may refuse."""
+    """A container from which an apply removes everything becomes null, which a kind may refuse."""
     for name, *specs in (
         ("free", {"anything": {"a": 1}}, {"anything": {}}, {}),
         ("deep", {"anything": {"a": {"b": {"c": 1}}}}, {"anything": {"a": {"b": {}}}}, {"anything": {"a": {}}}),

@@ -27,7 +27,7 @@ async def chapter_specs(s: Session) -> None:
 
 
 async def chapter_changed_kinds(s: Session) -> None:
-    """What was stored may stay as it is; a change is judged."""
+    """Stored values may remain invalid; changed ones are validated."""
     services = f"/apis/{API_VERSION}/namespaces/{{ns}}/inferenceservices"
     autoscaling = {"maxReplicas": 5, "minReplicas": 2}
     await s.post(services, manifest("InferenceService", {"modelRef": "m", "autoscaling": autoscaling}))

@@ -290,9 +290,9 @@ async def chapter_definitions(s: Session) -> None:
     await _define(s, made(), "as it is", fieldValidation="Strict")
 
 
-async def _define(s: Session, crd: dict[str, Any], said: str, **params: str) -> None:
+async def _define(s: Session, crd: dict[str, Any], label: str, **params: str) -> None:
     """Say what a definition is refused for; of one that is taken, its code alone: controllers complete it later."""
     operation = Operation("POST", CRDS, crd, JSON, {"dryRun": "All", **params})
     body = await s.send(operation, recorded=False)
     code = int(body["code"]) if body["kind"] == "Status" else 201
-    s.note(f"a definition with {said}", code, {}, body if body["kind"] == "Status" else {})
+    s.note(f"a definition with {label}", code, {}, body if body["kind"] == "Status" else {})

@@ -13,7 +13,7 @@ async def chapter_updates(s: Session) -> None:
     path = f"{WIDGETS}/a"
     for size in (4, 5):
         raw = json.dumps({**first, "spec": {"size": size}}).encode()
-        await s.send(Operation("PUT", path, raw=raw, content_type=JSON), said=f"the first with size {size}")
+        await s.send(Operation("PUT", path, raw=raw, content_type=JSON), label=f"the first with size {size}")
     await s.put(path, widget("a"))
     await s.put(path, widget("b"))
     await s.put(path, widget("a", namespace="elsewhere", resourceVersion=f"{{rv:{path}}}"))
@@ -64,7 +64,7 @@ async def chapter_updates(s: Session) -> None:
         changed = {**current, "metadata": {**current["metadata"], **metadata}}
         await s.send(
             Operation("PUT", path, raw=json.dumps(changed).encode(), content_type=JSON),
-            said=f"the same with {metadata}",
+            label=f"the same with {metadata}",
         )
     await s.post(MAPS, config_map("c"))
     await s.put(f"{MAPS}/c", config_map("c", {"a": "b"}))

@@ -180,4 +180,4 @@ def _json_patches(draw: st.DrawFn) -> list[dict[str, Any]]:
 SEQUENCES = st.lists(st.sampled_from(KINDS), min_size=1, max_size=2, unique=True).flatmap(
     lambda kinds: st.lists(operations(kinds), min_size=2, max_size=12)
 )
-"""What is asked of both servers, one after the other: about one kind or two, so that operations meet."""
+"""Requests sent to both servers, one after the other: about one kind or two, so that operations interact."""

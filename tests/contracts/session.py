@@ -1,6 +1,6 @@
 """A session sends operations to one API server and writes down what it answers, so that two servers can be compared.
 
-What is written down has names in it for everything that is the server's own (`naming.py`).
+In the record the server's own values are replaced by names (`naming.py`).
 """
 
 import json
@@ -77,13 +77,13 @@ class Session:
 
     # -- asking --------------------------------------------------------------------------------------------------------
 
-    async def send(self, operation: Operation, *, recorded: bool = True, said: str = "") -> Any:
-        """Send one operation, write the answer down and return its body as the server said it.
+    async def send(self, operation: Operation, *, recorded: bool = True, label: str = "") -> Any:
+        """Send one operation, write the answer down and return its body as the server sent it.
 
         Args:
-            operation: What to ask.
+            operation: The operation to send.
             recorded: Whether to write the answer down.
-            said: How to call a body that has something of the server's own in it.
+            label: Name of a body that contains values of the server.
         """
         response = await self._http.request(
             operation.method,
@@ -95,14 +95,14 @@ class Session:
         body = _read(response)
         self._remember(operation, response.status_code, body)
         if recorded:
-            shown = f"{operation.method} {operation.path} {said}" if said else str(operation)
-            self.note(shown, response.status_code, _telling(response), body)
+            shown = f"{operation.method} {operation.path} {label}" if label else str(operation)
+            self.note(shown, response.status_code, _relevant_headers(response), body)
         return body
 
     def note(self, asked: str, code: int, headers: Mapping[str, Any], body: Any) -> None:
         """Write down an answer."""
-        asked, said = shortened(self._names.text(asked)), shortened(self._names.named(body))
-        self.answers.append(Answer(asked, code, headers, said))
+        asked, shown = shortened(self._names.text(asked)), shortened(self._names.named(body))
+        self.answers.append(Answer(asked, code, headers, shown))
 
     async def post(self, path: str, body: Any, **params: str) -> Any:
         return await self.send(Operation("POST", path, body, JSON, params))
@@ -134,7 +134,7 @@ class Session:
             async with self._http.stream(
                 "GET", self._filled(path), params=sent, headers=_headers(operation), timeout=None
             ) as response:
-                code, headers = response.status_code, _telling(response)
+                code, headers = response.status_code, _relevant_headers(response)
                 if code != httpx.codes.OK:
                     events = [_parsed(await response.aread())]
                 elif count:
@@ -150,7 +150,7 @@ class Session:
         return events
 
     async def wait_gone(self, path: str) -> None:
-        """Return when there is nothing at the path; who takes it away does so in its own time."""
+        """Return when there is nothing at the path; controllers delete asynchronously."""
         await wait_for(self._http, self._filled(path), httpx.codes.NOT_FOUND)
 
     async def wait_collector(self, collection: str, body: Mapping[str, Any]) -> None:
@@ -219,14 +219,14 @@ def _headers(operation: Operation) -> dict[str, str]:
     return headers | ({"content-type": operation.content_type} if operation.content_type else {})
 
 
-def _telling(response: httpx.Response) -> dict[str, Any]:
+def _relevant_headers(response: httpx.Response) -> dict[str, Any]:
     """Return the headers that mean something to a client."""
-    said = response.headers
-    headers: dict[str, Any] = {"content-type": said.get("content-type", "")}
-    if "warning" in said:
-        headers["warning"] = said.get_list("warning")
-    if "retry-after" in said:
-        headers["retry-after"] = said["retry-after"]
+    received = response.headers
+    headers: dict[str, Any] = {"content-type": received.get("content-type", "")}
+    if "warning" in received:
+        headers["warning"] = received.get_list("warning")
+    if "retry-after" in received:
+        headers["retry-after"] = received["retry-after"]
     return headers
 
 

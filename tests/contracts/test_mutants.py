@@ -1,6 +1,6 @@
 """Each deliberate defect in the embedded server is caught by the contract or by the recorded script.
 
-A mutant replaces one function. The suite that must fail is named beside it; that it passes without the mutant is what
+A mutant replaces one function. The suite that must fail is named next to it; that it passes without the mutant is what
 `test_recorded.py` and `test_api_server.py` show.
 """
 

@@ -40,7 +40,7 @@ def consoles(page: Path) -> list[Block]:
 def settle(script: str, gateway: str, state: Path, programs: Path) -> str:
     """Put in what a reader has in these places: his paths, his gateway's address."""
     for shown, meant in (
-        (r"^(\S*/)?llmkube up( +#.*)?$", ": # runs beside this script"),
+        (r"^(\S*/)?llmkube up( +#.*)?$", ": # runs in parallel to this script"),
         (r"~/\.local/share/llmkube/kubeconfig", str(state / "kubeconfig")),
         (r"http://127\.0\.0\.1:8080", gateway),
         (r"\.venv/bin/", f"{programs}/"),
@@ -79,12 +79,12 @@ class Terminal:
 
 @contextmanager
 def open_terminal(folder: Path, env: dict[str, str]) -> Iterator[Terminal]:
-    """Open a shell on a terminal of 80 columns; it and its programs are told to end when the block does."""
+    """Open a shell on a terminal of 80 columns; it and its programs are terminated when the block ends."""
     pid, master = pty.fork()
     if pid == 0:
         os.chdir(folder)
-        told = {**env, "PS1": "\n@newcomer:$?@ ", "PS2": "", "TERM": "xterm", "INPUTRC": os.devnull}
-        os.execvpe("bash", ["bash", "--norc", "--noprofile"], told)
+        shell_env = {**env, "PS1": "\n@newcomer:$?@ ", "PS2": "", "TERM": "xterm", "INPUTRC": os.devnull}
+        os.execvpe("bash", ["bash", "--norc", "--noprofile"], shell_env)
     fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
     terminal = Terminal(master)
     try:

@@ -33,7 +33,7 @@ class Block:
 
     @property
     def commands(self) -> list[str]:
-        """The commands of a console block: each begins with `$ `, and goes on while its line ends in a backslash."""
+        """The commands of a console block: each begins with `$ `, and continues while its line ends in a backslash."""
         joined = self.text.replace("\\\n", "\\\0")
         return [line[2:].replace("\\\0", "\\\n") for line in joined.splitlines() if line.startswith("$ ")]
 

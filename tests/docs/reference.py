@@ -43,18 +43,18 @@ _ENGINES = re.compile(r"(?<=\| keys \|\n\|---\|---\|---\|---\|---\|\n)(?:\|.*\n)
 CLI_HEAD = """\
 # Commands
 
-What `--help` says of each command, made from the parser by `make reference`. Exit codes: 0 done, 1 failed, 2 wrong
-usage, 3 not found, 4 timed out, 130 Ctrl-C, 141 closed pipe. The keys of `config.toml` are in [config.md](config.md).
+The output of `--help` for each command, generated from the parser by `make reference`. Exit codes: 0 done, 1 failed,
+2 wrong usage, 3 not found, 4 timed out, 130 Ctrl-C, 141 closed pipe. The keys of `config.toml` are in [config.md](config.md).
 """
 
 CONFIG_HEAD = """\
 # config.toml
 
 Every key of `config.toml` in the state directory (`~/.local/share/llmkube`; on a Mac `~/Library/Application
-Support/llmkube`), made from the classes of settings by `make reference`. A key stands in the table of its program, or
-above all tables for every program that knows it. A flag (`--api-port`) comes before the environment
-(`LLMKUBE_API_PORT`), that before the file, and the file before the default. An unknown key or a wrong value is refused
-by its file and its name.
+Support/llmkube`), generated from the classes of settings by `make reference`. A key is set in the table of its
+program, or above all tables for every program that has it. A flag (`--api-port`) overrides the environment
+(`LLMKUBE_API_PORT`), which overrides the file, which overrides the default. An unknown key or a wrong value is refused
+with its file and its name.
 
 ```toml
 log_level = "info"        # for every program
@@ -68,9 +68,9 @@ allow_local_sources = ["/srv/models"]
 METRICS_HEAD = """\
 # Metrics
 
-Every metric of LLMKube's own, made from the collectors by `make reference`. Beside these, the agent, `llmkube up` and
-the controller export what Prometheus' client says of a process (`process_*`, `python_*`). Engines have metrics of their
-own. How all of them are scraped, and what dashboards and alerts make of them, is in [helm.md](helm.md#monitoring).
+Every metric of LLMKube's own, generated from the collectors by `make reference`. In addition, the agent, `llmkube up`
+and the controller export the process metrics of Prometheus' client (`process_*`, `python_*`). Engines have metrics of
+their own. [helm.md](helm.md#monitoring) describes scraping, dashboards and alerts.
 
 A counter's name ends in `_total`; a histogram has the series `_bucket`, `_sum` and `_count`.
 
@@ -81,11 +81,11 @@ A counter's name ends in `_total`; a histogram has the series `_bucket`, `_sum` 
 REASONS_HEAD = """\
 # Conditions and reasons
 
-Every word that LLMKube gives as the `reason` of a condition, made from `k8s/wire/reasons.py` by `make reference`, by
-the conditions that it stands on. What the kubelet and the scheduler say of pods is passed on as it is. What to do
-about the frequent ones is in [troubleshooting.md](troubleshooting.md).
+Every `reason` of LLMKube's conditions, generated from `k8s/wire/reasons.py` by `make reference`, by condition type.
+Reasons of the kubelet and the scheduler for pods are passed on unchanged. For fixes of the frequent ones see
+[troubleshooting.md](troubleshooting.md).
 
-| meaning | what it asks of you |
+| meaning | what to do |
 |---|---|
 """
 

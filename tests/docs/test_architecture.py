@@ -48,9 +48,9 @@ def test_the_page_has_four_walks():
 def test_a_walk_counts_its_files(title):
     """The number before a walk is the number of different files that it names, and each of them is there."""
     files = WALKS[title]
-    said = re.search(rf"^### {re.escape(title)}\n.*?^(\d+) files: ", PAGE, re.MULTILINE | re.DOTALL)
-    assert said is not None
-    assert int(said[1]) == len(files) == len(set(files))
+    stated = re.search(rf"^### {re.escape(title)}\n.*?^(\d+) files: ", PAGE, re.MULTILINE | re.DOTALL)
+    assert stated is not None
+    assert int(stated[1]) == len(files) == len(set(files))
     assert [file for file in files if not Path(SOURCE, file).is_file()] == []
 
 

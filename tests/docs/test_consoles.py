@@ -1,7 +1,7 @@
-"""The console blocks of the pages are run as they stand, and each of their commands has to succeed.
+"""The console blocks of the pages are run unchanged, and each of their commands has to succeed.
 
 A block that cannot be run here says why on its fence: "```console not run: it needs a cluster". The others run in
-bash, one script for each page, in an empty home with the repository's examples beside it.
+bash, one script for each page, in an empty home that contains the repository's examples.
 """
 
 import re
@@ -21,7 +21,7 @@ NOT_RUN = re.compile(r"not run: \S.*")
 DEADLINE_SECONDS = 600.0
 
 
-def test_a_console_block_has_commands_and_is_run_or_says_why_not():
+def test_a_console_block_has_commands_and_is_run_or_names_the_obstacle():
     for block in (block for page in pages() for block in consoles(page)):
         assert block.commands, f"{block.page}: a console block has commands behind `$ `:\n{block.text}"
         assert not block.note or NOT_RUN.fullmatch(block.note), f"{block.page}: what is ```console {block.note}?"

@@ -1,4 +1,4 @@
-"""What a page points at is there: linked files, anchors, paths of the repository, commands with their options."""
+"""Targets of links exist: files, anchors, paths of the repository, commands with their options."""
 
 import re
 import shlex

@@ -10,13 +10,13 @@ from llmkube.k8s.wire.reasons import Reason
 
 
 @pytest.mark.parametrize(("path", "text"), pages().items(), ids=lambda each: getattr(each, "name", ""))
-def test_a_reference_page_is_what_the_code_says(path, text):
+def test_a_reference_page_agrees_with_the_code(path, text):
     """The page is what `make reference` would write now: if this fails, run it."""
     assert path.read_text(encoding="utf-8") == text
 
 
 def test_the_page_of_commands_has_every_option():
-    """Each command has its section, and each option that is not hidden stands in it."""
+    """Each command has its section, which lists each option that is not hidden."""
     sections = dict(re.findall(r"^### (llmkube .*?)\n\n```text\n(.*?)^```", _page("cli.md"), re.MULTILINE | re.DOTALL))
     for path, command, _ in commands():
         for option in command.params:

@@ -6,8 +6,8 @@ import re
 from docs.pages import ROOT
 
 
-def test_the_page_quotes_only_what_the_programs_say():
-    """The words between placeholders of a quoted line stand in one string of the sources, in this order or in parts."""
+def test_the_page_quotes_only_messages_of_the_programs():
+    """The texts between placeholders of a quoted line are in one string of the sources, in this order or in parts."""
     quoted = re.findall(r"^> (.*)$", (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8"), re.MULTILINE)
     trees = (ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "src" / "llmkube").rglob("*.py"))
     strings = {

@@ -36,7 +36,7 @@ async def _run(work_dir: Path, assets: Path, controllers: bool, flags: Sequence[
         _ends_by_signal() as signals,
         open_control_plane(assets, work_dir, controllers=controllers, api_server_flags=flags) as plane,
     ):
-        _say(f"ready after {time.monotonic() - start:.1f} s, {_memory(plane)}; logs in {work_dir}")
+        _log(f"ready after {time.monotonic() - start:.1f} s, {_memory(plane)}; logs in {work_dir}")
         if command:
             environ = {**os.environ, "LLMKUBE_TEST_KUBECONFIG": str(plane.kubeconfig)}
             status = (await trio.run_process(command, stdin=None, env=environ, check=False)).returncode
@@ -44,8 +44,8 @@ async def _run(work_dir: Path, assets: Path, controllers: bool, flags: Sequence[
             sys.stdout.write(json.dumps({"kubeconfig": str(plane.kubeconfig), "server": plane.server}) + "\n")
             sys.stdout.flush()
             await _wait_end_of_stdin()
-        _say(f"stopping, {_memory(plane)}")
-    _say(f"stopped after {time.monotonic() - start:.1f} s")
+        _log(f"stopping, {_memory(plane)}")
+    _log(f"stopped after {time.monotonic() - start:.1f} s")
     return 128 + signals[0] if signals else status
 
 
@@ -67,7 +67,7 @@ async def _ends_by_signal() -> AsyncGenerator[Sequence[int], None]:
 
 
 async def _wait_end_of_stdin() -> None:
-    """Return when nobody holds the other end any more; on a terminal, Ctrl-D or a signal ends it."""
+    """Return at the end of stdin; on a terminal, Ctrl-D or a signal ends it."""
     descriptor = sys.stdin.fileno()
     with contextlib.suppress(PermissionError):  # epoll knows no files; /dev/null and the like have ended already
         while True:
@@ -80,7 +80,7 @@ def _memory(plane: ControlPlane) -> str:
     return ", ".join(f"{name} {held // MEBIBYTE} MiB" for name, held in plane.resident_bytes.items())
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     sys.stderr.write(f"envtest: {text}\n")
 
 
@@ -96,7 +96,7 @@ def main() -> int:
     wanted = (*ESSENTIAL, *(() if arguments.no_controllers else ("kube-controller-manager",)))
     lacking = missing(assets, wanted)
     if lacking:
-        _say(f"no {', '.join(lacking)} in {assets}: `make envtest` builds them")
+        _log(f"no {', '.join(lacking)} in {assets}: `make envtest` builds them")
         return 1
     with contextlib.ExitStack() as stack:
         work_dir = arguments.work_dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="envtest-")))
@@ -106,7 +106,7 @@ def main() -> int:
             )
         except* (ProgramError, subprocess.SubprocessError, OSError) as errors:
             for error in errors.exceptions:
-                _say(str(error))
+                _log(str(error))
     return 1
 
 

@@ -1,7 +1,7 @@
 """Build a real Kubernetes control plane from published Go modules, once, into a cache outside the tree.
 
 Standard library only, as `go_programs.py`, whose cache it is. `KUBEBUILDER_ASSETS` names a folder of programs that
-somebody else has built; then nothing is built here.
+already exist; then nothing is built here.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from go_programs import BuildError, GoModule, Log, cache_root, kubernetes_stamps
 MODULE = Path(__file__).resolve().parent
 PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kubectl")
 ESSENTIAL = ("etcd", "kube-apiserver")
-"""What `KUBEBUILDER_ASSETS` must hold at least; tests that need more say so."""
+"""Programs that `KUBEBUILDER_ASSETS` must hold; tests that need more fail with their names."""
 
 
 @functools.cache
@@ -69,15 +69,15 @@ def main() -> int:
     os.nice(10)  # a build of minutes is never urgent
     try:
         everything = ESSENTIAL if os.environ.get("KUBEBUILDER_ASSETS") else PROGRAMS
-        folder = assets_dir() if arguments.where else build(arguments.programs or everything, _say)
+        folder = assets_dir() if arguments.where else build(arguments.programs or everything, _log)
     except BuildError as error:
-        _say(str(error))
+        _log(str(error))
         return 1
     sys.stdout.write(f"{folder}\n")
     return 0
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     sys.stderr.write(f"envtest: {text}\n")
 
 

@@ -16,7 +16,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 LIFETIME = datetime.timedelta(days=7)
 LEEWAY = datetime.timedelta(hours=1)
-"""How far back certificates reach: a machine whose clock steps back a little still trusts them."""
+"""Time before now from which certificates are valid, for a clock that steps back a little."""
 
 
 @attrs.frozen

@@ -84,7 +84,7 @@ async def http(real_kubeconfig: Path) -> AsyncGenerator[httpx.AsyncClient, None]
 
 @pytest.fixture
 async def namespace(client: Client) -> AsyncGenerator[str, None]:
-    """A namespace of its own, deleted afterwards; nobody waits for that, and no two tests share a name."""
+    """A namespace of its own, deleted afterwards without waiting; no two tests share a name."""
     name = f"llmkube-test-{uuid.uuid4().hex[:8]}"
     await client.create(Namespace(metadata=ObjectMeta(name=name)))
     yield name

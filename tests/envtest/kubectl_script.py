@@ -1,7 +1,7 @@
-"""The script: kubectl commands in an order in which each finds what it needs, on a server that nobody else changes.
+"""The script: kubectl commands in an order in which each finds what it needs, on a server without other clients.
 
 `kubectl_script.yaml` goes from setting up through reading, changing and refusing to deleting; the namespace is gone at
-the end. A row is a command, or says more of it: the attributes of a `Row`, and
+the end. A row is a command, or a mapping with the attributes of a `Row`, and
 
 * `files`, `edit`, `fill`: what the command reads, as manifests of `manifests`, with texts replaced and a gap filled in;
   `stdin` follows them.

@@ -46,12 +46,12 @@ class Row:
 
     Attributes:
         command: The arguments as a shell would read them; `{ns}` is the script's namespace.
-        stdin: What the command reads.
+        stdin: Input of the command.
         editor: The KUBE_EDITOR of `edit`.
         meanwhile: Commands to run while this one runs, each after a line of output that holds its text.
         lines: End a command that would never end by itself after so many lines of output.
         until_ok: Repeat until it succeeds: for what a cluster takes a moment to do.
-        view: What to compare of the output, where not all of it is meant.
+        view: The part of the output to compare, if not the whole.
         keep: Keep the output under this name: later commands and inputs may hold `%(name)s`.
         name: Tells apart rows with the same command.
     """
@@ -68,7 +68,7 @@ class Row:
 
     @property
     def title(self) -> str:
-        """What the row is called in a report: the command, and the name where two are the same."""
+        """Title of the row in a report: the command, and the name where two are the same."""
         return f"{self.command} [{self.name}]" if self.name else self.command
 
 
@@ -133,11 +133,11 @@ class Session:
             env=self._environ(editor),
             cwd=self.home,
         )
-        said = done.stderr.decode()
-        return done.stdout.decode() + (f"--- errors\n{said}" if said else ""), done.returncode
+        errors = done.stderr.decode()
+        return done.stdout.decode() + (f"--- errors\n{errors}" if errors else ""), done.returncode
 
     async def _run_with_others(self, row: Row) -> tuple[str, int]:
-        """Run the row's command and, as its output goes on, the others; output and errors are one stream."""
+        """Run the row's command and, while its output continues, the others; output and errors are one stream."""
         process = await trio.lowlevel.open_process(
             self._argv(row.command),
             stdin=subprocess.DEVNULL,

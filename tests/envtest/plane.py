@@ -1,7 +1,7 @@
 """A real control plane for one test or one session: etcd, kube-apiserver and, if wanted, kube-controller-manager.
 
 Nothing of it is simulated but the machines: there is no kubelet and no scheduler, so Pods stay Pending. RBAC is on,
-every certificate is signed by a CA of its own, all of it listens on 127.0.0.1 and keeps its files in one folder.
+every certificate is signed by a CA of its own, everything listens on 127.0.0.1 and keeps its files in one folder.
 """
 
 import base64
@@ -68,12 +68,12 @@ class ControlPlane:
 
     @property
     def programs(self) -> tuple[Program, ...]:
-        """What runs, in the order of need."""
+        """The running programs, in the order of need."""
         return tuple(each for each in (self.etcd, self.api_server, self.controller_manager) if each is not None)
 
     @property
     def resident_bytes(self) -> Mapping[str, int]:
-        """What each program holds in memory now."""
+        """Resident memory of each program."""
         return {each.name: each.resident_bytes for each in self.programs}
 
     async def start_api_server(self) -> None:
@@ -104,7 +104,7 @@ async def open_control_plane(
     controllers: bool = False,
     api_server_flags: Sequence[str] = (),
 ) -> AsyncGenerator[ControlPlane, None]:
-    """Run a control plane; on entry it is ready, on exit all of it is stopped, in at most half a minute.
+    """Run a control plane; on entry it is ready, on exit all programs are stopped, in at most half a minute.
 
     Args:
         assets: The folder that holds the programs.
@@ -113,7 +113,7 @@ async def open_control_plane(
         api_server_flags: Further flags of kube-apiserver, for example `--watch-cache=false`.
 
     Raises:
-        ProgramError: A program did not start, or was not there any more at the end although nobody had stopped it.
+        ProgramError: A program did not start, or exited by itself before the end.
     """
     work_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     now = datetime.datetime.now(datetime.UTC)
@@ -258,7 +258,7 @@ async def _wait_ok(program: Program, url: str, context: ssl.SSLContext | None) -
 
 
 def _default_account(server: str) -> str:
-    """What kube-controller-manager makes first: seeing it says that its controllers run."""
+    """Return the URL of the object that kube-controller-manager creates first: its controllers then run."""
     return f"{server}/api/v1/namespaces/default/serviceaccounts/default"
 
 

@@ -22,7 +22,7 @@ class ProgramError(Exception):
 class Program:
     """A process that may be started, stopped and started again under the same name.
 
-    It stays in our process group on purpose: whoever kills a test run by its group leaves nothing behind.
+    It stays in our process group on purpose: killing a test run by its group leaves no process.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Program:
 
     @property
     def resident_bytes(self) -> int:
-        """What it holds in memory now."""
+        """Resident memory of the program."""
         return psutil.Process(self.pid).memory_info().rss if self.running else 0
 
     async def start(self) -> None:

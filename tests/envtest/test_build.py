@@ -15,8 +15,8 @@ def test_the_cache_is_outside_the_tree_and_named_after_the_sources():
     assert assets_dir({}) == Path("~/.cache/llmkube/envtest").expanduser() / control_plane().source_hash
 
 
-def test_somebody_elses_programs_are_taken_as_they_are(tmp_path: Path):
-    """With KUBEBUILDER_ASSETS nothing is built, and what it lacks is an error that says so."""
+def test_provided_programs_are_used_unchanged(tmp_path: Path):
+    """With KUBEBUILDER_ASSETS nothing is built, and a missing program is an error that names it."""
     environ = {"KUBEBUILDER_ASSETS": str(tmp_path)}
     (tmp_path / "etcd").touch(mode=0o755)
     assert build(["etcd"], lambda _: None, environ) == tmp_path

@@ -69,7 +69,7 @@ async def test_both_servers_answer_random_sequences_alike(real_kubeconfig: Path,
 @DRAWN
 @given(st.lists(objects(), min_size=8, max_size=8))
 async def test_both_servers_judge_drawn_specs_alike(real_kubeconfig: Path, drawn: Sequence[tuple[str, Any]]):
-    """What a real server says to a spec of one of our kinds, right or wrong, the embedded one says too."""
+    """For valid and invalid specs of our kinds the embedded server gives the real server's answer."""
     posts = [
         Operation("POST", f"/apis/{API_VERSION}/namespaces/{{ns}}/{kind.lower()}s", manifest(kind, spec), JSON, DRY)
         for kind, spec in drawn

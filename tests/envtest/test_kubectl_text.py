@@ -26,7 +26,7 @@ ALLOWED = [Allowed(**row) for row in yaml.safe_load(_ALLOWED_FILE.read_text(enco
 
 @attrs.define(eq=False)
 class Comparison:
-    """What the rows came to."""
+    """The result of the rows."""
 
     rows: int = 0
     equal: int = 0
@@ -77,17 +77,17 @@ async def _play(session: Session, rows: Sequence[Row], outputs: list[str]) -> No
 async def test_kubectl_prints_the_same_about_both_servers(kubectl: str, real_kubeconfig: Path, tmp_path: Path) -> None:
     """Every command of the script prints the same text, apart from the differences that are allowed by name."""
     namespace = f"llmkube-text-{uuid.uuid4().hex[:6]}"
-    real_said: list[str] = []
-    ours_said: list[str] = []
+    real_outputs: list[str] = []
+    our_outputs: list[str] = []
     state = tmp_path / "state"
     state.mkdir(mode=0o700)
     async with open_api_server(state, port=0) as handle, trio.open_nursery() as nursery:
         real = Session.open(kubectl, real_kubeconfig, tmp_path / "real", namespace)
         ours = Session.open(kubectl, handle.kubeconfig, tmp_path / "ours", namespace)
-        nursery.start_soon(_play, real, SCRIPT, real_said)
-        nursery.start_soon(_play, ours, SCRIPT, ours_said)
+        nursery.start_soon(_play, real, SCRIPT, real_outputs)
+        nursery.start_soon(_play, ours, SCRIPT, our_outputs)
     comparison = Comparison()
-    for row, theirs, mine in zip(SCRIPT, real_said, ours_said, strict=True):
+    for row, theirs, mine in zip(SCRIPT, real_outputs, our_outputs, strict=True):
         comparison.add(row, theirs, mine)
     assert not comparison.differences, "\n\n".join([*comparison.differences, comparison.summary()])
     stale = [each.reason for each in ALLOWED if each not in comparison.used]

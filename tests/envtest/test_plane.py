@@ -52,7 +52,7 @@ async def test_an_api_server_that_was_killed_comes_back_with_its_data(assets: Pa
 
 
 async def test_rbac_knows_users_and_tokens_apart(assets: Path, tmp_path: Path):
-    """A user of no group and a ServiceAccount's token are known and may do nothing; an expired token is nobody's."""
+    """A user without groups and a ServiceAccount are authenticated without permissions; an expired token is not."""
     async with open_control_plane(assets, tmp_path / "plane") as plane:
         await _write_note(plane)
         assert not await _may_read_note(plane.write_kubeconfig(tmp_path / "user", user="somebody"))
@@ -66,7 +66,7 @@ async def test_rbac_knows_users_and_tokens_apart(assets: Path, tmp_path: Path):
             await _may_read_note(plane.write_token_kubeconfig(tmp_path / "stale", stale))
 
 
-async def test_a_program_that_dies_is_reported_with_its_last_words(assets: Path, tmp_path: Path):
+async def test_a_program_that_dies_is_reported_with_its_last_output(assets: Path, tmp_path: Path):
     """A control plane that cannot start fails at once, and the error quotes the log."""
     with pytest.raises(ProgramError, match=r"(?s)kube-apiserver exited with status 1; .*unknown flag: --no-such-flag"):
         async with open_control_plane(assets, tmp_path / "plane", api_server_flags=["--no-such-flag"]):

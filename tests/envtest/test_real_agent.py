@@ -83,7 +83,7 @@ async def renew_for_ever(*renewers):
 async def open_real_cluster(assets: Path, folder: Path, agents, accounts=("llmkube-agent",)):
     """A control plane with our kinds, the programs' accounts, and the controller running under its own.
 
-    Of the agents' accounts the first is that of the cluster's agent; the kubeconfigs of the others lie beside it.
+    The first of the agents' accounts is that of the cluster's agent; the kubeconfigs of the others are next to it.
     """
     async with AsyncExitStack() as stack:
         plane = await stack.enter_async_context(open_control_plane(assets, folder / "plane", controllers=True))
@@ -146,44 +146,44 @@ async def test_a_whole_life_on_a_real_cluster(assets, tmp_path):
                 assert await chat(f"http://{address}:{port}") == ANSWER
                 service = await client.get(Service, Key("default", "demo"))
                 # From here on: a server that has just started, or just got roles, refuses what it will soon allow.
-                told = [len(program.err) for program in (agent, controller)]
+                offsets = [len(program.err) for program in (agent, controller)]
 
                 # an edit replaces one engine, and only that one
                 await cluster.apply_demo(contextSize=256)
-                ready, _, port = await eventually(cluster.slice, lambda told: told[0] and told[2] != port)
+                ready, _, port = await eventually(cluster.slice, lambda seen: seen[0] and seen[2] != port)
                 assert len(logs(agent, "started inference service")) == 3
 
                 # a crash: not ready, then ready with another port, behind the same ClusterIP
                 async with cluster.open_slices() as seen:
                     (engine,) = [one for one in engines_in(tmp_path / "agent") if "256" in command_line(one)]
                     engine.kill()
-                    await until(lambda: [told[0] for told in seen] == [False, True])
+                    await until(lambda: [one[0] for one in seen] == [False, True])
                 port = seen[-1][2]
                 assert (await client.get(Service, service.key)).spec.cluster_ip == service.spec.cluster_ip
 
-                for program, start in zip((agent, controller), told, strict=True):
+                for program, start in zip((agent, controller), offsets, strict=True):
                     assert "forbidden" not in program.err[start:].lower()
 
-                # the API server is killed; an engine that dies meanwhile is replaced, and told of afterwards
+                # the API server is killed; an engine that dies meanwhile is replaced, and reported afterwards
                 await plane.api_server.kill()
                 (engine,) = [one for one in engines_in(tmp_path / "agent") if "256" in command_line(one)]
                 engine.kill()
                 await until(lambda: len(logs(agent, "started inference service")) == 5)
                 await plane.start_api_server()
-                ready, _, port = await eventually(cluster.slice, lambda told: told[0] and told[2] != port)
+                ready, _, port = await eventually(cluster.slice, lambda seen: seen[0] and seen[2] != port)
                 assert await chat(f"http://{address}:{port}") == ANSWER
                 await cluster.wait_ready()
 
                 # longer than any token lives
                 await trio.sleep(TOKEN_SECONDS)
                 await cluster.apply_demo(contextSize=384)
-                await eventually(cluster.slice, lambda told: told[0] and told[2] != port)
+                await eventually(cluster.slice, lambda seen: seen[0] and seen[2] != port)
                 agent.process.send_signal(signal.SIGTERM)
                 assert await agent.process.wait() == 0
                 assert not engines_in(tmp_path)
                 assert (await cluster.slice())[0] is False
             async with cluster.open_agent(address) as successor:
-                await eventually(cluster.slice, lambda told: told[0])
+                await eventually(cluster.slice, lambda seen: seen[0])
                 await client.delete(InferenceService, Key("default", "demo"))
                 await until(lambda: len(engines_in(tmp_path / "agent")) == 1)
                 await eventually(lambda: is_gone(client, Service, service.key), bool)
@@ -218,7 +218,7 @@ async def serve_and_take_over(assets, tmp_path):
         async with box.open_agent(address, *here) as first:
             await box.apply_demo()
             await box.wait_ready()
-            await eventually(holders, lambda told: told == ["box"])
+            await eventually(holders, lambda names: names == ["box"])
             _, host, port = await box.slice()
             assert await chat(f"http://{host}:{port}") == ANSWER
             first.process.kill()
@@ -231,12 +231,12 @@ async def serve_and_take_over(assets, tmp_path):
                     second.process.kill()
                     await second.process.wait()
                     engine.kill()
-                    await eventually(holders, lambda told: told == ["mini"])
+                    await eventually(holders, lambda names: names == ["mini"])
                     key = Key("default", "demo.mini")
-                    _, _, port = await eventually(lambda: _slice(client, key), lambda told: told[0])
+                    _, _, port = await eventually(lambda: _slice(client, key), lambda seen: seen[0])
                     assert await chat(f"http://{address}:{port}") == ANSWER
                     await box.wait_ready()
-                    # gone without a word, and its service after it: what is left is a claim of a dead host
+                    # killed, and its service deleted: the claim of a dead host is left
                     other.process.kill()
                     await other.process.wait()
                     for one in engines_in(tmp_path / "mini"):
@@ -244,10 +244,10 @@ async def serve_and_take_over(assets, tmp_path):
                 await client.delete(InferenceService, Key("default", "demo"))
                 assert await holders() == ["mini"]
                 async with box.open_agent(address, *here) as last:
-                    await eventually(holders, lambda told: told == [])
+                    await eventually(holders, lambda names: names == [])
                     await box.apply_demo()
                     await box.wait_ready()
-                    await eventually(holders, lambda told: told == ["box"])
+                    await eventually(holders, lambda names: names == ["box"])
                     last.process.send_signal(signal.SIGTERM)
                     assert await last.process.wait() == 0
         assert await is_gone(client, Lease, Key(SYSTEM, "box"))
@@ -260,7 +260,7 @@ async def _slice(client, key):
 
 
 async def test_s2_a_host_joins_renews_its_token_and_outlives_its_end(assets, tmp_path):
-    """S2: `agent join` makes an identity, the agent renews its token; an ended one stops no engine and is told."""
+    """S2: `agent join` makes an identity, the agent renews its token; one that expires stops no engine."""
     address = own_address()
     with trio.fail_after(TEST_SECONDS):
         async with open_real_cluster(assets, tmp_path, [], ()) as (plane, cluster, _):
@@ -300,7 +300,7 @@ async def test_s2_a_host_joins_renews_its_token_and_outlives_its_end(assets, tmp
                 await host.wait_ready()
                 (engine,) = engines_in(state)
 
-                # at its end nothing stops, and the command that helps is told
+                # when it expires nothing stops, and the log names the command that helps
                 token_file().write_text(signed(7200, 3600))
                 await until(lambda: any("engines keep running" in line for line in agent.err.splitlines()))
                 assert "llmkube agent join --name box" in agent.err
@@ -320,7 +320,7 @@ async def test_s2_a_host_joins_renews_its_token_and_outlives_its_end(assets, tmp
                 await until(lambda: not note.exists())
                 assert engines_in(state) == [engine]
 
-                # an account that is deleted is told long before its token would be renewed
+                # a deleted account is reported long before its token would be renewed
                 await cluster.client.delete(ServiceAccount, Key(SYSTEM, "llmkube-agent-box"))
                 await until(note.exists)
                 assert engines_in(state) == [engine]

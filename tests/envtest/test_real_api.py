@@ -1,4 +1,4 @@
-"""What the project sends is accepted by a real kube-apiserver as it is meant, and its answers are understood."""
+"""A real kube-apiserver accepts the project's requests as intended, and its answers are understood."""
 
 import copy
 import datetime
@@ -44,7 +44,7 @@ NEEDS_CONTROLLERS = {
     "check_an_absent_owner_is_no_owner",
     "workloads_go_with_their_owner",
 }
-"""What kube-controller-manager does and kube-apiserver alone does not."""
+"""Work of kube-controller-manager that kube-apiserver alone does not do."""
 
 NOW = datetime.datetime(2026, 5, 4, 3, 2, 1, 123456, tzinfo=datetime.UTC)
 WAIT_SECONDS = 60.0
@@ -67,7 +67,7 @@ FACTS = GGUFFacts(
 
 @pytest.fixture
 async def crds(client: Client) -> None:
-    """Our kinds, served. They stay: deleting a definition deletes its objects, and the cluster may be somebody's."""
+    """Install our kinds. They stay: deleting a definition deletes its objects, and the cluster may be shared."""
     for manifest in all_crds():
         path = f"{CRDS}/{manifest['metadata']['name']}"
         await _apply_at(client, path, manifest)
@@ -151,8 +151,8 @@ async def test_the_definitions_are_accepted_as_they_are(client: Client, crds: No
 
 async def test_the_servers_defaults_are_those_of_the_classes(client: Client, chat: InferenceService, llama: Model):
     """An object that says the least is stored with what the classes say on their own."""
-    said = decode(InferenceService, {"metadata": {}, "spec": {"modelRef": "llama"}})
-    assert (await client.get(InferenceService, chat.key)).spec == said.spec
+    minimal = decode(InferenceService, {"metadata": {}, "spec": {"modelRef": "llama"}})
+    assert (await client.get(InferenceService, chat.key)).spec == minimal.spec
     assert (await client.get(Model, llama.key)).spec == decode(Model, {"metadata": {}, "spec": MODEL}).spec
 
 
@@ -236,12 +236,12 @@ async def test_agent_and_controller_write_one_status_together(
     ]
     conditions = settle(statements, (), now=NOW)
     weights = WeightsFile(Path("/models/llama.gguf"), 4_920_000_000, "ab" * 32, "1")
-    of_service = set(SERVICE_CONDITIONS)  # always all of them
-    said: list[tuple[type[Object], dict[str, Any], set[str]]] = [
+    of_service = set(SERVICE_CONDITIONS)  # always the whole set
+    statuses: list[tuple[type[Object], dict[str, Any], set[str]]] = [
         (InferenceService, service_status(chat, conditions, ServiceView(Reason.LOADING, "40 %\nof it")), of_service),
         (Model, model_status(llama, conditions, weights, FACTS), {"Accepted", "Loaded"}),
     ]
-    for kind, manifest, of_agent in said:
+    for kind, manifest, of_agent in statuses:
         stored = await _apply_strictly(client, kind, manifest, "status")
         assert _lost(manifest, stored) == []
         theirs = copy.deepcopy(manifest)
@@ -332,7 +332,7 @@ def _named(service: InferenceService) -> dict[str, Any]:
 @pytest.mark.filterwarnings("ignore:Exception ignored in. <async_generator:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("check", [*CHECKS, *WORKLOAD_CHECKS], ids=lambda check: check.__name__.removeprefix("check_"))
 async def test_a_real_server_passes_the_contract(http: httpx.AsyncClient, check: Callable[[Lab], Awaitable[None]]):
-    """What the embedded server is held to is true of the real one: the contract is not our own invention."""
+    """The contract of the embedded server holds for the real one, too."""
     if check.__name__ in NEEDS_CONTROLLERS:
         await _need_controllers(http)
     await install(http, widget_crd())

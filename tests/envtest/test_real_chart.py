@@ -109,9 +109,9 @@ async def check_notes(site: Site, notes: str) -> None:
 async def test_the_guide_s_command_installs_what_the_controller_needs(assets: Path, tmp_path: Path):
     """The notes are true, the controller starts under its account, and so does the command of `helm test`."""
     async with open_site(assets, tmp_path) as site:
-        said = await site.helm("install", *GUIDE)
-        assert "STATUS: deployed" in said
-        await check_notes(site, said.partition("NOTES:\n")[2])
+        output = await site.helm("install", *GUIDE)
+        assert "STATUS: deployed" in output
+        await check_notes(site, output.partition("NOTES:\n")[2])
         (only,) = (await site.deployment())["spec"]["template"]["spec"]["containers"]
         kubeconfig = await site.account("llmkube-controller")
         state = ("--state-dir", str(tmp_path / "state"))
@@ -177,6 +177,6 @@ async def test_the_next_controller_waits_for_no_lease_of_the_last(assets: Path, 
                     assert lease["spec"]["holderIdentity"]
                     await site.helm("uninstall", "llmkube", "-n", NAMESPACE)
                     assert (await site.get(path))["items"] == []
-            # one that is confined to a namespace may make no other: nothing of that is a warning
+            # one that is confined to a namespace may create no other: that is no warning
             started = controller.err.partition("controller started")[0]
             assert '"level": "warning"' not in started, started

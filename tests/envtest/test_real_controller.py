@@ -70,7 +70,7 @@ async def apply_at(client, path, manifest):
 
 @pytest.fixture
 async def crds(client):
-    """Our kinds, served; they stay, as the cluster may be somebody's."""
+    """Install our kinds; they stay, as the cluster may be shared."""
     for manifest in all_crds():
         name = manifest["metadata"]["name"]
         await apply_at(client, f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}", manifest)
@@ -190,7 +190,7 @@ async def test_events_are_taken_and_counted(client, crds, namespace):
 
 
 class Impersonating(httpx.AsyncBaseTransport):
-    """An administrator who acts as somebody else, and writes down what is asked for."""
+    """An administrator who impersonates another user, and records the requests."""
 
     def __init__(self, inner, user):
         self.inner = inner
@@ -232,7 +232,7 @@ async def test_the_declared_rights_are_enough(client, crds, namespace, real_kube
     """A controller with nothing but its own rendered roles elects itself, creates, derives, writes and tells."""
     system = f"{namespace}-system"
     served = None if everywhere else namespace
-    program = attrs.evolve(PROGRAM, name=f"{namespace}-controller")  # cluster-wide names, in somebody's cluster
+    program = attrs.evolve(PROGRAM, name=f"{namespace}-controller")  # cluster-wide names, in a shared cluster
     settings = ControllerSettings(namespace=served, lease_namespace=system, identity="one")
     async with (
         installed(client, rbac_manifests(program, system_namespace=system, namespace=served)),
@@ -256,10 +256,10 @@ async def test_the_declared_rights_are_enough(client, crds, namespace, real_kube
         body = {"spec": {"source": "builtin://demo", "hardware": {"accelerator": "metal"}}}
         name = {"metadata": {"name": "phi", "namespace": namespace}}
         await client.apply(Model, {**name, **body}, field_manager="user")
-        told = {"type": "Fetched", "status": "True", "reason": "Fetched", "message": "here"}
-        told["lastTransitionTime"] = "2026-01-01T00:00:00Z"
+        fetched = {"type": "Fetched", "status": "True", "reason": "Fetched", "message": "here"}
+        fetched["lastTransitionTime"] = "2026-01-01T00:00:00Z"
         await client.apply(
-            Model, {**name, "status": {"conditions": [told]}}, field_manager="agent", subresource="status"
+            Model, {**name, "status": {"conditions": [fetched]}}, field_manager="agent", subresource="status"
         )
 
         async def phase():

@@ -62,7 +62,7 @@ async def _compact(plane: ControlPlane, revision: str) -> None:
 
 
 async def test_a_reflector_survives_the_compaction_of_its_position(assets: Path, tmp_path: Path):
-    """Cut off, it resumes once, is told 410, lists once, and then has what was made, changed and deleted meanwhile."""
+    """After a disconnect it resumes once, gets 410, lists once, and then has what was created, changed and deleted."""
     async with open_control_plane(assets, tmp_path / "plane", api_server_flags=["--watch-cache=false"]) as plane:
         config = load_config(plane.kubeconfig)
         gate = Gate(AuthTransport(config))
@@ -70,7 +70,7 @@ async def test_a_reflector_survives_the_compaction_of_its_position(assets: Path,
             httpx.AsyncClient(transport=gate, base_url=config.server, timeout=None) as gated,
             httpx.AsyncClient(transport=AuthTransport(config), base_url=config.server, timeout=30) as http,
         ):
-            client, cache, heard = Client(http), Cache[ConfigMap](), set[Key]()
+            client, cache, notified = Client(http), Cache[ConfigMap](), set[Key]()
             for name in ("changed", "deleted", "left"):
                 await client.create(_note(name, "before"))
             async with trio.open_nursery() as nursery:
@@ -78,7 +78,7 @@ async def test_a_reflector_survives_the_compaction_of_its_position(assets: Path,
                 async def reflect() -> None:
                     rng = random.Random(0)
                     await run_reflector(
-                        Client(gated), ConfigMap, cache, heard.add, namespace="default", rng=rng, backoff=QUICK
+                        Client(gated), ConfigMap, cache, notified.add, namespace="default", rng=rng, backoff=QUICK
                     )
 
                 nursery.start_soon(reflect)
@@ -99,12 +99,12 @@ async def test_a_reflector_survives_the_compaction_of_its_position(assets: Path,
                     async with client.open_watch(ConfigMap, namespace="default", resource_version=position) as watch:
                         await watch.next_event()
 
-                heard.clear()
+                notified.clear()
                 del gate.passed[:]
                 gate.open()
                 await until(lambda: Key("default", "made") in cache)
                 await until(lambda: gate.passed == ["watch", "list", "watch"])
-                assert {key.name for key in heard} == {"changed", "deleted", "made"}
+                assert {key.name for key in notified} == {"changed", "deleted", "made"}
                 assert Key("default", "deleted") not in cache
                 changed = cache.get(Key("default", "changed"))
                 assert changed is not None

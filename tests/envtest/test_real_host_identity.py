@@ -111,7 +111,7 @@ def service(name: str = "chat", **spec: Any) -> dict[str, Any]:
 
 def piece(host: str, *addresses: str, of: str = "chat", name: str = "", **labels: str) -> dict[str, Any]:
     """Return the slice of a host."""
-    said = {
+    own = {
         SERVICE: of,
         "kubernetes.io/service-name": of,
         "endpointslice.kubernetes.io/managed-by": "llmkube-agent",
@@ -120,7 +120,7 @@ def piece(host: str, *addresses: str, of: str = "chat", name: str = "", **labels
     }
     family = "IPv6" if any(":" in one for one in addresses) else "IPv4"
     return {
-        "metadata": {"name": name or f"{of}.{host}", "labels": said},
+        "metadata": {"name": name or f"{of}.{host}", "labels": own},
         "addressType": family,
         "endpoints": [{"addresses": [one], "conditions": {"ready": True}} for one in addresses],
         "ports": [{"name": "http", "port": 9, "protocol": "TCP"}],
@@ -225,7 +225,7 @@ async def test_s2_no_slice_of_another(client, crds, namespace, real_kubeconfig):
         await site.box.delete(EndpointSlice, Key(namespace, "chat.box"))
 
 
-async def test_s2_an_address_counts_from_when_an_administrator_wrote_it(client, crds, namespace, real_kubeconfig):
+async def test_s2_an_address_is_valid_once_an_administrator_wrote_it(client, crds, namespace, real_kubeconfig):
     """A host that moves is refused until its account names the new network, and not at all without the annotation."""
     async with open_site(client, real_kubeconfig, namespace) as site:
         path, note = site.path("serviceaccounts", "llmkube-agent-box"), f"{GROUP}/addresses"
@@ -305,7 +305,7 @@ async def test_s2_no_lease_of_another(client, crds, namespace, real_kubeconfig):
         odd["metadata"]["annotations"][f"{GROUP}/inferenceservice"] = "kube-system/chat"
         await refused(odd, "is named after its service")
 
-        # another host's claim: taken over whole, or left alone
+        # another host's claim: taken over whole, or not changed
         await site.apply(site.mini, "leases", site.claim("mini"))
         with pytest.raises(ForbiddenError):
             await site.box.patch(
@@ -328,7 +328,7 @@ async def test_s2_no_lease_of_another(client, crds, namespace, real_kubeconfig):
 
 
 async def test_s2_no_field_of_another_writer(client, crds, namespace, real_kubeconfig):
-    """S2: of a status, a host writes what agents write, under whatever field manager; the rest stands."""
+    """S2: in a status a host writes only the agents' fields, under any field manager; the others do not change."""
     async with open_site(client, real_kubeconfig, namespace) as site:
         time = "2026-01-01T00:00:00Z"
 
@@ -378,14 +378,14 @@ async def test_s2_no_token_but_its_own_and_no_event_of_another(client, crds, nam
     def event(name: str, component: str, instance: str, kind: str = "InferenceService") -> dict[str, Any]:
         version = f"{GROUP}/v1alpha1" if kind == "InferenceService" else "v1"
         about = {"apiVersion": version, "kind": kind, "name": "chat", "namespace": namespace}
-        said = {"reason": "Said", "type": "Normal", "message": "", "involvedObject": about}
+        content = {"reason": "Said", "type": "Normal", "message": "", "involvedObject": about}
         reporter = {"reportingComponent": component, "reportingInstance": instance}
-        return {"metadata": {"name": name, "namespace": namespace}, **said, **reporter}
+        return {"metadata": {"name": name, "namespace": namespace}, **content, **reporter}
 
     async with open_site(client, real_kubeconfig, namespace) as site:
         token = site.path("serviceaccounts", "llmkube-agent-{}/token")
-        told = await site.box.request_json("POST", token.format("box"), body=request(3600))
-        assert told["status"]["token"]
+        token_request = await site.box.request_json("POST", token.format("box"), body=request(3600))
+        assert token_request["status"]["token"]
         for host, seconds in (("mini", 3600), ("box", MAX_TOKEN_SECONDS + 1)):
             with pytest.raises(ForbiddenError):
                 await site.box.request_json("POST", token.format(host), body=request(seconds))
@@ -404,7 +404,7 @@ async def test_s2_no_token_but_its_own_and_no_event_of_another(client, crds, nam
 
 
 async def test_other_writers_are_not_confined(client, crds, namespace, real_kubeconfig):
-    """Who is no host writes what the policies look at as before."""
+    """Users who are no hosts write the restricted objects as before."""
     async with open_site(client, real_kubeconfig, namespace) as site:
         await site.apply(client, "services", service("web", externalIPs=["198.51.100.7"], selector={"app": "web"}))
         await site.apply(client, "endpointslices", piece("box", OUTSIDE, of="theirs"))
@@ -468,7 +468,7 @@ async def test_s2_a_host_joins_with_a_token_of_an_hour(client, crds, namespace, 
                 places = {each["metadata"]["namespace"] for each in found["items"]}
                 assert {expected} == places & {"default", namespace}
 
-        # an account that is gone is told
+        # a deleted account is reported
         await client.delete(ServiceAccount, Key(system, "llmkube-agent-box"))
         code, out, err = await run_program(tmp_path, *words, kubeconfig=tmp_path / "none")
         assert code != 0

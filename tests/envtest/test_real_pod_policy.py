@@ -69,18 +69,18 @@ class Scene:
     async def serve(self, name: str, **spec: Any) -> None:
         await self.apply(InferenceService, name, {"modelRef": "phi", **spec})
 
-    async def said(self, kind: str, name: str = "chat") -> tuple[str, str, str]:
+    async def condition(self, kind: str, name: str = "chat") -> tuple[str, str, str]:
         """Return status, reason and message of a condition of a service."""
         service = await self.admin.get(InferenceService, Key(self.namespace, name))
         found = [one for one in service.status.conditions if one.type == kind]
         return (found[0].status, found[0].reason, found[0].message) if found else ("", "", "")
 
-    async def until_said(self, kind: str, status: str, reason: str, name: str = "chat") -> str:
+    async def wait_for_condition(self, kind: str, status: str, reason: str, name: str = "chat") -> str:
         async def now() -> tuple[str, str]:
-            return (await self.said(kind, name))[:2]
+            return (await self.condition(kind, name))[:2]
 
         await until(now, (status, reason))
-        return (await self.said(kind, name))[2]
+        return (await self.condition(kind, name))[2]
 
     async def template(self, name: str = "chat") -> dict[str, Any] | None:
         try:
@@ -150,7 +150,7 @@ async def test_s3_dev_gets_no_pod_that_reaches_out(client, crds, namespace, real
             await scene.dev.list(Pod, namespace=namespace)
         await scene.apply(Model, "phi", {"source": "org/repo", "hardware": {"accelerator": "cpu"}})
         await scene.serve("chat", **ATTACK)
-        said = await scene.until_said("Accepted", "False", "NotAllowed")
+        message = await scene.wait_for_condition("Accepted", "False", "NotAllowed")
         for field, value in (
             ("spec.securityContext.runAsUser", "root"),
             ("spec.securityContext.privileged", "privileged"),
@@ -159,8 +159,8 @@ async def test_s3_dev_gets_no_pod_that_reaches_out(client, crds, namespace, real
             ("spec.tolerations[0]", "controlPlane"),
             ("spec.priorityClassName", "priorityClasses"),
         ):
-            assert field in said
-            assert f"(workloads.allow.{value})" in said
+            assert field in message
+            assert f"(workloads.allow.{value})" in message
         await trio.sleep(SETTLED_SECONDS)
         assert await scene.template() is None
         assert await scene.pods() == 0
@@ -178,7 +178,7 @@ async def test_s3_the_operator_can_allow_it(client, crds, namespace, real_kubeco
         await until(scene.pods, 1)
 
 
-async def test_s3_what_runs_is_left_alone(client, crds, namespace, real_kubeconfig):
+async def test_s3_running_workloads_are_not_touched(client, crds, namespace, real_kubeconfig):
     """Own image, command and Secret make a pod that "baseline" admits; an edit that asks for more changes nothing."""
     async with open_scene(client, real_kubeconfig, namespace, "baseline") as scene:
         await scene.apply(Model, "phi", {"source": "org/repo", "hardware": {"accelerator": "cpu"}})
@@ -186,15 +186,15 @@ async def test_s3_what_runs_is_left_alone(client, crds, namespace, real_kubeconf
         before = await scene.made()
         await until(scene.pods, 1)
         await scene.serve("chat", **{**OWN_IMAGE, "command": ["/bin/other"], "podSecurityContext": {"runAsUser": 0}})
-        await scene.until_said("Accepted", "False", "NotAllowed")
+        await scene.wait_for_condition("Accepted", "False", "NotAllowed")
         await trio.sleep(SETTLED_SECONDS)
         assert await scene.template() == before
         await scene.serve("chat", **{**OWN_IMAGE, "command": ["/bin/other"]})
-        await scene.until_said("Accepted", "True", "Accepted")
+        await scene.wait_for_condition("Accepted", "True", "Accepted")
 
 
-async def test_s3_a_restricted_namespace_is_served_and_tells_who_needs_root(client, crds, namespace, real_kubeconfig):
-    """The Job and llama.cpp's own image are admitted; an image that runs as root is told so, with the way out."""
+async def test_s3_a_restricted_namespace_is_served_and_names_root_images(client, crds, namespace, real_kubeconfig):
+    """The Job and llama.cpp's own image are admitted; an image that runs as root is reported, with the fix."""
     async with open_scene(client, real_kubeconfig, namespace, "restricted") as scene:
         await scene.apply(Model, "phi", {"source": "hf://org/repo/m.gguf", "hardware": {"accelerator": "cpu"}})
         await scene.apply(Model, "repo", REPOSITORY)
@@ -207,7 +207,7 @@ async def test_s3_a_restricted_namespace_is_served_and_tells_who_needs_root(clie
         await patch_pods(client, namespace, "batch.kubernetes.io/job-name", done)  # admitted: it is there
         await until(scene.pods, 1)
 
-        message = await scene.until_said("Degraded", "True", "PodSecurity", "rooted")
+        message = await scene.wait_for_condition("Degraded", "True", "PodSecurity", "rooted")
         for part in ('"restricted"', "runAsNonRoot", "spec.podSecurityContext.runAsUser"):
             assert part in message
         assert await scene.pods("rooted") == 0
@@ -232,7 +232,7 @@ async def test_s12_critical_does_not_outrank_a_pod(client, crds, namespace, real
             assert pod["spec"]["preemptionPolicy"] == ("Never" if priority == "batch" else "PreemptLowerPriority")
             assert pod["spec"]["priorityClassName"] == f"{PREFIX}{priority}"
         await scene.serve("other", **OWN_IMAGE, priorityClassName="system-node-critical")
-        assert "system-node-critical" in await scene.until_said("Accepted", "False", "NotAllowed", "other")
+        assert "system-node-critical" in await scene.wait_for_condition("Accepted", "False", "NotAllowed", "other")
         assert await scene.template("other") is None
 
 
@@ -269,8 +269,8 @@ def pod_of(spec: Mapping[str, Any]) -> dict[str, Any]:
     return {"metadata": {"name": "tried", "annotations": annotations}, "spec": pod}
 
 
-async def test_our_words_for_pod_security_are_the_server_s(client, namespace):
-    """What the tests call "baseline" and "restricted" is what admission refuses, pod by pod."""
+async def test_our_pod_security_messages_are_the_server_s(client, namespace):
+    """The tests' "baseline" and "restricted" are those of admission, pod by pod."""
     tried = [{}, *BEYOND, {"securityContext": {"runAsNonRoot": None}}, {"securityContext": {"capabilities": {}}},
              {"securityContext": {"allowPrivilegeEscalation": None}}, {"securityContext": {"seccompProfile": None}},
              {"extraVolumes": [{"name": "v", "secret": {"secretName": "s"}}]},

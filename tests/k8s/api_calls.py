@@ -1,4 +1,4 @@
-"""What a request asks for, in the words of an authorizer: verb, resource and place."""
+"""A request as an authorizer sees it: verb, resource and namespace."""
 
 import attrs
 import httpx  # noqa: ASYNC127 (the project's settled choice)

@@ -245,24 +245,24 @@ async def test_a_body_that_breaks_off_is_an_error():
         await ScriptedServer(*answers).client().get(ConfigMap, KEY)
 
 
-async def test_connection_errors_say_what_happened():
-    """A port where nobody listens is named together with the system's own words."""
+async def test_connection_errors_name_the_cause():
+    """A refused connection names the port and the system's message."""
     async with httpx.AsyncClient(base_url="http://127.0.0.1:1", trust_env=False) as http:
         with pytest.raises(TransportError, match=r"GET /version.*[Cc]onnect"):
             await Client(http).get_json("/version")
 
 
-@pytest.mark.parametrize(("platform", "code", "told"), [
+@pytest.mark.parametrize(("platform", "code", "has_hint"), [
     ("darwin", errno.EHOSTUNREACH, True), ("linux", errno.EHOSTUNREACH, False), ("darwin", errno.ECONNREFUSED, False),
 ])  # fmt: skip
-async def test_a_mac_without_a_route_may_lack_a_permission(monkeypatch, platform, code, told):
+async def test_a_mac_without_a_route_may_lack_a_permission(monkeypatch, platform, code, has_hint):
     """Where macOS may have cut an agent off from the network around it, the error says where that is allowed."""
     monkeypatch.setattr(response_module.sys, "platform", platform)
     refused = httpx.ConnectError("all attempts failed")
     refused.__cause__ = ExceptionGroup("tried", [OSError(code, os.strerror(code))])
     with pytest.raises(TransportError, match=os.strerror(code)) as caught:
         await ScriptedServer(refused).client().get_json("/version")
-    assert ("Local Network" in str(caught.value)) is told
+    assert ("Local Network" in str(caught.value)) is has_hint
 
 
 async def test_any_request_can_be_sent():

@@ -45,7 +45,7 @@ SCALARS = {
 
 
 def values_of(annotation: Any) -> st.SearchStrategy[Any]:
-    """Any JSON that fits a field's type."""
+    """Draw JSON that fits a field's type."""
     if attrs.has(annotation):
         return objects_of(annotation)
     arguments = typing.get_args(annotation)
@@ -58,7 +58,7 @@ def values_of(annotation: Any) -> st.SearchStrategy[Any]:
 
 @st.composite
 def objects_of(draw: st.DrawFn, cls: Any) -> dict[str, Any]:
-    """Any JSON object of a class: what it must have, some of what it may have, and what it has never heard of."""
+    """Draw a JSON object of a class: required fields, some optional fields, and unknown ones."""
     rows = wire_fields(cls)
     optional = [slot for slot in rows if not slot.facts.required]
     chosen = draw(st.lists(st.sampled_from(optional), max_size=4, unique_by=lambda slot: slot.key)) if optional else []
@@ -134,7 +134,7 @@ def test_null_is_absence() -> None:
 
 
 def test_required_fields_are_always_written() -> None:
-    """What the API server insists on is written even when it is empty, and tolerated when it is missing."""
+    """Fields that the API server requires are written even when empty, and tolerated when missing."""
     assert encode(Condition(type="Ready", status="True")) == {
         "type": "Ready",
         "status": "True",
@@ -213,7 +213,7 @@ def test_secrets_stay_out_of_logs() -> None:
 
 
 def test_find_condition() -> None:
-    """A condition is found by its type, and one that nobody stated is None."""
+    """A condition is found by its type; a missing one is None."""
     ready = Condition(type="Ready", status="True")
     assert find_condition((Condition(type="Loaded", status="False"), ready), "Ready") is ready
     assert find_condition((ready,), "Loaded") is None
@@ -249,8 +249,8 @@ def test_equal_texts_of_different_objects_are_one() -> None:
     assert first.spec.holder_identity is not second.spec.holder_identity
 
 
-def test_secret_texts_are_shared_with_nobody() -> None:
-    """What stays out of logs is not kept alive by the texts that objects share."""
+def test_secret_texts_are_not_shared() -> None:
+    """Values that stay out of logs are not kept alive by the texts that objects share."""
     first, second = (
         decode(Secret, {"metadata": {"name": "s"}, "data": json.loads('{"k": "aHVzaCE="}')}) for _ in range(2)
     )

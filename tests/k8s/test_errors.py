@@ -54,14 +54,14 @@ def test_a_status_becomes_the_error_of_its_code(code, reason, expected, fault):
     assert (error.code, error.reason, str(error)) == (code, reason, "because")
 
 
-def test_an_unlisted_code_is_nobodys_fault_in_particular():
+def test_an_unlisted_code_has_no_class_of_its_own():
     """A 415 is neither the user's nor the world's: it is a plain ApiError."""
     error = error_from_status(status_object(415, "UnsupportedMediaType"))
     assert type(error) is ApiError
 
 
 @pytest.mark.parametrize("code", [200, 302, 400, 404, 409, 410, 422])
-def test_a_page_says_nothing_about_objects(code):
+def test_an_html_page_is_no_answer_about_objects(code):
     """A 404 (or any code that would change our belief) with an HTML body is a TransportError, never NotFoundError."""
     error = error_from_response("GET /x", code, b"<html>Please log in</html>")
     assert type(error) is TransportError
@@ -164,7 +164,7 @@ def test_an_excerpt_is_one_short_printable_line():
     assert len(text) < 200
 
 
-def test_root_words_digs_up_the_cause():
+def test_root_words_returns_the_cause():
     """A wrapper without text is skipped in favour of the error that knew, also inside a group."""
     inner = OSError("connection refused")
     middle = RuntimeError()

@@ -1,4 +1,4 @@
-"""Events reach the API server once per kind of news, and never cost the one who tells anything."""
+"""Events reach the API server once per message, and reporting one never blocks or fails."""
 
 import datetime
 import random
@@ -61,7 +61,7 @@ class Lab(httpx.AsyncBaseTransport):
         found = (await self.client.list(Event)).items
         return sorted(found, key=lambda one: (one.first_timestamp, one.message))
 
-    async def told(self):
+    async def event_rows(self):
         return [(one.involved_object.name, one.reason, one.message, one.count) for one in await self.events()]
 
 
@@ -82,7 +82,7 @@ async def open_lab():
         nursery.cancel_scope.cancel()
 
 
-async def test_an_event_says_who_what_and_when(autojump_clock):
+async def test_an_event_has_object_reason_and_time(autojump_clock):
     """One piece of news is one Event in the object's namespace, complete enough for `kubectl describe`."""
     async with open_lab() as lab:
         await trio.sleep(60)
@@ -119,7 +119,7 @@ async def test_the_same_news_raises_a_count(autojump_clock):
         lab.recorder.emit_nowait(thing(), "Restarting", "for another reason")
         lab.recorder.emit_nowait(thing(), "Loaded", "again")
         lab.recorder.emit_nowait(thing(uid="a-later-one"), "Restarting", "again")
-        assert sorted(one[3] for one in await lab.told()) == [1, 1, 1, 3]
+        assert sorted(one[3] for one in await lab.event_rows()) == [1, 1, 1, 3]
 
 
 async def test_a_crash_loop_is_not_a_flood(autojump_clock):
@@ -129,22 +129,22 @@ async def test_a_crash_loop_is_not_a_flood(autojump_clock):
             lab.recorder.emit_nowait(thing(), "EngineExited", "exit code 1")
             await trio.sleep(3.6)
         await trio.sleep(REFILL_SECONDS)
-        assert [one[3] for one in await lab.told()] == [1000]
+        assert [one[3] for one in await lab.event_rows()] == [1000]
         assert len(lab.writes) <= BURST + 3600 / REFILL_SECONDS + 2
 
 
 @pytest.mark.ci
-async def test_words_that_always_differ_are_not_a_flood_either(autojump_clock):
+async def test_messages_that_always_differ_are_not_a_flood_either(autojump_clock):
     """A day of crashes, each with another pid in its message, is a few Events; the last has the newest words."""
     async with open_lab() as lab:
         for pid in range(1440):
             lab.recorder.emit_nowait(thing(), "EngineExited", f"pid {pid} exited")
             await trio.sleep(60)
-        told = await lab.told()
-        assert [one[3] for one in told] == [1] * MAX_MESSAGES_PER_REASON + [1440 - MAX_MESSAGES_PER_REASON]
-        assert told[-1][2] == "pid 1439 exited"
+        event_rows = await lab.event_rows()
+        assert [one[3] for one in event_rows] == [1] * MAX_MESSAGES_PER_REASON + [1440 - MAX_MESSAGES_PER_REASON]
+        assert event_rows[-1][2] == "pid 1439 exited"
         lab.recorder.emit_nowait(thing(), "EngineExited", "pid 0 exited")
-        assert [one[3] for one in await lab.told()] == [
+        assert [one[3] for one in await lab.event_rows()] == [
             2,
             *[1] * (MAX_MESSAGES_PER_REASON - 1),
             1440 - MAX_MESSAGES_PER_REASON,
@@ -158,11 +158,11 @@ async def test_one_object_does_not_crowd_out_another(autojump_clock):
             lab.recorder.emit_nowait(thing("loud"), f"Noise{step}", "line")
         await trio.sleep(SETTLED)
         lab.recorder.emit_nowait(thing("quiet"), "Ready", "at last")
-        told = await lab.told()
-        assert ("quiet", "Ready", "at last", 1) in told
-        assert len(told) == BURST + 1
+        event_rows = await lab.event_rows()
+        assert ("quiet", "Ready", "at last", 1) in event_rows
+        assert len(event_rows) == BURST + 1
         await trio.sleep(6 * REFILL_SECONDS)
-        assert len(await lab.told()) == BURST + 6
+        assert len(await lab.event_rows()) == BURST + 6
 
 
 async def test_pending_events_are_bounded(autojump_clock):
@@ -197,14 +197,14 @@ async def test_an_outage_delays_and_merges(autojump_clock):
 
 
 async def test_old_news_is_dropped(autojump_clock):
-    """What could not be told for half an hour is not told any more."""
+    """An Event that could not be sent for half an hour is dropped."""
     async with open_lab() as lab:
         lab.down = True
         lab.recorder.emit_nowait(thing(), "Restarting", "again")
         await trio.sleep(STALE_SECONDS + 1)
         lab.down = False
         await trio.sleep(120)
-        assert (await lab.told(), lab.recorder.dropped) == ([], 1)
+        assert (await lab.event_rows(), lab.recorder.dropped) == ([], 1)
 
 
 @pytest.mark.parametrize("refusal", [status(403, "Forbidden"), status(404, "NotFound"), status(422, "Invalid")])
@@ -217,11 +217,11 @@ async def test_a_refusal_is_believed(autojump_clock, refusal):
         assert (len(lab.writes), lab.recorder.dropped) == (1, 1)
         lab.answer = None
         lab.recorder.emit_nowait(thing(), "Ready", "again")
-        assert len(await lab.told()) == 1
+        assert len(await lab.event_rows()) == 1
 
 
-async def test_a_forgotten_event_begins_anew(autojump_clock):
-    """When the server has dropped an Event after its hour, the next repetition makes a new one that counts from 1."""
+async def test_an_expired_event_is_created_again(autojump_clock):
+    """When the server has deleted an Event after an hour, the next repetition creates a new one with count 1."""
     async with open_lab() as lab:
         lab.recorder.emit_nowait(thing(), "Restarting", "again")
         [event] = await lab.events()
@@ -231,7 +231,7 @@ async def test_a_forgotten_event_begins_anew(autojump_clock):
         assert (later.count, later.first_timestamp > event.first_timestamp or later.key != event.key) == (1, True)
 
 
-async def test_an_orderly_end_waits_for_the_last_words(autojump_clock):
+async def test_a_clean_exit_waits_for_the_last_events(autojump_clock):
     """`wait_written` returns once nothing is pending, and at once when it is."""
     async with open_lab() as lab:
         await lab.recorder.wait_written()
@@ -247,7 +247,7 @@ async def test_memory_is_bounded(autojump_clock, monkeypatch):
         for step in range(50):
             lab.recorder.emit_nowait(thing(f"t{step}"), "Ready", "x")
             await trio.sleep(0.1)
-        assert len(await lab.told()) == 50
+        assert len(await lab.event_rows()) == 50
         assert (len(lab.recorder._written), len(lab.recorder._buckets)) == (5, 5)
         assert (len(lab.recorder._pending), len(lab.recorder._pending_per_object)) == (0, 0)
 

@@ -28,7 +28,7 @@ def over_httpx(server: ScriptedServer) -> Any:
 
 @pytest.mark.parametrize("link", [over_link, over_httpx])
 async def test_a_request_is_complete(link):
-    """Address, host, length and media types are those of the request; what the caller adds to all of them is kept."""
+    """Address, host, length and media types are those of the request; the caller's default headers are kept."""
     server = ScriptedServer(*[ok(config_map("a", 1))] * 3, ok({"kind": "Status"}))
     client = Client(link(server))
     await client.get(ConfigMap, KEY)

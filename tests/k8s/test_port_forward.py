@@ -1,6 +1,6 @@
 """Port-forwards through a stand-in kubelet that speaks `v4.channel.k8s.io` by the `websockets` package.
 
-A real kubelet stands behind an API server; here both are one server, over TLS, with real credentials.
+In a cluster the kubelet is behind an API server; here both are one server, over TLS, with real credentials.
 """
 
 import json
@@ -145,7 +145,7 @@ async def test_bytes_go_to_the_port_and_back(ca):
 
 
 async def test_the_end_of_the_pods_connection_is_the_end(ca):
-    """What the pod said last arrives, then the end."""
+    """The pod's last bytes arrive, then the end."""
 
     async def answer(stream):
         await stream.send_all(b"answer to " + await stream.receive_some())
@@ -159,7 +159,7 @@ async def test_the_end_of_the_pods_connection_is_the_end(ca):
         nursery.cancel_scope.cancel()
 
 
-async def test_the_kubelets_error_is_told(ca):
+async def test_the_kubelets_error_is_reported(ca):
     """A port on which nothing listens is an error with the kubelet's own words."""
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
@@ -217,14 +217,14 @@ def refusing(code, reason):
     [(403, "Forbidden", ForbiddenError), (404, "NotFound", NotFoundError), (401, "Unauthorized", UnauthorizedError)],
 )
 async def test_a_refusal_is_the_servers_own_error(code, reason, error, ca):
-    """What the API server says instead of 101 is the error that any other call would have."""
+    """A response other than 101 is the error that any other call would raise."""
     with serving(Kubelet(), ca, process_request=refusing(code, reason)) as url:
         async with cluster(url, ca) as client:
             with pytest.raises(error, match=f"^pods {reason}$"):
                 await connect_to_pod(client, POD, 8080)
 
 
-async def test_a_server_that_knows_no_websocket_is_told_apart():
+async def test_a_server_without_websockets_is_recognised():
     """An answer without an upgrade is an error, whatever its status."""
     server = ScriptedServer(html())
     with pytest.raises(TransportError, match=f"^{CALL}: status 200 without a Kubernetes Status"):
@@ -232,7 +232,7 @@ async def test_a_server_that_knows_no_websocket_is_told_apart():
 
 
 async def test_another_subprotocol_is_refused(ca):
-    """A server that does not choose the protocol is told in one sentence."""
+    """A server that does not choose the protocol is reported in one sentence."""
     with serving(Kubelet(), ca, subprotocols=None) as url:
         async with cluster(url, ca) as client:
             with pytest.raises(

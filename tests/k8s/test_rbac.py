@@ -70,7 +70,7 @@ def test_a_program_of_one_namespace_has_no_right_elsewhere(served):
 
 
 def test_no_rule_is_a_wildcard_or_browses_secrets():
-    """The programs ask for named verbs on named resources; a Secret can only be read by whoever knows its name."""
+    """The programs request named verbs on named resources; a Secret can only be read by its name."""
     from llmkube.controller.rights import PROGRAM as CONTROLLER
     from llmkube.supervisor.rights import PROGRAM as AGENT
 

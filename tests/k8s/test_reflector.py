@@ -59,7 +59,7 @@ async def reflect(*answers, until=1000.0, backoff=STEADY, **options):
 
 
 async def test_a_list_and_its_watch_fill_the_cache(autojump_clock):
-    """Listed objects, then added, changed and deleted ones, are in the cache before their keys are told."""
+    """Listed, then added, changed and deleted objects are in the cache before their keys are notified."""
     found = await reflect(
         listing(10, config_map("a", 1), config_map("b", 2)),
         watching(
@@ -110,7 +110,7 @@ GONE = [
 
 @pytest.mark.parametrize("gone", GONE)
 async def test_gone_means_one_new_list(gone, autojump_clock):
-    """A 410, as a status or as an ERROR event, leads to exactly one list, whose differences are told."""
+    """A 410, as a status or as an ERROR event, leads to exactly one list, whose differences are notified."""
     found = await reflect(
         listing(10, config_map("a", 1), config_map("b", 2), config_map("c", 3)),
         gone,
@@ -133,7 +133,7 @@ async def test_gone_means_one_new_list(gone, autojump_clock):
     ],
 )
 async def test_poison_in_a_watch_leads_to_a_list(poison, autojump_clock):
-    """What a resumed watch would only meet again is passed by listing."""
+    """An event that would fail in each resumed watch is skipped by a list."""
     found = await reflect(
         listing(10, config_map("a", 1)), poison, listing(12, config_map("a", 11)), watching(None), until=60
     )
@@ -150,7 +150,7 @@ async def test_a_half_open_connection_is_replaced(autojump_clock):
 
 
 async def test_a_position_from_the_future_heals(autojump_clock):
-    """A watch that is accepted and then says nothing at all is followed by a list, also when this goes on for hours.
+    """A watch that is accepted and then stays silent is followed by a list, even if this continues for hours.
 
     That is how kube-apiserver meets a resourceVersion that a restored etcd has not reached yet.
     """
@@ -185,7 +185,7 @@ async def test_watches_that_are_cut_before_they_speak_heal_too(end, autojump_clo
     assert found.state == {"a": "101"}
 
 
-async def test_one_word_makes_a_position_good(autojump_clock):
+async def test_one_event_makes_a_position_valid(autojump_clock):
     """As long as some watch in three brings as much as a bookmark, nothing is ever listed again."""
     spoken = (watching(60.0), watching(60.0), watching(55.0, bookmark(11), 5.0))
     full = listing(10, config_map("a", 1))
@@ -326,7 +326,7 @@ async def test_what_two_lists_have_denied_is_looked_for_again(autojump_clock):
 
 
 async def test_an_empty_first_list_is_read_again_later(autojump_clock):
-    """What the first list has wrongly denied is known a minute later, though no event ever tells of it."""
+    """Objects missing from the first list are known a minute later, even without an event."""
     found = await reflect(
         listing(10), watching(bookmark(11), 60.0), listing(11, config_map("a", 1)), watching(None), until=100
     )
@@ -390,7 +390,7 @@ async def test_what_a_watch_may_delete_at_once(steps, left, autojump_clock):
 
 
 async def test_deletions_are_believed_without_the_brake(autojump_clock):
-    """Where nobody asked for it, no deletion waits."""
+    """Without the brake a deletion applies at once."""
     found = await reflect(listing(10, *FOUR), watching(deleted("abcd"), None), until=5)
     assert found.state == {}
 
@@ -435,7 +435,7 @@ async def test_an_object_of_the_cluster_has_no_namespace(autojump_clock):
     assert found.state == {"node-1": "1"}
 
 
-async def test_an_unreadable_object_is_told_and_hides_nothing(autojump_clock):
+async def test_an_unreadable_object_is_reported_and_hides_no_other(autojump_clock):
     """A malformed object keeps its last readable state, says what is wrong, and heals."""
     broken = {**config_map("a", 11), "data": 7}
     answers = [
@@ -454,7 +454,7 @@ async def test_an_unreadable_object_is_told_and_hides_nothing(autojump_clock):
 
 
 async def test_a_bug_in_a_listener_is_not_swallowed(autojump_clock):
-    """What `notify` raises ends the reflector with that error."""
+    """An error raised by `notify` ends the reflector."""
 
     def explode(key):
         raise ZeroDivisionError
@@ -535,7 +535,7 @@ def test_a_list_is_doubtful_when_it_loses_most_or_goes_back(known, listed, versi
 
 
 def test_managed_fields_are_not_kept():
-    """The cache leaves out managedFields, which nobody reads and which double an object's size."""
+    """The cache leaves out managedFields, which are unused and double an object's size."""
     obj = config_map("a", 5)
     obj["metadata"]["managedFields"] = [{"manager": "kubectl", "fieldsV1": {"f:data": {}}}]
     cache = filled(10, obj)

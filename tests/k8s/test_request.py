@@ -1,4 +1,4 @@
-"""Requests are values: what goes on the wire can be read off them."""
+"""Requests are values that show the bytes to be sent."""
 
 import json
 

@@ -53,7 +53,7 @@ def test_paths_that_name_nothing(resource: Resource, arguments: dict[str, str], 
         resource.path(**arguments)
 
 
-def test_words_of_a_resource() -> None:
+def test_names_of_a_resource() -> None:
     """The derived words are those that kubectl and discovery use."""
     assert (MODEL.api_version, Event.RESOURCE.api_version) == ("inference.llmkube.dev/v1alpha1", "v1")
     assert (MODEL.singular, MODEL.list_kind) == ("model", "ModelList")

@@ -28,7 +28,7 @@ def test_a_state_is_one_object():
 
 
 def test_kinds_are_kept_apart():
-    """What one class knows of a state is not what another one knows."""
+    """Versions known to one class are unknown to another."""
     decoder, raw = VersionDecoder(), state(5)
     del raw["kind"], raw["apiVersion"]
     assert isinstance(decoder.decode(ConfigMap, raw), ConfigMap)
@@ -36,7 +36,7 @@ def test_kinds_are_kept_apart():
 
 
 @pytest.mark.parametrize("missing", ["uid", "resourceVersion"])
-def test_without_a_name_for_its_state_an_object_is_read_anew(missing):
+def test_an_object_without_a_version_is_read_again(missing):
     """Two objects that do not say which state they are in are two."""
     decoder, one, other = VersionDecoder(), state(5, x="1"), state(5, x="2")
     del one["metadata"][missing], other["metadata"][missing]
@@ -45,7 +45,7 @@ def test_without_a_name_for_its_state_an_object_is_read_anew(missing):
 
 @pytest.mark.parametrize("metadata", [7, {"uid": [], "resourceVersion": "1"}, {"uid": "a", "resourceVersion": {}}, []])
 def test_malformed_metadata_is_a_decode_error(metadata):
-    """What a confused server says in place of a name ends nothing."""
+    """A value of the wrong type in place of a version is a DecodeError and ends no watch."""
     with pytest.raises(DecodeError, match="metadata"):
         VersionDecoder().decode(ConfigMap, {"kind": "ConfigMap", "metadata": metadata})
 
@@ -62,7 +62,7 @@ def test_only_the_newest_states_are_remembered():
 
 
 def test_a_malformed_state_is_an_error_each_time():
-    """What cannot be read is not remembered as anything."""
+    """An unreadable object is not remembered."""
     decoder = VersionDecoder()
     for _ in range(2):
         with pytest.raises(DecodeError, match="data"):

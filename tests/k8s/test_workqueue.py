@@ -72,7 +72,7 @@ async def test_a_body_that_raises_releases_its_key(queue):
     assert await take(queue) == "a"
 
 
-async def test_of_several_delays_the_earliest_counts(queue, autojump_clock):
+async def test_the_earliest_of_several_delays_applies(queue, autojump_clock):
     """A key that is due in 50, 5 and 500 seconds comes after 5, and only once."""
     start = trio.current_time()
     for seconds in (50, 5, 500):

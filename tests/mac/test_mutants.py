@@ -84,7 +84,7 @@ def statvfs_alone(patch):
         patch.setattr(disk.os, "statvfs", lambda _: SimpleNamespace(f_bavail=free // 4096 % modulo))
 
     said = (20 << 40, 20 << 40, 1 << 32)
-    return lambda: test_disk.test_the_larger_of_two_figures_counts_on_a_mac(on_a_mac, "/", said, 20 << 40)
+    return lambda: test_disk.test_on_a_mac_the_larger_of_two_figures_is_used(on_a_mac, "/", said, 20 << 40)
 
 
 def sum_that_never_comes(patch):

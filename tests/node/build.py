@@ -64,7 +64,7 @@ def debian_dir(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def program_dirs(environ: Mapping[str, str] = os.environ) -> tuple[Path, ...]:
-    """Return the folders that stand before PATH inside a node; the second holds the CNI plugins."""
+    """Return the folders that precede PATH inside a node; the second holds the CNI plugins."""
     return (*(folder_of(module, environ) for module in modules()), envtest.assets_dir(environ))
 
 

@@ -1,4 +1,4 @@
-"""What runs on the node, and how each program is told to run: flags, files, certificates, in the order of need."""
+"""The programs of the node and their configuration: flags, files, certificates, in the order of need."""
 
 import json
 import os
@@ -224,12 +224,12 @@ _AUDIT_POLICY = {
     "omitStages": ["RequestReceived", "ResponseStarted"],
     "rules": [{"level": "Metadata", "userGroups": ["system:serviceaccounts:llmkube-system"]}, {"level": "None"}],
 }
-"""What our own programs ask the API server for, one line each: `logs/audit.jsonl`."""
+"""Requests of our own programs to the API server, one line each: `logs/audit.jsonl`."""
 
 NAME_SERVICE = Template(Path(__file__).with_name("name_service.yaml").read_text(encoding="utf-8")).substitute(
     DNS=DNS, ADDRESS=ADDRESS
 )
-"""What the cluster has besides Kubernetes' own objects: its name service, and volumes that bind at the first pod."""
+"""Additions to Kubernetes' own objects: the name service, and volumes that bind at the first pod."""
 
 
 def _yaml(document: Mapping[str, Any]) -> bytes:

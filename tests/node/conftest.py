@@ -45,7 +45,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest tests first, and last, one after the other, those that nothing may run beside."""
+    """Run the longest tests first, and last, one after the other, those that must run alone."""
 
     def order(item: pytest.Item) -> tuple[bool, int]:
         name = item.path.stem
@@ -73,8 +73,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def pytest_configure_node(node: Any) -> None:
     """Tell a worker what it shares."""
     shared, release, _ = node.config.stash[_SHARED]
-    told = attrs.asdict(shared) | {"kubeconfig": str(shared.kubeconfig)}
-    node.workerinput["shared_node"] = {"node": told, "home": str(release.home)}
+    attributes = attrs.asdict(shared) | {"kubeconfig": str(shared.kubeconfig)}
+    node.workerinput["shared_node"] = {"node": attributes, "home": str(release.home)}
 
 
 @pytest.hookimpl(trylast=True)  # the workers have ended

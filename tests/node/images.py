@@ -32,10 +32,10 @@ from node.build import debian_dir, folder_of, log, modules, unpack_debian, with_
 ROOT = Path(__file__).resolve().parents[2]
 LOCKS = tuple(f"requirements/{name}.txt" for name in ("build", "llama", "runtime"))
 CONTEXT = (".dockerignore", "Dockerfile", "LICENSE", "README.md", "pyproject.toml", *LOCKS, "src")
-"""What a build reads of the tree: the Dockerfile, and what `.dockerignore` lets through."""
+"""Files of the tree that a build reads: the Dockerfile, and what `.dockerignore` includes."""
 
 BASE_PACKAGES = ("python3", "python3-venv", "ca-certificates", "netbase", "tzdata")
-"""What the image python:slim has as well, as Debian's packages."""
+"""Contents of the image python:slim, as Debian's packages."""
 
 BASE = "localhost/python:slim"
 VARIANTS: Mapping[str, Sequence[str]] = {
@@ -55,7 +55,7 @@ class Image:
     """An archive that is there.
 
     Attributes:
-        name: What pods ask for.
+        name: The name in pods.
         archive: An OCI archive.
     """
 

@@ -1,4 +1,4 @@
-"""Start a node in namespaces of its own, and leave nothing of it behind, however its parent ends.
+"""Start a node in namespaces of its own, and remove it completely, however its parent ends.
 
     python -m node.keeper      prints {"pid": …, "ready": …} when the node is ready, and ends it when stdin ends
 

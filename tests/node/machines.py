@@ -1,4 +1,4 @@
-"""Agents on the machines beside the node: they know nothing of pods, and serve through the cluster's Services."""
+"""Agents on the machines next to the node: they know nothing of pods, and serve through the cluster's Services."""
 
 import json
 import sys
@@ -42,7 +42,7 @@ class Agent:
 
     @asynccontextmanager
     async def running(self, *more: str) -> AsyncIterator[None]:
-        """Run the agent; when the block ends it is told to stop, and waited for."""
+        """Run the agent; when the block ends it is stopped with a signal, and waited for."""
         words = ("--kubeconfig", f"{self.folder}/host.kubeconfig", "--state-dir", self.folder)
         words += ("--host-name", self.name, "--host-ip", MACHINES[self.machine], "--namespace", self.namespace, *more)
         async with self.typed(str(LLMKUBE), "agent", *words):
@@ -59,7 +59,7 @@ class Agent:
                 yield
             finally:
                 with trio.CancelScope(deadline=trio.current_time() + 60, shield=True):
-                    # its engines and their proxies end with it, as it is told to stop
+                    # its engines and their proxies end with it on a signal
                     for each in self.processes("agent"):
                         each.terminate()
                     await process.wait()
@@ -126,12 +126,12 @@ async def serving(
 
 async def answered(node: Node, namespace: str, *, key: str = "", url: str = URL) -> str:
     """Return what the pod `asker` gets once it is the answer; agents, engines and kube-proxy may take their time."""
-    said = ""
+    answer = ""
     with trio.move_on_after(PATIENCE_SECONDS):
-        while ANSWER not in said:
-            said = await chat(node, namespace, "asker", url, key=key)
-        return said
-    raise AssertionError(said)
+        while ANSWER not in answer:
+            answer = await chat(node, namespace, "asker", url, key=key)
+        return answer
+    raise AssertionError(answer)
 
 
 async def traffic(node: Node, namespace: str, seconds: int, tokens: int = 100) -> Any:

@@ -1,4 +1,4 @@
-"""A stand-in for metrics-server: the API `metrics.k8s.io`, which says of each pod what a test wants it to use."""
+"""A stand-in for metrics-server: the API `metrics.k8s.io` with the usage of each pod that a test sets."""
 
 import datetime
 import json
@@ -24,10 +24,10 @@ VERSION = f"{GROUP}/v1beta1"
 
 @attrs.define(eq=False)
 class Metrics:
-    """What it answers.
+    """The served usage.
 
     Attributes:
-        cpu: What every container uses, as a quantity.
+        cpu: Usage of every container, as a quantity.
     """
 
     node: Node

@@ -1,4 +1,4 @@
-"""What this machine lacks for a node, in words; nothing is a node."""
+"""List what this machine lacks for a node; an empty list means that a node can run."""
 
 import os
 import shutil
@@ -25,8 +25,8 @@ def lacks() -> tuple[str, ...]:
     controlled = {word for words in mounts if words[2] == "cgroup" for word in words[3].split(",")}
     if absent := [name for name in CONTROLLERS if name not in controlled]:
         found.append(f"no cgroup hierarchy of version 1 for {', '.join(absent)} is mounted, and version 2 is not used")
-    if not found and (said := _cannot_overlay()):
-        found.append(f"namespaces with an overlay cannot be made: {said}")
+    if not found and (problem := _cannot_overlay()):
+        found.append(f"namespaces with an overlay cannot be made: {problem}")
     return tuple(found)
 
 

@@ -1,4 +1,4 @@
-"""The running node, as tests use it: commands in it and on the machines beside it, its programs, its wires."""
+"""The running node, as tests use it: commands in it and on the machines next to it, its programs, its wires."""
 
 import json
 import os
@@ -25,7 +25,7 @@ class Node:
         pid: Its process 1, as this machine counts.
         machines: Process 1 of each machine on its wire, as the node counts.
         kubeconfig: Of an administrator; the API server is on the network that the tests are on.
-        start_seconds: What the start took.
+        start_seconds: Duration of the start.
     """
 
     keeper: int
@@ -40,7 +40,7 @@ class Node:
         return Path(f"/proc/{self.pid}/root{STATE}")
 
     def inside(self, *command: str, machine: str = "") -> list[str]:
-        """Return a command that runs another one in the node's namespaces, or on a machine beside it."""
+        """Return a command that runs another one in the node's namespaces, or on a machine next to it."""
         spaces = ("--mount", "--net", "--pid", "--uts", "--ipc", "--cgroup")
         entered = ["nsenter", "--target", str(self.pid), *spaces]
         if machine:
@@ -65,7 +65,7 @@ class Node:
         return await self.kubectl("exec", "-n", namespace, pod, "--", *command, check=check)
 
     def descendants(self) -> list[psutil.Process]:
-        """Return every process of the node, and those that this test run has sent to the machines beside it."""
+        """Return every process of the node, and those that this test run has started on the machines next to it."""
         # who enters a namespace stays the child of who sent it there; the keeper may be our child, or our parent's
         here = (psutil.Process(self.keeper), psutil.Process())
         found = {each.pid: each for parent in here for each in parent.children(recursive=True)}
@@ -88,7 +88,7 @@ class Node:
 
     @contextmanager
     def frozen(self, name: str) -> Iterator[None]:
-        """Have a program stand still."""
+        """Stop a program with SIGSTOP for the duration of the block."""
         self.kill(name, signal.SIGSTOP)
         try:
             yield
@@ -118,7 +118,7 @@ def line_of(process: psutil.Process) -> str:
 async def output(command: Sequence[str], *, check: bool = True, stdin: str = "") -> str:
     """Run a command and return what it printed; one that fails is an AssertionError with its words.
 
-    What a command that succeeds says beside its output is left out: kubectl complains of APIs that others take away.
+    Stderr of a command that succeeds is left out: kubectl complains of APIs that other tests delete.
     """
     done = await trio.run_process(
         command, stdin=stdin.encode(), capture_stdout=True, capture_stderr=True, check=False, env=os.environ

@@ -24,7 +24,7 @@ def model(name: str, source: str = "builtin://demo", **spec: Any) -> Object:
 
 
 def service(name: str, **spec: Any) -> Object:
-    """Return a service of the Model of its name, with the bundled engine of our own image, as nobody."""
+    """Return a service of the Model of its name, with the bundled engine of our own image, as the user nobody."""
     engine = {
         "modelRef": name,
         "contextSize": 1024,
@@ -39,7 +39,7 @@ def service(name: str, **spec: Any) -> Object:
 
 
 async def serve(node: Node, namespace: str, name: str = "tiny", **spec: Any) -> str:
-    """Serve the demo model and return its URL, as pods of the namespace write it; a pod `asker` runs beside it."""
+    """Serve the demo model and return its URL, as pods of the namespace write it; start a pod `asker` as its client."""
     await node.apply(namespace, model(name), service(name, **spec), pod("asker", SLEEP))
     await wait(node, namespace, "pod/asker", "condition=Ready")
     await wait(node, namespace, f"isvc/{name}", "condition=Available")
@@ -49,16 +49,16 @@ async def serve(node: Node, namespace: str, name: str = "tiny", **spec: Any) -> 
 async def wait(node: Node, namespace: str, what: str, condition: str, patience: str = PATIENCE) -> None:
     """Return when `kubectl wait` sees it; what the object and its pods look like otherwise is in the error."""
     wanted = ("wait", "-n", namespace, what, f"--for={condition}", f"--timeout={patience}")
-    said = await node.kubectl(*wanted, check=False)
+    output = await node.kubectl(*wanted, check=False)
     with trio.move_on_after(START_SECONDS):  # the API server may have been killed, or the object is about to be made
-        while "refused" in said or "not found" in said:
+        while "refused" in output or "not found" in output:
             await trio.sleep(0.2)
-            said = await node.kubectl(*wanted, check=False)
-    if "condition met" not in said:
+            output = await node.kubectl(*wanted, check=False)
+    if "condition met" not in output:
         shown = await node.kubectl("get", "-n", namespace, what, "-o", "yaml", check=False)
         pods = await node.kubectl("get", "-n", namespace, "pods,jobs,pvc", "-o", "wide", check=False)
         events = await node.kubectl("get", "-n", namespace, "events", check=False)
-        raise AssertionError(f"{said}\n{shown}\n{pods}\n{events}")
+        raise AssertionError(f"{output}\n{shown}\n{pods}\n{events}")
 
 
 async def read(node: Node, namespace: str, what: str) -> Any:
@@ -67,7 +67,7 @@ async def read(node: Node, namespace: str, what: str) -> Any:
 
 
 def condition(found: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
-    """Return a condition of an object; empty when it has none of that type."""
+    """Return a condition of an object; empty when it has no condition of that type."""
     return next((each for each in found.get("status", {}).get("conditions", []) if each["type"] == kind), {})
 
 

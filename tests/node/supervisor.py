@@ -48,7 +48,7 @@ async def supervise() -> None:
 
 
 async def _open_machine(nursery: trio.Nursery, name: str) -> int:
-    """Boot a machine beside the node, with processes and a network of its own; return its process 1."""
+    """Boot a machine next to the node, with processes and a network of its own; return its process 1."""
     reaper = (sys.executable, "-m", "node.reaper", "sleep", "infinity")
     spaces = ("--net", "--pid", "--uts", "--mount", "--fork", "--kill-child", "--mount-proc")
     process = await trio.lowlevel.open_process(["unshare", *spaces, *reaper], stdin=subprocess.DEVNULL)

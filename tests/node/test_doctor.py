@@ -1,4 +1,4 @@
-"""`llmkube doctor --from-cluster` on a Mac beside the cluster: a real pod tries the address that the Mac advertises."""
+"""`llmkube doctor --from-cluster` on a Mac next to the cluster: a real pod tries the Mac's advertised address."""
 
 import json
 import sys
@@ -19,7 +19,7 @@ NO_NEW_CONNECTIONS = (
     f"table inet {TABLE} {{ chain input {{ type filter hook input priority 0; "
     "tcp flags & (syn | ack) == syn reject with icmpx admin-prohibited; }; }"
 )
-"""As a firewall that answers what it does not let in."""
+"""Rules of a firewall that rejects new connections."""
 
 
 async def examined(node: Node, namespace: str) -> dict[str, Any]:
@@ -27,8 +27,8 @@ async def examined(node: Node, namespace: str) -> dict[str, Any]:
     variables = (f"LLMKUBE_STATE_DIR=/tmp/llmkube-doctor-{namespace}", f"LLMKUBE_HOST_IP={MACHINES[MAC]}")
     words = ("doctor", "--from-cluster", "--json", "--kubeconfig", str(node.kubeconfig), "-n", namespace)
     command = ("env", *variables, sys.executable, "-m", "llmkube", *words)
-    said = await node.run(*command, machine=MAC, check=False)  # this machine is no Mac, which is a failure too
-    (found,) = [each for each in json.loads(said)["findings"] if each["name"] == "from a pod"]
+    report = await node.run(*command, machine=MAC, check=False)  # this machine is no Mac, which is a failure too
+    (found,) = [each for each in json.loads(report)["findings"] if each["name"] == "from a pod"]
     return dict(found)
 
 
@@ -51,7 +51,7 @@ async def test_a_pod_reaches_the_mac(node: Node, namespace: str):
 
 @pytest.mark.alone
 async def test_a_firewall_on_the_mac_is_named(node: Node, namespace: str):
-    """What the pod met is told, and what mends it."""
+    """The pod's error is reported, with the fix."""
     await node.run("nft", NO_NEW_CONNECTIONS, machine=MAC)
     try:
         found = await examined(node, namespace)

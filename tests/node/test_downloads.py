@@ -31,7 +31,7 @@ def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-async def test_a_killed_job_goes_on_where_it_stopped(node: Node, release: Release, namespace: str):
+async def test_a_killed_job_resumes_where_it_stopped(node: Node, release: Release, namespace: str):
     """The pod that fetches is killed in the middle; the next one asks for the rest, and the whole has its digest."""
     padded = demo_and_more()
     async with open_web(ADDRESS, big=padded) as web:
@@ -60,47 +60,47 @@ async def test_a_killed_job_goes_on_where_it_stopped(node: Node, release: Releas
 
 
 async def kept_bytes(node: Node, namespace: str) -> int:
-    """What the note beside the partial file says is on the disk."""
-    said = await node.run("sh", "-c", f"cat {STATE}/volumes/{namespace}/.store/partial/*.json", check=False)
-    return int(json.loads(said)["syncedBytes"]) if said.startswith("{") else 0
+    """Return the synced bytes in the record of the partial file."""
+    text = await node.run("sh", "-c", f"cat {STATE}/volumes/{namespace}/.store/partial/*.json", check=False)
+    return int(json.loads(text)["syncedBytes"]) if text.startswith("{") else 0
 
 
 async def test_a_wrong_digest_fails_the_model_with_both_digests(node: Node, release: Release, namespace: str):
-    """What was asked for and what came are in the message, and no file of that name is left to be served."""
+    """Expected and actual digest are in the message, and no file of that name is left to be served."""
     async with open_web(ADDRESS, tiny=DEMO) as web:
         await node.apply(namespace, model("tiny", f"{web.url}/tiny.gguf", sha256="5" * 64))
         await wait(node, namespace, "model/tiny", "jsonpath={.status.phase}=Failed")
-    said = str((await read(node, namespace, "model/tiny"))["status"]["conditions"])
-    assert "5" * 64 in said
-    assert digest(DEMO) in said
+    text = str((await read(node, namespace, "model/tiny"))["status"]["conditions"])
+    assert "5" * 64 in text
+    assert digest(DEMO) in text
 
 
-async def test_a_full_volume_is_told_as_such(node: Node, release: Release, namespace: str):
+async def test_a_full_volume_is_reported(node: Node, release: Release, namespace: str):
     """A claim smaller than the file: the Model says that the volume is full, at the first try."""
     await node.run("mount", "-t", "tmpfs", "-o", "size=8m,mode=777", "full", f"{STATE}/volumes/{namespace}")
     async with open_web(ADDRESS, big=demo_and_more()) as web:
         await node.apply(namespace, model("big", f"{web.url}/big.gguf"))
         with trio.fail_after(PATIENCE_SECONDS):
             while True:
-                if "space" in await told(node, namespace, "big"):
+                if "space" in await condition_messages(node, namespace, "big"):
                     break
                 await trio.sleep(0.2)
 
 
-async def told(node: Node, namespace: str, name: str) -> str:
-    """What the Model's conditions say, joined."""
+async def condition_messages(node: Node, namespace: str, name: str) -> str:
+    """Return the messages of the Model's conditions, joined."""
     status = (await read(node, namespace, f"model/{name}")).get("status", {})
     return " ".join(each["message"] for each in status.get("conditions", []))
 
 
-async def test_a_failing_download_says_why_at_its_first_failure(node: Node, release: Release, namespace: str):
+async def test_a_failing_download_names_the_cause_at_its_first_failure(node: Node, release: Release, namespace: str):
     """The Model tells that nothing answers while its first pod still tries, and is Ready once a server is there."""
     await node.apply(namespace, model("tiny", f"http://{ADDRESS}:{PORT}/tiny.gguf"))
-    said = ""
+    text = ""
     with trio.move_on_after(PATIENCE_SECONDS):
-        while "cannot connect" not in said:
-            said = await told(node, namespace, "tiny")
-    assert "cannot connect" in said
+        while "cannot connect" not in text:
+            text = await condition_messages(node, namespace, "tiny")
+    assert "cannot connect" in text
     phase = (await read(node, namespace, "model/tiny"))["status"]["phase"]
     assert (phase, len((await read(node, namespace, "pods"))["items"])) == ("Downloading", 1)
     async with open_web(ADDRESS, PORT, tiny=DEMO):

@@ -29,7 +29,7 @@ def groups_of(pid: int) -> list[Path]:
 
 
 def ours() -> list[str]:
-    """What of a node's mounts and network devices this machine itself has."""
+    """Return the mounts and network devices of a node that this machine itself has."""
     mounts = [line for line in Path("/proc/self/mounts").read_text().splitlines() if "llmkube-node" in line]
     return [
         *mounts,

@@ -1,4 +1,4 @@
-"""What pods write, and the way to their engines, from a machine that is not on the network of the pods."""
+"""Logs of pods, and port-forwards to their engines, from a machine that is not on the network of the pods."""
 
 import json
 import subprocess
@@ -19,7 +19,7 @@ from waiting import until
 
 pytestmark = [pytest.mark.node, pytest.mark.usefixtures("release")]
 
-MAC = "mac2"  # nobody pulls out its cable
+MAC = "mac2"  # no test disconnects it
 
 
 def llmkube(node: Node, namespace: str, *words: str, kubeconfig: Path | None = None) -> list[str]:
@@ -106,8 +106,8 @@ async def test_the_log_of_pods_is_read_from_anywhere(node: Node, namespace: str)
     assert "container llama-server" in err
 
 
-async def test_a_user_without_the_right_is_told_which(node: Node, namespace: str, tmp_path: Path):
-    """K7: one who may see services and pods, and neither logs nor port-forwards, reads the verb that is missing."""
+async def test_a_missing_permission_is_named(node: Node, namespace: str, tmp_path: Path):
+    """K7: a user who may read services and pods, but neither logs nor port-forwards, is shown the missing verb."""
     await node.apply(namespace, model("demo"), service("tiny", modelRef="demo"))
     await wait(node, namespace, "isvc/tiny", "condition=Available")
     await node.kubectl("create", "serviceaccount", "reader", "-n", namespace)

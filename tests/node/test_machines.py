@@ -1,4 +1,4 @@
-"""Macs beside the cluster: their agents join, pods are answered by their engines, and what breaks is mended."""
+"""Macs next to the cluster: their agents join, pods are answered by their engines, and failures are repaired."""
 
 import json
 from functools import partial
@@ -61,8 +61,8 @@ async def test_the_guide_as_typed(node: Node, release: Release, namespace: str):
         assert ANSWER in await node.run("python3", "-c", ASK, direct, "", machine="mac")
         assert ANSWER in await node.run(*on_mac, "chat", "demo", "What is LLMKube?", "-n", namespace, machine="mac")
         assert (await node.run("python3", "-c", ASK, direct, "", machine="mac2")).startswith("401 ")
-        said = await node.run(*on_mac, "agent", "status", machine="mac")
-        assert f"no key      this host, nodes ({ADDRESS}/32" in said
+        agent_status = await node.run(*on_mac, "agent", "status", machine="mac")
+        assert f"no key      this host, nodes ({ADDRESS}/32" in agent_status
         forwarding = node.inside(*on_mac, "port-forward", "demo", "18080", "-n", namespace, machine="mac")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(partial(trio.run_process, forwarding, check=False, capture_stdout=True))
@@ -89,14 +89,14 @@ async def test_a_node_that_comes_is_admitted_at_once_and_one_that_goes_is_not(
         (piece,) = (await read(node, namespace, "endpointslices -l kubernetes.io/service-name=demo"))["items"]
         direct = f"http://{MACHINES['mac']}:{piece['ports'][0]['port']}"
 
-        async def told(beginning: str) -> None:
+        async def wait_for_answer(beginning: str) -> None:
             with trio.fail_after(PATIENCE_SECONDS):
                 while True:
                     if (await node.run("python3", "-c", ASK, direct, "", machine="mac2")).startswith(beginning):
                         return
                     await trio.sleep(0.2)
 
-        await told("401 ")
+        await wait_for_answer("401 ")
         unschedulable = {"unschedulable": True, "podCIDR": "0.0.0.0/0", "podCIDRs": ["0.0.0.0/0"]}
         body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": worker}, "spec": unschedulable}
         await node.kubectl("create", "-f", "-", stdin=json.dumps(body))
@@ -105,14 +105,14 @@ async def test_a_node_that_comes_is_admitted_at_once_and_one_that_goes_is_not(
             await node.kubectl(
                 "patch", "node", worker, "--subresource=status", "--type=merge", "-p", json.dumps(status)
             )
-            await told("200 ")
-            said = await node.run("env", *variables, str(LLMKUBE), "agent", "status", machine="mac")
-            assert f"{MACHINES['mac2']}/32" in said
-            assert "0.0.0.0" not in said
+            await wait_for_answer("200 ")
+            agent_status = await node.run("env", *variables, str(LLMKUBE), "agent", "status", machine="mac")
+            assert f"{MACHINES['mac2']}/32" in agent_status
+            assert "0.0.0.0" not in agent_status
         finally:
             with trio.CancelScope(deadline=trio.current_time() + 30, shield=True):
                 await node.kubectl("delete", "node", worker)
-        await told("401 ")
+        await wait_for_answer("401 ")
 
 
 async def test_a_service_with_a_secret_asks_every_pod_for_a_key(node: Node, release: Release, namespace: str):
@@ -167,7 +167,7 @@ async def test_a_cable_that_was_out_is_in_again(node: Node, release: Release, na
 
 
 async def test_two_macs_one_unplugged(node: Node, release: Release, namespace: str):
-    """Answers go on when one of two is unplugged; no request is lost once its endpoint is gone."""
+    """Answers continue when one of two is unplugged; no request is lost once its endpoint is gone."""
     async with serving(node, namespace, "mac", "mac2", replicas=2):
         with trio.fail_after(PATIENCE_SECONDS):
             while True:

@@ -79,8 +79,8 @@ async def test_two_operators_hand_over(node: Node, release: Release, namespace: 
             await node.kubectl("scale", "-n", NAMESPACE, "deployment/llmkube-controller", "--replicas=1")
 
 
-async def test_helm_test_says_that_the_release_works(node: Node, release: Release):
+async def test_helm_test_passes(node: Node, release: Release):
     """`helm test --logs` passes and shows what the pod printed."""
-    said = await release.in_thread("test", "llmkube", "-n", NAMESPACE, "--logs")
-    assert "Phase:          Succeeded" in said
-    assert "POD LOGS" in said
+    output = await release.in_thread("test", "llmkube", "-n", NAMESPACE, "--logs")
+    assert "Phase:          Succeeded" in output
+    assert "POD LOGS" in output

@@ -1,4 +1,4 @@
-"""A part of the node itself is killed, or the node is drained: pods are served on, and what broke is mended."""
+"""A part of the node itself is killed, or the node is drained: pods are still served, and the failure is repaired."""
 
 import signal
 
@@ -58,8 +58,8 @@ async def test_a_drained_node_gives_its_pods_away_unless_the_service_forbids_it(
         await wait(node, namespace, "pdb/drained", "create")
         await wait(node, namespace, "pdb/drained", "jsonpath={.status.disruptionsAllowed}=0")
         await wait(node, namespace, "isvc/drained", "condition=Available")
-        said = await node.kubectl(*drain[:-1], "--timeout=10s", check=False)
-        assert "would violate the pod's disruption budget" in said
+        output = await node.kubectl(*drain[:-1], "--timeout=10s", check=False)
+        assert "would violate the pod's disruption budget" in output
     finally:
         with trio.move_on_after(30, shield=True):
             await node.kubectl("uncordon", NODE)

@@ -1,4 +1,4 @@
-"""Pods that are replaced lose no request: the bundled engine, and stand-ins for images that know nothing of us."""
+"""Pods that are replaced lose no request: with the bundled engine, and with stand-ins for foreign images."""
 
 import json
 from collections.abc import Awaitable, Callable, Mapping
@@ -56,7 +56,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 time.sleep(loads)
 http.server.ThreadingHTTPServer(("", 8080), Handler).serve_forever()
 """
-"""An engine that loads for a while, streams for a while, and ends at TERM whatever it does: LOADS SECONDS [metrics].
+"""An engine that loads for a while, streams for a while, and ends at TERM at once: LOADS SECONDS [metrics].
 
 As process 1 of its container Python ignores a TERM that it does not handle: the command puts a shell-less parent first.
 """
@@ -69,7 +69,7 @@ INIT = (
 
 
 def stand_in(name: str, loads: float, seconds: float, *words: str, **spec: Any) -> Mapping[str, Any]:
-    """Return a service whose engine is a stand-in for somebody's image."""
+    """Return a service whose engine is a stand-in for a foreign image."""
     arguments = ["-uc", INIT, ENGINE, str(loads), str(seconds), *words]
     image = {"image": reference("llmkube"), "command": ["python3", *arguments], "extraArgs": []}
     return service(name, **{**image, **spec})
@@ -78,17 +78,17 @@ def stand_in(name: str, loads: float, seconds: float, *words: str, **spec: Any) 
 async def traffic(node: Node, namespace: str, name: str, seconds: float, tokens: int, *more: str) -> dict[str, Any]:
     """Stream answers from inside a pod; return how many were whole, and which were not."""
     words = (f"http://{name}:8080", str(seconds), str(tokens), *more)
-    said: dict[str, Any] = json.loads(await node.execute(namespace, "client", "python3", "-c", TRAFFIC, *words))
-    return said
+    counts: dict[str, Any] = json.loads(await node.execute(namespace, "client", "python3", "-c", TRAFFIC, *words))
+    return counts
 
 
 async def rolled(node: Node, namespace: str, name: str) -> None:
     """Return when the newest template is all that is left of a Deployment."""
     while True:
-        said = await node.kubectl(
+        output = await node.kubectl(
             "rollout", "status", "-n", namespace, f"deployment/{name}", "--timeout=240s", check=False
         )
-        if "successfully rolled out" in said:
+        if "successfully rolled out" in output:
             return
         await trio.sleep(0.5)
 
@@ -120,7 +120,7 @@ async def count(node: Node, namespace: str, name: str, number: int) -> bool:
 
 
 async def until(holds: Callable[[], Awaitable[bool]]) -> None:
-    """Return once the cluster is as it shall be; nothing tells of that."""
+    """Poll until the condition holds."""
     with trio.fail_after(60):
         while True:
             if await holds():
@@ -159,7 +159,7 @@ async def test_an_edit_breaks_no_answer_of_the_bundled_engine(node: Node, namesp
         assert each["whole"], each
 
 
-async def test_an_image_that_tells_nothing_is_held_by_its_connections(node: Node, namespace: str):
+async def test_an_image_without_metrics_drains_by_its_connections(node: Node, namespace: str):
     """K1: a container without metrics that ends at TERM: streams of 25 seconds outlive their pod's deletion."""
     engine = stand_in("anyone", 0, 25, modelRef="demo", runtime="generic")
     await start(node, namespace, engine)
@@ -200,17 +200,17 @@ async def test_what_comes_while_the_new_pod_loads_has_the_time_of_the_policy(nod
     assert (await pods_of(node, namespace, "slow"))[0]["metadata"]["name"] != before["metadata"]["name"]
 
 
-async def test_a_pod_without_requests_is_gone_soon_and_says_why(node: Node, namespace: str, release: Release):
-    """An idle pod waits for the proxies alone; the container beside the engine has a line for a person who asks."""
+async def test_an_idle_pod_ends_soon_and_logs_the_reason(node: Node, namespace: str, release: Release):
+    """An idle pod waits for the proxies alone; the container next to the engine logs a line for people."""
     await start(node, namespace, service("tiny", modelRef="demo"))
     (only,) = await pods_of(node, namespace, "tiny")
     name = only["metadata"]["name"]
     async with trio.open_nursery() as nursery:
-        said: list[str] = []
+        output: list[str] = []
 
         async def follow() -> None:
-            said.append(await node.kubectl("logs", "-f", "-n", namespace, name, "-c", "drain", check=False))
+            output.append(await node.kubectl("logs", "-f", "-n", namespace, name, "-c", "drain", check=False))
 
         nursery.start_soon(follow)
         await node.kubectl("delete", "pod", "-n", namespace, name, "--timeout=120s")
-    assert "it has no requests" in said[0], said
+    assert "it has no requests" in output[0], output

@@ -49,7 +49,7 @@ async def pods_of(node: Node, namespace: str) -> set[str]:
 async def test_a_routers_pods_answer_by_its_spec(node: Node, release: Release, namespace: str):
     """From the object to an answer through its Service; under `restricted`, with no token; it says Ready and why not.
 
-    A backend that goes away is told, and costs its own requests alone.
+    A backend that goes away is reported, and loses only its own requests.
     """
     await serve(node, namespace)
     await node.apply(namespace, router())
@@ -73,11 +73,11 @@ async def test_an_edit_of_a_router_loses_no_request_and_no_pod(node: Node, relea
     await wait(node, namespace, "pod/client", "condition=Ready")
     await answered(node, namespace, url=URL)
     before = await pods_of(node, namespace)
-    said: dict[str, Any] = {}
+    outcome: dict[str, Any] = {}
 
     async def ask() -> None:
         words = ("client", "python3", "-c", TRAFFIC, URL, "90")
-        said.update(json.loads(await node.execute(namespace, *words)))
+        outcome.update(json.loads(await node.execute(namespace, *words)))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(ask)
@@ -90,5 +90,5 @@ async def test_an_edit_of_a_router_loses_no_request_and_no_pod(node: Node, relea
         with trio.fail_after(80):
             while len(now := await pods_of(node, namespace)) != 2 or now & before:  # noqa: ASYNC110 (nothing tells)
                 await trio.sleep(1)
-    assert said["lost"] == []
-    assert said["answers"] > 10
+    assert outcome["lost"] == []
+    assert outcome["answers"] > 10

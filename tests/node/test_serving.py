@@ -27,7 +27,7 @@ async def test_a_pod_gets_an_answer_by_the_services_name(node: Node, release: Re
     assert engine["spec"]["containers"][0]["image"].startswith("localhost/llmkube-llama")
 
 
-async def test_the_example_for_cpus_is_served_by_our_image_as_it_stands(node: Node, release: Release, namespace: str):
+async def test_the_example_for_cpus_is_served_by_our_image_unchanged(node: Node, release: Release, namespace: str):
     """`examples/cluster/cpu.yaml` names no image, command or user, and answers under Pod Security `restricted`."""
     await node.kubectl("apply", "-n", namespace, "-f", str(EXAMPLE))
     await node.apply(namespace, pod("asker", SLEEP))
@@ -42,8 +42,8 @@ async def test_the_example_for_cpus_is_served_by_our_image_as_it_stands(node: No
     assert container["securityContext"]["readOnlyRootFilesystem"] is True
 
 
-async def test_a_crash_loop_stays_failed_and_says_why(node: Node, release: Release, namespace: str):
-    """A flag that the engine does not know: the phase is Failed and stays so over restarts, and the reason is told."""
+async def test_a_crash_loop_stays_failed_with_its_reason(node: Node, release: Release, namespace: str):
+    """With a flag that the engine does not know the phase is Failed over restarts, and the reason is reported."""
     await node.apply(namespace, model("tiny"), service("tiny", extraArgs=["--no-such-flag"]))
     await wait(node, namespace, "isvc/tiny", "jsonpath={.status.phase}=Failed")
     restarts = 0
@@ -61,8 +61,8 @@ async def test_a_crash_loop_stays_failed_and_says_why(node: Node, release: Relea
     assert "no-such-flag" in available["message"]
 
 
-async def test_an_engine_that_takes_more_memory_than_it_may_is_told(node: Node, release: Release, namespace: str):
-    """The kernel kills the engine at the Model's budget, and the status says so."""
+async def test_an_engine_beyond_its_memory_limit_is_reported(node: Node, release: Release, namespace: str):
+    """The kernel kills the engine at the Model's budget, and the status reports it."""
     await node.apply(namespace, model("tiny", hardware={"memoryBudget": "16Mi"}), service("tiny", resources={}))
     await wait(node, namespace, "isvc/tiny", "jsonpath={.status.phase}=Failed")
     available = condition(await read(node, namespace, "isvc/tiny"), "Available")
@@ -94,7 +94,7 @@ async def test_a_pod_is_ready_when_its_engine_is(node: Node, release: Release, n
 
 
 async def test_an_autoscaler_follows_the_load(node: Node, release: Release, namespace: str, tmp_path: Path):
-    """The HorizontalPodAutoscaler of a service adds pods while they are busy, and takes them away afterwards."""
+    """The HorizontalPodAutoscaler of a service adds pods while they are busy, and removes them afterwards."""
     metric = {"type": "Resource", "name": "cpu", "targetAverageUtilization": 50}
     await serve(node, namespace, autoscaling={"minReplicas": 1, "maxReplicas": 3, "metrics": [metric]})
     async with metrics_server(node, namespace, tmp_path) as metrics:

@@ -23,9 +23,9 @@ async def test_a_pod_runs_as_nobody_and_writes_to_nothing_but_its_volumes(node: 
     await node.apply(namespace, pod("one", ["python3", "-uc", "print('up'); import time; time.sleep(600)"]))
     await wait_ready(node, namespace, "one")
     with trio.fail_after(PATIENCE_SECONDS):
-        while not (told := await node.kubectl("logs", "-n", namespace, "one")):  # noqa: ASYNC110 (another program)
+        while not (output := await node.kubectl("logs", "-n", namespace, "one")):  # noqa: ASYNC110 (another program)
             await trio.sleep(0.2)  # a pod is Ready when its process runs, and has printed nothing then
-    assert told == "up\n"
+    assert output == "up\n"
     assert "uid=65532" in await node.execute(namespace, "one", "id")
     assert "Read-only file system" in await node.execute(namespace, "one", "touch", "/etc/written", check=False)
 

@@ -25,7 +25,7 @@ SYSCTLS: Mapping[str, str] = {
     "kernel/panic": "10",
     "kernel/panic_on_oops": "1",
 }
-"""What the kubelet wants, and would set for the whole machine."""
+"""Settings that the kubelet requires, and would set for the whole machine."""
 
 
 async def run(*command: str) -> str:

@@ -1,4 +1,4 @@
-"""What `make dist` writes: everything that a release has, made from the last commit and the same bytes each time.
+"""Implement `make dist`: write all files of a release, made from the last commit and the same bytes each time.
 
     dist/llmkube-VERSION-py3-none-any.whl     the wheel
     dist/llmkube-VERSION.tar.gz               the sources
@@ -8,8 +8,8 @@
     dist/llmkube-VERSION.cdx.json             the same as an SBOM, with licences and who needs whom (CycloneDX)
     dist/SHA256SUMS                           their digests, as `sha256sum --check` reads them
 
-Nothing is written before the wheel has been installed beside exactly what the lock pins, and has run. Nothing is
-signed: that is for whoever publishes (docs/security.md).
+Nothing is written before the wheel has been installed with exactly the pinned packages, and has run. Nothing is
+signed: the publisher does that (docs/security.md).
 """
 
 import argparse
@@ -159,9 +159,9 @@ def build(target: Path, say: Callable[[str], None], repository: Path = ROOT, url
         _write_sbom(place, installed, built / f"{name}.cdx.json", epoch)
         say("a run of the wheel ...")
         _install(installed, "--no-deps", "--no-index", str(wheel))
-        said = _run([str(installed.with_name("llmkube")), "version"], cwd=place).decode()
-        if said.split() != name.split("-"):
-            raise DistError(f"the wheel of {name} says that it is {said.strip()}")
+        output = _run([str(installed.with_name("llmkube")), "version"], cwd=place).decode()
+        if output.split() != name.split("-"):
+            raise DistError(f"the wheel of {name} says that it is {output.strip()}")
         say("manual pages and completions ...")
         (built / f"{name}-shell.tar.gz").write_bytes(
             _shell_files(installed.with_name("llmkube"), place / "shell", epoch)
@@ -245,8 +245,8 @@ def _run(command: Sequence[str], *, cwd: Path, env: Mapping[str, str] | None = N
     except OSError as error:
         raise DistError(f"{command[0]}: {error.strerror}") from error
     if done.returncode:
-        said = (done.stdout + done.stderr).decode(errors="replace")
-        raise DistError(f"{' '.join(command)}: exit status {done.returncode}\n{said}")
+        output = (done.stdout + done.stderr).decode(errors="replace")
+        raise DistError(f"{' '.join(command)}: exit status {done.returncode}\n{output}")
     return done.stdout
 
 
@@ -257,15 +257,15 @@ def main() -> int:
     parser.add_argument("--url", default="", help="folder in which the release is published; writes llmkube.rb too")
     arguments = parser.parse_args()
     try:
-        build(arguments.target, _say, url=arguments.url)
+        build(arguments.target, _log, url=arguments.url)
     except DistError as error:
-        _say(str(error))
+        _log(str(error))
         return 1
     sys.stdout.write((arguments.target / SUMS).read_text())
     return 0
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     sys.stderr.write(f"dist: {text}\n")
 
 

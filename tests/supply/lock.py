@@ -1,4 +1,4 @@
-"""What `make lock` writes: `requirements/*.txt`, every package pinned to a version and to the SHA-256 of its files.
+"""Implement `make lock`: write `requirements/*.txt`, every package pinned to a version and the SHA-256 of its files.
 
 The files are requirements as pip reads them, for every Python and platform that the project supports. They name no
 index, so any mirror serves them, and pip and uv refuse a file of another digest (`--require-hashes`). Each package has
@@ -133,14 +133,14 @@ def main() -> int:
         if supported != f">={PYTHONS[0]}":
             raise LockError(f"pyproject.toml supports Python {supported}, and the locks begin at {PYTHONS[0]}")
         with tempfile.TemporaryDirectory(prefix="llmkube-uv-") as scratch:
-            write(_find_uv(Path(scratch)), FOLDER, keep=arguments.keep, say=_say)
+            write(_find_uv(Path(scratch)), FOLDER, keep=arguments.keep, say=_log)
     except LockError as error:
-        _say(str(error))
+        _log(str(error))
         return 1
     return 0
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     sys.stderr.write(f"lock: {text}\n")
 
 

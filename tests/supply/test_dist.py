@@ -67,7 +67,7 @@ def test_only_what_is_committed_is_exported(tmp_path):
     assert {path.name: path.read_text() for path in folder.iterdir()} == {"kept": "committed"}
 
 
-def test_a_folder_without_history_is_refused_in_git_s_words(tmp_path):
+def test_a_folder_without_history_is_refused_with_git_s_message(tmp_path):
     """A tarball of the sources has no commit to build from."""
     with pytest.raises(DistError, match="not a git repository"):
         export(tmp_path, tmp_path)

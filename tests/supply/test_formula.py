@@ -52,7 +52,7 @@ def test_an_address_that_is_none_is_refused(url):
 
 
 def test_a_slot_that_nothing_fills_is_refused():
-    """It would reach a user's brew as it stands."""
+    """It would reach a user's brew unfilled."""
     with pytest.raises(ValueError, match="@NEW@, which nothing fills"):
         made(template='class A\n  x "@NEW@"\nend\n')
 
@@ -78,7 +78,7 @@ def ruby(folder):
 
 @pytest.mark.ci
 def test_ruby_reads_it(tmp_path):
-    """`ruby -c`: the syntax, without Homebrew; a damaged one is told."""
+    """`ruby -c` checks the syntax without Homebrew, and reports a damaged formula."""
     program, environ = ruby(tmp_path)
     for text, code in ((made(), 0), (made().replace("\nend\n", "\n"), 1)):
         file = tmp_path / "llmkube.rb"

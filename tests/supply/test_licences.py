@@ -32,7 +32,7 @@ WORDS = {
     "mozilla public license 2.0 (mpl 2.0)": "MPL-2.0",
     "python software foundation license": "PSF-2.0",
 }
-"""What older metadata says in words, in lower case."""
+"""Licence names of older metadata, in lower case."""
 
 READ = {
     # the classifier says "BSD License" and no more; its LICENSE has the three clauses

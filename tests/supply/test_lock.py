@@ -102,7 +102,7 @@ def test_no_package_runs_code_at_the_start_of_an_interpreter():
 
 
 def test_the_first_lock_s_pins_hold_in_all():
-    """What is tested is what an image and a release have; other people's clients run in an environment of their own."""
+    """Tests run with the versions of an image and a release; foreign clients run in an environment of their own."""
     tested = pins(lock("dev"))
     for name in LOCKS.keys() - {"clients"}:
         for package, versions in pins(lock(name)).items():

@@ -43,7 +43,7 @@ def test_nothing_leads_to_a_place_of_others():
 
 
 def test_a_place_of_others_is_found():
-    """What this test looks for, found in texts as they were once in these pages."""
+    """The patterns of this test match texts that were once in these pages."""
     them = "defilan" + "tech"
     for text in (
         f"repository: {them}/x",

@@ -27,7 +27,7 @@ PUBLIC = "93.184.216.34"
 
 @attrs.frozen
 class Request:
-    """What the client said."""
+    """A received request."""
 
     host: str  # as it was dialled by name
     target: str
@@ -85,7 +85,7 @@ Script = Callable[[Wire, Request], Awaitable[None]]
 
 @attrs.define(eq=False)
 class Network:
-    """Names, addresses, and the one script behind all of them; the requests are kept."""
+    """Names, addresses, and one script for all servers; the requests are recorded."""
 
     script: Script
     addresses: dict[str, list[str]] = attrs.field(factory=dict)
@@ -196,7 +196,7 @@ class Bench:
         return sorted(str(path.relative_to(self.store.root)) for path in paths)
 
     def visible(self) -> list[str]:
-        """What an engine could be given."""
+        """Return the files that an engine could be given."""
         return [name for name in self.files() if name.startswith(("blobs", "sets"))]
 
 

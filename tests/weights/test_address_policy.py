@@ -74,7 +74,7 @@ def test_some_addresses_no_setting_allows(rule, address):
 
 @pytest.mark.parametrize(("rule", "address"), rows(PRIVATE))
 def test_the_operator_may_name_private_addresses(rule, address):
-    """What stands on the operator's own command line may lead into private networks."""
+    """Addresses on the operator's own command line may be in private networks."""
     assert AddressPolicy(from_operator=True).refusal(ipaddress.ip_address(address)) is None
 
 

@@ -81,14 +81,14 @@ def test_each_answer_with_a_file_has_one_meaning(asked, status, headers, verdict
         {"content_type": "multipart/byteranges; boundary=x"},
     ],
 )
-def test_a_part_that_does_not_say_where_it_belongs_is_refused(headers):
+def test_a_part_without_its_range_is_refused(headers):
     """Bytes of an unclear place are never pieced together."""
     with pytest.raises(RangeError):
         decide(REST, 206, **headers)
 
 
 @pytest.mark.parametrize(
-    ("asked", "status", "headers", "error", "says"),
+    ("asked", "status", "headers", "error", "message"),
     [
         (WHOLE, 206, {"content_range": "bytes 0-1/2"}, SourceRefusedError, "206"),
         (WHOLE, 204, {}, SourceRefusedError, "204, which is not a file"),
@@ -125,9 +125,9 @@ def test_a_part_that_does_not_say_where_it_belongs_is_refused(headers):
         (HUB, 404, {"x_error_message": "\x1b[31m"}, SourceNotFoundError, "answered 404: no such"),
     ],
 )
-def test_what_asking_again_would_not_change_is_the_users(asked, status, headers, error, says):
+def test_what_asking_again_would_not_change_is_the_users(asked, status, headers, error, message):
     """A refusal names the status and what to do, and counts as the user's."""
-    with pytest.raises(error, match=says) as caught:
+    with pytest.raises(error, match=message) as caught:
         decide(asked, status, **headers)
     assert isinstance(caught.value, UserError)
     assert caught.value.field == "spec.source"
@@ -152,7 +152,7 @@ def test_a_pause_that_the_server_asks_for_is_in_the_error():
 
 @pytest.mark.parametrize("status", [401, 403, 404, 400])
 def test_a_refusal_behind_a_redirect_may_pass(status):
-    """A signed link that has expired is asked for anew, and is not the user's fault."""
+    """A signed link that has expired is requested again, and is not the user's fault."""
     with pytest.raises(FetchError, match="after a redirect"):
         decide(WHOLE, status, redirected=True)
 

@@ -55,7 +55,7 @@ def test_every_documented_shape_is_understood(text, source):
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("", "empty"),
         (" /models/a.gguf", "white space"),
@@ -93,9 +93,9 @@ def test_every_documented_shape_is_understood(text, source):
         ("org/repo@a b", "malformed revision"),
     ],
 )
-def test_anything_else_is_refused_with_its_field_and_a_way_out(text, says):
+def test_anything_else_is_refused_with_its_field_and_a_way_out(text, message):
     """A source of another shape is refused, and the message names the field and what is wrong."""
-    with pytest.raises(SourceError, match=says) as caught:
+    with pytest.raises(SourceError, match=message) as caught:
         parse_source(text)
     assert caught.value.field == "spec.source"
     assert caught.value.reason == "SourceInvalid"
@@ -111,7 +111,7 @@ def test_what_is_secret_in_a_url_stays_out_of_messages():
     assert "hunter2" not in str(caught.value)
 
 
-def test_a_part_stands_for_all_of_them():
+def test_one_part_selects_all_parts():
     """Whichever part of a split model is named, the parts are the same, in order."""
     expected = ("m-00001-of-00002.gguf", "m-00002-of-00002.gguf")
     assert part_names("m-00002-of-00002.gguf") == part_names("m-00001-of-00002.gguf") == expected
@@ -182,7 +182,7 @@ def test_what_is_no_page_of_a_repository_stays_a_file(text):
         ("hf://org/repo:Q4_K_M/m.gguf", "malformed quantization"),
     ],
 )
-def test_what_is_refused_says_what_to_write(text, words):
+def test_a_refusal_names_what_to_write(text, words):
     """A source that cannot be had names the form that can."""
     with pytest.raises(SourceError, match=words):
         parse_source(text)
@@ -205,12 +205,12 @@ FIRST, SECOND = "m-00001-of-00002.gguf", "m-00002-of-00002.gguf"
     ],
 )
 def test_the_first_file_is_the_engine_s(source, files, picked):
-    """Nothing picked leaves the source; a part of a split model stands for all of its parts."""
+    """Without a choice the source is unchanged; one part of a split model selects all of its parts."""
     assert pick(parse_source(source), files) == picked
 
 
 @pytest.mark.parametrize(
-    ("source", "files", "says"),
+    ("source", "files", "message"),
     [
         ("/m.gguf", ["m.gguf"], "but spec.source is not one"),
         ("https://h/m.gguf", ["m.gguf"], "but spec.source is not one"),
@@ -224,8 +224,8 @@ def test_the_first_file_is_the_engine_s(source, files, picked):
         ),
     ],
 )
-def test_what_cannot_be_picked_is_named(source, files, says):
+def test_what_cannot_be_picked_is_named(source, files, message):
     """The message says which file, and what to write in its place."""
     with pytest.raises(FileSetError) as refused:
         pick(parse_source(source), files)
-    assert says in str(refused.value)
+    assert message in str(refused.value)

@@ -28,7 +28,7 @@ def test_a_url_has_one_form(text, normal):
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("https://0x7f000001/", "is a number"),
         ("https://2130706433/", "is a number"),
@@ -71,14 +71,14 @@ def test_a_url_has_one_form(text, normal):
         ("https://h/" + "a" * 9000, "longer"),
     ],
 )
-def test_a_host_that_two_readers_may_read_differently_is_refused(text, says):
+def test_a_host_that_two_readers_may_read_differently_is_refused(text, message):
     """No odd form of an address or a name comes through, whatever a resolver would make of it."""
-    with pytest.raises(BadUrlError, match=says):
+    with pytest.raises(BadUrlError, match=message):
         parse_url(text)
 
 
-def test_user_and_password_are_kept_apart():
-    """What stands before the last @ of the authority is no host, and is in no text of the URL."""
+def test_user_and_password_are_separate():
+    """The part before the last @ of the authority is not the host, and is in no text of the URL."""
     url, secret = parse_url("https://me%40x:s3cr%3At@host/a@b?c@d")
     assert (str(url), secret) == ("https://host/a@b?c@d", UserInfo("me@x", "s3cr:t"))
     assert "s3cr" not in repr(secret) + repr(url) + url.shown
@@ -86,7 +86,7 @@ def test_user_and_password_are_kept_apart():
 
 
 def test_a_query_stays_out_of_messages():
-    """What may be a signature is not shown."""
+    """A query, which may hold a signature, is not shown."""
     assert parse_url("https://h:8443/a.gguf?X-Amz-Signature=s")[0].shown == "https://h:8443/a.gguf"
 
 
@@ -102,7 +102,7 @@ def test_a_query_stays_out_of_messages():
         ("https://u:p@other/b#f", "https://other/b"),
     ],
 )
-def test_a_redirect_is_followed_from_where_it_stands(location, leads_to):
+def test_a_redirect_is_relative_to_its_own_url(location, leads_to):
     """Relative and absolute redirects lead to the URL that RFC 3986 says."""
     assert str(resolve_location(WebUrl("https", "h", 443, "/d/a?x"), location)) == leads_to
 
@@ -119,7 +119,7 @@ def test_a_redirect_to_nowhere_is_refused(location):
 
 @given(st.text())
 def test_no_text_breaks_the_reader(text):
-    """Any host text gives a URL in printable ASCII, or a BadUrlError."""
+    """Each host text gives a URL in printable ASCII, or a BadUrlError."""
     try:
         url, _ = parse_url(f"https://{text}")
     except BadUrlError:

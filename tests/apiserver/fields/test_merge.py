@@ -137,7 +137,7 @@ REFUSED: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("applied", "message"), REFUSED)
-def test_items_that_cannot_be_told_apart_are_refused(applied: Any, message: str):
+def test_items_that_cannot_be_distinguished_are_refused(applied: Any, message: str):
     """A repeated item, or one without its key, raises with the path of the list."""
     with pytest.raises(MergeError, match=message):
         raise next(misfits(applied, SCHEMA))

@@ -69,7 +69,7 @@ def update(live: Any, new: Any, manager: str, kind: KindInfo = WIDGET, *, now: s
 
 
 def owned(obj: Any, manager: str) -> Any:
-    """What a manager owns, by every operation together."""
+    """Return the fields that a manager owns through all of its operations."""
     fields = FieldSet()
     for entry in obj["metadata"].get("managedFields", ()):
         if entry["manager"] == manager:
@@ -93,14 +93,14 @@ def test_the_first_apply_writes_an_entry_in_kubernetes_form():
 
 
 def test_applying_the_same_again_changes_nothing():
-    """A repeated apply gives the live object back, entry times included, and says so."""
+    """A repeated apply returns the live object itself, entry times included, and reports no change."""
     live = apply(None, widget(spec={"colour": "red"}), "me")
     again = apply(live, widget(spec={"colour": "red"}), "me", now=T1)
     assert again == live
 
 
 def test_a_field_that_its_only_owner_drops_is_removed():
-    """What the manager applied last time and leaves out now goes away."""
+    """A field that the manager's next apply omits is removed."""
     live = apply(None, widget(spec={"colour": "red", "tags": {"a": "1", "b": "2"}}), "me")
     after = apply(live, widget(spec={"tags": {"b": "2"}}), "me", now=T1)
     assert after["spec"] == {"tags": {"b": "2"}}
@@ -134,7 +134,7 @@ def test_taking_another_value_for_an_applied_field_conflicts():
 
 
 def test_conflicts_with_updaters_name_their_version_and_subresource():
-    """Several conflicts are listed by manager, and an updater is told by its version and subresource."""
+    """Several conflicts are listed by manager, and updaters are named with version and subresource."""
     live = apply(None, widget(spec={"colour": "red"}), "one")
     live = update(live, {**live, "spec": {"colour": "red", "size": 3}}, "kubectl-edit")
     live = update(live, {**live, "status": {"phase": "Ready"}}, "ctl", sub="status")
@@ -177,7 +177,7 @@ def test_an_update_takes_what_it_changes():
 
 
 def test_an_update_that_removes_a_field_ends_every_claim_to_it():
-    """A removed field is nobody's, so that an apply of it later meets no conflict."""
+    """A removed field has no owner, so a later apply of it meets no conflict."""
     live = apply(None, widget(spec={"colour": "red"}), "one")
     after = update(live, {**live, "spec": {}}, "editor")
     assert owned(after, "one") == {}
@@ -221,7 +221,7 @@ def test_creating_a_service_owns_no_structure_that_is_always_there():
     }
 
 
-def test_defaults_are_nobodys():
+def test_defaults_have_no_owner():
     """A default that is filled in after the apply can be set by another applier without a conflict."""
     live, _ = strategy.complete(WIDGET, apply(None, widget(spec={"colour": "red"}), "one"))
     assert live["spec"]["size"] == 1
@@ -239,7 +239,7 @@ def test_owner_references_are_owned_as_one_item_each():
 
 
 def test_status_is_applied_and_owned_through_its_own_endpoint():
-    """Two managers own a condition each on the status endpoint, and spec is nobody's there."""
+    """Two managers own a condition each on the status endpoint, and neither owns spec there."""
     live = update(None, widget(spec={"colour": "red"}), "user")
     for manager, kind in (("one", "Ready"), ("two", "Loaded")):
         body = widget(spec={"colour": "x"}, status={"conditions": [{"type": kind, "status": "True"}]})

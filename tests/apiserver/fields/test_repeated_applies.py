@@ -1,4 +1,4 @@
-"""Applies over and over: what does not change is shared, and the live object is left alone."""
+"""Repeated applies: what does not change is shared, and the live object is not modified."""
 
 import copy
 from typing import Any
@@ -112,7 +112,7 @@ FIRST = {"name": "one", "annotations": {"free": "10"}}
 
 
 def test_a_renewal_shares_what_it_does_not_change():
-    """Beside the new value everything is the very same, which spares whoever judges it the trouble."""
+    """Everything but the new value is the identical object, which saves comparing it."""
     live = manifest(FIRST, {"tags": {"x": "a"}, "names": ["a"]}, [])
     made = applied(None, live, "alice", "2026-01-01T00:00:00Z")
     wanted = manifest({**FIRST, "annotations": {"free": "11"}}, {"tags": {"x": "a"}, "names": ["a"]}, [])
@@ -121,14 +121,14 @@ def test_a_renewal_shares_what_it_does_not_change():
     assert found["metadata"]["annotations"] == {"free": "11"}
 
 
-def test_a_value_that_is_somebody_elses_too_is_no_renewal():
+def test_a_value_with_another_owner_is_no_renewal():
     """Two who agree on a value conflict as soon as one renews it."""
     live = None
     for manager in ("alice", "bob"):
         done = applied(live, manifest(FIRST, {"size": 2}, []), manager, "2026-01-01T00:00:00Z")
         live = done
-    told = applied(live, manifest(FIRST, {"size": 3}, []), "alice", "2026-01-01T00:00:01Z", force=False)
-    assert told == 'Apply failed with 1 conflict: conflict with "bob": .spec.size'
+    conflict = applied(live, manifest(FIRST, {"size": 3}, []), "alice", "2026-01-01T00:00:01Z", force=False)
+    assert conflict == 'Apply failed with 1 conflict: conflict with "bob": .spec.size'
 
 
 def test_a_heartbeat_is_a_renewal_from_end_to_end():

@@ -51,7 +51,7 @@ ON_SERVICES: list[tuple[Any, Any, Any]] = [
     (spec(ports=ports(80, 81)), spec(ports=[{"port": 80, "$patch": "delete"}]), spec(ports=ports(81))),
     (spec(ports=ports(80, 81)), spec(ports=[{"$patch": "replace"}, {"port": 9}]), spec(ports=ports(9))),
     (spec(ports=ports(80, 81)), ordered(81, 80, 82, ports=ports(82)), spec(ports=ports(81, 80, 82))),
-    (spec(ports=ports(80, 7, 81)), ordered(81, 80), spec(ports=ports(7, 81, 80))),  # 7 stood before 81
+    (spec(ports=ports(80, 7, 81)), ordered(81, 80), spec(ports=ports(7, 81, 80))),  # 7 came before 81
     (meta(finalizers=["a", "b"]), meta(finalizers=["b", "c"]), meta(finalizers=["a", "b", "c"])),
     (
         meta(finalizers=["a", "b", "c"]),

@@ -36,12 +36,12 @@ OTHERS: list[tuple[str, dict[str, Any], list[str]]] = [
         ['data[k]: Invalid value: "k": duplicate of key present in binaryData'],
     ),
 ]
-"""What the recorded script does not try."""
+"""Cases that the recorded script does not cover."""
 
 
 @pytest.mark.parametrize(("kind", "parts", "errors"), OTHERS)
 def test_builtin_kinds_have_their_own_rules(kind: str, parts: dict[str, Any], errors: list[str]):
-    """What a schema cannot say is judged by the kind, in kube-apiserver's words."""
+    """Rules that a schema cannot express are checked by the kind, with kube-apiserver's messages."""
     assert judged(kind, **parts) == errors
 
 
@@ -58,7 +58,7 @@ def test_an_immutable_config_map_stays_as_it_is():
 @pytest.mark.parametrize("kind", sorted(KINDS))
 @pytest.mark.parametrize("nonsense", [None, "x", 1, [], {"a": 1}, [1], [None]])
 def test_nonsense_is_refused_and_never_crashes(kind: str, nonsense: Any):
-    """Whatever JSON stands in a field of a built-in kind, completing and judging it answers."""
+    """Defaulting and validation handle arbitrary JSON in a field of a built-in kind."""
     info = KINDS[kind]
     for field in info.schema.properties:
         sent = {"metadata": dict(TAG), field: nonsense}

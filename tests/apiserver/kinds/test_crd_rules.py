@@ -1,4 +1,4 @@
-"""What a CustomResourceDefinition may say, and how it may change."""
+"""Rules for a CustomResourceDefinition and for its changes."""
 
 import copy
 from typing import Any
@@ -88,7 +88,7 @@ def test_a_broken_crd_is_refused_with_the_path(sent: dict[str, Any], message: st
 
 
 def test_int_or_string_may_repeat_itself():
-    """The two-branch anyOf that generators write beside x-kubernetes-int-or-string is allowed."""
+    """The two-branch anyOf that generators add to x-kubernetes-int-or-string is allowed."""
     assert (
         judge(with_schema(a={"x-kubernetes-int-or-string": True, "anyOf": [{"type": "integer"}, {"type": "string"}]}))
         == []

@@ -31,7 +31,7 @@ def test_the_client_chooses_the_form_of_discovery(accept, version):
     assert discovery.preferred_aggregation(accept) == version
 
 
-def test_both_forms_say_the_same(catalog):
+def test_both_forms_agree(catalog):
     """Every resource of the old form is in the aggregated one, with the same verbs and names."""
     for core in (True, False):
         for group in discovery.aggregated(catalog, core=core, api_version="v2")["items"]:

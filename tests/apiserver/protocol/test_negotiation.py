@@ -1,4 +1,4 @@
-"""What a client accepts decides the shape of the answer."""
+"""The Accept header decides the format of the response."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the OpenAPI documents say of the kinds, in JSON and in protobuf."""
+"""The OpenAPI documents describe the kinds, in JSON and in protobuf."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the encoder writes, the reader reads, and the bytes are those of protobuf's own examples."""
+"""The reader decodes what the encoder writes, and the bytes match protobuf's own examples."""
 
 import struct
 

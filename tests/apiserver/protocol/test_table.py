@@ -1,4 +1,4 @@
-"""What tables are made of: ages, JSON paths, selectors, accepted types, protobuf bodies."""
+"""Parts of tables: ages, JSON paths, selectors, accepted types, protobuf bodies."""
 
 from datetime import UTC, datetime
 
@@ -53,6 +53,6 @@ def test_builtin_kinds_have_their_well_known_columns():
         (None, "<unknown>"),
     ],
 )
-def test_an_age_is_told_from_a_timestamp(timestamp, shown):
+def test_an_age_is_computed_from_a_timestamp(timestamp, shown):
     """A clock that is a little ahead makes an age of nothing; what lies in the future has none."""
     assert age(timestamp, NOW) == shown

@@ -67,7 +67,7 @@ def types(exchange):
     return [event["type"] for event in exchange.events]
 
 
-async def test_a_quiet_watch_hears_how_far_it_has_come(autojump_clock):
+async def test_an_idle_watch_receives_bookmarks(autojump_clock):
     """Bookmarks come about each minute and at the end, and their versions never go backwards."""
     async with open_server() as server:
         target = f"{CONFIG_MAPS}?watch=1&resourceVersion={server.store.revision}&allowWatchBookmarks=true"
@@ -93,7 +93,7 @@ async def test_bookmarks_come_only_to_those_who_asked(autojump_clock):
         assert exchange.events == []
 
 
-async def test_a_watch_that_lags_too_far_is_told_to_list_again(autojump_clock):
+async def test_a_watch_that_lags_too_far_has_to_list_again(autojump_clock):
     """A reader that sleeps while the log moves past it gets 410 Expired and the end, not a gap."""
     async with open_server(Store(window=5)) as server:
         exchange = Recorder("GET", f"{CONFIG_MAPS}?watch=1&resourceVersion={server.store.revision}")
@@ -111,7 +111,7 @@ async def test_a_watch_that_lags_too_far_is_told_to_list_again(autojump_clock):
 
 
 async def test_a_version_from_another_life_is_expired(autojump_clock):
-    """A client that knows a higher version than the server (a database made anew) is told to list again."""
+    """A client with a newer version than the server (whose database was recreated) has to list again."""
     async with open_server() as server:
         exchange = Recorder("GET", f"{CONFIG_MAPS}?watch=1&resourceVersion=1000")
         await server.handle(exchange)

@@ -144,18 +144,18 @@ OUT_OF_BUDGET = "validation failed due to running out of cost budget, no further
 
 
 def test_the_rules_of_an_object_have_one_budget(monkeypatch: pytest.MonkeyPatch):
-    """Loops in loops, or a modest rule over very many items, end when all of them together have taken their steps."""
+    """Nested loops, or a cheap rule over very many items, end when they have used their common budget of steps."""
     monkeypatch.setattr("llmkube.apiserver.schema.cel_evaluator.MAX_UNITS", 10_000)
-    said = OUT_OF_BUDGET
+    message = OUT_OF_BUDGET
     cubic = rules("self.l.all(a, self.l.all(b, self.l.all(c, a + b + c >= 0)))", l=LIST)
     assert errors(cubic, {"l": list(range(5))}) == []
-    assert errors(cubic, {"l": list(range(30))}) == [f'spec: Invalid value: "object": {said}']
+    assert errors(cubic, {"l": list(range(30))}) == [f'spec: Invalid value: "object": {message}']
     each = {
         "type": "array",
         "items": {**INTEGER, "x-kubernetes-validations": [{"rule": "[0, 1, 2].all(a, a <= self)"}]},
     }
     assert errors(each, [5] * 10) == []
-    assert errors(each, [5] * 1_000)[-1].endswith(said)
+    assert errors(each, [5] * 1_000)[-1].endswith(message)
 
 
 def calls_of(act: Callable[[], object]) -> int:
@@ -228,7 +228,7 @@ def test_the_same_rules_are_judged_over_what_people_write(rule: str):
 
 
 @pytest.mark.parametrize(
-    ("rule", "said"),
+    ("rule", "message"),
     [
         ("self.l.all(i, i.name != '')", "no such key: name"),
         ("self.l.exists(i, i.name == '')", "no such key: name"),
@@ -245,13 +245,13 @@ def test_the_same_rules_are_judged_over_what_people_write(rule: str):
         ("(5).all(i, true)", "found no matching overload for 'all' applied to '(IntType)'"),
     ],
 )
-def test_many_errors_are_one_short_one(rule: str, said: str):
-    """A rule that fails for each of a thousand items says the first failure, and not what all of them are."""
+def test_many_errors_are_one_short_one(rule: str, message: str):
+    """A rule that fails for each of a thousand items reports the first failure only."""
     schema = rules(rule, l={"type": "array", "items": {"type": "object", "additionalProperties": TEXT}})
     found: list[str] = []
     errors(schema, {"l": [{"a": "b"}]})  # the first rule of a process builds the grammar
     assert calls_of(lambda: found.extend(errors(schema, {"l": [{"a": "b"}] * 1_000}))) < 500_000
-    assert found == [f'spec: Invalid value: "object": {said} evaluating rule: {rule}']
+    assert found == [f'spec: Invalid value: "object": {message} evaluating rule: {rule}']
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_many_errors_are_one_short_one(rule: str, said: str):
         ("dyn(self.l).size() == 3", True),
     ],
 )
-def test_what_decides_counts_and_an_error_beside_it_does_not(rule: str, holds: bool):
+def test_an_error_next_to_the_deciding_operand_is_ignored(rule: str, holds: bool):
     """`&&`, `||`, `all` and `exists` have the value that one side decides; precedence is CEL's."""
     schema = rules(rule, l={"type": "array", "items": {"type": "object", "additionalProperties": TEXT}})
     found = errors(schema, {"l": [{"a": "b"}] * 3})

@@ -29,7 +29,7 @@ def test_patterns_read_as_in_go(pattern: str, text: str, verdict: bool):
 
 
 @pytest.mark.parametrize(
-    ("pattern", "said"),
+    ("pattern", "message"),
     [
         ("(", "error parsing regexp: missing closing ): `(`"),
         ("(?=a)", "error parsing regexp: invalid or unsupported Perl syntax: `(?=`"),
@@ -38,11 +38,11 @@ def test_patterns_read_as_in_go(pattern: str, text: str, verdict: bool):
         ("a**", "error parsing regexp: invalid nested repetition operator: `**`"),
     ],
 )
-def test_what_re2_refuses_is_refused_in_the_words_of_go(pattern: str, said: str):
+def test_patterns_that_re2_refuses_get_go_s_message(pattern: str, message: str):
     """Lookaheads and back references are no patterns, though Python has them."""
     with pytest.raises(patterns.PatternError) as raised:
         patterns.compiled(pattern)
-    assert str(raised.value) == said.replace("\\\\", "\\")
+    assert str(raised.value) == message.replace("\\\\", "\\")
 
 
 def test_a_match_that_would_take_minutes_is_refused():

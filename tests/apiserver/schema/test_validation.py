@@ -125,7 +125,7 @@ CASES: list[tuple[dict[str, Any], Any, list[str]]] = [
 
 
 @pytest.mark.parametrize(("schema", "value", "errors"), CASES)
-def test_each_keyword_has_its_words(schema: dict[str, Any], value: Any, errors: list[str]):
+def test_each_keyword_has_its_message(schema: dict[str, Any], value: Any, errors: list[str]):
     """A value that breaks a bound is reported with path, value and sentence, and one that keeps it is not."""
     assert [str(error) for error in validate(value, None, Schema.parse(schema), "x")] == errors
 
@@ -140,7 +140,7 @@ def test_what_was_wrong_before_may_stay():
 
 
 def test_well_typed_looks_at_types_alone():
-    """A value out of bounds is well typed, a value of another type is not, however deep."""
+    """A value out of bounds is well typed; a value of another type is not, at any depth."""
     schema = Schema.parse(
         {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "integer", "maximum": 1}}}}
     )

@@ -16,7 +16,7 @@ from llmkube.k8s.resource import Key
 
 @attrs.define(eq=False)
 class Disk:
-    """A disk whose syncs end when the test says so."""
+    """A disk whose syncs end when the test ends them."""
 
     synced: list[list[str]] = attrs.Factory(list)
     broken: bool = False
@@ -82,7 +82,7 @@ async def test_a_decision_sees_what_is_on_its_way_and_waits_for_it():
 
 
 async def test_a_failed_sync_undoes_what_was_decided_on_top_of_it():
-    """All who waited are refused, nothing is shown, and the next write goes on from what is on the disk."""
+    """All waiting writes are refused, nothing becomes visible, and the next write continues from the state on disk."""
     disk, store, refused = Disk(), Store(), list[int]()
     committer = Committer(store, disk.commit, lambda changes: None)
     disk.gate.release()

@@ -49,7 +49,7 @@ SERVER = textwrap.dedent(
 
 @attrs.define(eq=False)
 class Ledger:
-    """What each object may be: the last state that was acknowledged, and what was under way when the server died."""
+    """The allowed states of each object: the last acknowledged one, and the one in flight when the server died."""
 
     acknowledged: dict[str, str | None] = attrs.Factory(dict)  # by name; None: it is deleted
     under_way: dict[str, str | None] = attrs.Factory(dict)
@@ -67,7 +67,7 @@ class Ledger:
         self.writes += 1
 
     def check(self, found: dict[str, str]) -> None:
-        """Compare with what a new server has, and go on from there."""
+        """Compare with the state of a new server, and continue from there."""
         for name in {*self.acknowledged, *self.under_way, *found}:
             allowed = [self.acknowledged.get(name)] + ([self.under_way[name]] if name in self.under_way else [])
             assert found.get(name) in allowed, f"{name} is {found.get(name)}, not one of {allowed}"
@@ -77,7 +77,7 @@ class Ledger:
 
 @pytest.mark.e2e
 async def test_acknowledged_writes_survive_a_killed_server(tmp_path):
-    """After each SIGKILL every acknowledged create, patch and delete is there, and resourceVersions go on."""
+    """After each SIGKILL every acknowledged create, patch and delete is there, and resourceVersions continue."""
     rng = random.Random(0)
     ledger = Ledger()
     for _ in range(KILLS):
@@ -153,7 +153,7 @@ async def open_client(state_dir: Path, url: str) -> AsyncGenerator[httpx.AsyncCl
 
 @pytest.mark.parametrize("rubbish", [b"no database at all, " * 300, b""])
 async def test_a_damaged_database_is_moved_aside(tmp_path, rubbish):
-    """A server starts empty on a damaged file, keeps that under another name, and says so; an empty file is none."""
+    """A server starts empty on a damaged file, renames that file and reports it; an empty file is not damaged."""
     (tmp_path / "api.db").write_bytes(rubbish)
     with capture_logs() as logs:
         async with open_api_server(tmp_path, port=0) as handle:

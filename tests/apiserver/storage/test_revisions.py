@@ -35,8 +35,8 @@ def names(items) -> list[str]:
     return [key.name for key, _ in items]
 
 
-def test_a_transaction_sees_itself_and_nobody_else_does():
-    """What is staged is visible in its transaction only, until it is applied."""
+def test_staged_writes_are_visible_in_their_transaction_only():
+    """They become visible to others when they are applied."""
     store = Store()
     tx = Transaction(store)
     tx.put(ref("a"), thing("a", 1))
@@ -57,7 +57,7 @@ def test_a_dry_run_draws_no_revision():
     assert "resourceVersion" not in tx.put(ref("b"), thing("b"))["metadata"]
 
 
-def test_a_full_log_forgets_the_oldest_and_says_so():
+def test_a_full_log_drops_the_oldest_and_reports_it():
     """A reader behind the window gets an error that names the oldest revision, one at its edge gets the rest."""
     store = Store(window=2)
     for value in range(4):

@@ -100,7 +100,7 @@ def test_a_page_of_rubbish_is_damage(tmp_path, page):
         journal.load()
 
 
-def test_a_newer_format_is_left_alone(tmp_path):
+def test_a_newer_format_is_not_touched(tmp_path):
     """A database of a later version is refused, not misread."""
     with open_write_ahead_log(tmp_path / "db") as journal:
         journal._connection.execute("PRAGMA user_version = 99")

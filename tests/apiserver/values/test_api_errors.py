@@ -4,8 +4,8 @@ from llmkube.apiserver.values.api_errors import Subject, invalid
 from llmkube.apiserver.values.field_errors import invalid as field_invalid
 
 
-def test_a_refusal_tells_the_first_errors_and_how_many_more_there_are():
-    """100,000 errors, or a few that show a megabyte each, make an answer of bounded size that counts what it omits."""
+def test_a_refusal_lists_the_first_errors_and_counts_the_rest():
+    """100,000 errors, or a few of a megabyte each, give a response of bounded size with the count of omitted errors."""
     many = invalid(Subject("Thing"), [field_invalid(f"x[{number}]", "y", "no") for number in range(100_000)])
     assert many.message.endswith("and 99500 more errors]")
     assert many.details is not None
@@ -14,7 +14,7 @@ def test_a_refusal_tells_the_first_errors_and_how_many_more_there_are():
     assert large.message.endswith("and 48 more errors]")
 
 
-def test_a_few_errors_are_told_in_full():
+def test_a_few_errors_are_listed_in_full():
     """As kube-apiserver tells them, once each."""
     one, other = field_invalid("a", 1, "no"), field_invalid("b", 2, "no")
     assert invalid(Subject("Thing"), [one, one, other]).message == (

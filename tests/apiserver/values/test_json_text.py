@@ -55,14 +55,14 @@ def test_what_is_written_is_read(value: Any):
 
 @given(st.binary(max_size=40))
 def test_no_bytes_crash_the_reader(text: bytes):
-    """Any bytes are JSON or a ValueError."""
+    """Each byte string is JSON or a ValueError."""
     with contextlib.suppress(ValueError):
         write(read(text))
 
 
 @given(st.text(alphabet='\\"ud8d0cfDC9aé', max_size=24))
 def test_half_characters_are_replaced(inside: str):
-    """What `json` reads from a text is what is read here, but for half characters, which are U+FFFD."""
+    """The result is that of `json`, except that unpaired surrogates become U+FFFD."""
     text = f'"{inside}"'.encode()
     try:
         expected = json.loads(text)

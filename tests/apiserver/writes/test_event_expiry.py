@@ -1,4 +1,4 @@
-"""Events expire an hour after they were last written, seen by whoever watches."""
+"""Events expire an hour after the last write, and watches receive the deletion."""
 
 import json
 import math
@@ -35,7 +35,7 @@ def stamped(*minutes: int) -> dict[str, Any]:
     ("event", "minute"),
     [(stamped(3), 3), (stamped(0, 5), 5), (stamped(0, 9, 7), 9), ({"metadata": {}}, None)],
 )
-def test_the_servers_own_stamps_tell_when_an_event_was_written(event: Object, minute: int | None):
+def test_the_servers_own_timestamps_date_an_event(event: Object, minute: int | None):
     """The newest of creation and recorded writes counts, whatever the client says of itself."""
     expected = datetime.min.replace(tzinfo=UTC) if minute is None else START + timedelta(minutes=minute)
     assert last_written(event) == expected
@@ -57,7 +57,7 @@ def test_of_too_many_events_the_oldest_go_early():
     assert overdue(events, START, limit=5) == []
 
 
-def test_nobody_looks_before_there_is_something_to_do():
+def test_nothing_is_scanned_before_an_event_can_expire():
     """The next look is when the oldest is due: at once when it is or there are too many, never without Events."""
     events = [(Key("a", "new"), stamped(30)), (Key("a", "old"), stamped(2))]
     assert seconds_to_next(events, START + timedelta(minutes=32)) == 30 * 60
@@ -75,7 +75,7 @@ def event(name: str) -> dict[str, Any]:
 
 
 async def test_a_watch_sees_events_expire_and_a_write_puts_it_off(autojump_clock):
-    """One left alone is DELETED within 61 minutes; one that is written to lives an hour from then on."""
+    """An Event without writes is DELETED within 61 minutes; a write extends its life by an hour."""
     async with (
         open_memory_api_server(utcnow=virtual_utcnow(), rng=random.Random(0)) as memory,
         httpx.AsyncClient(transport=memory.transport, base_url="http://apiserver", timeout=None) as http,
@@ -101,7 +101,7 @@ async def test_a_watch_sees_events_expire_and_a_write_puts_it_off(autojump_clock
 
 
 async def test_a_flood_of_events_is_cut_down_in_batches(autojump_clock):
-    """What a restart finds beyond the limit is gone a minute later, although one transaction takes a batch only."""
+    """Events over the limit after a restart are deleted within a minute, although a transaction takes one batch."""
     many = MAX_EVENTS + 2 * BATCH + 1
     stored = []
     for number in range(many):

@@ -41,7 +41,7 @@ RFC_7386: list[tuple[Any, Any, Any]] = [
 
 @pytest.mark.parametrize(("target", "patch", "result"), RFC_7386)
 def test_merge_patch_does_what_its_rfc_shows(target: Any, patch: Any, result: Any):
-    """Every example of RFC 7386, appendix A, comes out as printed there, and the inputs are left alone."""
+    """Each example of RFC 7386, appendix A, gives the printed result, and the inputs are not modified."""
     before = copy.deepcopy((target, patch))
     assert merge_patch(target, patch) == result
     assert (target, patch) == before
@@ -63,7 +63,7 @@ RFC_6902: list[tuple[Any, list[dict[str, Any]], Any]] = [
     ({"a": 1}, [{"op": "move", "from": "/a", "path": "/a"}], {"a": 1}),
 ]
 
-# What RFC 6902 forbids and a kube-apiserver does
+# Forbidden by RFC 6902, but accepted by a kube-apiserver
 LAX: list[tuple[Any, list[dict[str, Any]], Any]] = [
     ({}, [{"op": "replace", "path": "/a", "value": 1}], {"a": 1}),
     ({}, [{"op": "copy", "from": "/b", "path": "/c"}], {"c": None}),
@@ -79,7 +79,7 @@ LAX: list[tuple[Any, list[dict[str, Any]], Any]] = [
 
 
 @pytest.mark.parametrize(("target", "patch", "result"), [*RFC_6902, *LAX])
-def test_json_patch_does_what_its_rfc_says_and_is_as_lax_as_a_kube_apiserver(target: Any, patch: Any, result: Any):
+def test_json_patch_follows_its_rfc_and_is_as_lax_as_a_kube_apiserver(target: Any, patch: Any, result: Any):
     """All six operations act on objects and arrays, with escaped pointers, and leave the inputs alone."""
     before = copy.deepcopy(target)
     assert json_patch(target, patch) == result
@@ -107,8 +107,8 @@ FAILING: list[tuple[Any, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("target", "operation", "message"), FAILING)
-def test_an_operation_that_does_not_apply_says_why(target: Any, operation: Any, message: str):
-    """The error names the operation and the path, and the target is left alone."""
+def test_an_operation_that_does_not_apply_names_the_cause(target: Any, operation: Any, message: str):
+    """The error names the operation and the path, and the target is not modified."""
     before = copy.deepcopy(target)
     with pytest.raises(PatchFailedError, match=message):
         json_patch(target, [operation])
@@ -125,7 +125,7 @@ def test_an_operation_that_does_not_apply_says_why(target: Any, operation: Any, 
         [{"op": "move", "from": 1, "path": "/a"}],
     ],
 )
-def test_a_malformed_patch_is_told_from_one_that_fails(patch: Any):
+def test_a_malformed_patch_is_distinguished_from_one_that_fails(patch: Any):
     """A document that is no JSON patch raises another error than one that does not apply."""
     with pytest.raises(PatchDocumentError):
         json_patch({}, patch)
@@ -187,7 +187,7 @@ def test_what_a_json_patch_copies_is_counted():
 
 
 def test_a_value_that_moves_is_not_copied():
-    """10,000 moves of a large value are as many as of a small one: nothing is counted, nothing is made anew."""
+    """10,000 moves of a large value cost as much as of a small one: it is neither measured nor copied."""
     large = {"a": ["x"] * 50_000}
     there_and_back = [{"op": "move", "from": "/a", "path": "/b"}, {"op": "move", "from": "/b", "path": "/a"}]
     assert json_patch(large, there_and_back * 5_000) == large

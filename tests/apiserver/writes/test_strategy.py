@@ -19,7 +19,7 @@ def test_server_kept_metadata_survives_a_client_that_omits_it():
 
 
 def test_a_prefix_of_names_is_judged_as_a_name():
-    """What no name may begin with is refused as `generateName`; the recorded script tries everything else."""
+    """A prefix that no name may have is refused as `generateName`; the recorded script covers everything else."""
     errors = strategy.check(WIDGET, {"metadata": {**TAG, "generateName": "A-"}}, None)
     assert any("metadata.generateName: Invalid value" in str(error) for error in errors)
 

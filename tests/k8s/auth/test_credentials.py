@@ -179,8 +179,8 @@ async def test_a_failed_renewal_matters_only_when_the_token_has_ended(make_plugi
         await credentials.current()
 
 
-async def test_a_plugin_is_told_who_asks(make_plugin, monkeypatch):
-    """A plugin sees our environment, its additions, its arguments, the cluster, and that nobody is at a terminal."""
+async def test_a_plugin_receives_its_environment_and_the_cluster(make_plugin, monkeypatch):
+    """The environment is ours with the plugin's additions, and the cluster says that there is no terminal."""
     monkeypatch.setenv("FROM_US", "1")
     body = "print(json.dumps([sys.argv[1:], dict(os.environ), sys.stdin.read()]))"
     plugin, _ = make_plugin(body, args=("a", "b"), env={"ADDED": "2"}, cluster={"server": "https://api"})
@@ -246,7 +246,7 @@ def printed(status, **more):
     ],
 )
 def test_garbage_is_refused_and_not_repeated(output):
-    """What is no ExecCredential is an error that does not quote the output, not even in its cause."""
+    """Output that is no ExecCredential is an error that does not quote the output, not even in its cause."""
     with pytest.raises(CredentialsError) as caught:
         parse_exec_credential(ExecPlugin(api_version=V1, argv=("plugin",)), output)
     assert "hunter2" not in str(caught.value)

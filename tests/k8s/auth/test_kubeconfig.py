@@ -83,7 +83,7 @@ def test_tls_settings_are_read(tmp_path, cluster, user, tls):
 
 
 def test_relative_paths_start_at_the_kubeconfig(tmp_path):
-    """Certificates, token files and plugins are found beside the file that names them, whatever our own folder is."""
+    """Paths of certificates, token files and plugins are relative to the file that names them, not to the cwd."""
     home = tmp_path / "elsewhere"
     cluster = {"certificate-authority": "pki/ca.crt"}
     user = {"client-certificate": "me.crt", "client-key": "/etc/me.key", "tokenFile": "token"}
@@ -117,7 +117,7 @@ def test_impersonation_becomes_headers(tmp_path):
     )
 
 
-def test_a_plugin_that_asks_is_told_of_the_cluster(tmp_path):
+def test_a_plugin_receives_the_cluster_on_request(tmp_path):
     """ProvideClusterInfo hands the plugin the server, the authority's data and its own extension."""
     (tmp_path / "ca.crt").write_text("CA")
     extension = {"name": "client.authentication.k8s.io/exec", "extension": {"audience": "x"}}
@@ -257,7 +257,7 @@ def test_a_pod_finds_itself(tmp_path, host, server):
 
 
 @pytest.mark.parametrize("missing", ["token", "ca.crt"])
-def test_a_pod_without_its_files_says_so(tmp_path, missing):
+def test_a_pod_without_its_files_is_an_error(tmp_path, missing):
     """A service account that is not mounted is a ConfigError that names the folder."""
     account = service_account(tmp_path / "sa")
     (account / missing).unlink()

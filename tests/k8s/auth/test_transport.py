@@ -135,13 +135,13 @@ async def test_certificate_files_prove_us(ca, tls_port, tmp_path):
 
 
 async def test_a_server_of_another_authority_is_refused(tls_port):
-    """A certificate that our authority did not sign is a TransportError that says so."""
+    """A certificate that our authority did not sign is a TransportError that names the certificate."""
     with pytest.raises(TransportError, match="CERTIFICATE_VERIFY_FAILED"):
         await ask({"tls": TlsSettings(ca=Authority().pem)}, tls_port)
 
 
 async def test_insecure_believes_any_server(tls_port):
-    """insecure-skip-tls-verify talks to a server that nobody vouches for."""
+    """insecure-skip-tls-verify connects to a server without a trusted certificate."""
     assert (await ask({"tls": TlsSettings(insecure=True)}, tls_port))["name"] == "nobody"
 
 

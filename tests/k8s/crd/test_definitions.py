@@ -65,7 +65,7 @@ def test_every_node_is_structural() -> None:
         assert set(node.get("required", ())) <= node.get("properties", {}).keys(), path
 
 
-def test_every_field_says_what_it_is_for() -> None:
+def test_every_field_has_a_description() -> None:
     """`kubectl explain` has one sentence for every field; what a part of a pod has in it is explained with pods."""
     silent = [
         f"{path}.{name}"
@@ -240,7 +240,7 @@ def test_a_type_without_a_schema_is_a_bug() -> None:
 
 
 def test_every_status_number_can_be_unknown() -> None:
-    """A status number that nobody observed is None, so an observed 0 is written."""
+    """A status number that was not observed is None, so an observed 0 is written."""
     numbers = [slot for slot in wire_fields(InferenceServiceStatus) if slot.type is int]
     assert numbers
     assert all(slot.default is None for slot in numbers)
@@ -259,7 +259,7 @@ def test_pod_parts_are_spelled_out() -> None:
 
 
 def test_every_pod_part_is_used() -> None:
-    """Each part of a pod that is spelled out stands in some kind, under the name that a field gives it."""
+    """Each modelled part of a pod is in some kind, under the name of its field."""
     used = {slot.facts.pod_part for cls in wire_classes() for slot in wire_fields(cls) if slot.facts.pod_part}
     assert used == pod_parts().keys()
 

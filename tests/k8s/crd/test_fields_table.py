@@ -29,7 +29,7 @@ _NUMBERS: Final = ("min", "max", "minLength", "maxLength", "minItems", "maxItems
 
 @attrs.frozen
 class Difference:
-    """What of which fields is not as in the original, and why."""
+    """A difference from the original: the facts, the fields, and the reason."""
 
     paths: str  # a pattern, after the kind
     facts: str  # separated by spaces
@@ -45,18 +45,18 @@ class Difference:
 _DIFFERENCES: Final = yaml.safe_load(TABLE.with_name("crd-differences.yaml").read_text(encoding="utf-8"))
 DELIBERATE: Final = tuple(Difference(**row) for row in _DIFFERENCES["deliberate"])
 EXTRA: Final = tuple(_DIFFERENCES["extra"])
-"""How fields begin that the original does not have."""
+"""Prefixes of fields that the original does not have."""
 
 
 def read_table() -> dict[Place, dict[str, Any]]:
     _, *lines = TABLE.read_text(encoding="utf-8").splitlines()
     found = {}
     for line in lines:
-        kind, path, type_, default, said = line.split("\t")
+        kind, path, type_, default, facts_text = line.split("\t")
         facts: dict[str, Any] = {"type": type_}
         if default:
             facts["default"] = json.loads(default)
-        for fact in said.split("; ") if said else ():
+        for fact in facts_text.split("; ") if facts_text else ():
             name, _, value = fact.partition("=")
             facts[name] = float(value) if name in _NUMBERS else set(value.split(",")) if name == "enum" else value
         found[kind, path] = facts
@@ -81,7 +81,7 @@ def _fields(kind: str, path: str, schema: Mapping[str, Any], *, required: bool) 
 
 
 def _facts(schema: Mapping[str, Any], *, required: bool) -> dict[str, Any]:
-    said = {
+    facts = {
         "type": _type(schema),
         "required": "" if required else None,
         "default": schema.get("default"),
@@ -95,7 +95,7 @@ def _facts(schema: Mapping[str, Any], *, required: bool) -> dict[str, Any]:
         "rules": len([*_rules(schema), *_rules(schema.get("items", {}))]) or None,
         **{name: schema.get(name) for name in ("minLength", "maxLength", "minItems", "maxItems")},
     }
-    return {name: value for name, value in said.items() if value is not None}
+    return {name: value for name, value in facts.items() if value is not None}
 
 
 def _rules(schema: Mapping[str, Any]) -> Sequence[Any]:

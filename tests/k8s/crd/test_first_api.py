@@ -62,7 +62,7 @@ def test_the_metal_manifest() -> None:
 
 @pytest.mark.parametrize("body", BLOG, ids=lambda body: body["metadata"]["name"])
 def test_both_are_todays_objects(body: dict[str, Any]) -> None:
-    """What comes out decodes as today's kinds, and is not old any more."""
+    """The result decodes as today's kinds, and is no longer recognised as old."""
     found = convert(body)
     decode(Model, found.model)
     assert decode(InferenceService, found.service).spec.model_ref == found.model["metadata"]["name"]
@@ -89,8 +89,8 @@ def test_nothing_is_lost_silently(spec: dict[str, Any], service: dict[str, Any],
     """A field is taken over under its name, or a remark begins with its path."""
     found = convert(old(**spec))
     assert found.service["spec"] == {"modelRef": "chat", **service}
-    said = [remark for remark in found.remarks if "may have several files" not in remark]
-    assert [remark[: len(want)] for remark, want in zip(said, remarks, strict=True)] == remarks
+    compared = [remark for remark in found.remarks if "may have several files" not in remark]
+    assert [remark[: len(want)] for remark, want in zip(compared, remarks, strict=True)] == remarks
 
 
 def test_what_a_server_wrote_is_named() -> None:
@@ -113,7 +113,7 @@ def test_what_a_server_wrote_is_named() -> None:
     ],
 )
 def test_sources(model: dict[str, Any], source: str, remarks: list[str]) -> None:
-    """An address is the source as it is; a name is a repository, whose file nobody named."""
+    """An address is the source unchanged; a name is a repository without a file."""
     found = convert(old(model=model))
     assert found.model["spec"]["source"] == source
     assert [remark[: len(want)] for remark, want in zip(found.remarks, remarks, strict=True)] == remarks

@@ -1,4 +1,4 @@
-"""What a ModelRouter's backend means."""
+"""Meaning of a ModelRouter's backends."""
 
 from typing import Any
 

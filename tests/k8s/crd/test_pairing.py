@@ -73,11 +73,11 @@ PAIRS = {
 @pytest.mark.parametrize("model_format", FORMATS)
 def test_pairs(runtime: str, model_format: str) -> None:
     """A format that is not the runtime's own is refused, and the sentence names both and a way out."""
-    said = pod_mismatch(runtime, model_format, "cpu")
-    assert bool(said) == (model_format not in PAIRS[runtime].split())
-    if said:
-        assert said.startswith(f"{runtime} reads ")
-        assert f"not {model_format}; use weights in that format, or set spec.runtime to " in said
+    message = pod_mismatch(runtime, model_format, "cpu")
+    assert bool(message) == (model_format not in PAIRS[runtime].split())
+    if message:
+        assert message.startswith(f"{runtime} reads ")
+        assert f"not {model_format}; use weights in that format, or set spec.runtime to " in message
 
 
 def fits_host(engine: str, model_format: str, accelerator: str) -> bool:
@@ -86,8 +86,8 @@ def fits_host(engine: str, model_format: str, accelerator: str) -> bool:
     )
 
 
-def named_runtimes(said: str) -> list[str]:
-    _, _, named = said.partition("spec.runtime to ")
+def named_runtimes(message: str) -> list[str]:
+    _, _, named = message.partition("spec.runtime to ")
     return named.split(" or ") if named else []
 
 
@@ -97,9 +97,9 @@ def test_who_follows_a_hint_of_a_host_is_served(model_format: str, accelerator: 
     """A runtime that a refusal names is one that this host does not refuse in the next sentence."""
     for engine in HOST_ENGINES:
         for refusal in (host_mismatch, hardware_mismatch):
-            said = refusal(engine, model_format, accelerator)
-            for other in named_runtimes(said):
-                assert fits_host(other, model_format, accelerator), said
+            message = refusal(engine, model_format, accelerator)
+            for other in named_runtimes(message):
+                assert fits_host(other, model_format, accelerator), message
     assert all(fits_host(each, model_format, accelerator) for each in host_engines_for(model_format, accelerator))
 
 
@@ -107,16 +107,16 @@ def test_who_follows_a_hint_of_a_host_is_served(model_format: str, accelerator: 
 @pytest.mark.parametrize("model_format", ["pytorch", "custom"])
 def test_where_no_engine_of_hosts_fits_another_format_is_named(model_format: str, accelerator: str) -> None:
     """Each format that is named has an engine on this hardware, and all that have one are named."""
-    said = host_mismatch("llama-server", model_format, accelerator)
+    message = host_mismatch("llama-server", model_format, accelerator)
     start = f"llama-server reads gguf, not {model_format}; use weights in "
-    assert said.startswith(start)
-    named = said.removeprefix(start).partition(",")[0].split(" or ")
+    assert message.startswith(start)
+    named = message.removeprefix(start).partition(",")[0].split(" or ")
     assert named == [name for name in FORMATS if host_engines_for(name, accelerator)]
     assert ("mlx" in named) is (accelerator in ("cpu", "metal"))
 
 
 def test_engines_built_on_mlx_compute_where_mlx_is_run() -> None:
-    """On a Mac all of them, on a processor mlx-lm, and on other GPUs none."""
+    """They run on a Mac, on a CPU only as mlx-lm, and on no other GPU."""
     built_on_mlx = ["mlx-lm", "omlx", "vllm-metal"]
 
     def engines(*wanted: str) -> list[str]:
@@ -140,8 +140,8 @@ def test_no_hint_of_pods_names_what_no_pod_runs(runtime: str, model_format: str)
             assert not {*named} & {"omlx", "vllm-metal", "mlx-lm"}
 
 
-def test_the_default_format_binds_nobody_who_fetches_alone() -> None:
-    """An engine that brings its weights is not held to gguf, which nobody may have said, but to every other format."""
+def test_the_default_format_does_not_bind_engines_that_fetch_their_weights() -> None:
+    """An engine that fetches its own weights is checked against every format but gguf, which may be the default."""
     assert pod_mismatch("vllm", "gguf", "cuda")
     assert not pod_mismatch("vllm", "gguf", "cuda", brings_weights=True)
     assert pod_mismatch("vllm", "mlx", "cuda", brings_weights=True)

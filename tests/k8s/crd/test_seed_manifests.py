@@ -1,4 +1,4 @@
-"""What the guides print is served as printed: it decodes, it is applied, and nothing in it is dropped or refused.
+"""Manifests of the guides are served as printed: they decode and apply, and nothing in them is dropped or refused.
 
 The generic runtime's snippet is printed without metadata and modelRef, and has been given both.
 """
@@ -90,7 +90,7 @@ def missing(wanted: Any, stored: Any, path: str = "spec") -> list[str]:
 
 
 def unknown_paths(obj: Any) -> list[str]:
-    """What a decoded object, or any object within it, did not know."""
+    """Return the paths that a decoded object, or an object within it, did not know."""
     if isinstance(obj, tuple):
         return [path for item in obj for path in unknown_paths(item)]
     if not attrs.has(type(obj)):

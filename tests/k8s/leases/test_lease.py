@@ -33,7 +33,7 @@ class Link(httpx.AsyncBaseTransport):
     Attributes:
         down: Nothing gets through.
         deaf: Requests arrive, answers do not.
-        slow_seconds: How long an answer takes.
+        slow_seconds: Duration of a response.
     """
 
     def __init__(self, inner):
@@ -193,7 +193,7 @@ async def test_a_holder_that_is_cut_off_stops_in_time(autojump_clock):
 
 
 async def test_an_outage_for_everybody_leaves_one_holder(autojump_clock):
-    """While the API server is away longer than the Lease nobody is inside, and afterwards somebody is again."""
+    """While the API server is away longer than the Lease there is no holder, and afterwards there is one again."""
     async with open_lab() as lab:
         both = [lab.start("a"), lab.start("b")]
         await trio.sleep(100)
@@ -249,7 +249,7 @@ async def test_answers_that_never_come_end_the_body(autojump_clock):
 
 @pytest.mark.ci
 async def test_wall_clocks_do_not_matter(autojump_clock):
-    """A holder whose clock stands still and a candidate whose clock jumps by years behave as any other."""
+    """A holder whose clock is stopped and a candidate whose clock jumps by years behave normally."""
 
     def ahead():
         return datetime.datetime(2126, 1, 1, tzinfo=datetime.UTC)
@@ -291,7 +291,7 @@ async def test_a_lease_that_was_taken_is_given_up(autojump_clock):
 
 
 async def test_a_deleted_lease_is_lost(autojump_clock):
-    """A Lease that somebody deleted ends the body; the next candidate makes a new one."""
+    """A deleted Lease ends the body; the next candidate creates a new one."""
     async with open_lab() as lab:
         holder = lab.start("a")
         await trio.sleep(100)
@@ -300,7 +300,7 @@ async def test_a_deleted_lease_is_lost(autojump_clock):
         assert (holder.lost, lab.inside) == (1, ["a"])
 
 
-async def test_somebodys_label_costs_nothing(autojump_clock):
+async def test_a_foreign_label_costs_no_lease(autojump_clock):
     """A change by another hand that leaves the holder alone does not end the body."""
     async with open_lab() as lab:
         holder = lab.start("a")
@@ -341,7 +341,7 @@ async def _storm(steps):
             candidate.link.down = candidate.link.deaf = False
             candidate.link.slow_seconds = 0.0
         await trio.sleep(DURATION_SECONDS + 3 * RENEW_SECONDS)
-        assert len(lab.inside) == 1, "nobody took over"
+        assert len(lab.inside) == 1, "no candidate took over"
 
 
 @settings(max_examples=EXAMPLES // 2)

@@ -12,7 +12,7 @@ from llmkube.k8s.resource import Key
 STUDIO = Key("llmkube-system", "studio")
 
 
-def test_hosts_tell_who_serves_what():
+def test_services_are_listed_by_host():
     """A host serves the accelerators of its own Lease and no other host's."""
     hosts = LiveHosts({"studio": frozenset({"metal", "cpu"}), "mini": frozenset({"cpu"})})
     assert hosts.serving("metal") == {"studio"}
@@ -38,7 +38,7 @@ def test_a_lease_is_overdue_when_it_has_not_changed_for_its_duration():
 
 
 def test_nothing_dies_by_itself():
-    """An overdue host stays alive until somebody has looked and buries it."""
+    """An overdue host is alive until a scan removes it."""
     tracker = LeaseTracker()
     tracker.observe(lease(), 0.0)
     assert tracker.hosts.is_alive("studio")
@@ -123,7 +123,7 @@ def test_two_leases_of_one_host_add_up():
     assert tracker.hosts == LiveHosts({"studio": frozenset({"cpu"})})
 
 
-def test_whoever_looks_at_an_unknown_lease_changes_nothing():
+def test_reading_an_unknown_lease_changes_nothing():
     """Burying or postponing a Lease that was deleted in the meantime is harmless."""
     tracker = LeaseTracker()
     tracker.mark_gone(STUDIO)

@@ -80,7 +80,7 @@ def test_a_reason_is_one_that_the_schema_takes(reason, spelled):
 
 @pytest.mark.parametrize(("length", "kept"), [(0, 0), (8_192, 8_192), (40_000, 8_192)])
 def test_a_message_is_no_longer_than_the_schema_takes(length, kept):
-    """What a refusal quotes may be of any length; what is cut off shows as an ellipsis."""
+    """A quoted refusal of any length fits; a cut is marked with an ellipsis."""
     [made] = settle([Statement("Degraded", holds=True, reason="R", message="a" * length)], (), generation=1, now=NOW)
     assert len(made["message"].encode()) == kept
     assert made["message"].endswith("…") == (length > kept)

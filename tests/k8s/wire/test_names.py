@@ -131,7 +131,7 @@ def test_endpoint_url_names_port_and_path():
     st.tuples(labels, object_names, st.integers(0, 99)),
 )
 def test_two_claims_share_a_name_only_if_they_are_one(one, other):
-    """Namespace, service and slot can be told from the name of a claim, which a Lease may have."""
+    """The name of a claim identifies namespace, service and slot, and is valid for a Lease."""
     names = [claim_name(*each) for each in (one, other)]
     assert (names[0] == names[1]) == (one == other)
     assert all(len(name) <= 253 and DNS_1123_SUBDOMAIN.fullmatch(name) for name in names)

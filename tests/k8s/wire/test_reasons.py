@@ -58,7 +58,7 @@ OF_FILES = [
 ]
 
 
-def told_by_the_controller(found, its_model):
+def reconciled(found, its_model):
     """Return the service as it is once the controller has judged it, with its phase and its conditions."""
     derived = derive_service_status(
         found, its_model, (), HOSTS, ControllerSettings(), holders=("mac",), now=NOW
@@ -77,8 +77,8 @@ def told_by_the_controller(found, its_model):
 
 
 def readings(found, its_model):
-    """What each reader makes of it: whether the service fails."""
-    seen = told_by_the_controller(found, its_model)
+    """Return whether the service fails, as each reader evaluates it."""
+    seen = reconciled(found, its_model)
     verdict = assess_service(found, its_model, count_replicas(found, its_model, (), HOSTS), HOSTS, ("mac",))
     degraded = next(each for each in seen.status.conditions if each.type == "Degraded")
     health = service_health(seen, its_model)
@@ -97,43 +97,43 @@ def readings(found, its_model):
 def test_all_readers_agree_about_an_engine(reason):
     """Whatever an agent says of its engine fails for every reader or for none, as the reason's meaning has it."""
     found = service("chat", ACCEPTED, condition("Loaded", False, reason, f"why it is {reason}"))
-    told = readings(found, model("chat", FETCHED))
-    assert told == dict.fromkeys(told, reason.meaning.is_failing)
+    failing = readings(found, model("chat", FETCHED))
+    assert failing == dict.fromkeys(failing, reason.meaning.is_failing)
 
 
 @pytest.mark.parametrize("reason", OF_FILES)
 def test_all_readers_agree_about_a_file(reason):
     """Whatever an agent says of the Model's file fails for every reader or for none."""
     waits = condition("Loaded", False, "WaitingForModel", "waiting for the file")
-    told = readings(service("chat", ACCEPTED, waits), model("chat", condition("Fetched", False, reason, "why")))
-    assert told == dict.fromkeys(told, reason.meaning.is_failing)
+    failing = readings(service("chat", ACCEPTED, waits), model("chat", condition("Fetched", False, reason, "why")))
+    assert failing == dict.fromkeys(failing, reason.meaning.is_failing)
 
 
 @pytest.mark.parametrize("reason", [reason for reason in Reason if reason.meaning is Meaning.USER])
 def test_all_readers_agree_about_a_spec(reason):
     """A spec that makes no plan fails for every reader."""
-    told = readings(service("chat", condition("Accepted", False, reason, "spec.x: no")), model("chat", FETCHED))
-    assert told == dict.fromkeys(told, True)
+    failing = readings(service("chat", condition("Accepted", False, reason, "spec.x: no")), model("chat", FETCHED))
+    assert failing == dict.fromkeys(failing, True)
 
 
 @pytest.mark.parametrize("reason", [*OF_ENGINES, *OF_FILES])
-def test_the_words_of_a_reason_are_the_same_for_all(reason):
+def test_a_reason_is_shown_the_same_by_all_readers(reason):
     """`status` and its watch name the reason or its message, and never neither."""
     found = service("chat", ACCEPTED, condition("Loaded", False, reason, f"why it is {reason}"))
-    seen = told_by_the_controller(found, model("chat", FETCHED))
+    seen = reconciled(found, model("chat", FETCHED))
     assert str(reason) in summary(seen, model("chat", FETCHED))
     assert service_health(seen, model("chat", FETCHED)).state in {State.WAITING, State.FAILING}
 
 
 @pytest.mark.parametrize("reason", OF_ENGINES)
 def test_the_gateway_is_patient_exactly_while_waiting_helps(reason):
-    """What only a person mends is not asked for every few seconds."""
+    """A failure that only a person can fix has no Retry-After."""
     directory = AgentDirectory(lambda: {Key("default", "chat"): ServiceView(reason, "no")}, lambda: 1)
-    told = directory.lookup("chat")
-    assert (told.retry_after_seconds is None) == (reason.meaning in {Meaning.USER, Meaning.HOST, Meaning.STOPPED})
+    refusal = directory.lookup("chat")
+    assert (refusal.retry_after_seconds is None) == (reason.meaning in {Meaning.USER, Meaning.HOST, Meaning.STOPPED})
 
 
-def test_a_word_of_another_program_is_no_reason_of_ours():
+def test_a_reason_of_another_program_is_unknown():
     """The kubelet's own words have no meaning here; the caller says what follows."""
     assert Reason.of("OutOfcpu") is None
     assert is_failing("OutOfcpu", unknown=True)

@@ -139,13 +139,13 @@ def edited(found, generation=2):
     return attrs.evolve(found, metadata=attrs.evolve(found.metadata, generation=generation))
 
 
-def seen_by_one(told):
+def seen_by_one(observed):
     """The condition, said of the first generation."""
-    return told | {"observedGeneration": 1}
+    return observed | {"observedGeneration": 1}
 
 
 @pytest.mark.parametrize("reason", ["CrashLoopBackOff", "EngineExited", "Restarting", "InsufficientMemory"])
-def test_words_about_an_older_spec_are_not_those_of_the_newest(reason):
+def test_messages_about_an_older_spec_are_not_those_of_the_newest(reason):
     """After an edit of the service or of its Model, nothing is said in the words of the engine before."""
     old = service("chat", seen_by_one(ACCEPTED), seen_by_one(loaded(reason, "exit code 1: no memory")))
     its_model = model("chat", seen_by_one(FETCHED))
@@ -159,14 +159,14 @@ def test_words_about_an_older_spec_are_not_those_of_the_newest(reason):
 def test_a_replacement_is_judged_once_the_agent_has_seen_the_edit():
     """After a second edit, `UpToDate` about the first says nothing of what is asked for now."""
     accepted = ACCEPTED | {"observedGeneration": 2}
-    for told in (NEWEST, NOT_REPLACED):
-        serves = edited(service("chat", accepted, LOADED, seen_by_one(told), phase="Ready"))
+    for observed in (NEWEST, NOT_REPLACED):
+        serves = edited(service("chat", accepted, LOADED, seen_by_one(observed), phase="Ready"))
         health = service_health(serves, HERE)
         assert (health.state, health.done, health.reason) == (WAITING, 1, "Pending")
         assert health.message == "waiting for the agent to process it"
 
 
-def test_a_wait_that_an_edit_leaves_as_it_is_keeps_its_words():
+def test_a_wait_that_an_edit_does_not_affect_keeps_its_message():
     """The agent has accepted the edit and says nothing new of the wait for memory: that is what it still waits for."""
     accepted = ACCEPTED | {"observedGeneration": 2}
     waits = edited(service("chat", accepted, seen_by_one(loaded("InsufficientMemory", "needs 2 GiB"))))
@@ -192,14 +192,14 @@ def test_a_refused_spec_beats_a_running_engine():
     assert (health.failing, health.faulty_kind) == (True, "InferenceService")
 
 
-def test_a_failure_says_since_when_and_what_is_at_fault():
+def test_a_failure_names_its_start_and_cause():
     """The time is that of the condition; the kind at fault is the one whose spec is wrong."""
     health = service_health(service(), fetched("DigestMismatch", "it has abc\nmore"))
     assert (health.since, health.faulty_kind, health.headline) == ("x", "Model", "it has abc")
     assert not service_health(service("chat", ACCEPTED, loaded("Hung")), HERE).faulty_kind
 
 
-def test_a_host_that_let_a_service_go_says_nothing_about_it_any_more():
+def test_a_host_that_released_a_service_no_longer_reports_on_it():
     """After `Released` the controller's word counts again."""
     claimed = condition("Available", False, "NotClaimed", "no host has claimed it yet")
     assert service_health(service("chat", loaded("Released"), claimed), model()).reason == "NotClaimed"
@@ -228,7 +228,7 @@ def test_a_model_is_judged_by_who_brings_its_file(found, state, done):
     assert (health.state, health.done) == (state, done)
 
 
-def test_why_a_service_is_not_ready_is_the_controllers_most_telling_condition():
+def test_the_most_specific_condition_explains_why_a_service_is_not_ready():
     """`NoReadyReplicas` only says that nothing answers; `Progressing` says why."""
     plain = not_available("Unschedulable", "0/3 nodes", progressing=True, word="NoReadyReplicas")
     assert unready_condition(service("chat", *plain)).reason == "Unschedulable"

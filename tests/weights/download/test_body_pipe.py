@@ -58,8 +58,8 @@ async def test_a_little_waits_for_more_but_not_for_long(autojump_clock):
     assert not await ring.piece()
 
 
-async def test_both_sides_are_told_that_nothing_more_is_wanted():
-    """Whoever waits for room is told at once, so is whoever asks later, and there is no other piece."""
+async def test_both_sides_are_notified_of_the_end():
+    """The waiting writer is notified at once, a later writer gets an error, and no further piece arrives."""
     ring = RingBuffer(2)
     ring.fill(2)
     with trio.fail_after(60):
@@ -92,7 +92,7 @@ def partial(tmp_path):
 
 @pytest.fixture
 def synced(partial, monkeypatch):
-    """How much of the file each checkpoint was about."""
+    """Return the number of bytes that each checkpoint covers."""
     sizes, real = [], type(partial).checkpoint
 
     def checkpoint(self):
@@ -155,7 +155,7 @@ async def test_what_comes_is_written_and_hashed(partial, run_sync):
 
 
 async def test_a_full_disk_leaves_a_digest_that_fits(partial, monkeypatch):
-    """What was written before the disk was full is hashed, nothing else counts, and who receives is told."""
+    """Only bytes written before the disk was full are hashed, and the receiver is notified."""
     real, took_all = os.pwrite, []
 
     def fill_up(fd, data, offset):
@@ -181,7 +181,7 @@ async def test_a_full_disk_leaves_a_digest_that_fits(partial, monkeypatch):
     assert partial.sha256 == digest_of_file(partial) == hashlib.sha256(DATA[: partial.size_bytes]).hexdigest()
 
 
-async def test_what_counts_may_refuse(partial):
+async def test_a_failing_checkpoint_ends_the_transfer(partial):
     """Space that cannot be promised any more ends the writing with that error."""
 
     def on_written(count):
@@ -191,7 +191,7 @@ async def test_what_counts_may_refuse(partial):
     assert partial.sha256 == digest_of_file(partial)
 
 
-async def test_a_thread_is_waited_for_and_what_counts_is_right(partial, monkeypatch):
+async def test_a_thread_is_waited_for_and_its_result_is_right(partial, monkeypatch):
     """Cancelled while a thread is at its piece: that piece ends first, no other begins, and digest and size agree."""
     real, entered, leave = type(partial).append, threading.Event(), threading.Event()
     calls = []

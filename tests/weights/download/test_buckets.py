@@ -1,4 +1,4 @@
-"""Objects in buckets are asked for where they are, signed by whoever asks, and by nobody else."""
+"""Objects in buckets are requested from their own endpoint, signed with the caller's credentials only."""
 
 import datetime
 import hashlib
@@ -46,10 +46,10 @@ def test_signatures_are_those_that_aws_has_published(target, headers, signature)
     """Each example of "Authenticating Requests: Using the Authorization Header" comes out to the last digit."""
     access = BucketAccess("AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY")
     url = WebUrl("https", "examplebucket.s3.amazonaws.com", 443, target)
-    said = sign(url, headers, access, datetime.datetime(2013, 5, 24, tzinfo=datetime.UTC))["Authorization"]
+    header = sign(url, headers, access, datetime.datetime(2013, 5, 24, tzinfo=datetime.UTC))["Authorization"]
     names = "host;range;x-amz-content-sha256;x-amz-date" if headers else "host;x-amz-content-sha256;x-amz-date"
     scope = "AKIAIOSFODNN7EXAMPLE/20130524/us-east-1/s3/aws4_request"
-    assert said == f"AWS4-HMAC-SHA256 Credential={scope},SignedHeaders={names},Signature={signature}"
+    assert header == f"AWS4-HMAC-SHA256 Credential={scope},SignedHeaders={names},Signature={signature}"
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_an_object_is_where_its_server_has_it(values, bucket, path, url):
 
 
 @pytest.mark.parametrize(
-    ("values", "says"),
+    ("values", "message"),
     [
         ({"AWS_ACCESS_KEY_ID": "A"}, "has AWS_ACCESS_KEY_ID, but no AWS_SECRET_ACCESS_KEY"),
         ({"AWS_SECRET_ACCESS_KEY": "hush"}, "has AWS_SECRET_ACCESS_KEY, but no AWS_ACCESS_KEY_ID"),
@@ -80,14 +80,14 @@ def test_an_object_is_where_its_server_has_it(values, bucket, path, url):
         ({"AWS_ENDPOINT_URL": "ftp://h"}, "AWS_ENDPOINT_URL in Secret s is not a valid URL"),
     ],
 )
-def test_what_cannot_be_used_is_named_and_not_shown(values, says):
+def test_what_cannot_be_used_is_named_and_not_shown(values, message):
     """A missing or malformed variable is an error of the user's that names it; no secret is in the words."""
-    with pytest.raises(SourceError, match=says) as caught:
+    with pytest.raises(SourceError, match=message) as caught:
         BucketAccess.read(values, where="Secret s")
     assert "hush" not in str(caught.value)
 
 
-async def test_a_signed_download_goes_on_where_it_broke(tmp_path, autojump_clock):
+async def test_a_signed_download_resumes_where_it_broke(tmp_path, autojump_clock):
     """Every request of a download is signed for itself, its range included; the key itself is never sent."""
     async with open_bench(tmp_path, steps(serves(DATA, cut=50_000), serves(DATA))) as bench:
         access = asks(**KEYS, AWS_SESSION_TOKEN="for-a-while")
@@ -104,7 +104,6 @@ async def test_a_signed_download_goes_on_where_it_broke(tmp_path, autojump_clock
 
 
 async def test_a_public_bucket_is_asked_without_a_signature(tmp_path, autojump_clock):
-    """Nobody's object is asked for by nobody."""
     async with open_bench(tmp_path, serves(DATA)) as bench:
         await bench.get(OBJECT, access=asks())
         [request] = bench.network.requests
@@ -140,7 +139,7 @@ async def test_a_private_endpoint_is_reached_only_where_the_operator_allows_it(t
 
 
 async def test_equal_names_on_two_servers_are_two_objects(tmp_path, autojump_clock):
-    """The object of one server is never taken for that of another; while nobody can say which, the last one is."""
+    """The object of one server is never used for that of another; if the server is unknown, the latest is used."""
 
     async def by_host(wire, request):
         await wire.file(request, DATA if request.host.startswith("minio") else OTHER)
@@ -176,19 +175,19 @@ async def test_files_are_picked_from_a_folder(tmp_path, autojump_clock):
 
 
 @pytest.mark.parametrize(
-    ("answer", "error", "says"),
+    ("answer", "error", "message"),
     [
         ((403, {}), AccessDeniedError, r"may not read it.*AWS_ACCESS_KEY_ID.*sourceSecretRef"),
         ((301, {"x_amz_bucket_region": "eu-west-1"}), RedirectError, "the bucket is in eu-west-1; set AWS_REGION"),
         ((400, {"x_amz_bucket_region": "eu-west-1"}), SourceRefusedError, "the bucket is in eu-west-1; set AWS_REGION"),
     ],
 )
-async def test_a_refusal_says_what_to_do(tmp_path, autojump_clock, answer, error, says):
-    """A wrong key or a wrong region is the user's to mend, and the message names the variable."""
+async def test_a_refusal_names_the_fix(tmp_path, autojump_clock, answer, error, message):
+    """A wrong key or region is the user's to fix, and the message names the variable."""
     status, headers = answer
 
     async with open_bench(tmp_path, answers(status, **headers)) as bench:
-        with pytest.raises(error, match=says):
+        with pytest.raises(error, match=message):
             await bench.get(OBJECT, access=asks(**KEYS))
 
 

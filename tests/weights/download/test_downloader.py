@@ -87,7 +87,7 @@ async def test_a_new_version_voids_the_prefix(tmp_path, autojump_clock):
             assert (await bench.get(HTTP)).path.read_bytes() == OTHER
 
 
-async def test_a_part_of_nobody_knows_which_version_is_not_spliced(tmp_path, autojump_clock):
+async def test_a_part_of_an_unknown_version_is_not_spliced(tmp_path, autojump_clock):
     """A server that forgets both If-Range and its ETag is read from the start, unless a digest judges the whole."""
     newer = DATA[:4] + bytes(byte ^ 1 for byte in DATA[4:])  # of the same size
 
@@ -163,7 +163,7 @@ async def test_the_rest_is_asked_for_where_that_is_safe(tmp_path, autojump_clock
 
 
 async def test_a_server_with_nothing_but_wrong_ranges_is_given_up(tmp_path, autojump_clock):
-    """Cuts and wrong ranges by turns end in an error that says so, and no file."""
+    """Alternating cuts and wrong ranges end in an error that names them, and in no file."""
 
     async def script(wire, request):
         if request.start is None:
@@ -239,7 +239,7 @@ async def test_an_answer_without_any_length_needs_a_digest(tmp_path, autojump_cl
 
 
 async def test_a_slow_drip_is_a_stall_and_what_came_is_kept(tmp_path, autojump_clock):
-    """One byte a second is too slow; each new connection goes on where the last one stalled."""
+    """One byte a second is too slow; each new connection resumes where the last one stalled."""
 
     async def drip(wire, request):
         start = request.start or 0
@@ -258,7 +258,7 @@ async def test_a_slow_drip_is_a_stall_and_what_came_is_kept(tmp_path, autojump_c
 
 
 async def test_a_slow_line_is_no_stall(tmp_path, autojump_clock):
-    """A download that takes hours is left alone as long as bytes keep coming."""
+    """A download that takes hours is not interrupted while bytes keep coming."""
 
     async def slow(wire, request):
         await wire.head(200, content_length=len(DATA))
@@ -354,7 +354,7 @@ async def test_a_pause_holds_for_all_downloads_from_that_server(tmp_path, autoju
 
 
 async def test_a_pause_of_a_day_is_an_error_and_is_kept_all_the_same(tmp_path, autojump_clock):
-    """A pause that nobody wants to sit through is reported at once; until it is over, the server is not asked again."""
+    """A pause too long to wait for is reported at once; until it is over, the server gets no other request."""
     async with open_bench(tmp_path, answers(429, retry_after=86400)) as bench:
         for _ in range(3):
             with pytest.raises(ThrottledError) as caught:
@@ -380,7 +380,7 @@ async def test_a_pause_of_years_ends_after_a_day(tmp_path, autojump_clock):
 
 
 async def test_a_missing_file_is_not_asked_for_twice(tmp_path, autojump_clock):
-    """404 is the user's to mend."""
+    """A 404 is the user's to fix."""
     async with open_bench(tmp_path, answers(404, b"<html>not found</html>")) as bench:
         with pytest.raises(SourceNotFoundError, match="no such file"):
             await bench.get(HTTP)
@@ -389,7 +389,7 @@ async def test_a_missing_file_is_not_asked_for_twice(tmp_path, autojump_clock):
 
 
 @pytest.mark.parametrize(
-    ("body", "encoding", "says"),
+    ("body", "encoding", "message"),
     [
         (b"<!DOCTYPE html><html>", "", "is a web page"),
         (b"\n  <html>", "", "is a web page"),
@@ -401,10 +401,10 @@ async def test_a_missing_file_is_not_asked_for_twice(tmp_path, autojump_clock):
         (DATA[:100], "br", "compresses"),
     ],
 )
-async def test_what_is_no_model_is_refused_at_its_first_bytes(tmp_path, autojump_clock, body, encoding, says):
+async def test_what_is_no_model_is_refused_at_its_first_bytes(tmp_path, autojump_clock, body, encoding, message):
     """A web page, a pointer or a compressed file is named for what it is, after one question, and nothing is kept."""
     async with open_bench(tmp_path, answers(200, body, content_encoding=encoding)) as bench:
-        with pytest.raises(WeightsError, match=says) as caught:
+        with pytest.raises(WeightsError, match=message) as caught:
             await bench.get(HTTP)
         assert isinstance(caught.value, SourceRefusedError if encoding else NotGGUFError)
         assert len(bench.network.requests) == 1
@@ -442,7 +442,7 @@ async def count(wire, request, sent):
         sent.append(start)
 
 
-async def test_a_mended_file_is_taken_after_all(tmp_path, autojump_clock):
+async def test_a_repaired_file_is_accepted(tmp_path, autojump_clock):
     """After a wrong digest, a new version on the server is tried again, and so is another digest."""
     async with open_bench(tmp_path, steps(serves(OTHER), serves(DATA, etag='"v2"'))) as bench:
         with pytest.raises(DigestMismatchError):
@@ -483,7 +483,7 @@ async def test_a_loop_of_redirects_ends(tmp_path, autojump_clock, location):
 
 
 @pytest.mark.parametrize(
-    ("location", "says"),
+    ("location", "message"),
     [
         ("", "without a Location"),
         ("file:///etc/passwd", "to an invalid URL"),
@@ -492,10 +492,10 @@ async def test_a_loop_of_redirects_ends(tmp_path, autojump_clock, location):
         ("http://other.example/a.gguf", "redirects to http://other.example, where every host on the way"),
     ],
 )
-async def test_a_redirect_to_a_bad_place_is_refused(tmp_path, autojump_clock, location, says):
+async def test_a_redirect_to_a_bad_place_is_refused(tmp_path, autojump_clock, location, message):
     """An object's source is never followed to plain http, to another scheme or to an odd host."""
     async with open_bench(tmp_path, redirect(location)) as bench:
-        with pytest.raises(RedirectError, match=says):
+        with pytest.raises(RedirectError, match=message):
             await bench.get(HTTP)
         assert len(bench.network.requests) == 1
         assert bench.files() == []
@@ -551,7 +551,7 @@ async def test_a_redirect_into_the_private_network_is_refused(tmp_path, autojump
 
 
 async def test_the_operator_may_allow_networks(tmp_path, autojump_clock):
-    """A source in an allowed network is fetched; one beside it is not."""
+    """A source in an allowed network is fetched; one outside is not."""
     policy = AddressPolicy(allowed=parse_networks(["10.1.0.0/16"]))
     addresses = {"files.example": ["10.1.2.3"], "else.example": ["10.2.0.1"]}
     async with open_bench(tmp_path, serves(DATA), addresses=addresses) as bench:
@@ -570,7 +570,7 @@ async def test_a_password_goes_to_its_origin_only(tmp_path, autojump_clock):
         assert not any("secret" in path.read_text("latin-1") for path in bench.store.index.iterdir())
 
 
-async def test_an_expired_link_is_resolved_anew(tmp_path, autojump_clock):
+async def test_an_expired_link_is_resolved_again(tmp_path, autojump_clock):
     """When a signed link stops working mid-way, the source is asked for a new one, and the prefix is kept."""
     links = iter(["/signed1.gguf", "/signed2.gguf", "/signed3.gguf"])
 
@@ -617,7 +617,7 @@ async def test_a_disk_that_is_too_small_is_refused_before_the_first_byte(tmp_pat
 
 
 async def test_two_downloads_are_not_promised_the_same_space(tmp_path, autojump_clock):
-    """Space for one file is space for one file, also while nothing of it has been written yet."""
+    """Space for one file is reserved for it, even before anything has been written."""
     hold = trio.Event()
 
     async def script(wire, request):

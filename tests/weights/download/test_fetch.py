@@ -83,7 +83,7 @@ async def test_a_local_file_of_many_chunks_is_hashed_right(get, tmp_path, monkey
 
 
 @pytest.mark.parametrize("source", ["builtin://demo", "local"])
-async def test_a_wrong_digest_is_refused_and_the_right_one_not_told(get, tmp_path, store, source):
+async def test_a_wrong_digest_is_refused_without_revealing_the_right_one(get, tmp_path, store, source):
     """Bytes that are not the ones asked for are refused, without the digest that they have, and nothing is kept."""
     path = tmp_path / "model.gguf"
     path.write_bytes(b"GGUF...")
@@ -97,7 +97,7 @@ async def test_a_wrong_digest_is_refused_and_the_right_one_not_told(get, tmp_pat
 
 @pytest.mark.parametrize("text", ["https://host/a.gguf", "hf://org/repo", "org/repo", "s3://bucket/a"])
 async def test_without_a_downloader_a_remote_source_is_refused_by_its_scheme(get, text):
-    """Whoever has no downloader says so, and what works instead."""
+    """The error names the schemes that work without a downloader."""
     source = parse_source(text)
     with pytest.raises(SourceUnsupportedError, match=r"cannot download over (https|hf|s3); .*absolute path") as caught:
         await get(source)

@@ -135,7 +135,7 @@ def test_a_quantization_that_is_not_there_lists_what_is(files):
     ids=["two models", "no Q4_K_M"],
 )
 @pytest.mark.parametrize("memory_bytes", [None, 5000])
-def test_what_nobody_can_choose_is_left_to_the_user(files, memory_bytes):
+def test_an_ambiguous_choice_is_left_to_the_user(files, memory_bytes):
     """Of two different models, or without a Q4_K_M where the memory is unknown or small, none is taken unasked."""
     with pytest.raises(AmbiguousSourceError, match="has 2 models; choose one"):
         choose(HubRepository("o/r"), parse_listing("x", listing(files)), memory_bytes=memory_bytes)
@@ -154,7 +154,7 @@ def test_without_the_usual_one_the_largest_that_fits_comes():
         choose(HubRepository("o/r"), parse_listing("x", listing(two)), memory_bytes=2000)
 
 
-async def test_the_choice_is_said_while_it_comes(tmp_path, autojump_clock):
+async def test_the_chosen_file_is_in_the_progress(tmp_path, autojump_clock):
     """Whoever reads the progress of a download learns which quantization it is, and so does who has the file."""
     async with open_bench(tmp_path, hub(SEVERAL)) as bench:
         found = await bench.get("o/r")
@@ -163,7 +163,7 @@ async def test_the_choice_is_said_while_it_comes(tmp_path, autojump_clock):
         assert "(Q4_K_M, one of 4 in o/r)" in str([one for one in bench.seen if one.stage == "downloading"][-1])
 
 
-def test_a_repository_without_a_model_says_so():
+def test_a_repository_without_a_model_is_an_error():
     """Safetensors are no GGUF, and the error says what to look for."""
     with pytest.raises(SourceNotFoundError, match=r"has no \.gguf file"):
         choose(HubRepository("o/r"), parse_listing("x", listing({"model.safetensors": DATA, "../x.gguf": DATA})))
@@ -326,7 +326,7 @@ async def test_parts_on_a_web_server_are_looked_for_before_any_is_downloaded(tmp
         assert [path.read_bytes() for path in sorted(kept.path.parent.iterdir())] == list(parts.values())
 
 
-async def test_a_gated_repository_says_how_to_give_a_token(tmp_path, autojump_clock):
+async def test_the_error_of_a_gated_repository_explains_tokens(tmp_path, autojump_clock):
     """Without a token, and with one that may not, the error names the Secret, its key and the field."""
     script = answers(401, x_error_code="GatedRepo", x_error_message="Access to model o/r is restricted.")
     async with open_bench(tmp_path, script) as bench:
@@ -363,7 +363,7 @@ BESIDES = {
 
 
 def of_folder(files, **more):
-    """What the hub says of a repository of safetensors; it has digests of large files alone."""
+    """Return the hub's description of a repository of safetensors; only large files have digests."""
     siblings = [
         sibling(path, data) if path.endswith(".safetensors") else {"rfilename": path, "size": len(data)}
         for path, data in files.items()
@@ -395,7 +395,7 @@ def test_the_files_of_a_folder():
 
 @pytest.mark.parametrize("missing", ["config.json", "model"])
 def test_a_repository_without_safetensors_is_no_folder(missing):
-    """What is missing is named; where there is gguf, that is the way out."""
+    """The missing file is named; if there is gguf, the message suggests it."""
     files = {path: data for path, data in FOLDER_FILES.items() if not path.startswith(missing)} | {"m.gguf": b"GGUF"}
     with pytest.raises(SourceNotFoundError, match=r"config.json and model.*set Model.spec.format to gguf"):
         folder_entries(HubFolder("o/r"), parse_listing("hf://o/r", of_folder(files)))
@@ -403,7 +403,7 @@ def test_a_repository_without_safetensors_is_no_folder(missing):
 
 @pytest.mark.parametrize("path", ["../model.safetensors", "sub/model.safetensors", "model\n.safetensors", ".json"])
 def test_no_name_of_a_repository_leaves_the_folder(path):
-    """What the hub says becomes the name of a file on this host: nothing but a plain name is taken."""
+    """A path from the hub becomes the name of a local file, so only a plain name is accepted."""
     entries = folder_entries(HubFolder("o/r"), parse_listing("x", of_folder(FOLDER_FILES | {path: b"x"})))
     assert path not in {entry.path for entry in entries}
 

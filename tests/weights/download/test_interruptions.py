@@ -1,4 +1,4 @@
-"""What happens around a download: those who wait for it, those who stop it, and what is left for the next time."""
+"""Waiting for a download, stopping it, and what remains for the next one."""
 
 import contextlib
 import errno
@@ -29,8 +29,8 @@ async def offline(wire, request):
     """Nobody answers: the connection closes at once."""
 
 
-class Held:
-    """A server that sends half, and the rest when it is told to."""
+class PausedServer:
+    """A server that sends half, and the rest when `update` is set."""
 
     def __init__(self, data=DATA):
         self.data = data
@@ -46,7 +46,7 @@ class Held:
 
 @pytest.mark.parametrize("text", [HTTP, "https://files.example/model.gguf", "hf://o/r/m.gguf"])
 async def test_what_was_fetched_once_starts_offline(tmp_path, autojump_clock, text):
-    """A second life of the agent without any network gives the same file, and asks nobody."""
+    """Without any network a restarted agent returns the same file, and sends no request."""
     source = parse_source(text)
     async with open_bench(tmp_path, serves(DATA)) as bench:
         kept = await bench.get(HTTP if text.startswith("https") else text)
@@ -83,7 +83,7 @@ async def test_another_source_is_another_file(tmp_path, autojump_clock):
 
 
 async def test_another_digest_is_another_file(tmp_path, autojump_clock):
-    """When spec.sha256 changes, the file in the store is not good enough any more, and it is left alone."""
+    """When spec.sha256 changes, the file in the store no longer matches, and it is not modified."""
     async with open_bench(tmp_path, steps(serves(DATA), serves(OTHER, etag='"v2"'))) as bench:
         old = await bench.get(HTTP)
         new = await bench.get(HTTP, sha256=hashlib.sha256(OTHER).hexdigest())
@@ -108,28 +108,28 @@ async def test_a_rotten_file_is_fetched_again(tmp_path, autojump_clock):
 
 async def test_two_who_want_the_same_share_one_transfer(tmp_path, autojump_clock):
     """However many services name a source, it is downloaded once, and each hears of the progress."""
-    held, results, heard = Held(), [], {}
-    async with open_bench(tmp_path, held) as bench, trio.open_nursery() as nursery:
+    server, results, steps_by_name = PausedServer(), [], {}
+    async with open_bench(tmp_path, server) as bench, trio.open_nursery() as nursery:
 
         async def ask(name):
-            results.append(await bench.get(HTTP, progress=lambda step: heard.setdefault(name, []).append(step)))
+            results.append(await bench.get(HTTP, progress=lambda step: steps_by_name.setdefault(name, []).append(step)))
 
         for name in range(5):
             nursery.start_soon(ask, name)
         await trio.sleep(1)  # a small piece waits a moment for more before it is written
         assert len(bench.network.requests) == 1
         assert bench.downloader.active()[HTTP].done_bytes == len(DATA) // 2
-        held.update.set()
+        server.update.set()
     assert [result.path.read_bytes() for result in results] == [DATA] * 5
     assert len(bench.network.requests) == 1
-    assert all(steps[-1].done_bytes == len(DATA) for steps in heard.values())
+    assert all(steps[-1].done_bytes == len(DATA) for steps in steps_by_name.values())
 
 
 @pytest.mark.parametrize("leaver", [0, 1])
 async def test_one_who_stops_waiting_does_not_stop_the_transfer(tmp_path, autojump_clock, leaver):
     """Deleting one service leaves the connection of the other alone, whichever of them came first."""
-    held, scopes, results = Held(), [trio.CancelScope(), trio.CancelScope()], []
-    async with open_bench(tmp_path, held) as bench, trio.open_nursery() as nursery:
+    server, scopes, results = PausedServer(), [trio.CancelScope(), trio.CancelScope()], []
+    async with open_bench(tmp_path, server) as bench, trio.open_nursery() as nursery:
 
         async def ask(scope):
             with scope:
@@ -141,14 +141,14 @@ async def test_one_who_stops_waiting_does_not_stop_the_transfer(tmp_path, autoju
         scopes[leaver].cancel()
         await trio.testing.wait_all_tasks_blocked()
         assert bench.network.open_connections == 1
-        held.update.set()
+        server.update.set()
     assert [result.path.read_bytes() for result in results] == [DATA]
     assert len(bench.network.requests) == 1
 
 
-async def test_when_nobody_waits_the_transfer_ends_and_its_bytes_are_kept(tmp_path, autojump_clock):
-    """The connection closes a moment after the last one has left; the next one goes on from there."""
-    async with open_bench(tmp_path, Held()) as bench:
+async def test_without_waiters_the_transfer_ends_and_its_bytes_are_kept(tmp_path, autojump_clock):
+    """The connection closes a moment after the last waiter has left; the next one resumes from there."""
+    async with open_bench(tmp_path, PausedServer()) as bench:
         with trio.move_on_after(5):
             await bench.get(HTTP)
         await trio.sleep(2 * LINGER_SECONDS)
@@ -160,9 +160,9 @@ async def test_when_nobody_waits_the_transfer_ends_and_its_bytes_are_kept(tmp_pa
         assert bench.network.requests[1].start == len(DATA) // 2
 
 
-async def test_a_restarted_agent_goes_on_where_it_was(tmp_path, autojump_clock):
+async def test_a_restarted_agent_resumes_the_download(tmp_path, autojump_clock):
     """Bytes outlive the downloader: they are verified again, and only the rest is asked for."""
-    async with open_bench(tmp_path, Held()) as bench:
+    async with open_bench(tmp_path, PausedServer()) as bench:
         with trio.move_on_after(5):
             await bench.get(HTTP)
     async with open_bench(tmp_path, serves(DATA)) as bench:
@@ -173,7 +173,7 @@ async def test_a_restarted_agent_goes_on_where_it_was(tmp_path, autojump_clock):
 
 async def test_a_prefix_that_was_tampered_with_is_found_out(tmp_path, autojump_clock):
     """A damaged prefix makes a wrong digest, and the second download starts from nothing."""
-    async with open_bench(tmp_path, Held()) as bench:
+    async with open_bench(tmp_path, PausedServer()) as bench:
         with trio.move_on_after(5):
             await bench.get(HTTP)
         await trio.sleep(2 * LINGER_SECONDS)
@@ -187,7 +187,7 @@ async def test_a_prefix_that_was_tampered_with_is_found_out(tmp_path, autojump_c
 
 
 async def test_another_process_at_the_same_file_is_waited_for(tmp_path, autojump_clock):
-    """While somebody else holds the unfinished file, we say so and wait; then we go on with his bytes."""
+    """While another process holds the unfinished file, we report it and wait; then we resume with its bytes."""
     async with open_bench(tmp_path, serves(DATA)) as bench:
         other = open_partial(bench.store, key_of(HTTP))
         other.begin(PartialInfo(total_bytes=len(DATA)))
@@ -214,8 +214,8 @@ async def test_different_digests_of_one_source_do_not_mix(tmp_path, autojump_clo
         assert (await bench.get(HTTP, sha256=SHA256)).path.read_bytes() == DATA
 
 
-async def test_a_disk_that_fills_up_is_said_and_survived(tmp_path, autojump_clock, monkeypatch):
-    """ENOSPC in the middle names the store; once there is room, the download goes on where it was."""
+async def test_a_full_disk_is_reported_and_survived(tmp_path, autojump_clock, monkeypatch):
+    """ENOSPC in the middle names the store; once there is space, the download resumes where it was."""
     real, written = os.pwrite, []
 
     def small(fd, data, offset):
@@ -245,7 +245,7 @@ async def test_a_disk_that_fills_up_is_said_and_survived(tmp_path, autojump_cloc
 
 @pytest.mark.parametrize("call", ["fsync", "rename"])
 async def test_a_disk_that_fails_at_the_end_shows_nothing(tmp_path, autojump_clock, monkeypatch, call):
-    """When the file cannot be made durable, it is not there at all, and the next fetch mends it."""
+    """A file that cannot be made durable does not appear at all, and the next fetch repairs this."""
     async with open_bench(tmp_path, serves(DATA)) as bench:
 
         def fail(*args, **kwargs):
@@ -263,7 +263,7 @@ async def test_a_disk_that_fails_at_the_end_shows_nothing(tmp_path, autojump_clo
 
 
 async def test_stale_bytes_are_removed(tmp_path, autojump_clock):
-    """What nobody has gone on with for a week goes when the downloader opens; newer bytes stay."""
+    """Bytes of downloads idle for a week are deleted when the downloader opens; newer bytes stay."""
     store = open_store(tmp_path)
     for key, age in (("ab" * 32, STALE_SECONDS + 60), ("cd" * 32, STALE_SECONDS - 60)):
         partial = open_partial(store, key)

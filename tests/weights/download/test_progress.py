@@ -57,7 +57,7 @@ def test_many_samples_are_no_more_than_the_window():
 
 
 def test_a_new_beginning_forgets_the_old_one():
-    """When bytes are dropped, and after a pause, the rate begins anew."""
+    """When bytes are dropped, and after a pause, the rate starts again."""
     rate = Rate()
     rate.add(0, 1000)
     rate.add(1, 2000)

@@ -167,7 +167,7 @@ trio.run(main)
 
 
 @pytest.mark.ci
-async def test_after_a_kill_the_download_goes_on(tmp_path, nursery):
+async def test_after_a_kill_the_download_resumes(tmp_path, nursery):
     """A process that is killed in the middle leaves nothing to be seen, and the next one asks only for the rest."""
     requests = []
     [listener] = await nursery.start(

@@ -1,4 +1,4 @@
-"""What a registry holds is fetched by digest, with a login that goes to it alone, and none of its words is believed."""
+"""Content of a registry is fetched by digest, the login goes to that registry only, and no response is trusted."""
 
 import base64
 import hashlib
@@ -69,11 +69,11 @@ class Registry:
     Attributes:
         manifests: By tag and digest.
         blobs: By digest; what is sent need not have it.
-        user: Who may read; empty for everybody. Tokens are of `auth.example`.
+        user: The user who may read; empty if all may. Tokens are of `auth.example`.
         store: Where blobs are redirected to; empty for none.
         cut: After how many bytes of a blob the first answer breaks off.
         basic: Whether it takes the password itself.
-        tokens: How many requests each token is good for.
+        tokens: Number of requests for which each token is valid.
     """
 
     manifests: Mapping[str, bytes]
@@ -106,14 +106,14 @@ class Registry:
         return await wire.answer(404, b'{"errors":[{"code":"MANIFEST_UNKNOWN"}]}')
 
     async def _lets_in(self, wire, request):
-        said = request.headers.get("authorization", "")
+        authorization = request.headers.get("authorization", "")
         if not self.user and not self.anonymous:
             return True
         if self.basic:
-            right, wants = said == basic(self.user), 'Basic realm="here"'
+            right, wants = authorization == basic(self.user), 'Basic realm="here"'
         else:
-            self._used += said == f"Bearer t{self._issued}"
-            right = said == f"Bearer t{self._issued}" and self._used <= self.tokens
+            self._used += authorization == f"Bearer t{self._issued}"
+            right = authorization == f"Bearer t{self._issued}" and self._used <= self.tokens
             wants = 'Bearer realm="http://localhost:5000/token",service="reg",scope="repository:all:push"'
         if not right:
             await wire.answer(401, www_authenticate=wants)
@@ -171,7 +171,7 @@ async def test_the_parts_of_a_model_come_together(tmp_path, autojump_clock):
 
 
 async def test_an_index_of_one_is_followed_by_digest(tmp_path, autojump_clock):
-    """What the index names is held against its digest; attestations beside it are none."""
+    """Entries of the index are checked against their digests; attestations among them are skipped."""
     inner = manifest(layer(DATA))
     entries = [{"digest": digest(inner)}, {"digest": digest(b"x"), "platform": {"os": "unknown"}}]
     outer = json.dumps({"manifests": entries}).encode()
@@ -241,7 +241,7 @@ async def test_a_registry_may_take_the_password_itself(tmp_path, autojump_clock)
             await bench.get("oci://localhost:5000/models/phi@" + digest(b""), registry=None)
 
 
-async def test_a_login_that_is_refused_is_told_without_it(tmp_path, autojump_clock):
+async def test_a_refused_login_is_reported_without_the_password(tmp_path, autojump_clock):
     """The words name the Secret's kind and the field, and nothing of what was sent."""
     async with open_bench(tmp_path, Registry({"q4": manifest(layer(DATA))}, user="eve")) as bench:
         with pytest.raises(
@@ -252,7 +252,7 @@ async def test_a_login_that_is_refused_is_told_without_it(tmp_path, autojump_clo
         assert not bench.visible()
 
 
-async def test_a_download_goes_on_where_it_broke_and_takes_a_new_token(tmp_path, autojump_clock):
+async def test_a_broken_download_resumes_with_a_new_token(tmp_path, autojump_clock):
     """A token that has expired in the middle fails this attempt; the next one logs in again, and fetches the rest."""
     held = Registry({"q4": manifest(layer(DATA))}, user="ada", cut=40_000, tokens=2)
     async with open_bench(tmp_path, held, limits=HASTY) as bench:
@@ -340,7 +340,7 @@ def test_a_login_that_cannot_be_read_is_not_shown(text):
 
 
 @pytest.mark.parametrize(
-    ("header", "says"),
+    ("header", "message"),
     [
         ("", "unknown kind of login"),
         ("Negotiate abc", "unknown kind of login"),
@@ -349,14 +349,14 @@ def test_a_login_that_cannot_be_read_is_not_shown(text):
         ('Bearer realm="ftp://r.io"', "no valid URL"),
     ],
 )
-def test_a_challenge_that_would_leak_is_refused(header, says):
+def test_a_challenge_that_would_leak_is_refused(header, message):
     """No password goes over plain http to another server."""
-    with pytest.raises(FetchError, match=says):
+    with pytest.raises(FetchError, match=message):
         parse_challenge("x", parse_url("https://r.io")[0], header)
 
 
 def test_a_token_is_for_reading_one_repository():
-    """What scope the registry asks for does not matter."""
+    """The scope that the registry requests does not matter."""
     wants = parse_challenge("x", parse_url("https://r.io")[0], 'Bearer realm="https://a.io/t?x=1",service="s s"')
     assert isinstance(wants, Challenge)
     assert str(wants.token_url("a/b")) == "https://a.io/t?x=1&service=s+s&scope=repository%3Aa%2Fb%3Apull"
@@ -369,7 +369,7 @@ def test_what_is_no_token_is_refused(body):
 
 
 @pytest.mark.parametrize(
-    ("body", "error", "says"),
+    ("body", "error", "message"),
     [
         (b"<html>", FetchError, "cannot be decoded"),
         (b"[" * 100_000, FetchError, "cannot be decoded"),
@@ -382,13 +382,13 @@ def test_what_is_no_token_is_refused(body):
          "an index of 2 images"),
     ],
 )  # fmt: skip
-def test_what_leads_to_no_model_is_told(body, error, says):
-    with pytest.raises(error, match=says):
+def test_manifests_that_lead_to_no_model_are_refused(body, error, message):
+    with pytest.raises(error, match=message):
         parse_manifest(image(), "q4", body)
 
 
 @pytest.mark.parametrize(
-    ("text", "names", "error", "says"),
+    ("text", "names", "error", "message"),
     [
         (SOURCE, ["a.gguf", "b.gguf"], AmbiguousSourceError, r"set spec\.files to one of them: a\.gguf \(1 B\)"),
         (SOURCE, ["a-00001-of-00002.gguf"], SourceNotFoundError, r"has no a-00002-of-00002\.gguf"),
@@ -397,9 +397,9 @@ def test_what_leads_to_no_model_is_told(body, error, says):
         (SOURCE + "#c.gguf", ["a.gguf"], SourceNotFoundError, r"has no c\.gguf; it has a\.gguf"),
     ],
 )
-def test_which_layer_is_meant_has_to_be_clear(text, names, error, says):
+def test_which_layer_is_meant_has_to_be_clear(text, names, error, message):
     source, _, file = text.partition("#")
     chosen = attrs.evolve(image(source), file=file)
     held = [Layer(f"{at:064}", 1, name) for at, name in enumerate(names)]
-    with pytest.raises(error, match=says):
+    with pytest.raises(error, match=message):
         choose_layers(chosen, held)

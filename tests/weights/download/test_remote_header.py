@@ -119,7 +119,7 @@ async def test_a_server_without_ranges_is_read_until_the_header_ends(autojump_cl
         await wire.head(200, content_length=1 << 40)
         await wire.send(data)
         while True:
-            await trio.testing.wait_all_tasks_blocked()  # until all of it has been read
+            await trio.testing.wait_all_tasks_blocked()  # until everything has been read
             await wire.send(bytes(1 << 16))
             sent += 1 << 16
 
@@ -203,7 +203,7 @@ async def test_no_header_takes_more_than_the_bound(autojump_clock, keys, parts):
             piece = data[sent : sent + (1 << 20)].ljust(1 << 20, b"\0")
             sent += len(piece)
             await wire.send(piece)
-            await trio.testing.wait_all_tasks_blocked()  # until all of it has been read
+            await trio.testing.wait_all_tasks_blocked()  # until everything has been read
 
     async with open_reading(File(data, size=1 << 40) if parts else endless) as reading:
         with pytest.raises(NotGGUFError, match=r"longer than 32 MiB|beyond the end|is empty"):
@@ -244,7 +244,7 @@ async def test_a_server_that_stops_serving_parts_is_read_from_the_start(autojump
 
 
 @pytest.mark.parametrize(
-    ("body", "says"),
+    ("body", "message"),
     [
         (b"", "is empty"),
         (b"GGU", "is not a valid GGUF file"),
@@ -253,7 +253,7 @@ async def test_a_server_that_stops_serving_parts_is_read_from_the_start(autojump
     ],
 )
 @pytest.mark.parametrize("length", [True, False])
-async def test_what_is_no_model_is_named(autojump_clock, body, says, length):
+async def test_what_is_no_model_is_named(autojump_clock, body, message, length):
     """A file that is empty, cut, or no GGUF at all is refused with the reader's words and the source's name."""
 
     async def whole(wire, request):
@@ -261,7 +261,7 @@ async def test_what_is_no_model_is_named(autojump_clock, body, says, length):
         await wire.send(body)
 
     async with open_reading(whole) as reading:
-        with pytest.raises(NotGGUFError, match=says) as caught:
+        with pytest.raises(NotGGUFError, match=message) as caught:
             await reading.get()
         assert str(caught.value).startswith(HTTP)
 
@@ -316,7 +316,7 @@ async def test_a_redirect_inside_is_refused(autojump_clock):
             assert reading.network.dialled == [PUBLIC]
 
 
-async def test_a_second_request_is_judged_anew(autojump_clock):
+async def test_a_second_request_is_judged_again(autojump_clock):
     """A name that leads inside by the time of the second request is refused then."""
     file = File(vocabulary(150_000))
 

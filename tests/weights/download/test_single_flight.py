@@ -7,18 +7,18 @@ from llmkube.weights.download.single_flight import LINGER_SECONDS, open_single_f
 
 
 class Work:
-    """Work that waits to be told how it ends."""
+    """Work that waits until the test sets its result."""
 
     def __init__(self):
         self.begun = 0
         self.cancelled = 0
         self.end = trio.Event()
-        self.tell = None
+        self.notify = None
         self.error = None
 
-    async def __call__(self, tell):
+    async def __call__(self, notify):
         self.begun += 1
-        self.tell = tell
+        self.notify = notify
         try:
             await self.end.wait()
         except trio.Cancelled:
@@ -35,27 +35,27 @@ def ignore(progress):
 
 async def test_all_who_ask_get_the_same_result_and_the_same_news():
     """Two who ask for the same share one piece of work, and each hears of its progress in a task of its own."""
-    work, heard, results = Work(), [], []
+    work, received, results = Work(), [], []
 
     async def ask(name):
-        results.append(await shared.join("key", work, lambda step: heard.append((name, step.done_bytes))))
+        results.append(await shared.join("key", work, lambda step: received.append((name, step.done_bytes))))
 
     async with open_single_flight(str) as shared, trio.open_nursery() as nursery:
         nursery.start_soon(ask, "a")
         nursery.start_soon(ask, "b")
         await trio.testing.wait_all_tasks_blocked()
-        work.tell(Progress("downloading", 5))
+        work.notify(Progress("downloading", 5))
         await trio.testing.wait_all_tasks_blocked()
         assert shared.active() == {"key": Progress("downloading", 5)}
         work.end.set()
     assert results == ["done", "done"]
     assert work.begun == 1
-    assert {("a", 5), ("b", 5)} <= set(heard)
+    assert {("a", 5), ("b", 5)} <= set(received)
     assert shared.active() == {}
 
 
 async def test_one_who_stops_waiting_takes_nothing_away(autojump_clock):
-    """The work goes on while one waits, whoever began it; it ends a moment after the last one has left."""
+    """The work continues while a caller waits, whichever started it; it ends a moment after the last one has left."""
     work, scopes = Work(), [trio.CancelScope(), trio.CancelScope()]
 
     async def ask(scope):
@@ -77,8 +77,8 @@ async def test_one_who_stops_waiting_takes_nothing_away(autojump_clock):
         assert shared.active() == {}
 
 
-async def test_whoever_comes_back_at_once_finds_the_work_going_on(autojump_clock):
-    """One who stops waiting and asks again has begun nothing anew, and the work's end is no longer near."""
+async def test_a_caller_that_returns_at_once_joins_the_running_work(autojump_clock):
+    """A caller that stops waiting and asks again does not restart the work, and its end is no longer near."""
     work = Work()
     async with open_single_flight(str) as shared, trio.open_nursery() as nursery:
         with trio.move_on_after(1):
@@ -89,8 +89,8 @@ async def test_whoever_comes_back_at_once_finds_the_work_going_on(autojump_clock
         work.end.set()
 
 
-async def test_whoever_comes_later_begins_anew(autojump_clock):
-    """Cancelled work is nobody's result."""
+async def test_a_later_caller_starts_again(autojump_clock):
+    """The result of cancelled work is not returned."""
     work = Work()
     async with open_single_flight(str) as shared:
         with trio.move_on_after(0):
@@ -102,8 +102,8 @@ async def test_whoever_comes_later_begins_anew(autojump_clock):
         assert await shared.join("key", again, ignore) == "done"
 
 
-async def test_an_error_reaches_all_who_wait_and_nobody_else():
-    """An error, also a bug, is raised by each who waits; other work goes on, and the next try begins anew."""
+async def test_an_error_reaches_all_waiters_and_no_other():
+    """An error, even a bug, is raised in each waiter; other work continues, and the next call starts again."""
     work, other, errors = Work(), Work(), []
 
     async def ask():

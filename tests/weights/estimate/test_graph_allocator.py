@@ -27,14 +27,14 @@ def test_in_place_needs_one():
 
 @pytest.mark.parametrize("reader", [lambda node: node.view(), lambda node: Node(320, (node,))])
 def test_what_is_still_read_is_not_overwritten(reader):
-    """A place that somebody else reads later is not worked on."""
+    """Memory that another node reads later is not reused in place."""
     first = Node(320)
     changed = Node(320, (first,), in_place=True)
     assert peak(changed, Node(32, (reader(first), changed))) >= 640
 
 
 def test_a_view_keeps_its_source():
-    """Bytes stay for as long as a view of them is read, though nobody reads the node itself any more."""
+    """Bytes stay while a view of them is read, even if the node itself is no longer read."""
     first = Node(320, (Node(32),))
     seen = first.part()
     assert peak(Node(320, (Node(320, (Node(320, (first,)), seen)),))) > peak(
@@ -60,7 +60,7 @@ def test_the_smallest_gap_is_taken():
 
 
 def test_results_that_are_kept_stay():
-    """What is kept is never given away, read or not."""
+    """Memory of a kept result is never reused, read or not."""
     first = Node(320)
     first.is_output = True
     assert peak(Node(320, (Node(320, (first,)),))) == 960

@@ -9,8 +9,8 @@ from llmkube.weights.estimate.sizing import estimate
 from mlx_folder import CONFIG, folder
 
 
-def sizes(path, **wish):
-    return {each.name: each.size_bytes for each in estimate(read_folder(path), Demand(**wish)).components}
+def sizes(path, **demand):
+    return {each.name: each.size_bytes for each in estimate(read_folder(path), Demand(**demand)).components}
 
 
 def test_a_folder_is_sized(tmp_path):
@@ -37,7 +37,7 @@ def test_several_files_are_one_model(tmp_path):
     ],
 )
 def test_windows_are_believed(tmp_path, more):
-    """Layers with a window keep the window, however the config says so."""
+    """Layers with a window keep the window, whichever key of the config states it."""
     folder(tmp_path, CONFIG | more)
     assert sizes(tmp_path, context=8192)["KV cache"] == (8192 + 3 * 512) * 8 * (128 + 128) * 2
 

@@ -151,7 +151,7 @@ class TestPlaces:
         assert part(found, "KV cache", Location.DEVICE) == whole * 10 // 32
         assert part(found, "KV cache") == whole
 
-    def test_the_cache_stays_on_the_host_if_told_so(self):
+    def test_the_cache_stays_on_the_host_on_request(self):
         """Without KV offload no cache is on the device."""
         found = estimate(decoder(), Demand(context=4096, device_layers=ALL_LAYERS, kv_offload=False))
         assert part(found, "KV cache", Location.DEVICE) == 0
@@ -176,21 +176,21 @@ class TestPlaces:
         assert part(found, "weights") == sum(each.size_bytes for each in shape.tensors) + embedding
 
     def test_repacking_follows_the_processor(self):
-        """ARM lays Q8_0 out anew and x86 does not; `--no-repack` is believed by both."""
+        """ARM repacks Q8_0 and x86 does not; `--no-repack` applies to both."""
         shape = decoder(kind="Q8_0")
-        arm, x86, told = (part(estimate(shape, Demand(context=4096, **each)), "repacked weights")
+        arm, x86, arm_no_repack = (part(estimate(shape, Demand(context=4096, **each)), "repacked weights")
                           for each in ({"machine": "arm64"}, {}, {"machine": "arm64", "repack": False}))  # fmt: skip
-        assert (arm > 0, x86, told) == (True, 0, 0)
+        assert (arm > 0, x86, arm_no_repack) == (True, 0, 0)
 
 
 class TestFilledWithUse:
-    def test_the_prompt_cache_counts_as_full(self):
-        """The limit of the prompt cache is counted whole: it fills while requests come, and nobody asks before."""
+    def test_the_prompt_cache_is_assumed_full(self):
+        """The limit of the prompt cache is reserved in full: it fills while requests come, without an admission."""
         full, none = (estimate(decoder(), Demand(context=4096, cache_ram_bytes=size)) for size in (3 * GIB, 0))
         assert full.total_bytes - none.total_bytes == 3 * GIB
 
     def test_no_limit_is_a_doubt(self):
-        """A prompt cache without a limit cannot be estimated, and the estimate says so."""
+        """A prompt cache without a limit cannot be estimated, and the estimate is marked uncertain."""
         found = estimate(decoder(), Demand(context=4096, cache_ram_bytes=None))
         assert not found.certain
         assert any("--cache-ram" in note for note in found.notes)
@@ -222,9 +222,9 @@ class TestCompanions:
 
     def test_a_projector_is_counted_once_its_size_is_known(self):
         """A multimodal projector adds its file and room to work; of unknown size, it is a doubt."""
-        wish = Demand(context=4096, device_layers=ALL_LAYERS, projector_path="p.gguf")
-        assert not estimate(decoder(), wish).certain
-        assert part(estimate(decoder(), attrs.evolve(wish, projector_bytes=GIB)), "mmproj", Location.DEVICE) > GIB
+        demand = Demand(context=4096, device_layers=ALL_LAYERS, projector_path="p.gguf")
+        assert not estimate(decoder(), demand).certain
+        assert part(estimate(decoder(), attrs.evolve(demand, projector_bytes=GIB)), "mmproj", Location.DEVICE) > GIB
 
     def test_heads_that_guess_ahead(self):
         """A model's own layers for guessing cost nothing until `--spec-type draft-mtp` asks for them."""
@@ -235,7 +235,7 @@ class TestCompanions:
 
 class TestDoubts:
     def test_an_unknown_architecture_is_taken_for_the_largest(self):
-        """All layers of an unknown architecture see everything, whatever window it names; and the estimate says so."""
+        """All layers of an unknown architecture are assumed to have no window, and the estimate is marked uncertain."""
         keys = {"attention__sliding_window": 512}
         known, unknown = (estimate(decoder(name, **keys), Demand(context=32768)) for name in ("gemma3", "gemma9"))
         assert known.certain
@@ -253,7 +253,7 @@ class TestDoubts:
         assert part(found, "weights") >= part(estimate(whole, Demand(context=4096, repack=False)), "weights")
 
     def test_types_of_a_newer_engine(self):
-        """Bytes of tensors whose type nobody here knows are not forgotten."""
+        """Bytes of tensors of an unknown type are included."""
         found = estimate(attrs.evolve(decoder(), unread_bytes=5 * GIB), Demand(context=4096))
         assert part(found, "weights") > 5 * GIB
         assert not found.certain
@@ -261,11 +261,11 @@ class TestDoubts:
 
 class TestLargestContext:
     def test_it_fits_and_the_next_does_not(self):
-        """What is returned fits, and 256 tokens more do not."""
-        shape, wish = decoder(), Demand(context=4096, cache_ram_bytes=0)
-        found = largest_context(shape, wish, 12 * GIB)
+        """The returned context fits, and 256 tokens more do not."""
+        shape, demand = decoder(), Demand(context=4096, cache_ram_bytes=0)
+        found = largest_context(shape, demand, 12 * GIB)
         assert found % 256 == 0
-        totals = [estimate(shape, attrs.evolve(wish, context=found + more)).total_bytes for more in (0, 256)]
+        totals = [estimate(shape, attrs.evolve(demand, context=found + more)).total_bytes for more in (0, 256)]
         assert totals[0] <= 12 * GIB < totals[1]
 
     def test_it_ends_where_training_did(self):
@@ -328,6 +328,6 @@ class TestAlways:
         }
         found = attrs.evolve(base, architecture=architecture, tensors=tensors, numbers=numbers, layer_count=3,
                              embedding_size=data.draw(SIZES), vocabulary_size=data.draw(SIZES))  # fmt: skip
-        wish = Demand(context=data.draw(SIZES), slots=data.draw(st.integers(1, 64)), ubatch=data.draw(SIZES))
-        for each in estimate(found, wish).components:
+        demand = Demand(context=data.draw(SIZES), slots=data.draw(st.integers(1, 64)), ubatch=data.draw(SIZES))
+        for each in estimate(found, demand).components:
             assert each.size_bytes > 0

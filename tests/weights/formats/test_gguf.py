@@ -159,7 +159,7 @@ def test_version_2_is_read_and_the_architecture_may_come_last(read):
 
 
 @pytest.mark.parametrize(
-    ("data", "says"),
+    ("data", "message"),
     [
         (b"", "is empty"),
         (b"GG", "does not start with"),
@@ -232,9 +232,9 @@ def test_version_2_is_read_and_the_architecture_may_come_last(read):
         (model(tensors=[TENSOR], tensor_count=2), "goes beyond the end"),
     ],
 )
-def test_what_is_wrong_is_named(read, data, says):
+def test_what_is_wrong_is_named(read, data, message):
     """A file that no engine could load is refused with the reason."""
-    with pytest.raises(NotGGUFError, match=says) as caught:
+    with pytest.raises(NotGGUFError, match=message) as caught:
         read(data)
     assert caught.value.reason == "NotGGUF"
 
@@ -243,7 +243,7 @@ SOME_TOKENS = (key("tokenizer.ggml.model", STRING, "gpt2"), array("tokenizer.ggm
 
 
 @pytest.mark.parametrize(
-    ("keys", "says"),
+    ("keys", "message"),
     [
         ((), None),
         ((array("tokenizer.ggml.scores", F32, [0.0, 1.0, 2.0]),), None),
@@ -253,17 +253,17 @@ SOME_TOKENS = (key("tokenizer.ggml.model", STRING, "gpt2"), array("tokenizer.ggm
         ((key("tokenizer.ggml.add_bos_token", U8, 1),), "add_bos_token is of type u8, not bool"),
     ],
 )
-def test_the_tokenizer_fits_together(read, keys, says):
-    """What a tokenizer says of its tokens is there for each of them, in the type that engines expect."""
+def test_the_tokenizer_fits_together(read, keys, message):
+    """Each key about tokens has an entry for each token, in the type that engines expect."""
     data = model(*SOME_TOKENS, *keys, without=["tokenizer.ggml.model"])
-    if says is None:
+    if message is None:
         assert read(data).architecture == "llama"
     else:
-        with pytest.raises(NotGGUFError, match=says):
+        with pytest.raises(NotGGUFError, match=message):
             read(data)
 
 
-def test_a_model_without_tokenizer_may_say_nonsense_about_tokens(read):
+def test_token_keys_of_a_model_without_tokenizer_are_ignored(read):
     """No engine reads the tokenizer's keys of a model that says it has none."""
     assert read(model(key("tokenizer.ggml.bos_token_id", STRING, "x"))).architecture == "llama"
 
@@ -276,7 +276,7 @@ def test_a_vocabulary_alone_is_no_tokens(read):
 
 
 def test_the_first_byte_that_is_missing_is_noticed(tmp_path):
-    """A download that stopped one byte early is told from a complete one, though its header is whole."""
+    """A download that stopped one byte early is distinguished from a complete one, though its header is whole."""
     path = tmp_path / "model.gguf"
     path.write_bytes(DEMO_BYTES[:-1])
     with pytest.raises(NotGGUFError, match="its tensors need 956256 bytes but it has 956255"):
@@ -305,7 +305,7 @@ def _header_bytes(padding):
 
 
 def test_a_tensor_type_from_the_future_is_left_to_the_engine(read):
-    """A type that our table does not know yet does not make the file unusable, and is told."""
+    """A tensor type that our table lacks does not make the file unusable, and is reported."""
     tensors = [tensor("v", [8], kind=43), tensor("w", [8], offset=64), tensor("x", [8], offset=96)]
     facts = read(model(tensors=tensors) + bytes(128))
     assert (facts.quantization, facts.newer_tensor_types) == ("F32", (43,))
@@ -337,7 +337,7 @@ def test_a_header_without_end_is_refused(tmp_path):
 
 
 def test_what_is_not_a_file_is_refused_without_waiting(tmp_path):
-    """A folder, a named pipe and a missing file are told apart, and none of them blocks."""
+    """A folder, a named pipe and a missing file are distinguished, and none of them blocks."""
     with pytest.raises(NotGGUFError, match="not a regular file"):
         read_header(tmp_path)
     with pytest.raises(FetchError, match="No such file"):
@@ -411,8 +411,8 @@ for path in sys.argv[1:]:
         read_header(Path(path))
     except NotGGUFError:
         print("refused")
-said = Path("/proc/self/status")  # and not ru_maxrss, which a child inherits there from whoever forked it
-lines = said.read_text().splitlines() if said.exists() else []
+process_status = Path("/proc/self/status")  # and not ru_maxrss, which a child inherits there from its parent
+lines = process_status.read_text().splitlines() if process_status.exists() else []
 kib = [int(line.split()[1]) for line in lines if line.startswith("VmHWM")]
 print(kib[0] * 1024 if kib else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """

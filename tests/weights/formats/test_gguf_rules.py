@@ -28,7 +28,7 @@ def test_damaged_headers_get_the_verdict_of_llama_cpp():
 
 
 @needs_engine
-def test_the_oracle_can_tell():
+def test_the_oracle_finds_a_difference():
     """The engine loads the demo model, refuses a damaged one in words, and survives being killed by one."""
     data = DEMO.read_bytes()
     draft = demo_draft()

@@ -1,4 +1,4 @@
-"""What an Ollama says of a model leads to the same promise of memory as the file itself."""
+"""A model that Ollama describes gets the same estimate as its file."""
 
 import attrs
 import pytest
@@ -15,14 +15,14 @@ DIGEST = "ab" * 32
 MODELFILE = f"# Modelfile\nFROM /var/lib/my models/blobs/sha256-{DIGEST}\nTEMPLATE x\n"
 
 
-def said(**changes):
+def reply(**changes):
     return {"modelfile": MODELFILE, **shown_header(DEMO), **changes}
 
 
 def test_memory_is_promised_as_of_the_file():
     """Path and digest are those of the store; architecture, numbers and tensors are the header's."""
     of_file = read_header(DEMO)
-    kept = read_show("demo:latest", said(), 0)
+    kept = read_show("demo:latest", reply(), 0)
     assert (str(kept.path), kept.sha256) == (f"/var/lib/my models/blobs/sha256-{DIGEST}", DIGEST)
     shown, read = kept.facts.shape, of_file.shape
     assert attrs.evolve(shown, size_bytes=read.size_bytes) == read
@@ -32,31 +32,31 @@ def test_memory_is_promised_as_of_the_file():
         assert getattr(kept.facts, name) == getattr(of_file, name), name
 
 
-def test_what_no_tensor_accounts_for_counts_as_weights():
+def test_unaccounted_bytes_are_weights():
     """A projector is listed with the model; a type of tensor that is newer than our table has no size of its own."""
-    alone, demand = read_show("demo:latest", said(), 0), Demand(context=512)
+    alone, demand = read_show("demo:latest", reply(), 0), Demand(context=512)
     tensor_bytes = sum(each.size_bytes for each in alone.facts.shape.tensors)
-    large = read_show("demo:latest", said(projector_info={"general.architecture": "clip"}), tensor_bytes + (1 << 30))
+    large = read_show("demo:latest", reply(projector_info={"general.architecture": "clip"}), tensor_bytes + (1 << 30))
     more = estimate(large.facts.shape, demand).total_bytes - estimate(alone.facts.shape, demand).total_bytes
     assert more == 1 << 30
-    newer = [each | {"type": "Q9_NEW"} for each in said()["tensors"]]
-    assert read_show("demo:latest", said(tensors=newer), 7 << 20).facts.shape.unread_bytes == 7 << 20
+    newer = [each | {"type": "Q9_NEW"} for each in reply()["tensors"]]
+    assert read_show("demo:latest", reply(tensors=newer), 7 << 20).facts.shape.unread_bytes == 7 << 20
 
 
 def test_numbers_per_layer_stay_apart():
     """Models whose layers differ give a list; a yes or no counts as a number, text as absent."""
-    info = said()["model_info"]
+    info = reply()["model_info"]
     arch = info["general.architecture"]
     heads = [4] * info[f"{arch}.block_count"]
     info |= {f"{arch}.attention.head_count_kv": heads, f"{arch}.attention.causal": False, f"{arch}.vocab_size": "many"}
-    facts = read_show("demo:latest", said(model_info=info), 0).facts
+    facts = read_show("demo:latest", reply(model_info=info), 0).facts
     assert facts.head_count_kv_per_layer == tuple(heads)
     assert facts.shape.numbers["attention.causal"] == (0,)
     assert "vocab_size" not in facts.shape.numbers
 
 
 def without(key):
-    return {name: value for name, value in said()["model_info"].items() if not name.endswith(key)}
+    return {name: value for name, value in reply()["model_info"].items() if not name.endswith(key)}
 
 
 @pytest.mark.parametrize(
@@ -73,8 +73,8 @@ def without(key):
         ({"tensors": ["a"]}, "without its sizes"),
     ],
 )
-def test_what_does_not_say_how_much_it_needs_is_refused(changes, words):
+def test_a_model_without_a_known_need_is_refused(changes, words):
     """No memory is promised on a guess: the model is named, and what is missing of it."""
     with pytest.raises(NotGGUFError, match=words) as refused:
-        read_show("demo:latest", said(**changes), 0)
+        read_show("demo:latest", reply(**changes), 0)
     assert "demo:latest" in str(refused.value)

@@ -53,7 +53,7 @@ def test_odd_values_do_no_harm(tmp_path, odd):
 
 
 def test_all_parts_of_a_split_model_are_one_shape(tmp_path):
-    """The files beside the first one give their tensors; the facts stay those of the first file."""
+    """All parts contribute their tensors; the facts are those of the first file."""
     split(tmp_path, 2, 2, [("blk.0.attn_q.weight", (32, 32), 0), ("blk.1.attn_q.weight", (32, 32), 4096)])
     first = split(tmp_path, 1, 2, [("token_embd.weight", (32, 3), 0)])
     facts = read_header(first)

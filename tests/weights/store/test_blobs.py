@@ -11,7 +11,7 @@ from llmkube.weights.store.blobs import open_store
 
 
 def test_a_blob_is_found_by_its_digest_and_is_private(tmp_path):
-    """What was committed is found again under its SHA-256, and nobody else can read it or its folders."""
+    """A committed blob is found under its SHA-256, and other users can read neither it nor its folders."""
     store = open_store(tmp_path / "store")
     kept = store.add(b"weights")
     digest = hashlib.sha256(b"weights").hexdigest()
@@ -89,7 +89,7 @@ def test_a_digest_is_never_a_path(tmp_path):
         open_store(tmp_path).find("../" + "a" * 61, 1)
 
 
-def test_a_store_that_cannot_be_made_says_why(tmp_path):
+def test_a_store_that_cannot_be_created_names_the_cause(tmp_path):
     """A file where the store should be is named in the error."""
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(FetchError, match="file"):

@@ -52,7 +52,7 @@ def begin_half(store):
 
 
 def test_a_source_is_recalled(store):
-    """What was kept under a source is found under it and no other, and all of it is private."""
+    """A stored file is found under its source and no other, and everything is private."""
     kept = put(store, "a", b"weights")
     assert find_weights(store, "a") == kept
     assert find_weights(store, "b") is None
@@ -60,7 +60,7 @@ def test_a_source_is_recalled(store):
 
 
 def test_a_split_model_lies_side_by_side_and_is_rebuilt(store):
-    """The folder of a split model comes back when somebody has removed a part of it."""
+    """The folder of a split model is rebuilt when one of its parts has been removed."""
     kept = put(store, "a", b"one", b"two")
     names = [path.name for path in sorted(kept.path.parent.iterdir())]
     assert names == ["model-00001-of-00002.gguf", "model-00002-of-00002.gguf"]
@@ -139,7 +139,7 @@ def test_models_are_listed_and_found(store):
 
 
 def test_what_nothing_needs_is_removed(store):
-    """Pruning keeps the models in use and the blobs that they share, and gives back the rest."""
+    """Pruning keeps the models in use and the blobs that they share, and frees the rest."""
     put(store, "a", b"shared", b"mine")
     put(store, "b", b"shared")
     put(store, "c", b"alone", b"gone")
@@ -170,7 +170,7 @@ def test_only_what_was_named_is_removed(store):
 
 
 def test_a_running_download_is_not_pruned(store):
-    """A partial file that somebody writes stays."""
+    """A partial file that is being written stays."""
     partial = begin_half(store)
     context = multiprocessing.get_context("spawn")
     other = context.Process(target=prune, args=(store, []))
@@ -182,7 +182,7 @@ def test_a_running_download_is_not_pruned(store):
 
 
 def test_a_piece_is_found_by_its_digest(store):
-    """Any source's blob serves any other source that promises the same digest."""
+    """A blob of one source serves another source with the same digest."""
     kept = put(store, "a", b"one", b"two")
     digest = hashlib.sha256(b"two").hexdigest()
     found = find_blob(store, digest)
@@ -192,7 +192,7 @@ def test_a_piece_is_found_by_its_digest(store):
     assert kept.sha256 is None
 
 
-def test_a_piece_that_was_pruned_meanwhile_is_kept_by_nobody(store):
+def test_a_piece_that_was_pruned_meanwhile_is_not_kept(store):
     """A blob that was found before a download, and is gone after it, makes no record that leads nowhere."""
     put(store, "a", b"one")
     found = find_blob(store, hashlib.sha256(b"one").hexdigest())
@@ -204,7 +204,7 @@ def test_a_piece_that_was_pruned_meanwhile_is_kept_by_nobody(store):
 
 
 def test_a_running_download_may_be_looked_at(store, monkeypatch):
-    """What a download renames between the list of a folder and the look at a file takes no space, and is no error."""
+    """A file that is renamed between listing and stat takes no space, and is no error."""
     begin_half(store).close()
     names = Path.iterdir
     monkeypatch.setattr(Path, "iterdir", lambda folder: [*names(folder), folder / ".new-renamed"])

@@ -24,7 +24,7 @@ def on_a_mac(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("said", "shown"),
+    ("figures", "shown"),
     [
         ((TIB, 2 * TIB, None), 2 * TIB),  # APFS would purge the other half
         ((TIB, None, None), TIB),  # no Core Foundation
@@ -32,13 +32,13 @@ def on_a_mac(monkeypatch):
         ((20 * TIB, 20 * TIB, 1 << 32), 20 * TIB),  # 2^32 blocks are 16 TiB
     ],
 )
-def test_the_larger_of_two_figures_counts_on_a_mac(on_a_mac, tmp_path, said, shown):
+def test_on_a_mac_the_larger_of_two_figures_is_used(on_a_mac, tmp_path, figures, shown):
     """Purgeable space counts as free, and a number of blocks that has wrapped does not make a large disk a full one."""
-    on_a_mac(*said)
+    on_a_mac(*figures)
     assert disk.free_bytes(tmp_path) == shown
 
 
-def test_elsewhere_statvfs_alone_counts(tmp_path, monkeypatch):
+def test_elsewhere_statvfs_alone_is_used(tmp_path, monkeypatch):
     """Linux counts what an ordinary user may write, and is asked nothing else."""
     monkeypatch.setattr(disk, "important_capacity", lambda _: 1 << 60)
     found = os.statvfs(tmp_path)

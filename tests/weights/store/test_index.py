@@ -1,4 +1,4 @@
-"""What changed upstream is fetched again when somebody asks for it, and what did not is not."""
+"""A file that changed upstream is fetched again on demand; an unchanged one is not."""
 
 import pytest
 
@@ -32,7 +32,7 @@ def test_a_digest_decides_then_the_etag_then_the_rest(version, seen, same):
 
 
 def test_another_number_of_parts_is_another_model():
-    """A model that has been split anew has changed."""
+    """A model that has been split again has changed."""
     seen = RemoteVersion(5, SHA, Validator())
     assert not is_current(Record("x", (BlobInfo(SHA, 5, 0),)), [seen, seen])
 

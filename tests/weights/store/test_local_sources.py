@@ -50,7 +50,7 @@ def test_a_file_below_a_listed_folder_is_taken(folder, sources):
 
 
 def test_s8_no_folder_is_listed_unless_its_owner_does(folder):
-    """Without a list nothing of this host can be named, not even a good file."""
+    """Without a list no file of this host can be named, not even a good one."""
     (folder / "m.gguf").write_bytes(GGUF)
     assert type(refusal(LocalSources(), folder / "m.gguf")) is SourceNotAllowedError
 
@@ -76,7 +76,7 @@ def test_s8_what_lies_elsewhere_is_refused_before_the_disk_is_asked(folder, sour
 
 
 @pytest.mark.parametrize("target", ["secret", "none", "folder/none", "folder", "text"])
-def test_s8_a_link_that_leads_out_tells_nothing(folder, sources, target):
+def test_s8_a_link_that_leads_out_reveals_nothing(folder, sources, target):
     """A link below a listed folder, to a file, a folder or nothing outside, is refused in the same words."""
     outside = folder.parent
     (outside / "secret").write_bytes(GGUF)
@@ -149,7 +149,7 @@ def refusal_of_all(sources, path):
 
 
 def test_s8_a_folder_that_every_user_may_write_to_is_not_believed(folder, sources):
-    """Where any user could put a link in the file's place after the look, it is not served until that is mended."""
+    """Where any user could put a link in the file's place after the check, it is not served until that is fixed."""
     path = folder / "shared" / "m.gguf"
     path.parent.mkdir()
     path.write_bytes(GGUF)
@@ -215,7 +215,7 @@ def wait_for(path):
 
 
 def test_a_file_that_is_replaced_between_look_and_open_is_not_read(folder, sources, monkeypatch):
-    """What is opened has to be what was judged: another file under its name is refused unread."""
+    """The opened file must be the checked one: another file under its name is refused unread."""
     (folder / "m.gguf").write_bytes(GGUF)
     (folder / "other").write_bytes(b"GGUF other")
     real = os.open
@@ -251,7 +251,7 @@ def test_a_folder_of_safetensors_below_a_listed_one_is_taken(folder, sources):
 
 @pytest.mark.parametrize("text", ["/etc", "{}/..", "{}/../m", "{}x", "{}/m/../../m"])
 def test_s8_no_folder_outside_is_taken(folder, sources, text):
-    """What does not lie below a listed folder is refused as files are, whether or not it is there."""
+    """A path outside the listed folders is refused like a file, whether or not it exists."""
     mlx_folder(folder.parent / "m")
     with pytest.raises((SourceNotAllowedError, WeightsNotFoundError)):
         sources.admit_folder(Path(text.format(folder)))

@@ -36,7 +36,7 @@ def taken_up(store):
 
 
 def test_what_was_put_down_is_taken_up_again(store):
-    """Bytes, version and size survive being closed, and the digest goes on over all of it."""
+    """Bytes, version and size survive closing, and the digest covers everything."""
     begun(store, b"one ", b"two ").close()
     partial = taken_up(store)
     assert (partial.info, partial.size_bytes) == (NOTE, 8)
@@ -76,7 +76,7 @@ def test_only_what_was_synced_is_believed(store):
     ],
 )
 def test_a_note_that_makes_no_sense_voids_the_bytes(store, spoil):
-    """Without a note that can be believed, the download begins anew."""
+    """Without a valid record, the download starts again."""
     partial = begun(store, b"one ")
     partial.close()
     spoil(module._metadata_path(partial.path))
@@ -118,7 +118,7 @@ def test_nothing_is_kept_of_nothing(store):
 
 
 def test_links_and_other_things_are_not_followed(store, tmp_path):
-    """A symbolic link in the place of the file is refused, and what it leads to is left alone."""
+    """A symbolic link in the place of the file is refused, and its target is not modified."""
     outside = tmp_path / "outside"
     outside.write_bytes(b"precious")
     store.partial_path(KEY).symlink_to(outside)
@@ -156,7 +156,7 @@ def test_a_full_disk_keeps_what_was_written_whole(store, monkeypatch):
 
 
 def test_a_bad_sector_in_the_prefix_costs_the_rest_of_it(store, monkeypatch):
-    """What cannot be read again comes from the server again."""
+    """Unreadable bytes are fetched from the server again."""
     monkeypatch.setattr(module, "_HASH_CHUNK_BYTES", 4)
     begun(store, b"one two three ").close()
     partial = open_partial(store, KEY)
