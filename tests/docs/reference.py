@@ -44,7 +44,8 @@ CLI_HEAD = """\
 # Commands
 
 The output of `--help` for each command, generated from the parser by `make reference`. Exit codes: 0 done, 1 failed,
-2 wrong usage, 3 not found, 4 timed out, 130 Ctrl-C, 141 closed pipe. The keys of `config.toml` are in [config.md](config.md).
+2 wrong usage, 3 not found, 4 timed out, 130 Ctrl-C, 141 closed pipe. The keys of `config.toml`
+are in [config.md](config.md).
 """
 
 CONFIG_HEAD = """\
