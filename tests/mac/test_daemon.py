@@ -118,7 +118,7 @@ async def test_without_a_terminal_nothing_changes_and_the_line_to_type_is_printe
             store = str(tmp_path / "ada's models")
             words = ("agent", "install", "--daemon", "--accelerator", "cpu", "--model-store", store)
             said = await ada.types(*words, "--port", "0", terminal=False, code=1)
-            assert "nothing has changed" in said
+            assert "nothing was changed" in said
             line = said.splitlines()[-1].strip()
             there = tmp_path / "there"
             await trio.run_process(["sh", "-c", f'llmkube() {{ printf "%s\\n" "$@" >"{there}"; }}; {line}'])
@@ -139,5 +139,5 @@ async def test_without_a_terminal_nothing_changes_and_the_line_to_type_is_printe
                 assert said.splitlines()[-1].strip() == f"llmkube agent {command}"
             assert ada.asked() == [["-n", "-v"]] * 2
             assert ada.plist.exists()
-            assert "agent       runs" in await ada.types("agent", "status")
+            assert "agent       running" in await ada.types("agent", "status")
             await ada.types("agent", "uninstall")

@@ -145,7 +145,7 @@ async def test_the_guide_from_the_clone_to_an_answer(tmp_path):
 
             said = await mac.types("make", "--silent", "uninstall-metal-agent", f"PREFIX={mac.prefix}")
             assert "removed, the agent and its engines stopped" in said
-            assert f"{mac.state} stays" in said
+            assert f"{mac.state} kept" in said
             assert not link.is_symlink()
             assert not mac.plist.exists()
             assert engines_in(mac.state) == []
@@ -175,7 +175,7 @@ async def test_an_agent_that_cannot_start_is_left_alone_and_told(tmp_path):
             mac.plist.write_bytes(good)
             assert "agent started" in await mac.llmkube("agent", "start")
             assert "agent is already running" in await mac.llmkube("agent", "start")
-            assert "agent       runs" in await mac.llmkube("agent", "status")
+            assert "agent       running" in await mac.llmkube("agent", "status")
 
             record = mac.state / "interpreter.json"
             installed = json.loads(record.read_text())
