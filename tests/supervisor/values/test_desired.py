@@ -31,8 +31,8 @@ def model(accelerator="metal", uid="m1", **spec):
         (service(metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"}), model(), False),
     ],
 )
-def test_who_belongs_here(service_, model_, belongs):
-    """A service is ours exactly if it exists, is not being deleted and its Model asks for what we serve."""
+def test_services_of_this_host(service_, model_, belongs):
+    """A service belongs to this host exactly if it exists, is not being deleted and its Model matches this host."""
     assert (desired_here(service_, model_, None, METAL) is not None) == belongs
 
 
@@ -57,7 +57,7 @@ def test_a_reference_to_a_missing_model_does_not_reuse_the_old_one():
 
 
 def test_a_draft_is_part_of_the_desired_state():
-    """A service keeps a draft Model that disappears, drops one that it no longer names, and another one is news."""
+    """A service keeps a draft Model that disappears, drops one that it no longer names, and changes with another one."""
     with_draft = service(speculativeDecoding={"type": "draft", "draftModelRef": "small"})
     draft = attrs.evolve(model(), metadata=attrs.evolve(model().metadata, name="small"))
     assert draft_key(with_draft) == draft.key
