@@ -48,7 +48,7 @@ def test_what_is_counted_is_what_is_there(value: Any, ascii_only: bool):
 
 
 @given(VALUES)
-def test_a_config_is_read_back(value: Any):
+def test_what_is_written_is_read(value: Any):
     """Reading what was written gives the same; `json` reads the same text alike."""
     assert read(write(value)) == value == json.loads(write(value))
 

@@ -57,8 +57,8 @@ async def test_an_engine_inherits_no_secret_and_looks_for_no_tool(tmp_path, monk
     monkeypatch.setenv("HF_TOKEN", "secret")
     monkeypatch.setenv("OMP_TOOL_LIBRARIES", "/evil.so")
     wanted = command(tmp_path)
-    told = "import json, os; print(json.dumps(dict(os.environ)), flush=True)"
-    wanted = attrs.evolve(wanted, argv=(sys.executable, "-c", told), env={"OMP_NUM_THREADS": "2"})
+    is_explained = "import json, os; print(json.dumps(dict(os.environ)), flush=True)"
+    wanted = attrs.evolve(wanted, argv=(sys.executable, "-c", is_explained), env={"OMP_NUM_THREADS": "2"})
     local = engines(tmp_path)
     local.settings = attrs.evolve(local.settings, variables={"OMLX_PORT": "8001"})
     async with local.open_child(wanted, Shutdown(), Grace(0.2, 0.2)):
@@ -166,12 +166,12 @@ async def test_no_engine_is_started_next_to_one_that_does_not_end(tmp_path, monk
 
 
 @pytest.mark.parametrize(
-    ("code", "platform", "told"),
+    ("code", "platform", "is_explained"),
     [(-9, "darwin", True), (-9, "linux", False), (1, "darwin", False), (-6, "darwin", False)],
 )
-def test_a_program_that_macos_kills_at_once_is_not_signed(code, platform, told):
+def test_a_program_that_macos_kills_at_once_is_not_signed(code, platform, is_explained):
     """SIGKILL before the first output is a code signature problem on macOS, and unknown elsewhere."""
-    assert ("codesign" in explain_early_kill(code, platform)) is told
+    assert ("codesign" in explain_early_kill(code, platform)) is is_explained
 
 
 MLX = HOST_RUNTIMES["mlx-lm"]

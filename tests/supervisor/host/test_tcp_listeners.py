@@ -24,7 +24,7 @@ def method(request, monkeypatch):
         monkeypatch.setattr(module, "_query_kernel", refuse)
 
 
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("method")
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 async def test_a_listener_is_seen_with_its_waiting_connections(host):
     """A port is listed while a process listens there, with connections that are not accepted and unread bytes."""

@@ -57,7 +57,7 @@ def test_a_reference_to_a_missing_model_does_not_reuse_the_old_one():
 
 
 def test_a_draft_is_part_of_the_desired_state():
-    """A service keeps a draft Model that disappears, drops one that it no longer names, and changes with another one."""
+    """A service keeps a draft Model that disappears, drops one that it no longer names, and takes another one."""
     with_draft = service(speculativeDecoding={"type": "draft", "draftModelRef": "small"})
     draft = attrs.evolve(model(), metadata=attrs.evolve(model().metadata, name="small"))
     assert draft_key(with_draft) == draft.key
