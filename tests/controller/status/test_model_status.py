@@ -62,20 +62,20 @@ def test_the_whole_set_of_conditions_is_always_written(given, available, progres
 
 
 @pytest.mark.parametrize(
-    ("said", "found", "reason", "message"),
+    ("promised", "found", "reason", "message"),
     [
         ("Q8_0", "Q4_K_M", "QuantizationMismatch", "Q4_K_M"),
         ("q4-k-m", "Q4_K_M", "Matches", "Q4_K_M"),
         ("Q8_0", "", "NotCompared", "Q8_0"),
     ],
 )
-def test_the_label_of_a_file_on_a_host_is_compared_with_its_header(said, found, reason, message):
+def test_the_label_of_a_file_on_a_host_is_compared_with_its_header(promised, found, reason, message):
     """The spec's promise is in the status of a Model for metal as well, with and without a header."""
     seen = fetched_model()
-    seen = attrs.evolve(seen, spec=attrs.evolve(seen.spec, quantization=said),
+    seen = attrs.evolve(seen, spec=attrs.evolve(seen.spec, quantization=promised),
                         status=attrs.evolve(seen.status, gguf=GGUFStatus(quantization=found)))  # fmt: skip
     status = derive_model_status(seen, STUDIO, now=NOW)
-    assert status["quantization"] == (found or said)
+    assert status["quantization"] == (found or promised)
     [matches] = [one for one in status["conditions"] if "Quant" in one["type"]]
     assert (matches["status"], matches["reason"]) == ("False" if "Mismatch" in reason else "True", reason)
     assert message in matches["message"]

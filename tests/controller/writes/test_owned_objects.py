@@ -169,7 +169,7 @@ STRANGERS = [
 
 @pytest.mark.parametrize(("kind", "spec"), STRANGERS)
 async def test_a_strangers_object_that_sets_none_of_our_fields_is_not_changed(autojump_clock, kind, spec):
-    """An object that an apply would merge with, without any conflict, is found to be a stranger's, and stays unchanged."""
+    """An object that an apply would merge with, without a conflict, is found to be a stranger's, and not changed."""
     async with open_pods() as hands:
         client = hands.client
         wanted = render(kind, await owner(hands.cluster))
