@@ -37,7 +37,7 @@ def watching():
 
 
 async def test_a_blocked_loop_is_reported_once_with_the_function():
-    """The log names the blocking function, with no value; then the duration, and all of it is in the metrics."""
+    """The log names the blocking function, with no value; then the duration; the metrics have both."""
     with structlog.testing.capture_logs() as logs:
         async with open_loop_watchdog() as watchdog:
             await trio.sleep(0.05)
@@ -83,7 +83,7 @@ async def test_a_blocked_idle_program_is_reported_by_its_tick(monkeypatch):
     with structlog.testing.capture_logs() as logs:
         async with open_loop_watchdog():
             await trio.sleep(0.5)
-            time.sleep(1.2)  # noqa: ASYNC251 (the defect that is to be told)
+            time.sleep(1.2)  # noqa: ASYNC251 (the defect that is to be reported)
             await until(lambda: logs)
     assert logs[0]["event"] == STALLED
 

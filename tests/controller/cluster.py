@@ -45,7 +45,7 @@ from llmkube.k8s.wire.names import (
 
 AGENT = "llmkube-agent-studio"
 SETTLED = 2.0
-"""Seconds of virtual time after which everything that one change sets off is done, while nothing fails."""
+"""Seconds of virtual time after which one change has settled, while nothing fails."""
 
 
 def utcnow() -> datetime.datetime:
@@ -86,7 +86,7 @@ class Faults(httpx.AsyncBaseTransport):
         self.strangers: list[Any] = []  # the strangers' objects, as created
         self.unheard: set[str] = set()  # resources whose watches deliver nothing, while they are in here
         self.notice: Callable[[ApiCall], None] | None = None  # gets every request
-        self.stale = False  # reads are answered from before the newest write, whoever wrote it
+        self.stale = False  # reads return the state before the newest write, by any client
         self.crashed = trio.Event()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:

@@ -157,7 +157,7 @@ SCENARIOS: Final[Mapping[str, Sequence[Act]]] = {
         _model(source="hf://org/repo/other.gguf"),
         _model(),
     ),
-    "all is taken away": (
+    "everything is deleted": (
         _both(_model(), _service(), _service("embed", mode="embedding")),
         _delete(Model, "phi"),  # the pods that use it stay
         _delete(InferenceService, "chat"),
@@ -172,7 +172,7 @@ SCENARIOS: Final[Mapping[str, Sequence[Act]]] = {
         _both(_model(), _service()),
         _delete(Deployment, "chat"),
     ),
-    "somebody meddles": (
+    "a stranger edits": (
         _both(_model(), _service(replicas=2)),
         _meddle,
         _delete(Deployment, "chat"),
@@ -216,7 +216,7 @@ SCENARIOS: Final[Mapping[str, Sequence[Act]]] = {
         _service(),
         _service(modelCache={"claimName": "mine"}),
     ),
-    "a draft beside the model": (
+    "a draft next to the model": (
         _both(
             _model(),
             _model("tiny", source="hf://org/tiny/tiny.gguf"),
@@ -230,7 +230,7 @@ SCENARIOS: Final[Mapping[str, Sequence[Act]]] = {
         _model(hardware={"accelerator": "metal"}),
         _model(),
     ),
-    "a mistake is mended": (
+    "a mistake is fixed": (
         _both(_model(), _service()),
         _service(runtime="vllm", resources={"gpu": 1}),  # it does not read gguf
         _service(runtime="llamacpp", nodeSelector={"zone": "a"}),
@@ -251,4 +251,4 @@ SCENARIOS: Final[Mapping[str, Sequence[Act]]] = {
         _service("vllm", runtime="vllm", modelRef="repo", resources={"gpu": 1}),
     ),
 }
-"""By what happens in them; the controller has run from the beginning."""
+"""Named by their acts; the controller runs from the start."""

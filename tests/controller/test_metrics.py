@@ -69,7 +69,7 @@ def test_the_quantization_of_a_file_is_a_label():
         ({"runtime": "vllm", "contextSize": 8192}, 32768, None),
     ],
 )
-def test_the_context_of_a_slot_is_what_the_engine_makes_of_the_spec(spec, trained, tokens):
+def test_the_context_of_a_slot_is_the_engines(spec, trained, tokens):
     """The panel of the KV cache divides by it: slots share the context size, and none has more than was trained."""
     read = cluster_model(status={"gguf": {"contextLength": trained}})
     found = series([read], [pod_service(**spec)])
@@ -129,6 +129,6 @@ async def test_durations_are_counted_from_the_spec_to_the_end(autojump_clock):
 @pytest.mark.parametrize(
     ("source", "word"), [("s3://b/k", "s3"), ("org/repo@v1", "hf"), ("/data/m.gguf", "file"), ("https://x/y", "https")]
 )
-def test_a_source_has_a_word_for_its_kind(source, word):
+def test_a_source_has_a_label_for_its_kind(source, word):
     """A label has few values: the scheme, and two words for sources without one."""
     assert source_type(source) == word

@@ -44,7 +44,7 @@ VOLATILE = {
     "uid", "resourceVersion", "creationTimestamp", "managedFields", "lastTransitionTime", "lastUpdated", "generation",
     "observedGeneration", "clusterIP", "clusterIPs", "nodePort", "cacheVolume", "inference.llmkube.dev/applied",
 }  # fmt: skip
-"""What differs from run to run; the digest that is applied covers the owner's uid."""
+"""Fields that differ from run to run; the applied digest covers the owner's uid."""
 
 LONG_ENOUGH = 90.0
 """Seconds of virtual time: a watch that breaks is opened again within a few, a failed reconcile is tried again."""
@@ -61,9 +61,9 @@ FAULTS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
     "watch breaks before an event": ("break_at", {}),
     "watch is forgotten before an event": ("forget_at", {}),
 }
-"""Each with what says where in a scenario it happens, and what else there is to it.
+"""Each fault with the setting of its place in a scenario, and its further settings.
 
-All but the old reads have a defect below that they show; for those none is known that ends elsewhere.
+Each kind except stale reads shows a defect below; for stale reads no such defect is known.
 """
 
 AT_EVENTS: Final = frozenset({"break_at", "forget_at"})

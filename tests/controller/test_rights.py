@@ -73,7 +73,7 @@ async def take_labels_off(hands: Hands, *kinds: type[Any]) -> None:
 
 
 @pytest.mark.ci
-async def test_what_the_controller_does_is_what_it_declares(autojump_clock):
+async def test_the_controllers_requests_match_its_declared_rights(autojump_clock):
     """A day with hosts and pods, deaths, a lost network and a lost namespace uses every right, and no other."""
     async with open_pods(identity="one", workloads=attrs.evolve(SETTINGS, priority_class_prefix=None)) as hands:
         cluster = hands.cluster

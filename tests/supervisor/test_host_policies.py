@@ -41,7 +41,7 @@ def test_a_missing_parameter_blocks_no_other_writer():
             assert asked == {"key": "inference.llmkube.dev/service", "operator": "Exists"}, name
 
 
-def test_what_agents_write_of_a_status_is_theirs():
+def test_fields_that_agents_write_are_in_the_policy():
     """Each condition that agents write is in the policy of its kind."""
     assert FETCHED in MODEL_CONDITIONS
     for name, types in (("inferenceservices-status", SERVICE_CONDITIONS), ("models-status", MODEL_CONDITIONS)):

@@ -107,7 +107,7 @@ async def test_a_dead_disk_of_models_blocks_no_stop(tmp_path, monkeypatch, reads
     over.set()
 
 
-async def test_what_a_killed_agent_was_writing_is_removed(tmp_path):
+async def test_drafts_of_a_killed_agent_are_removed(tmp_path):
     """Drafts in the state directory, its journal and its records are removed at the start; other files are not."""
     folders = (tmp_path, tmp_path / "journal" / "ns", tmp_path / "strays")
     for folder in folders:

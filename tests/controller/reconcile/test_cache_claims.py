@@ -106,7 +106,7 @@ async def test_a_service_with_weights_elsewhere_has_none(autojump_clock, model, 
         assert all("modelCache" not in one.message for one in reported if one.type == "SpecHonoured")
 
 
-async def test_prefetching_into_a_volume_that_nobody_reads_is_named(autojump_clock):
+async def test_prefetching_into_an_unused_volume_is_named(autojump_clock):
     """`prefetch` fetches nothing, and both the Model and its service report it."""
     async with open_pods(workloads=PER_SERVICE) as hands:
         await hands.create_model(prefetch=True)

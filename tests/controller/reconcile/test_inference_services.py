@@ -63,7 +63,7 @@ async def test_an_agent_that_comes_back_late_blocks_no_edit(autojump_clock):
         assert await ports_and_selector(hands) == ([9000], "chat")
 
 
-async def test_a_host_that_was_quicker_keeps_what_it_has_published(autojump_clock):
+async def test_a_host_that_was_quicker_keeps_its_published_endpoint(autojump_clock):
     """A controller that learns late of the move drops its part, the selector, and does not delete the Service."""
     async with open_pods() as hands:
         await hands.bring_up()

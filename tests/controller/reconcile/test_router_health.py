@@ -19,7 +19,7 @@ def test_an_answer_is_read():
     "text", ["", "no JSON", "[]", '{"backends": [1]}', '{"backends": [{"name": "a"}]}', "9" * 5000]
 )
 def test_an_invalid_response_is_ignored(text):
-    """Any program that may create a pod may use this label: an invalid response is ignored."""
+    """Every program that may create a pod may use this label: an invalid response is ignored."""
     assert read_health(text) is None
 
 

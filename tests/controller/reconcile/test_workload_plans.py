@@ -130,7 +130,7 @@ USEFUL: Final = (
     {"source": "org/repo", "format": "safetensors", "hardware": {"accelerator": "cuda", "gpu": {"count": 2}}},
     {"source": "pvc://claim/m.gguf"},
 )
-"""A Model that something can serve, in most cases: what is drawn lies on top of it."""
+"""A Model that can be served, in most cases: drawn fields override it."""
 CLAIM: Final = {"metadata": {"name": "claim", "namespace": "ml"}, "spec": {}}
 
 

@@ -42,7 +42,7 @@ ATTACK = {
     "tolerations": [{"operator": "Exists"}],
     "priorityClassName": "system-node-critical",
 }
-"""S3, as it was run."""
+"""The attack S3, as it was run."""
 
 
 def volume(**source):

@@ -92,7 +92,7 @@ ADDED: Final[dict[str, Any]] = {
     "endpoint.gateway": {"enabled": True, "gatewayRef": {"name": "front", "namespace": "ml"}, "modelName": "phi"},
     "proxy.revisionHistoryLimit": 3,
 }
-"""What cannot stand beside the rest, or never has an effect."""
+"""Fields that exclude the others, or never have an effect."""
 
 OTHERS: Final[dict[str, Any]] = {
     "dataPlane": "Gateway",
@@ -109,10 +109,10 @@ OTHERS: Final[dict[str, Any]] = {
     "proxy.responseHeaderTimeout": "61s",
     "proxy.quarantineDuration": "6s",
 }
-"""Another value that a field may have, where one more letter makes none."""
+"""Another valid value of a field, if one more letter makes it invalid."""
 
 PEOPLE: Final = {"policy.auth.jwt.provider"}
-"""What the schema says is for people alone."""
+"""Fields that the schema describes as documentation only."""
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

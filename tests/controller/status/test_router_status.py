@@ -79,7 +79,7 @@ def test_all_errors_are_reported_at_once():
     assert condition(nothing, "Accepted")[2] == "spec.a: wrong"
 
 
-def test_what_has_no_effect_is_named():
+def test_fields_without_effect_are_reported():
     """Nothing is accepted and ignored in silence."""
     status = status_of(ignored=("spec.mcpServer",))
     assert condition(status, "SpecHonoured") == ("False", "FieldsIgnored", "without effect: spec.mcpServer")

@@ -132,7 +132,7 @@ async def test_a_lagging_cache_causes_no_second_write(autojump_clock):
         assert client.calls == ["apply"]
 
 
-async def test_own_objects_are_known_until_somebody_else_has_touched_them(autojump_clock):
+async def test_own_objects_are_known_until_another_program_changes_them(autojump_clock):
     """The result of a write is our own; an edit, or an object of another program, is not."""
     async with open_cluster() as cluster:
         owned = OwnedObjects(cluster.client, Informer(Service))
@@ -332,7 +332,7 @@ async def test_without_a_check_of_the_owner_controller_and_collector_take_turns(
 
 CHAT = Key("ml", "chat")
 ELSEWHERE = {ConfigMap, NetworkPolicy, LeaderWorkerSet}
-"""What routers and groups of pods have, by the same class; `test_routers.py` tries a name of theirs that is taken."""
+"""Kinds of routers and groups of pods, by the same class; `test_routers.py` covers a taken name of theirs."""
 
 MADE = [one.kind for one in PERMISSIONS if "create" in one.verbs and one.kind not in ELSEWHERE]
 EVERYTHING = {

@@ -128,7 +128,7 @@ async def test_a_change_that_clients_follow_is_written_at_once_and_once(autojump
     assert server.received == [{"n": 1}, {"n": 2}]
 
 
-async def test_what_an_earlier_agent_published_is_changed_at_once(autojump_clock, applier):
+async def test_slots_of_an_earlier_agent_are_changed_at_once(autojump_clock, applier):
     """Clients may use it already, so neither the first write nor a deletion waits."""
     start = trio.current_time()
     applier.apply_nowait(PUBLISHED, {"n": 1}, is_published=True)

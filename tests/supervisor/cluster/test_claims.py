@@ -47,7 +47,7 @@ def claim(slot, holder, version="1"):
         (1, [claim(0, "dead"), claim(1, "me")], FreeSlot(0, claim(0, "dead"))),
     ],
 )
-def test_what_a_host_may_do(slots, held, decision):
+def test_decisions_of_a_host(slots, held, decision):
     """Each row: the number of slots, these claims, and the decision for the host `me`."""
     assert claims.decide("me", slots, held, ALIVE) == decision
 
@@ -56,7 +56,7 @@ def test_what_a_host_may_do(slots, held, decision):
     ("decision", "given_up"),
     [(None, [0, 1, 3]), (HeldSlot(1), [0, 3]), (NoFreeSlot(("a",)), []), (FreeSlot(2), [])],
 )
-def test_what_a_host_gives_up(decision, given_up):
+def test_claims_that_a_host_releases(decision, given_up):
     """All without a service, all but the slot that it holds, and none while that slot is unknown."""
     ours = [claim(slot, "me") for slot in (0, 1, 3)]
     assert [one.slot for one in claims.surplus(ours, decision)] == given_up

@@ -85,7 +85,7 @@ async def test_without_the_right_to_list_nodes_the_given_networks_are_used(autoj
     assert [round(call.at - server.calls[0].at) for call in server.calls[:3]] == [0, 60, 120]
 
 
-async def test_what_was_published_stays_until_the_api_server_answers(autojump_clock):
+async def test_published_networks_stay_until_the_api_server_answers(autojump_clock):
     """An API server in trouble interrupts no pod."""
     published, _, _, networks = await follow(status(500, "InternalError"), until=20)
     assert (published, networks.closed) == ([], "")

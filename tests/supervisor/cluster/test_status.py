@@ -64,7 +64,7 @@ def test_every_condition_of_a_service_is_always_stated():
         (ServiceView(Reason.CRASH_LOOP, "exit code 1\nlast words"), "CrashLoopBackOff"),
     ],
 )
-def test_the_scheduling_status_names_what_is_waited_for(view, word):
+def test_the_scheduling_status_names_the_reason_of_the_wait(view, word):
     """A service that serves, or should not, waits for nothing; the message is one line."""
     patch = status.service_status(CHAT, (), view)["status"]
     assert patch["schedulingStatus"] == word

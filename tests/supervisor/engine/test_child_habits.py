@@ -33,7 +33,7 @@ async def test_a_child_that_reads_its_input_finds_none(tmp_path):
             assert await child.last_lines(1) == ("read 0",)
 
 
-async def test_output_that_nobody_reads_stalls_no_child(tmp_path):
+async def test_unread_output_stalls_no_child(tmp_path):
     """A child that writes far more than a pipe holds finishes although its output is not read."""
     code = f"import sys\nfor _ in range({MEBIBYTES}): sys.stdout.write('x' * (1 << 20))\nprint('done')"
     with trio.fail_after(60):

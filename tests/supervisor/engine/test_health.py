@@ -114,7 +114,7 @@ async def test_a_busy_engine_stays_in_service(autojump_clock):
         assert changes == []
 
 
-async def test_a_port_that_nobody_listens_on_takes_the_engine_out_of_service(autojump_clock):
+async def test_a_port_without_a_listener_makes_the_engine_unready(autojump_clock):
     """Two samples without a listener make it unready within twenty seconds; one 200 makes it ready again."""
     engine, changes = Engine(), []
     engine.status = 200
@@ -167,7 +167,7 @@ async def test_a_stopped_process_is_reported_within_seconds(autojump_clock):
             assert trio.current_time() - stopped_at <= LIMITS.tick_seconds + health.RECHECK_SECONDS < 10
 
 
-async def test_an_engine_at_rest_is_looked_at_without_waking_its_task(autojump_clock):
+async def test_an_idle_engine_is_sampled_without_waking_its_task(autojump_clock):
     """Each tick takes a cheap sample; the task takes a full one only when it has something to do."""
     engine, glances, looks, start = Engine(), [], [], trio.current_time()
     engine.status = 200

@@ -211,7 +211,7 @@ async def test_mutant_one_that_dies_stays_dead(autojump_clock, monkeypatch):
     assert len(await played(Program(lives=300.0), always=True)) > 1
 
 
-async def test_work_is_what_an_agent_sees_its_engine_do(autojump_clock):
+async def test_an_engine_with_requests_is_working(autojump_clock):
     """With a request in flight the engine is reported as working, every five seconds; an idle one is not."""
     async with open_world() as world:
         await world.apply()

@@ -52,7 +52,7 @@ echo '  --api-key-file FNAME   keys'
 
 
 @pytest.mark.e2e
-async def test_an_engine_inherits_no_secret_and_looks_for_no_tool(tmp_path, monkeypatch):
+async def test_an_engine_inherits_no_secret_and_loads_no_tool(tmp_path, monkeypatch):
     """An engine inherits a few variables of the agent, and those that disable libomp's tools."""
     monkeypatch.setenv("HF_TOKEN", "secret")
     monkeypatch.setenv("OMP_TOOL_LIBRARIES", "/evil.so")

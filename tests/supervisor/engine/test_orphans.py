@@ -44,7 +44,7 @@ def stock(engine, *seen, starts, leader=0):
     return left[CHAT].engine, [orphan.pid for orphan in orphans]
 
 
-def test_what_journal_and_kernel_both_know_is_adopted():
+def test_an_engine_in_journal_and_kernel_is_adopted():
     """A process with the record's pid and start is adopted with its helpers, even if environments cannot be read."""
     assert stock(ENGINE, ScannedProcess(42, "cookie"), ScannedProcess(43, "cookie"), starts={42: "boot:1"}) == (
         ENGINE,

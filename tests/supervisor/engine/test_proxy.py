@@ -70,7 +70,7 @@ async def test_a_proxy_that_ends_is_started_again_and_ends_with_its_engine(tmp_p
         assert "key" not in " ".join(first.cmdline()).split("/")
         first.kill()
         with trio.fail_after(60):
-            while (second := await running(cookie)).pid == first.pid:  # noqa: ASYNC110 - the kernel tells of no start
+            while (second := await running(cookie)).pid == first.pid:  # noqa: ASYNC110 - the kernel has no event for a start
                 await trio.sleep(0.02)
     with trio.fail_after(60):
         await until(lambda: ended(second))
@@ -102,7 +102,7 @@ async def test_a_proxy_that_does_not_end_is_killed(tmp_path, monkeypatch, cookie
     assert ended(deaf)
 
 
-async def test_what_cannot_be_started_is_tried_again(tmp_path, cookie):
+async def test_a_failed_start_is_retried(tmp_path, cookie):
     """A missing program does not end the engine: the next attempt finds it."""
     program = tmp_path / "program"
     async with new_proxy(tmp_path, cookie, program=(str(program),)).running(Shutdown()):

@@ -60,7 +60,7 @@ def kernel():
     return FakeKernel()
 
 
-def test_available_is_what_programs_do_not_use():
+def test_available_memory_is_not_used_by_programs():
     """Neither purgeable pages (part of the programs') nor speculative ones (part of the free) are included twice."""
     pages = Pages(wired=10, internal=40, purgeable=5, compressor=15, swapped_out=0, compressed=0)
     assert available(pages, 100, 100 * 100) == (100 - 40 + 5 - 10 - 15) * 100

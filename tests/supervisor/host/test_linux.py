@@ -337,7 +337,7 @@ def mapping(file):
 @on_linux
 @pytest.mark.e2e
 @pytest.mark.parametrize("below", [False, True])
-async def test_a_footprint_has_what_the_children_hold(below):
+async def test_a_footprint_includes_children(below):
     """A tree's footprint has the allocations of all its processes, within 24 MiB of Python around them."""
     with holding(64, below=below) as pid:
         async with open_host_memory() as memory:

@@ -60,7 +60,7 @@ def test_numbers_of_both_widths_are_read(data, number):
 
 
 @pytest.mark.parametrize("data", [b"", b"\x01", b"123456789"])
-def test_what_has_another_width_is_no_number(data):
+def test_another_width_is_an_error(data):
     """A width other than 4 or 8 bytes is an error."""
     with pytest.raises(ValueError, match="4 or 8 bytes"):
         decode_integer(data)

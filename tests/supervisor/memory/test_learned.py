@@ -23,7 +23,7 @@ PLAN = LaunchPlan(("x",), (), "llamacpp", "chat", "sha:1", demand=Demand(context
         ({"demand": Demand(context=4096, cache_type_k="q8_0")}, "b1", False),
     ],
 )
-def test_figures_belong_to_what_changes_them(changes, version, same):
+def test_figures_belong_to_their_inputs(changes, version, same):
     """Weights, demands and build make a key; the service's name and environment do not."""
     assert (figure_key(attrs.evolve(PLAN, **changes), version) == figure_key(PLAN, "b1")) is same
 

@@ -240,7 +240,7 @@ DRAWN = {"cpu": 10.0, "gpu": 100.0}
         ({A: 3.0, B: 1.0}, 4.0, {A: 82.5, B: 27.5}),
         ({A: 1.0, B: 0.001}, 1.0, {A: 110.0}),
     ],
-    ids=["no engine", "at rest", "health checks", "alone", "host unknown", "a compiler beside it", "two", "one rests"],
+    ids=["no engine", "at rest", "health checks", "alone", "host unknown", "a compiler next to it", "two", "one rests"],
 )
 def test_a_share(took, host, expected):
     """The GPU is the engines'; of the cores each gets its part of all computation."""
@@ -259,7 +259,7 @@ def test_shares_do_not_exceed_the_whole(joules, took, host):
     assert all(each >= 0 for each in shares.values())
 
 
-def test_what_this_process_computes_is_counted_in_both():
+def test_the_time_of_this_process_is_counted_in_both():
     """Its own time grows with its work, and that of all programs by no less, but for the kernel's ticks."""
     cpu = CpuTime()
     own, host = cpu.of_process(os.getpid()), cpu.of_host()

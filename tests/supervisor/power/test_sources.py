@@ -87,7 +87,7 @@ def test_packages_and_their_memory_are_counted_once(tmp_path):
 @pytest.mark.parametrize(
     ("before", "now", "watts"),
     [(100.0, 350.0, 50.0), (262000.0, 107.0, 50.0), (262143.0, 0.0, 0.0), (200000.0, 5.0, None)],
-    ids=["counts", "begins again at its end", "exactly there", "began anew in a sleep"],
+    ids=["counts", "begins again at its end", "exactly there", "reset during a sleep"],
 )
 def test_a_counter_that_wraps_or_is_reset(before, now, watts):
     """Zero follows the largest number; a counter that was reset has no figure for the time before."""

@@ -97,7 +97,7 @@ TROUBLE = {
     "jitter": {"lost": 0.0, "away": 0, "resets": 0, "sleeps": 0, "jitter": 1.5},
     "lost samples": {"lost": 0.3, "away": 0, "resets": 0, "sleeps": 0},
     "a sampler that is away": {"lost": 0.0, "away": 6, "resets": 0, "sleeps": 0},
-    "engines that begin anew": {"lost": 0.0, "away": 0, "resets": 12, "sleeps": 0},
+    "engines that restart": {"lost": 0.0, "away": 0, "resets": 12, "sleeps": 0},
     "sleeps": {"lost": 0.0, "away": 0, "resets": 0, "sleeps": 8},
     "all together": {},
 }
@@ -144,7 +144,7 @@ MUTANTS = {
     "a sample spans the sleep": (meter_module, "integrate", whole_samples, "sleeps"),
     "long holes are filled": (meter_module, "integrate", endless_holes, "a sampler that is away"),
     "short holes are empty": (meter_module, "integrate", empty_holes, "lost samples"),
-    "a count that falls back is kept": (TokenEnergy, "counted", falling_counts, "engines that begin anew"),
+    "a count that falls back is kept": (TokenEnergy, "counted", falling_counts, "engines that restart"),
     "half a stretch is enough": (token_energy, "KNOWN_SHARE", 0.0, "a sampler that is away"),
 }
 

@@ -21,7 +21,7 @@ HUNG = Failure(Reason.HUNG, "the engine hangs")
 SERVICE = Slot(Service, Key("ns", "chat"))
 
 
-def test_an_edit_keeps_what_is_known_under_the_generation_that_it_was_learned_from():
+def test_an_edit_keeps_facts_under_their_generation():
     """Facts of the first generation do not apply to the second one before they are known again."""
     facts = new_facts().with_plan(()).with_view(LOADED).with_desired(desired(generation=2))
     assert (facts.problem.generation, facts.view.generation) == (1, 1)

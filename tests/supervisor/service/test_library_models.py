@@ -114,7 +114,7 @@ async def test_a_service_of_another_runtime_pulls_nothing(open_host, autojump_cl
         ({"source": "ollama://other"}, "SourceNotFound", "check name and tag at https://ollama.com/library"),
     ],
 )
-async def test_what_it_cannot_do_is_refused_by_field(open_host, autojump_clock, changes, why, words):
+async def test_unsupported_fields_are_refused(open_host, autojump_clock, changes, why, words):
     """Each with the fix; nothing starts."""
     async with open_host(FakeDaemon()) as world:
         await world.apply_model("chat", {"source": SOURCE, "hardware": {"accelerator": "metal"}, **changes})
@@ -124,7 +124,7 @@ async def test_what_it_cannot_do_is_refused_by_field(open_host, autojump_clock, 
         assert world.machine.spawned == []
 
 
-async def test_what_the_owner_does_not_allow_is_reported_with_the_fix(open_host, autojump_clock):
+async def test_a_pull_that_the_owner_does_not_allow_is_reported_with_the_fix(open_host, autojump_clock):
     """Model and service report it; Ollama gets no request, however long it lasts."""
     fake = FakeDaemon()
     async with open_host(fake, "llama*") as world:

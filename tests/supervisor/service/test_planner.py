@@ -301,7 +301,7 @@ async def a_mac(**settings):
 
 
 @pytest.mark.parametrize("taken", ["omlx", "mlx-lm"])
-async def test_mlx_on_metal_is_served_by_what_the_host_takes(autojump_clock, taken):
+async def test_mlx_on_metal_is_served_by_the_hosts_default_engine(autojump_clock, taken):
     """A service that names no engine gets that one; one that names the other gets the other."""
     named = {"omlx": "mlx-lm", "mlx-lm": "omlx"}[taken]
     async with a_mac(mlx_runtime=taken) as world:

@@ -10,7 +10,7 @@ NOON = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
 
 
 @pytest.mark.parametrize("word", [Cordon(), Cordon(NOON)])
-def test_a_file_holds_what_was_written(word):
+def test_a_file_is_read_back(word):
     """With an end and without."""
     assert parse_cordon(cordon_text(word).encode()) == word
 

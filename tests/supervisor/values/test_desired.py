@@ -42,7 +42,7 @@ def test_a_model_without_hardware_asks_for_cpu():
     assert desired_here(service(), bare, None, frozenset({"cpu"})) is not None
 
 
-def test_a_deleted_model_does_not_stop_what_runs():
+def test_a_deleted_model_does_not_stop_a_running_engine():
     """A running service whose Model disappears keeps the last Model that was known."""
     current = Desired(service(), model())
     kept = desired_here(service(replicas=1), None, current, METAL)

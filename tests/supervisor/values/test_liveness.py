@@ -257,7 +257,7 @@ def test_a_busy_process_without_its_port_gets_five_minutes():
     assert 300 <= engine.until_hung(600, lambda: move() | {"listening": False}) <= 320
 
 
-def test_a_step_does_not_change_what_it_was_given():
+def test_a_step_does_not_change_its_argument():
     """The caller's value is unchanged."""
     watch, _ = step(Liveness(), EngineStats("S", 1.0), 10.0)
     kept = attrs.evolve(watch)
@@ -324,7 +324,7 @@ def loaded(look, **changes):
     ],
 )
 def test_a_load_with_progress_has_no_deadline(moving):
-    """Any progress, even a trickle, is fine for two hours."""
+    """Progress, even a trickle, is fine for two hours."""
     assert loaded(EngineStats("S", 1.0), **moving) is None
 
 
