@@ -80,9 +80,7 @@ class Faults(httpx.AsyncBaseTransport):
         self.refusals: dict[str, str] = {}  # by resource: what the server answers for every object of it
         self.unread: set[str] = set()  # resources that the controller may not read: a rule of its role is missing
         self.refused = (422, "Invalid")  # with which code, and for which reason
-        self.latecomers: set[str] = (
-            set()
-        )  # resources of which a stranger creates one just before our first write arrives
+        self.latecomers: set[str] = set()  # resources of which a stranger creates one right before our first write
         self.strangers: list[Any] = []  # the strangers' objects, as created
         self.unheard: set[str] = set()  # resources whose watches deliver nothing, while they are in here
         self.notice: Callable[[ApiCall], None] | None = None  # gets every request

@@ -87,16 +87,12 @@ def _variable(variable: Mapping[str, Any]) -> str:
 
 
 def _probe(probe: Probe) -> str:
-    manifest = probe.manifest()
-    if ask := manifest.get("httpGet"):
+    read = probe.manifest()
+    if ask := read.get("httpGet"):
         how = f"GET {ask['path']} at {ask['port']}"
     else:
-        how = (
-            f"connect to {manifest['tcpSocket']['port']}"
-            if "tcpSocket" in manifest
-            else " ".join(manifest["exec"]["command"])
-        )
-    numbers = "every {periodSeconds} s, {timeoutSeconds} s each, {failureThreshold} failures".format(**manifest)
+        how = f"connect to {read['tcpSocket']['port']}" if "tcpSocket" in read else " ".join(read["exec"]["command"])
+    numbers = "every {periodSeconds} s, {timeoutSeconds} s each, {failureThreshold} failures".format(**read)
     return f"{how}, {numbers}"
 
 

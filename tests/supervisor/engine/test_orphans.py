@@ -24,7 +24,7 @@ from supervisor.values.entries import CHAT, ENGINE, entry
 
 
 @attrs.frozen
-class ScannedProcess:
+class Proc:
     """A process as the scan finds it."""
 
     pid: int
@@ -46,10 +46,7 @@ def stock(engine, *seen, starts, leader=0):
 
 def test_an_engine_in_journal_and_kernel_is_adopted():
     """A process with the record's pid and start is adopted with its helpers, even if environments cannot be read."""
-    assert stock(ENGINE, ScannedProcess(42, "cookie"), ScannedProcess(43, "cookie"), starts={42: "boot:1"}) == (
-        ENGINE,
-        [],
-    )
+    assert stock(ENGINE, Proc(42, "cookie"), Proc(43, "cookie"), starts={42: "boot:1"}) == (ENGINE, [])
     assert stock(ENGINE, starts={42: "boot:1"}) == (ENGINE, [])
 
 
@@ -60,25 +57,20 @@ def test_a_recycled_pid_is_not_adopted():
 
 def test_helpers_of_a_dead_engine_are_strays():
     """Processes that a dead engine has started, and that no entry claims, are ended."""
-    assert stock(ENGINE, ScannedProcess(43, "cookie"), ScannedProcess(50, "other"), starts={43: "boot:9"}) == (
-        None,
-        [43, 50],
-    )
+    assert stock(ENGINE, Proc(43, "cookie"), Proc(50, "other"), starts={43: "boot:9"}) == (None, [43, 50])
 
 
 def test_a_spawn_that_was_never_recorded_is_found_by_its_cookie():
     """An agent killed between the spawn and the journal's second line leaves an engine that is still adopted."""
     intent = attrs.evolve(ENGINE, pid=0, started="")
-    assert stock(
-        intent, ScannedProcess(43, "cookie"), ScannedProcess(42, "cookie"), starts={42: "boot:1"}, leader=42
-    ) == (ENGINE, [])
+    assert stock(intent, Proc(43, "cookie"), Proc(42, "cookie"), starts={42: "boot:1"}, leader=42) == (ENGINE, [])
     assert stock(intent, starts={}) == (None, [])
 
 
 def test_a_leader_that_hides_its_environment_is_found_by_its_session():
     """MacOS hides that of `/bin/sh`: a wrapper that was never recorded is adopted, and not ended as an orphan."""
     intent = attrs.evolve(ENGINE, pid=0, started="")
-    family = (ScannedProcess(43, "cookie"), ScannedProcess(42, ""))
+    family = (Proc(43, "cookie"), Proc(42, ""))
     assert stock(intent, *family, starts={42: "boot:1"}, leader=42) == (ENGINE, [])
     assert stock(ENGINE, *family, starts={42: "boot:1"}, leader=42) == (ENGINE, [])
     assert stock(ENGINE, *family, starts={}, leader=42) == (None, [43, 42])

@@ -171,9 +171,7 @@ async def test_an_unchanged_process_keeps_its_sample(tmp_path):
 def test_psutil_gives_the_same_sample():
     """On a system without /proc psutil gives the same sample, except that running is no sign of progress there."""
     ours, theirs = read_stat(os.getpid()), process_stats._read_by_psutil(os.getpid())
-    assert (
-        theirs.state == "S"
-    )  # although it runs: macOS reports it for every process, and it would be taken for progress
+    assert theirs.state == "S"  # although it runs: macOS reports it for all, and it would be taken for progress
     assert abs(ours.cpu_seconds - theirs.cpu_seconds) < 5
     assert theirs.resident_bytes > 0
     assert process_stats._read_by_psutil(2**22 + 1) is None

@@ -76,10 +76,7 @@ def test_no_engine_is_displaced_under_pressure():
         ((holds("a", 20, "critical"), holds("b", 20, "critical")), []),
         ((holds("a", 20, "low", protected=True), holds("b", 20, "normal")), ["b"]),
         ((holds("a", 20, "low", protected=True), holds("b", 20, "low", protected=True)), []),
-        (
-            (holds("a", 5, "low"), holds("b", 30, "high")),
-            [],
-        ),  # it would not be enough: no engine is evicted for nothing
+        ((holds("a", 5, "low"), holds("b", 30, "high")), []),  # not enough: no engine is evicted for nothing
         ((holds("a", 2, "low"), holds("b", 20, "low"), holds("c", 18, "high")), ["b"]),
         ((holds("a", 20, "low"), holds("b", 20, "low", idle_seconds=900.0)), ["b"]),
         ((holds("a", 20, "low", load_seconds=90), holds("b", 20, "low", load_seconds=9)), ["b"]),

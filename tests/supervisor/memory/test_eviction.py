@@ -43,11 +43,7 @@ def decide(engines, *, level=CRITICAL, available=DIRE, lasted=0.0, policy=None, 
         ((engine("a", gib=5, idle_seconds=300.0), engine("b", gib=9)), {}, "a"),
         ((engine("a", gib=5, idle_seconds=299.0), engine("b", gib=9)), {}, "b"),
         ((engine("a", gib=5, idle_seconds=300.0), engine("b", gib=9, idle_seconds=900.0)), {}, "b"),
-        (
-            (engine("a", gib=2, idle_seconds=300.0), engine("b", gib=9)),
-            {},
-            "b",
-        ),  # 1.2 GiB are missing, with 1 GiB to spare
+        ((engine("a", gib=2, idle_seconds=300.0), engine("b", gib=9)), {}, "b"),  # 1.2 GiB missing, 1 GiB to spare
         ((engine("a", idle_seconds=900.0), engine("b", "low")), {}, "b"),
         (
             (engine("a", gib=5, idle_seconds=300.0), engine("b", gib=9)),

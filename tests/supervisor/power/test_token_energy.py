@@ -144,7 +144,7 @@ MUTANTS = {
     "a sample spans the sleep": (meter_module, "integrate", whole_samples, "sleeps"),
     "long holes are filled": (meter_module, "integrate", endless_holes, "a sampler that is away"),
     "short holes are empty": (meter_module, "integrate", empty_holes, "lost samples"),
-    "a count that falls back is kept": (TokenEnergy, "counted", falling_counts, "engines that restart"),
+    "a count that falls back is kept": (TokenEnergy, "with_count", falling_counts, "engines that restart"),
     "half a stretch is enough": (token_energy, "KNOWN_SHARE", 0.0, "a sampler that is away"),
 }
 
