@@ -36,7 +36,7 @@ class Restarted:
 @pytest.mark.parametrize(
     ("resource", "kind", "cost"),
     [
-        ("modelrouters", "ModelRouters", "they keep the status that they have"),
+        ("modelrouters", "ModelRouters", "their status is not updated"),
         ("endpointslices", "EndpointSlices of hosts", HOSTS_WAIT),
         ("horizontalpodautoscalers", "HorizontalPodAutoscalers", "spec.autoscaling has no effect"),
         ("poddisruptionbudgets", "PodDisruptionBudgets", "spec.disruption has no effect"),
@@ -123,7 +123,7 @@ def test_a_known_kind_that_cannot_be_listed_any_more_is_stale():
     assert cache.answered.is_set()
     assert health.ready() == (False, f"acting; cannot list Models: {NOTHING_WORKS} (no)")
     cache.synced.set()
-    assert health.ready() == (True, "acting; cannot list Models: changes of them are not seen (no)")
+    assert health.ready() == (True, "acting; cannot list Models: changes to them are not seen (no)")
 
 
 async def test_the_metric_names_the_kind(autojump_clock):

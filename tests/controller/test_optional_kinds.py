@@ -41,8 +41,8 @@ async def test_both_are_made_once_their_kinds_are_there(autojump_clock):
         await hands.bring_up(slo=slo, endpoint=GATEWAY)
         status, message = await honoured(hands)
         assert status == "False"
-        assert "spec.slo (Pyrra is not installed here)" in message
-        assert "spec.endpoint.gateway (the Gateway API is not installed here)" in message
+        assert "spec.slo (Pyrra is not installed)" in message
+        assert "spec.endpoint.gateway (the Gateway API is not installed)" in message
 
         await hands.install(ServiceLevelObjective, HTTPRoute)
         await trio.sleep(INSTALL_POLL_SECONDS + SETTLED)

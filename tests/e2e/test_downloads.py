@@ -104,7 +104,7 @@ async def test_a_wrong_digest_and_the_right_one(tmp_path):
         await deploy(up, "web", f"{web.url}/m.gguf", sha256="0" * 64)
         told = await wait_fetched(up, "web", "DigestMismatch")
         assert told.message == (
-            f"spec.sha256: {web.url}/m.gguf has the digest {SHA256}, spec.sha256 asks for {'0' * 64} "
+            f"spec.sha256: {web.url}/m.gguf has the digest {SHA256}, but spec.sha256 is {'0' * 64} "
             "(downloaded once); correct the digest, or the source"
         )
         assert len(web.downloads) == 1
@@ -258,7 +258,7 @@ async def test_cloud_metadata_is_never_asked(tmp_path):
             "--allow-private-sources: 'home' is not a network such as 192.168.0.0/16",
         ),
         (("--hf-token-file", "/nowhere/token"), "--hf-token-file: /nowhere/token cannot be read (No such file"),
-        (("--hub-endpoint", "huggingface.co"), "--hub-endpoint: the hub's address 'huggingface.co' cannot be used"),
+        (("--hub-endpoint", "huggingface.co"), "--hub-endpoint: the hub's address 'huggingface.co' is not valid"),
     ],
 )
 async def test_settings_that_make_no_sense(tmp_path, args, words):

@@ -162,7 +162,7 @@ async def test_without_a_file_of_keys_everybody_is_answered_by_the_one_model(tmp
 @pytest.mark.parametrize(
     ("keys", "changed", "said"),
     [
-        ("", ("", ""), "the file of keys is empty: nothing would be asked for"),
+        ("", ("", ""), "the key file is empty: no key would be required"),
         ("key", ("def generation_available", "def is_alive"), "it has no ResponseGenerator.generation_available"),
     ],
 )

@@ -95,7 +95,7 @@ async def test_without_an_omlx_one_is_started_and_ends_with_the_engine(folder, e
             port = words[words.index("--port") + 1]
             assert (await http.request("GET", f"http://127.0.0.1:{port}/v1/models/status")).status == 401
         await end(process, log)
-    assert "the model is unloaded, and its memory is back" in log.read_text()
+    assert "the model is unloaded, and its memory is free" in log.read_text()
     assert servers_below(tmp_path) == []
     assert not list(tmp_path.glob("llmkube-omlx-*"))
     assert not (tmp_path / ".omlx").exists()
@@ -123,7 +123,7 @@ async def test_what_a_killed_engine_has_left_is_removed_by_the_next(folder, envi
             assert left not in found
             assert living in found
             assert len(found) == 2
-            assert "removed what a killed engine has left" in log.read_text()
+            assert "folder of a killed engine removed" in log.read_text()
             assert (folder / "config.json").exists()
             assert (await other("POST", "/v1/chat/completions", ASK)).status == 200
             await end(process, log)
@@ -188,9 +188,7 @@ async def test_memory_that_a_borrowed_one_keeps_is_told(folder, environ, tmp_pat
         await ready(ask, log)
         (tmp_path / "lies").touch()
         await end(process, log, code=1)
-        assert (
-            f"oMLX was told to unload the model, and process {server.pid} holds it still; quit oMLX" in log.read_text()
-        )
+        assert f"oMLX was asked to unload the model, but process {server.pid} holds it; quit oMLX" in log.read_text()
         assert server.poll() is None
 
 
@@ -201,7 +199,7 @@ async def test_beside_one_that_lacks_the_model_one_of_our_own_serves_it(folder, 
     other.mkdir(parents=True)
     async with owners(other, environ, tmp_path) as server, engine(folder, environ, tmp_path) as (process, ask, log):
         await ready(ask, log)
-        assert f"add the folder above {folder} to its model folders" in log.read_text()
+        assert f"add the parent folder of {folder} to its model folders" in log.read_text()
         assert len(servers_below(tmp_path)) == 2
         await end(process, log)
         assert servers_below(tmp_path) == [server.pid]

@@ -124,7 +124,7 @@ async def test_a_missing_rule_costs_what_needs_it(client, crds, namespace, real_
         ready, words = health.ready()
         assert ready
         assert "cannot list HorizontalPodAutoscalers: spec.autoscaling has no effect (" in words
-        assert "cannot list ModelRouters: they keep the status that they have (" in words
+        assert "cannot list ModelRouters: their status is not updated (" in words
         assert words.count("; cannot list ") == 2
         nursery.cancel_scope.cancel()
 

@@ -181,8 +181,8 @@ async def test_the_kubelets_error_is_told(ca):
         ([b"\2" + PORT], "does not follow"),
         ([b""], "does not follow"),
         (["text"], "does not follow"),
-        ([b"\0" + PORT], "closed before it began"),
-        ([], "closed before it began"),
+        ([b"\0" + PORT], "closed the connection before the first data"),
+        ([], "closed the connection before the first data"),
     ],
 )
 async def test_who_does_not_speak_the_protocol_is_found_out(messages, why, ca):
@@ -227,7 +227,7 @@ async def test_a_refusal_is_the_servers_own_error(code, reason, error, ca):
 async def test_a_server_that_knows_no_websocket_is_told_apart():
     """An answer without an upgrade is an error, whatever its status."""
     server = ScriptedServer(html())
-    with pytest.raises(TransportError, match=f"^{CALL}: answered 200 without a Kubernetes Status"):
+    with pytest.raises(TransportError, match=f"^{CALL}: status 200 without a Kubernetes Status"):
         await connect_to_pod(server.client(), POD, 8080)
 
 

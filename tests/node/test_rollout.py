@@ -213,4 +213,4 @@ async def test_a_pod_without_requests_is_gone_soon_and_says_why(node: Node, name
 
         nursery.start_soon(follow)
         await node.kubectl("delete", "pod", "-n", namespace, name, "--timeout=120s")
-    assert "it has no request" in said[0], said
+    assert "it has no requests" in said[0], said

@@ -44,7 +44,7 @@ def test_s14_no_setting_is_read_where_others_may_write(tmp_path):
     state.mkdir()
     (state / "config.toml").write_text("this is no TOML")
     state.chmod(0o777)
-    with pytest.raises(UserError, match=r"state is not safe to use: others .* chmod 700 it.*--state-dir"):
+    with pytest.raises(UserError, match=r"state is not safe to use: users other .* chmod 700 on it.*--state-dir"):
         load("up", UpConfig, {"state_dir": str(state)}, {})
     tmp_path.chmod(0o777)
     missing = load("up", UpConfig, {"state_dir": str(tmp_path / "none")}, {})  # nothing is read, and nothing made

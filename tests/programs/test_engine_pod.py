@@ -117,14 +117,14 @@ async def test_connections_count_where_clients_come_and_not_behind_the_keys(auto
     """What asks for keys keeps connections to the engine open: those are no requests."""
     engine = Engine(links=lambda port, now: (True, 0 if port == 8000 else 5))
     target = DrainTarget(21410, 8000)
-    assert await Drain(target, engine, lambda port: engine.links(port, engine.now)).wait() == "it has no request"
+    assert await Drain(target, engine, lambda port: engine.links(port, engine.now)).wait() == "it has no requests"
     assert (engine.now, engine.asked) == (MIN_DRAIN_SECONDS, 0)
 
 
 async def test_an_engine_that_listens_nowhere_holds_nothing_back(autojump_clock):
     """A pod whose engine crashed, or loads and does not listen yet, ends at once."""
     engine = Engine(metrics=lambda _: (200, BUSY), links=lambda _port, now: (now < 4, 1))
-    assert await engine.drain().wait() == "it has ended"
+    assert await engine.drain().wait() == "it has exited"
     assert 4 <= engine.now <= 5
     nothing = Engine(links=lambda _port, _now: (False, 0))
     await nothing.drain().wait()
@@ -230,7 +230,7 @@ async def test_an_engine_s_metrics_are_asked_for_over_the_wire(monkeypatch):
         async with trio.open_nursery() as nursery, open_http_client() as http:
             await nursery.start(run_server, handle, [listener])
             target = DrainTarget(port, port, f"http://127.0.0.1:{port}/metrics", METRICS)
-            assert await Drain(target, http).wait() == "it has no request"
+            assert await Drain(target, http).wait() == "it has no requests"
             nursery.cancel_scope.cancel()
     assert len(said) >= 5
 
@@ -253,7 +253,7 @@ NAMED = "Secret chat-keys, api-key"
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        (None, "there is none; create it"),
+        (None, "not found; create it"),
         (b"", "is empty"),
         (b"\n\n", "is empty"),
         (b"CanaryFirst1 x\n", "an invalid key in line 1"),
@@ -283,7 +283,7 @@ def test_keys_that_were_there_stay_while_there_are_none(tmp_path):
     with pytest.raises(KeysError, match="is empty"):
         file.read()
     file.path.unlink()
-    with pytest.raises(KeysError, match="there is none"):
+    with pytest.raises(KeysError, match="not found"):
         file.read()
     assert file.digests == before
     assert FIRST not in repr(file)
@@ -305,7 +305,7 @@ async def test_what_is_wrong_is_said_once_and_other_keys_are_told_without_being_
             (tmp_path / "new").replace(file.path)
             await until(lambda: len(said) > 1)
             nursery.cancel_scope.cancel()
-    assert [line["event"] for line in said] == ["the keys of clients stay as they were", "other keys count"]
+    assert [line["event"] for line in said] == ["client keys not reloaded", "client keys reloaded"]
     assert FIRST not in str(said)
 
 

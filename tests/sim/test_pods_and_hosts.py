@@ -152,7 +152,7 @@ async def test_a_model_that_hosts_do_not_serve_is_named(autojump_clock):
         await world.until(counts, ("Progressing", 1, 2), world)
         degraded = await world.condition("Degraded")
         assert degraded[:2] == ("True", "Invalid")
-        assert 'spec.hosts.modelRef: Model "chat" asks for cuda' in degraded[2]
+        assert 'spec.hosts.modelRef: Model "chat" requires cuda' in degraded[2]
 
 
 async def test_a_host_that_loads_slowly_is_waited_for(autojump_clock):

@@ -26,7 +26,7 @@ from llmkube.weights.http_responses import (
 
 NOW = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
 CHANGED = Restart("the file on the server has changed since the download began")
-SHORTER = Restart("the server's file is shorter than what was downloaded before")
+SHORTER = Restart("the server's file is shorter than the part that was downloaded before")
 V1 = Validator('"v1"')
 WHOLE = RangeRequest("here")
 HUB = RangeRequest("here", server="hub")
@@ -91,11 +91,11 @@ def test_a_part_that_does_not_say_where_it_belongs_is_refused(headers):
     ("asked", "status", "headers", "error", "says"),
     [
         (WHOLE, 206, {"content_range": "bytes 0-1/2"}, SourceRefusedError, "206"),
-        (WHOLE, 204, {}, SourceRefusedError, "204, which is no file"),
+        (WHOLE, 204, {}, SourceRefusedError, "204, which is not a file"),
         (WHOLE, 304, {}, SourceRefusedError, "304"),
         (WHOLE, 416, {}, SourceRefusedError, "416"),
         (WHOLE, 400, {}, SourceRefusedError, "400"),
-        (WHOLE, 404, {}, SourceNotFoundError, "there is no such file; check the name"),
+        (WHOLE, 404, {}, SourceNotFoundError, "no such file; check the name"),
         (WHOLE, 410, {}, SourceNotFoundError, "410"),
         (WHOLE, 401, {}, AccessDeniedError, "user and password"),
         (WHOLE, 403, {}, AccessDeniedError, "user and password"),
@@ -106,14 +106,14 @@ def test_a_part_that_does_not_say_where_it_belongs_is_refused(headers):
             401,
             {"x_error_code": "GatedRepo"},
             AccessDeniedError,
-            r"GatedRepo.*needs a token.*HF_TOKEN.*sourceSecretRef.*terms",
+            r"GatedRepo.*a token is required.*HF_TOKEN.*sourceSecretRef.*terms",
         ),
         (
             RangeRequest("here", server="hub", credential=True),
             403,
             {},
             AccessDeniedError,
-            "the token that was sent has no right to read it",
+            "the token that was sent has no permission to read it",
         ),
         (
             HUB,
@@ -122,7 +122,7 @@ def test_a_part_that_does_not_say_where_it_belongs_is_refused(headers):
             SourceNotFoundError,
             r"\(RevisionNotFound Invalid rev\)",
         ),
-        (HUB, 404, {"x_error_message": "\x1b[31m"}, SourceNotFoundError, "answered 404: there"),
+        (HUB, 404, {"x_error_message": "\x1b[31m"}, SourceNotFoundError, "answered 404: no such"),
     ],
 )
 def test_what_asking_again_would_not_change_is_the_users(asked, status, headers, error, says):

@@ -39,14 +39,14 @@ def test_a_name_is_read_with_its_tag(text, name):
 )
 def test_what_is_no_name_of_its_library_is_refused(text):
     """A server among them: a Model must not choose whom a program of the host asks."""
-    with pytest.raises(SourceError, match="write ollama://NAME:TAG"):
+    with pytest.raises(SourceError, match="use ollama://NAME:TAG"):
         parse_source(text)
 
 
 @pytest.mark.parametrize("text", ["ollama://llmkube/default_chat:1a2b3c4d", "ollama://LLMKube/default_chat"])
 def test_what_was_made_for_another_service_is_refused(text):
     """Its weights may have taken a credential of another namespace."""
-    with pytest.raises(SourceError, match="name the source of that service's Model"):
+    with pytest.raises(SourceError, match="use the source of that service's Model"):
         parse_source(text)
 
 

@@ -1,10 +1,10 @@
-"""The program in the cluster: it serves models with pods, and keeps the status of all objects true.
+"""The controller: serves models with pods in a cluster, and keeps the status of all objects up to date.
 
     operator                                    wires everything; runs while it holds the Lease
-    informers, event_handlers, reconciler       what is known, what a change wakes, and how it is worked off
+    informers, event_handlers, reconciler       caches, what a change enqueues, and the workers
     reconcile                                   one key: read, decide, write
     render                                      manifests from objects; pure
-    status                                      phases and conditions from what is there; pure
-    writes                                      applies and status writes, on a difference only
-Engines on hosts are the supervisor's; of those the controller only derives status.
+    status                                      phases and conditions from the observed state; pure
+    writes                                      applies and status writes, only where something differs
+Agents run the engines on hosts; for those the controller only derives the status.
 """

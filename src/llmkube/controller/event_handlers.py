@@ -1,6 +1,6 @@
-"""Which objects are reconciled after a change: informers call these, so they are short and wait for nothing.
+"""Event handlers of the informers: they enqueue what has to be reconciled after a change, and never block.
 
-| what has changed | what is reconciled |
+| changed | reconciled |
 |---|---|
 | a Model | it, and the services that refer to it |
 | an InferenceService | it, and the Models that it refers to or has referred to |
@@ -10,7 +10,7 @@
 | an InferenceService, its slices | the routers that send requests to it |
 | a ConfigMap, Deployment, Service, NetworkPolicy, budget, pod of a router | the router |
 | a Job, its pods | the Model that owns it |
-| a pod of a service | the service, and its Models whose header is read once such a pod runs |
+| a pod of a service | the service, and its Models whose header is read once such a pod is running |
 | a PersistentVolumeClaim for weights | the service that owns it, else the Models of its namespace |
 """
 
@@ -33,30 +33,30 @@ from llmkube.k8s.resource import Key
 from llmkube.k8s.workloads import Job, PersistentVolumeClaim, Pod
 
 USERS_SETTLE_SECONDS: Final = 0.2
-"""How long a Model waits for further users: a thousand that come at once are counted some times, not a thousand."""
+"""Debounce of a Model for more users: a thousand that arrive at once are counted a few times, not a thousand times."""
 
 SECONDS_PER_USER: Final = 0.001
-"""How much longer for each that it has: counting them takes 10 µs each, which stays below a hundredth of the time."""
+"""Longer debounce for each user that it has: counting takes 10 µs per user, which stays below 1 % of the time."""
 
 HOST_STARTS_SECONDS: Final = 0.05
-"""How long a new service waits where there are only hosts: one in this process starts its engine now, and writes."""
+"""Delay of a new service without pods: meanwhile an agent in this process starts the engine and writes the status."""
 
 log = structlog.get_logger()
 
 
 class Change(enum.IntEnum):
-    """How much of an object is another: nothing that matters here, its state only, or all of it."""
+    """Extent of a change: nothing that matters here, the state only, or the spec."""
 
     NONE = 0
-    STATE = 1  # status, finalizers, a deletion that was asked for
-    SPEC = 2  # it has come, has gone, has another spec, or is another object of the same name
+    STATE = 1  # status, finalizers, a requested deletion
+    SPEC = 2  # created, gone, another spec, or another object of the same name
 
 
 def change_of(event: Event[Model] | Event[InferenceService]) -> Change:
-    """Say how much has changed.
+    """Return the extent of a change.
 
-    Of an object that cannot be read the cache has an older state, and no reconcile touches it: that matters, and so
-    does whatever comes next.
+    An object that becomes unreadable changes its state: the cache keeps an older version, and no reconcile touches it.
+    The first readable version after that is a change of the spec.
     """
     before, now = event.before, event.now
     if not event.is_readable:
@@ -76,12 +76,12 @@ def _state(obj: Model | InferenceService) -> tuple[object, ...]:
 
 @attrs.frozen(eq=False)
 class EventHandlers:
-    """The handlers of what users write and hosts say."""
+    """Handlers for objects that users write and for reports of hosts."""
 
     context: Context
 
     def on_model(self, event: Event[Model]) -> None:
-        """Reconcile a Model after whatever change: users' claims are not watched, and an edit makes us look at them."""
+        """Reconcile a Model after any change: users' volume claims are not watched, but an edit has them read again."""
         self.context.queues.models.add_nowait(event.key)
         if change_of(event):
             for service in self.context.informers.services_by_model.keys(event.key):
@@ -89,14 +89,14 @@ class EventHandlers:
                 self._enqueue_routers(service)
 
     def on_service(self, event: Event[InferenceService]) -> None:
-        """Reconcile a service, unless nothing has changed that a reconcile reads, or only by our own status."""
+        """Reconcile a service, unless the change is our own status write or is in nothing that a reconcile reads."""
         change = change_of(event)
         if not change and not self.context.queues.services.is_failing(event.key):
-            return  # of what fails, any change may be what it waits for
+            return  # a failing service is retried after any change: it may be the one that helps
         if change is Change.SPEC:
             self._enqueue_routers(event.key)
             for model in self.context.informers.services_by_model.values(event):
-                # Who uses a Model decides who brings its weights, and whether it may go.
+                # The users of a Model decide how its weights are supplied.
                 users = self.context.informers.services_by_model.count(model)
                 self.context.queues.models.add_after(model, USERS_SETTLE_SECONDS + users * SECONDS_PER_USER)
         if event.before is None and self.context.settings.workloads is None:
@@ -119,7 +119,7 @@ class EventHandlers:
     def on_host_claim(self, event: Event[Lease]) -> None:
         """Reconcile the service that a host claims, or has claimed."""
         if event.now is not None and not claimed_service(event.now):
-            log.warning("claim names no service", lease=str(event.key))
+            log.warning("claim ignored: no service named", lease=str(event.key))
         self.context.queues.services.add_all(self.context.informers.host_claims_by_service.values(event))
 
     def _enqueue_routers(self, service: Key) -> None:
@@ -128,12 +128,12 @@ class EventHandlers:
 
 @attrs.frozen(eq=False)
 class PodEventHandlers:
-    """The handlers of what runs in pods."""
+    """Handlers for pods and the objects around them."""
 
     context: PodContext
 
     def on_owned(self, writer: OwnedObjects[Any], event: Event[Any]) -> None:
-        """Reconcile the service or the router of an object, unless the change is a write of ours."""
+        """Reconcile the service or router that owns an object, unless the change is our own write."""
         if event.now is not None and writer.is_own(event.now):
             return
         self._enqueue_services_of(event)
@@ -144,7 +144,7 @@ class PodEventHandlers:
         self.context.queues.models.add_all(self.context.pods.jobs_by_model.values(event))
 
     def on_volume_claim(self, event: Event[PersistentVolumeClaim]) -> None:
-        """Reconcile the service whose claim for weights has come, changed or gone, or the Models of its namespace."""
+        """Reconcile the service that owns a volume claim for weights, or else the Models of the claim's namespace."""
         if owners_of(InferenceService, event.before, event.now):
             self._enqueue_services_of(event)
             return
@@ -153,7 +153,7 @@ class PodEventHandlers:
                 self.context.queues.models.add_nowait(model.key)
 
     def on_pod(self, event: Event[Pod]) -> None:
-        """Reconcile the service or the router of a pod, or the Model whose Job has made it."""
+        """Reconcile the service or router of a pod, or the Model whose Job created it."""
         for label in self.context.pods.pods_by_service.values(event):
             for service in self.context.informers.services_by_label.keys(label):
                 self.context.queues.services.add_nowait(service)
@@ -167,7 +167,7 @@ class PodEventHandlers:
         self.context.queues.services.add_all(owners_of(InferenceService, event.before, event.now))
 
     def _enqueue_uninspected(self, key: Key) -> None:
-        """Reconcile those Models of a service whose header is read once a pod of it runs."""
+        """Reconcile the Models of a service whose header can be read now that a pod is running."""
         service = self.context.informers.services.get(key)
         for model_key in models_of(service) if service is not None else ():
             model = self.context.informers.models.get(model_key)

@@ -1,9 +1,9 @@
-"""The objects of one kind as the API server has them, their indexes, and a handler that is called for each change.
+"""Informers: a cache of all objects of one kind with indexes, and a handler that is called for each change.
 
-What client-go calls a shared informer with indexers. A handler gets the object before and after the change, so neither
-handlers nor indexes remember anything of their own.
+This is what client-go calls a shared informer with indexers. A handler gets the object before and after the change, so
+handlers and indexes store no objects of their own.
 
-`ControllerHealth` says which kinds cannot be listed, why, and what that costs; everything else goes on without them.
+`ControllerHealth` reports which kinds cannot be listed, why, and with what effect; everything else works without them.
 """
 
 import random
@@ -28,11 +28,10 @@ class Event(Generic[T]):
     """One change of an object.
 
     Attributes:
-        key: The object.
-        before: As it was at the handler's last call; None when it is new.
-        now: As it is; None when it is gone. Of an object that cannot be read it is the last state that could.
-        was_readable: Whether its newest state could be read then.
-        is_readable: Whether its newest state can be read now.
+        before: The object at the handler's last call; None if it is new.
+        now: The object now; None if it is gone. If its newest version cannot be read, the last one that could be.
+        was_readable: Whether the newest version could be read at the last call.
+        is_readable: Whether the newest version can be read now.
     """
 
     key: Key
@@ -44,17 +43,17 @@ class Event(Generic[T]):
 
 @attrs.define(eq=False)
 class Index(Generic[T, V]):
-    """Find the objects that have a value; an object may have several values, or none.
+    """Objects by a value; an object may have several values, or none.
 
     Attributes:
-        values_of: The values of an object, from nothing but the object.
+        values_of: Returns the values of an object; they depend on nothing else.
     """
 
     values_of: Callable[[T], Iterable[V]]
     _keys: dict[V, set[Key]] = attrs.field(factory=dict, init=False)
 
     def update(self, event: Event[T]) -> None:
-        """Take in a change."""
+        """Apply a change."""
         before, now = self._values(event.before), self._values(event.now)
         for value in before - now:
             self._keys[value].discard(event.key)
@@ -64,7 +63,7 @@ class Index(Generic[T, V]):
             self._keys.setdefault(value, set()).add(event.key)
 
     def values(self, event: Event[T]) -> frozenset[V]:
-        """Return the values that an object has or had: all that its change may concern."""
+        """Return the values that an object had before or has after a change."""
         return self._values(event.before) | self._values(event.now)
 
     def count(self, value: V) -> int:
@@ -81,13 +80,12 @@ class Index(Generic[T, V]):
 
 @attrs.define(eq=False)
 class Informer(Generic[T]):
-    """All objects of one kind, or those that a selector chooses.
+    """All objects of one kind, or those that a selector matches.
 
     Attributes:
-        kind: Their kind.
-        label_selector: Which of them, as kubectl takes it.
-        cache: The objects; read it, and leave writing to `run`.
-        uninstalled: Set when the API server turns out not to serve the kind any more.
+        label_selector: In kubectl's syntax; empty for all objects.
+        cache: The objects; only `run` may write to it.
+        uninstalled: Set when the API server no longer serves the kind.
     """
 
     kind: type[T]
@@ -98,43 +96,43 @@ class Informer(Generic[T]):
     _delivered: dict[Key, tuple[T | None, bool]] = attrs.field(factory=dict, init=False)
 
     def add_index(self, values_of: Callable[[T], Iterable[V]]) -> Index[T, V]:
-        """Return an index that is kept up to date from now on; add it before the first object comes."""
+        """Return a new index, updated from now on; add it before the first object arrives."""
         index = Index(values_of)
         self._indexes.append(index)
         return index
 
     @property
     def is_known(self) -> bool:
-        """Whether the first whole list is in: before, nothing can be said to be missing."""
+        """Whether the first complete list has arrived; until then no object can be called missing."""
         return self.cache.synced.is_set()
 
     def get(self, key: Key) -> T | None:
-        """Return an object as last seen, or None when there is none as far as the cache knows."""
+        """Return the cached object, or None."""
         return self.cache.get(key)
 
     def pick(self, keys: Iterable[Key]) -> tuple[T, ...]:
-        """Return those of these objects that there are, in the order of their keys."""
+        """Return the cached objects with these keys, in the order of the keys."""
         return tuple(found for key in sorted(keys) if (found := self.cache.get(key)) is not None)
 
     def values(self) -> tuple[T, ...]:
-        """Return all objects, as a snapshot."""
+        """Return a snapshot of all objects."""
         return self.cache.values()
 
     def is_unreadable(self, key: Key) -> bool:
-        """Whether there is an object whose newest state this version cannot read."""
+        """Whether the object exists, but this program cannot read its newest version."""
         return self.cache.decode_error(key) is not None
 
     async def run(
         self, client: Client, handle: Callable[[Event[T]], None], *, namespace: str | None, rng: random.Random
     ) -> Never:
-        """Keep the cache and the indexes true until cancelled, and call `handle` for each change; it must not block."""
+        """Update the cache and the indexes until cancelled, and call `handle` for each change; it must not block."""
         deliver = partial(self._deliver, handle)
         await run_reflector(
             client, self.kind, self.cache, deliver, namespace=namespace, label_selector=self.label_selector, rng=rng
         )
 
     def clear(self) -> None:
-        """Forget every object: the API server does not serve the kind any more, or serves it anew."""
+        """Drop every object: the API server no longer serves the kind, or serves it again."""
         self.cache, self.uninstalled = Cache(), trio.Event()
         for key, (before, was_readable) in self._delivered.items():
             self._index(Event(key, before, None, was_readable))
@@ -154,21 +152,20 @@ class Informer(Generic[T]):
             index.update(event)
 
 
-NOTHING_WORKS: Final = "no Model and no InferenceService is reconciled"
-PODS_WAIT: Final = "services in pods stay as they are, with the status that they have"
-ROUTERS_WAIT: Final = "routers in pods stay as they are, with the status that they have"
-HOSTS_WAIT: Final = "what hosts serve keeps the status that it has"
-FETCHES_WAIT: Final = "no weights are fetched for Models in pods, and those keep the status that they have"
+NOTHING_WORKS: Final = "Models and InferenceServices are not reconciled"
+PODS_WAIT: Final = "services in pods and their status are not updated"
+ROUTERS_WAIT: Final = "routers in pods and their status are not updated"
+HOSTS_WAIT: Final = "the status of services on hosts is not updated"
+FETCHES_WAIT: Final = "no weights are fetched for Models in pods, and their status is not updated"
 
 
 @attrs.frozen(eq=False)
 class WatchedKind:
-    """One collection that the controller follows.
+    """A kind that the controller watches.
 
     Attributes:
-        name: What it holds.
-        cost: What does not happen until it has been listed once.
-        cache: Its objects.
+        name: The kind in messages, such as "Deployments".
+        cost: Effect of the missing list, for messages; it ends once the kind has been listed.
     """
 
     name: str
@@ -177,19 +174,19 @@ class WatchedKind:
 
     @property
     def problem(self) -> str:
-        """What cannot be listed, why, and what it costs; empty while the last list has succeeded."""
+        """The kind that cannot be listed, the effect and the reason; empty if the last list succeeded."""
         if not self.cache.refusal:
             return ""
-        cost = "changes of them are not seen" if self.cache.synced.is_set() else self.cost
+        cost = "changes to them are not seen" if self.cache.synced.is_set() else self.cost
         return f"cannot list {self.name}: {cost} ({self.cache.refusal})"
 
 
 @attrs.define(eq=False)
 class ControllerHealth:
-    """What `/readyz` and the metrics say; one that stands by follows nothing.
+    """Health of the controller, for `/readyz` and the metrics.
 
     Attributes:
-        kinds: What the controller follows while it acts, or is about to.
+        kinds: Watched kinds; empty while another controller holds the Lease.
         acting: Whether it reconciles.
     """
 
@@ -197,18 +194,18 @@ class ControllerHealth:
     acting: bool = False
 
     def ready(self) -> tuple[bool, str]:
-        """Whether the controller does its work, or could take it over, and what it lacks."""
+        """Return whether the controller works or could take over, and its state with the kinds that it cannot list."""
         lacks = [problem for kind in self.kinds if (problem := kind.problem)]
         does_nothing = any(kind.cost == NOTHING_WORKS and not kind.cache.synced.is_set() for kind in self.kinds)
         state = "acting" if self.acting else "starting" if self.kinds else "standing by"
         return not (lacks and does_nothing), "; ".join((state, *lacks))
 
     def describe(self) -> Iterator[GaugeMetricFamily]:
-        """Name the series without looking at any kind."""
+        """Describe the series."""
         yield _family()
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Say of each kind whether its last list has failed."""
+        """Report for each kind whether its last list failed."""
         family = _family()
         for kind in self.kinds:
             family.add_metric([kind.name], bool(kind.cache.refusal))
@@ -216,5 +213,5 @@ class ControllerHealth:
 
 
 def _family() -> GaugeMetricFamily:
-    about = "1 for a kind that the controller cannot list; /readyz says why and what it costs."
+    about = "1 for a kind that the controller cannot list; /readyz shows the reason and the effect."
     return GaugeMetricFamily("llmkube_controller_kind_unlisted", about, labels=["kind"])

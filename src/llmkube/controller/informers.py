@@ -1,4 +1,4 @@
-"""What the controller knows: one informer per kind, and who refers to whom.
+"""The controller's informers: one per kind, with indexes for references between objects.
 
 ```
  Model ◀─modelRef─ InferenceService ◀─label─ EndpointSlice (of a host)
@@ -60,37 +60,37 @@ JOB_LABEL: Final = "batch.kubernetes.io/job-name"
 """Label that the Job controller puts on its pods."""
 
 AGENTS: Final = f"{MANAGED_BY_LABEL}={AGENT_MANAGER}"
-"""Label selector of what agents have published."""
+"""Label selector of objects that agents publish."""
 
 OPTIONAL_KINDS: Final = (LeaderWorkerSet, PodMonitor, ServiceLevelObjective, HTTPRoute)
-"""Kinds that LeaderWorkerSet, a Prometheus operator, Pyrra and the Gateway API bring."""
+"""Kinds of LeaderWorkerSet, the Prometheus operator, Pyrra and the Gateway API, which a cluster may lack."""
 
 PERMISSIONS: Final = (
     *(Permission(kind, LIST_AND_WATCH | {"get"}) for kind in (Model, InferenceService)),
-    # The endpoints of a host that is gone are taken out of service; nothing else in them is ever written.
+    # Endpoints of a host that is gone are marked not ready; nothing else in a slice is ever written.
     Permission(EndpointSlice, LIST_AND_WATCH | {"patch"}),
     *(
         Permission(kind, LIST_AND_WATCH | APPLY | {"get", "delete"})
         for kind in (Deployment, Service, HorizontalPodAutoscaler, PodDisruptionBudget, Job, *OPTIONAL_KINDS)
     ),
-    # Of routers; the garbage collector deletes them.
+    # Objects of routers; the garbage collector deletes them.
     *(Permission(kind, LIST_AND_WATCH | APPLY | {"get"}) for kind in (ConfigMap, NetworkPolicy)),
     Permission(Pod, LIST_AND_WATCH),
-    Permission(PersistentVolumeClaim, LIST_AND_WATCH),  # those for weights, by our label
-    Permission(PriorityClass, LIST_AND_WATCH),  # where --priority-class-prefix is not given
+    Permission(PersistentVolumeClaim, LIST_AND_WATCH),  # for weights, with our label
+    Permission(PriorityClass, LIST_AND_WATCH),  # unless --priority-class-prefix is given
 )
 
 Label = tuple[str, str]  # a namespace, and a value of SERVICE_LABEL in it
 
 
 def _informer(kind: type[Any], label_selector: str = "") -> Any:
-    """A field that holds the informer of a kind."""
+    """Return an attrs field that holds the informer of a kind."""
     return attrs.field(factory=partial(Informer, kind, label_selector), init=False)
 
 
 @attrs.define(eq=False)
 class Informers:
-    """The objects that users write, and what hosts say about them."""
+    """Objects that users write, and what hosts report about them."""
 
     models: Informer[Model] = _informer(Model)
     services: Informer[InferenceService] = _informer(InferenceService)
@@ -113,13 +113,13 @@ class Informers:
         self.host_claims_by_service = self.host_claims.add_index(claimed_service)
 
     def users(self, model: Key) -> list[InferenceService]:
-        """Return the services whose pods need a Model, in the order of their names."""
+        """Return the services whose pods need a Model, sorted by name."""
         keys = sorted(self.services_by_model.keys(model), key=_by_name)
         services = (service for key in keys if (service := self.services.get(key)) is not None)
         return [service for service in services if model in _models_of_pods(service)]
 
     def slices_of(self, service: Key) -> tuple[EndpointSlice, ...]:
-        """Return what hosts have published of a service."""
+        """Return the EndpointSlices that hosts have published for a service."""
         return self.slices.pick(self.slices_by_label.keys(label_of(service)))
 
     def holders(self, service: Key) -> tuple[str, ...]:
@@ -129,19 +129,19 @@ class Informers:
 
     @property
     def watched_kinds(self) -> tuple[WatchedKind, ...]:
-        """What has to be known before anything that needs it is decided."""
+        """Kinds that have to be listed before objects that depend on them are reconciled."""
         return (
             WatchedKind("Models", NOTHING_WORKS, self.models.cache),
             WatchedKind("InferenceServices", NOTHING_WORKS, self.services.cache),
             WatchedKind("EndpointSlices of hosts", HOSTS_WAIT, self.slices.cache),
             WatchedKind("Leases by which hosts claim services", HOSTS_WAIT, self.host_claims.cache),
-            WatchedKind("ModelRouters", "they keep the status that they have", self.routers.cache),
+            WatchedKind("ModelRouters", "their status is not updated", self.routers.cache),
         )
 
 
 @attrs.define(eq=False)
 class PodInformers:
-    """Pods, what makes them, and what the controller makes for them."""
+    """Pods, their owners, and the other objects that the controller creates."""
 
     pods: Informer[Pod] = _informer(Pod, OURS)
     volume_claims: Informer[PersistentVolumeClaim] = _informer(PersistentVolumeClaim, OURS)
@@ -171,22 +171,22 @@ class PodInformers:
         self.objectives_by_service = self.objectives.add_index(partial(owners_of, InferenceService))
 
     def pods_of_service(self, service: Key) -> tuple[Pod, ...]:
-        """Return the pods of a service, in the order of their names."""
+        """Return the pods of a service, sorted by name."""
         return self.pods.pick(self.pods_by_service.keys(label_of(service)))
 
     def pods_of_job(self, job: Job | None) -> tuple[Pod, ...]:
-        """Return the pods that a Job has made: not those of an earlier one of its name, or with its label only."""
+        """Return the pods that a Job owns: not those of an earlier Job of that name, or with the same label only."""
         if job is None:
             return ()
         pods = self.pods.pick(self.pods_by_job.keys(job.key))
         return tuple(pod for pod in pods if is_controlled_by(pod, job.metadata.uid))
 
     def pods_of_router(self, router: Key) -> tuple[Pod, ...]:
-        """Return the pods of a router, in the order of their names."""
+        """Return the pods of a router, sorted by name."""
         return self.pods.pick(self.pods_by_router.keys(label_of(router)))
 
     def has_running_pod(self, service: Key) -> bool:
-        """Whether a pod of a service runs."""
+        """Whether a pod of a service is running."""
         return any(pod.is_running for pod in self.pods_of_service(service))
 
     @property
@@ -206,18 +206,18 @@ class PodInformers:
 
     @property
     def can_make_services(self) -> bool:
-        """Whether all is known without which no service in pods can be decided."""
+        """Whether all kinds have been listed that a service in pods needs."""
         return all(one.is_known for one in (self.pods, self.deployments, self.kubernetes_services))
 
     @property
     def can_make_routers(self) -> bool:
-        """Whether all is known without which no router in pods can be decided."""
+        """Whether all kinds have been listed that a router in pods needs."""
         needed = (self.pods, self.deployments, self.kubernetes_services, self.config_maps, self.network_policies)
         return all(one.is_known for one in needed)
 
     @property
     def can_make_models(self) -> bool:
-        """Whether all is known without which it cannot be decided how weights reach pods."""
+        """Whether all kinds have been listed that decide how weights reach pods."""
         return all(one.is_known for one in (self.pods, self.jobs, self.volume_claims))
 
 
@@ -228,7 +228,7 @@ def drafts_of(service: InferenceService) -> tuple[str, ...]:
 
 
 def models_of(service: InferenceService) -> list[Key]:
-    """Return the Models that a service refers to, its own first."""
+    """Return the Models that a service refers to: its own first, then the draft and the hosts' Model."""
     part = service.spec.hosts
     for_hosts = [Key(service.key.namespace, part.model_ref)] if part is not None else []
     return [*_models_of_pods(service), *for_hosts]
@@ -239,12 +239,12 @@ def _models_of_pods(service: InferenceService) -> list[Key]:
 
 
 def label_of(service: Key) -> Label:
-    """Return what the labels of the objects of a service or a router say; of two long names it may be the same."""
+    """Return the label of the objects of a service or router; two long names may share one."""
     return service.namespace, label_value(service.name)
 
 
 def owners_of(kind: type[Object], *objects: Object | None) -> list[Key]:
-    """Return the objects of a kind that these were made for, each once; None stands for an object that is not there."""
+    """Return the controllers of these objects that are of a kind, each once; None is skipped."""
     there = (obj for obj in objects if obj is not None)
     return list(dict.fromkeys(key for obj in there if (key := controller_key(obj, kind.RESOURCE.kind)) is not None))
 
@@ -256,7 +256,7 @@ def services_of(router: ModelRouter) -> list[Key]:
 
 
 def claimed_service(claim: Lease) -> list[Key]:
-    """Return the service that a host claims; whatever may write Leases may write nonsense, which claims nothing."""
+    """Return the service that a host claims; an annotation that is no key claims nothing."""
     try:
         return [Key.parse(claim.metadata.annotations.get(CLAIMED_ANNOTATION, ""))]
     except ValueError:
@@ -277,4 +277,4 @@ def _job_label(pod: Pod) -> list[Key]:
 
 
 def _by_name(key: Key) -> str:
-    return key.name  # all of one namespace; a Key's own order is slower to find out
+    return key.name  # all are of one namespace, and comparing Keys is slower

@@ -1,4 +1,4 @@
-"""How often and how long the controller worked, and how everything stands; prefix `llmkube_`."""
+"""Metrics of the controller: reconciles and their durations, and the state of all objects; prefix `llmkube_`."""
 
 import datetime
 from collections import Counter as Tally
@@ -19,16 +19,16 @@ from llmkube.runtimes.llama_fields import context_of
 from llmkube.runtimes.registry import LLAMACPP_NAMES
 
 Result = Literal["success", "retry", "error"]
-"""`retry`: the world said no for now; `error`: our bug, or a server that refuses what we wrote."""
+"""`retry`: an external failure that may pass; `error`: a bug, or a server that rejects what we wrote."""
 
 _DURATION_BUCKETS = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0)
 
 
 class ReconcileMetrics:
-    """Count reconciles by controller and result, and time them in seconds.
+    """Number and duration of reconciles, by controller and result.
 
     Raises:
-        ValueError: The registry already has them; one controller per registry.
+        ValueError: The registry already has these metrics; use one registry per controller.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -49,30 +49,30 @@ class ReconcileMetrics:
 
 
 class Durations:
-    """How long Models took to be fetched, and services to be ready, in seconds; kept when the objects are gone.
+    """Seconds until Models were fetched and services were ready; retained after the objects are deleted.
 
     Raises:
-        ValueError: The registry already has them.
+        ValueError: The registry already has these metrics.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.download_seconds = Histogram(
             "llmkube_model_download_duration_seconds",
-            "Seconds from the wish for a Model's weights until they were there.",
+            "Seconds from the request for a Model's weights until they were available.",
             ["model", "namespace", "source_type"],
             buckets=[2.0**step for step in range(12)],
             registry=registry,
         )
         self.ready_seconds = Histogram(
             "llmkube_inferenceservice_ready_duration_seconds",
-            "Seconds from the wish for a service, or for a change of it, until it was ready.",
+            "Seconds from the creation or the change of a service until it was ready.",
             ["inferenceservice", "namespace"],
             buckets=[5 * 2.0**step for step in range(10)],
             registry=registry,
         )
 
     def observe_ready(self, obj: Model | InferenceService, now: datetime.datetime) -> None:
-        """Count the time for which an object, as it was before, has been on its way; none if it was not."""
+        """Observe how long an object was progressing, given its state before it became ready; nothing if it was not."""
         before = find_condition(obj.status.conditions, PROGRESSING)
         since = parse_timestamp(before.last_transition_time) if before is not None else None
         if before is None or before.status != "True" or since is None:
@@ -86,7 +86,7 @@ class Durations:
 
 
 def source_type(source: str) -> str:
-    """Return a word for where a Model comes from: its URL's scheme, `hf` for a repository, `file` for a path."""
+    """Return the type of a Model's source: the URL's scheme, `hf` for a repository, `file` for a path."""
     scheme, mark, _ = source.partition("://")
     if mark:
         return scheme
@@ -95,14 +95,12 @@ def source_type(source: str) -> str:
 
 @attrs.define(eq=False)
 class FleetCollector:
-    """Say how every object stands, and how many wait to be looked at, read when Prometheus scrapes.
+    """State of every object and the length of the queues, collected at each scrape.
 
-    So each has one phase, the one in its status, and none when it is gone.
+    An object thus has exactly one phase, that of its status, and no series once it is gone.
 
     Attributes:
-        models: Those that there are.
-        services: Those that there are.
-        queues: Those that wait for a worker, by controller.
+        queues: Keys that wait for a worker, by controller.
     """
 
     models: Informer[Model]
@@ -110,11 +108,11 @@ class FleetCollector:
     queues: Mapping[str, Sized]
 
     def describe(self) -> Iterator[GaugeMetricFamily]:
-        """Name the series without looking at any object."""
+        """Describe the series."""
         yield from _families().values()
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Read all objects."""
+        """Collect the series from the caches."""
         families = _families()
         for model in self.models.values():
             self._add_model(families, model)
@@ -154,11 +152,11 @@ class FleetCollector:
 def _families() -> dict[str, GaugeMetricFamily]:
     model, service = ("model", "namespace"), ("inferenceservice", "namespace")
     table = (
-        ("model_status", "1 for the phase of a Model.", (*model, "phase")),
-        ("model_info", "What a Model is.", (*model, "accelerator", "format", "quantization")),
-        ("inferenceservice_phase", "1 for the phase of a service.", (*service, "phase")),
-        ("inferenceservice_info", "What a service is.", (*service, "accelerator", "runtime")),
-        ("inferenceservice_replicas", "Replicas of a service that are ready, or desired.", (*service, "state")),
+        ("model_status", "1 for the current phase of a Model.", (*model, "phase")),
+        ("model_info", "Information about a Model.", (*model, "accelerator", "format", "quantization")),
+        ("inferenceservice_phase", "1 for the current phase of a service.", (*service, "phase")),
+        ("inferenceservice_info", "Information about a service.", (*service, "accelerator", "runtime")),
+        ("inferenceservice_replicas", "Ready and desired replicas of a service.", (*service, "state")),
         ("inferenceservice_slot_context_tokens", "Context of one slot of a llama.cpp service, in tokens.", service),
         ("gpu_queue_depth", "Services that wait for a GPU.", ("namespace",)),
         ("reconcile_queue_depth", "Objects that wait to be reconciled.", ("controller",)),

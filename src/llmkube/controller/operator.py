@@ -1,4 +1,4 @@
-"""The controller as a whole: informers wake queues, reconcilers work them off, one controller of several acts.
+"""The controller as a whole: informers fill queues, reconcilers process them, one of several controllers acts.
 
 ```
  Model ─────────────┐                           ┌─▶ models queue ───▶ ModelReconciler ───▶ Jobs, status
@@ -6,10 +6,10 @@
  EndpointSlice ─────┼ (caches,  ──▶ (what to ───┼─▶ slices queue ───▶ SliceReconciler ───▶ endpoints out of service
  Lease (claim) ─────┤  indexes)      reconcile) └─▶ routers queue ──▶ RouterReconciler ──▶ ConfigMaps …, status
  Deployment, Pod … ─┘                    ▲
- Lease (host) ─────▶ HostMonitor ────────┘   a silent Lease is read once more before its host counts as gone
+ Lease (host) ─────▶ HostMonitor ────────┘   an expired Lease is read again before its host is taken for gone
 ```
 
-Where several controllers may run, all of this happens only while the Lease `llmkube-controller` is held.
+Where several controllers may run, only the holder of the Lease `llmkube-controller` does this.
 """
 
 import datetime
@@ -48,7 +48,7 @@ Task = Callable[[], Awaitable[Never]]
 
 
 def _informer_tasks(context: Context) -> Iterator[Task]:
-    """Return the tasks that keep the caches true."""
+    """Yield the tasks that update the caches."""
     known, handlers = context.informers, EventHandlers(context)
     yield _run(context, known.models, handlers.on_model)
     yield _run(context, known.services, handlers.on_service)
@@ -77,22 +77,22 @@ def _informer_tasks(context: Context) -> Iterator[Task]:
 
 
 def _watched_kinds(context: Context) -> Iterator[WatchedKind]:
-    """Return what has to be known, kind by kind, before that is written which needs it."""
+    """Yield the kinds that have to be listed before what depends on them is written."""
     yield from context.informers.watched_kinds
     yield WatchedKind("Leases of hosts", HOSTS_WAIT, context.hosts.leases)
     if isinstance(context, PodContext):
         yield from context.pods.watched_kinds
         if _needs_priority_classes(context):
-            yield WatchedKind("PriorityClasses", "spec.priority gives no rank", context.pods.priority_classes.cache)
+            yield WatchedKind("PriorityClasses", "spec.priority has no effect", context.pods.priority_classes.cache)
 
 
 def _needs_priority_classes(context: PodContext) -> bool:
-    """Whether nothing says how PriorityClasses are called; a controller of one namespace may not see them."""
+    """Whether to list PriorityClasses to find their prefix; a controller of one namespace may not list them."""
     return context.workloads.priority_class_prefix is None and context.settings.namespace is None
 
 
 def _other_tasks(context: Context) -> Iterator[Task]:
-    """Return the tasks that begin together with the reconcilers."""
+    """Yield the tasks that start together with the reconcilers."""
     yield context.hosts.run_expiry
     if not isinstance(context, PodContext):
         return
@@ -110,7 +110,7 @@ def _other_tasks(context: Context) -> Iterator[Task]:
 def _reconcilers(
     context: Context, routers: RouterPlacement | None, metrics: ReconcileMetrics
 ) -> tuple[Reconciler, ...]:
-    """Return what brings objects in line, one for each queue."""
+    """Return one reconciler for each queue."""
     in_pods = context if isinstance(context, PodContext) else None
     models = ModelReconciler(context, PodModels(in_pods) if in_pods is not None else None)
     services = ServiceReconciler(context, PodServices(in_pods) if in_pods is not None else None)
@@ -125,11 +125,7 @@ def _reconcilers(
 
 
 def _run(
-    context: Context,
-    informer: Informer[Any],
-    handle: Callable[[Event[Any]], None],
-    *,
-    namespace: str | None = None,
+    context: Context, informer: Informer[Any], handle: Callable[[Event[Any]], None], *, namespace: str | None = None
 ) -> Task:
     namespace = namespace or context.settings.namespace
     return partial(informer.run, context.client, handle, namespace=namespace, rng=context.rng)
@@ -146,20 +142,20 @@ async def run_controller(
     routers: RouterPlacement | None = None,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> NoReturn:
-    """Keep the status of Models and services true, and the objects of those that pods serve, forever.
+    """Reconcile the status of Models, services and routers, and the objects of those that run in pods, until cancelled.
 
-    Started once the API server has answered for all collections and, with an identity, this controller is the one that
-    acts. Until then nothing is written: a service whose Model has not arrived yet is not a service without a Model. A
-    kind that cannot be listed costs what needs it, until it can.
+    Started once the API server has answered for all kinds and, with an identity, this controller holds the Lease. Until
+    then nothing is written, because a Model that has not been listed yet is not a missing one. While a kind cannot be
+    listed, only what depends on it waits.
 
     Args:
         client: The API server.
-        settings: What to look after.
-        utcnow: The wall clock, for timestamps in what is written and for ages that the cluster's clock has given.
-        rng: Spreads pauses and makes names; with an identity, not seeded alike in two controllers.
-        registry: Where the metrics go; one controller per registry.
-        health: Told what this controller follows, and whether it acts.
-        routers: Runs the ModelRouters where there are no pods; None leaves them alone, and says so.
+        settings: Scope and rendering of what is reconciled.
+        utcnow: The wall clock, for timestamps that are written and for ages of timestamps that the cluster has set.
+        rng: Jitter of pauses, and names; with an identity, not to be seeded alike in two controllers.
+        registry: Receives the metrics; one controller per registry.
+        health: Updated with the watched kinds and whether this controller acts.
+        routers: Runs the ModelRouters where there are no pods; if None, their status reports that they are unsupported.
         task_status: Started when reconciling begins.
     """
     registry = registry if registry is not None else CollectorRegistry()
@@ -204,19 +200,19 @@ async def _run_elected(
     rng: random.Random,
     act: Callable[[], Awaitable[Never]],
 ) -> NoReturn:
-    """Act while the Lease is held, with nothing that an earlier turn has remembered; wait for the Lease in between."""
+    """Act while the Lease is held, each time with fresh caches; otherwise wait for the Lease."""
     while True:
         try:
             async with hold_lease(client, settings.leader_lease, settings.identity, utcnow=utcnow, rng=rng):
                 await act()
         except* LeaseLostError as lost:
-            log.warning("another controller may act now", error=root_cause_text(lost))
+            log.warning("leader lease lost", error=root_cause_text(lost))
 
 
 async def _run_tasks(
     context: Context, reconcilers: Iterable[Reconciler], health: ControllerHealth, acting: trio.Event
 ) -> NoReturn:
-    """Fill the caches, then reconcile; a kind that the API server refuses holds up nothing else."""
+    """Fill the caches, then reconcile; a kind that the API server refuses to list holds up nothing else."""
     async with trio.open_nursery() as nursery:
         for task in _informer_tasks(context):
             nursery.start_soon(task)
@@ -235,15 +231,15 @@ async def _run_tasks(
 
 
 async def _wait_until_listed(context: Context, kind: WatchedKind) -> None:
-    """Say what is missing; once it has come, reconcile everything that has waited for it."""
-    log.warning("acting without a kind", lacks=kind.problem)
+    """Log that a kind cannot be listed; once it can be, reconcile everything that may depend on it."""
+    log.warning("kind not listed", lacks=kind.problem)
     await kind.cache.synced.wait()
-    log.info("a kind can be listed now", kind=kind.name)
+    log.info("kind listed", kind=kind.name)
     context.enqueue_all()
 
 
 async def _run_once_known(informers: Iterable[Informer[Any]], task: Task) -> Never:
-    """Begin a task that must not take what is not known for absent."""
+    """Run a task once these kinds are listed: it would take an object that is not listed yet for absent."""
     for informer in informers:
         await informer.cache.synced.wait()
     await task()

@@ -1,4 +1,4 @@
-"""Work on one key at a time, again until it succeeds: a failure delays its own key and no other."""
+"""Reconcile queued keys, and retry until they succeed; a failure delays its own key and no other."""
 
 import random
 from collections.abc import Awaitable, Callable
@@ -18,33 +18,31 @@ from llmkube.k8s.workqueue import WorkQueue, run_each
 log = structlog.get_logger()
 
 RETRY: Final = Backoff(base_seconds=0.5, cap_seconds=30.0)
-"""Pauses after failures in a row; the cap is also how late a status may be once the API server is back."""
+"""Delays after consecutive failures; a status may be late by the cap once the API server is available again."""
 
 RECONCILE_SECONDS: Final = 30.0
-"""A reconcile that takes longer is given up and retried: a server that says nothing must not hold a worker."""
+"""Timeout of a reconcile, which is then retried: a server that does not answer must not block a worker."""
 
 
 class Queues:
-    """One queue per kind that is reconciled, all empty at first."""
+    """One queue per reconciled kind, initially empty."""
 
     def __init__(self, rng: random.Random) -> None:
         self.models, self.services, self.slices, self.routers = (new_queue(rng) for _ in range(4))
 
 
 def new_queue(rng: random.Random) -> WorkQueue[Key]:
-    """Return an empty queue whose failed keys come back after `RETRY`."""
+    """Return an empty queue that retries failed keys by `RETRY`."""
     return WorkQueue(rng, RETRY)
 
 
 @attrs.define(eq=False)
 class Reconciler:
-    """Bring one kind's objects in line, key by key.
+    """Reconcile the objects of one kind, key by key.
 
     Attributes:
         name: The controller's name in logs and metrics.
-        reconcile: Brings one object in line. Whatever it raises is logged with the key, counted, and tried again.
-        metrics: Where reconciles are counted and timed.
-        queue: Where keys come from, and go back to after a failure.
+        reconcile: Reconciles one object. Every exception is logged with the key, counted, and retried.
     """
 
     name: str
@@ -67,7 +65,7 @@ class Reconciler:
         try:
             with trio.fail_after(RECONCILE_SECONDS):
                 await self.reconcile(key)
-        except* Exception as group:  # noqa: BLE001 (one of the three broad catches; a Cancelled in the group passes on)
+        except* Exception as group:  # noqa: BLE001 (one of the three broad catches; a Cancelled in the group is re-raised)
             failure = group
         if failure is None:
             self.queue.forget(key)
@@ -84,16 +82,16 @@ class Reconciler:
             "retrySeconds": round(delay_seconds, 1),
         }
         if all(isinstance(error, ConflictError | NotFoundError) for error in errors):
-            # Another client wrote or deleted first, which is no failure: the event of that wakes the key, at the latest
-            # when the reflector has healed. The retry is for the case that it has been handled already, changes nothing
-            # here (a label), or never comes: of several API servers one may not know yet a kind that another serves.
+            # Another client wrote or deleted first, which is no failure: its event enqueues the key, at the latest once
+            # the reflector has recovered. The retry is for an event that has been handled already, changes nothing here
+            # (a label), or never comes: one of several API servers may not know a kind yet that another serves.
             log.debug("reconcile overtaken", **facts)
             return "retry"
         if all(isinstance(error, ExternalError | trio.TooSlowError) for error in errors):
-            log.warning("reconcile failed for now", **facts)
+            log.warning("reconcile failed, will be retried", **facts)
             return "retry"
         if all(isinstance(error, LLMKubeError | trio.TooSlowError) for error in errors):
             log.error("reconcile refused", **facts)
         else:
-            log.error("bug in reconcile", exc_info=failure, **facts)
+            log.error("reconcile crashed", exc_info=failure, **facts)
         return "error"

@@ -1,4 +1,4 @@
-"""Everything that a controller does to the API server, for its Role."""
+"""All API permissions of the controller, for its Role."""
 
 from typing import Final
 

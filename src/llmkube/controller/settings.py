@@ -1,4 +1,4 @@
-"""What an operator may tune about the controller."""
+"""Settings of the controller."""
 
 import enum
 from collections.abc import Mapping
@@ -13,9 +13,9 @@ from llmkube.runtimes.container.images import Images
 
 
 class Allowance(enum.StrEnum):
-    """What the operator may let editors ask of pods, by its name in the chart's values (`workloads.allow`).
+    """Pod settings that the operator may allow users, by their names in the chart's values (`workloads.allow`).
 
-    `controller/render/pod_policy.py` says what each stands for.
+    `controller/render/pod_policy.py` describes each.
     """
 
     FOREIGN_VOLUMES = "foreignVolumes"
@@ -32,36 +32,35 @@ PRIORITY_CLASS_PREFIXES: Final = ("llmkube-service-", "llmkube-")
 
 @attrs.frozen
 class WorkloadSettings:
-    """How Models and services that no host serves become pods of the cluster.
+    """Settings for Models and services that run in pods.
 
     Attributes:
-        image: Our own image: it fetches weights, by `llmkube fetch`.
-        image_pull_secrets: Names of Secrets for pulling it; each has to exist in every namespace with Models.
-        cache_per_service: Each service has a claim for weights, which goes with it, and not each namespace one.
+        image: LLMKube's own image, which runs `llmkube fetch` among others.
+        image_pull_secrets: Names of Secrets for pulling that image; each has to exist in every namespace with Models.
+        cache_per_service: Each service owns a claim for weights, instead of one claim for each namespace.
         cache_size: Size of a claim for weights, as a quantity.
-        cache_storage_class: Its StorageClass; empty means the cluster's default.
+        cache_storage_class: Its StorageClass; empty for the cluster's default.
         cache_access_mode: `ReadWriteOnce` keeps a namespace's pods on one node; `ReadWriteMany` needs such a volume.
         fs_group: Group that may write to the claim; None where the cluster assigns one itself (OpenShift).
         host_paths: Folders of the nodes that Models may name by path and services may mount; none by default, because
-            an editor could otherwise read any file of a node.
-        allow: What else editors may ask of pods; nothing by default.
+            users could otherwise read any file of a node.
+        allow: Further pod settings that users may choose; none by default.
         priority_classes: PriorityClasses that services may name, as names or patterns (`gpu-*`), besides those of their
             priority.
-        hub_endpoint: Address of Hugging Face, or of a mirror of it; empty for the usual one.
+        hub_endpoint: URL of Hugging Face or a mirror; empty for the default.
         private_sources: Networks (CIDR) that Models may be fetched from although they are not public.
-        ca_config_map: A ConfigMap in the Model's namespace whose key `ca.crt` holds all certificates that fetching
-            shall trust; empty for the image's own.
-        priority_class_prefix: What stands before a service's priority in the name of its pods' PriorityClass; empty
-            leaves the class out, and None looks which of `PRIORITY_CLASS_PREFIXES` the cluster has.
-        shared_gpu_selector: Labels of the nodes whose GPUs are shared; for services that ask for a shared one.
-        look_seconds: Between two looks whether the source of a Model with `refreshPolicy: OnChange` has changed.
+        ca_config_map: A ConfigMap in the Model's namespace whose key `ca.crt` has all CA certificates to trust when
+            fetching; empty for those of the image.
+        priority_class_prefix: Prefix of a service's priority in the name of its pods' PriorityClass; empty sets no
+            class, and None uses the one of `PRIORITY_CLASS_PREFIXES` that the cluster has.
+        shared_gpu_selector: Labels of the nodes with shared GPUs, for services that request a shared one.
+        look_seconds: Interval for revalidating the source of a Model with `refreshPolicy: OnChange`.
         prune_cache: Remove folders of a namespace's claim that no Model names any more.
-        images: What the operator says about the engines' images.
-        drain_container: Have a container of our image beside each engine, which holds a pod that has to end back until
-            it has no request.
-        gpu_resources: What this cluster calls GPUs, by vendor and compute stack, where those have not the usual names.
-        pod_monitors: Tell a Prometheus operator about the pods, where there is one.
-        monitor_labels: Labels of their objects, by which a Prometheus selects that; ours win.
+        images: Settings of the engines' images.
+        drain_container: Add a container to each engine's pod that delays its termination until it has no requests.
+        gpu_resources: Resource names of GPUs by vendor and compute stack, where they differ from the defaults.
+        pod_monitors: Create PodMonitors, if the Prometheus operator is installed.
+        monitor_labels: Labels of monitors and objectives, by which a Prometheus selects them; ours take precedence.
     """
 
     image: str
@@ -90,20 +89,19 @@ class WorkloadSettings:
 
 @attrs.frozen
 class ControllerSettings:
-    """One controller, fully decided.
+    """Settings of one controller, all defaults applied.
 
     Attributes:
-        namespace: The namespace to look after, or None for all of them.
-        host_accelerators: The `spec.hardware.accelerator` values that are served by hosts, not by pods; whatever asks
-            for another one is left alone.
-        lease_namespace: Where hosts keep their Leases.
-        cluster_domain: The DNS domain of the cluster, for `status.endpoint`.
-        gateway_url: Where services are reached on one machine (`http://127.0.0.1:8080`), or empty in a cluster. Without
-            a cluster nothing resolves a Service's name, and an endpoint that no client can use is worse than none.
-        identity: Who we are, when several controllers may run and one of them shall act; it is shown in the Lease and
-            in Events. Empty for the only controller of a machine: no Lease is needed then.
-        workers: How many objects of one kind are worked on at the same time.
-        workloads: How to serve in the cluster what no host serves; None where there are no nodes (`llmkube up`).
+        namespace: The namespace to watch, or None for all.
+        host_accelerators: Values of `spec.hardware.accelerator` that hosts serve; pods serve all others, if they can.
+        lease_namespace: Namespace of the hosts' Leases.
+        cluster_domain: DNS domain of the cluster, for `status.endpoint`.
+        gateway_url: URL of all services on one machine (`http://127.0.0.1:8080`); empty in a cluster. Without a cluster
+            nothing resolves a Service's name, and an endpoint that no client can use is worse than none.
+        identity: Identity in the Lease and in Events, where several controllers may run and one of them acts. Empty for
+            the only controller of a machine, which needs no Lease.
+        workers: Number of objects of one kind that are reconciled concurrently.
+        workloads: Settings for pods; None where there are no nodes (`llmkube up`).
     """
 
     namespace: str | None = None
@@ -121,6 +119,6 @@ class ControllerSettings:
 
     @property
     def leader_lease(self) -> Key:
-        """The Lease of the controller that acts; one for each choice of namespaces."""
+        """The Lease of the acting controller; each scope (all namespaces, or one of them) has its own."""
         scope = f".{self.namespace}" if self.namespace else ""
         return Key(self.lease_namespace, f"{CONTROLLER_FIELD_MANAGER}{scope}")

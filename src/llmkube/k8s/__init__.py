@@ -1,11 +1,11 @@
-"""A Kubernetes client on Trio, and the project's own kinds. It decides nothing about models or hosts.
+"""A Kubernetes client on Trio, and the project's own kinds. It makes no decisions about models or hosts.
 
 client, request, exchange, errors, auth     one request
-reflector, watch, workqueue                 list and watch into a cache, keys into work
-port_forward                                a connection to a port of a pod
+reflector, watch, workqueue                 list and watch into a cache; queue keys for workers
+port_forward                                connections to ports of pods
 leases                                      leader election, and which hosts are alive
-events, rbac                                Events, rights beside the code
+events, rbac                                Events; permissions, declared next to the code that needs them
 fields, codec, resource                     typed objects to JSON and back
-builtins, workloads, crd                    kinds of Kubernetes, of other projects, and ours
-wire                                        what agent, controller and CLI say to each other
+builtins, workloads, crd                    kinds of Kubernetes, of other projects, and our own
+wire                                        the vocabulary that agent, controller and CLI share
 """

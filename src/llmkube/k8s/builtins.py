@@ -1,4 +1,4 @@
-"""The built-in kinds that we read or write, typed where we look and faithful where we do not."""
+"""The built-in kinds that we read or write; only the fields that we use are typed, the others are kept as they are."""
 
 from collections.abc import Mapping
 from typing import ClassVar
@@ -14,31 +14,31 @@ from llmkube.k8s.resource import Object, Resource
 
 @attrs.frozen(kw_only=True)
 class Phase(Wired):
-    """A status of which only the phase is looked at."""
+    """A status of which only the phase is read."""
 
     phase: str = ""
 
 
 @attrs.frozen(kw_only=True)
 class Namespace(Object):
-    """A room for names."""
+    """A scope for names."""
 
     RESOURCE: ClassVar[Resource] = Resource(
         "", "v1", "Namespace", "namespaces", namespaced=False, short_names=("ns",), subresources=("status", "finalize")
     )
-    status: Phase = Phase()  # `Active`, or `Terminating` while it is emptied
+    status: Phase = Phase()  # `Active`, or `Terminating` while its objects are deleted
 
 
 @attrs.frozen(kw_only=True)
 class NodeSpec(Wired):
-    """The networks of a node's pods, where kube-controller-manager gives them out."""
+    """The pod networks of a node, where kube-controller-manager assigns them."""
 
     pod_cidrs: tuple[str, ...] = field("", (), name="podCIDRs")
 
 
 @attrs.frozen(kw_only=True)
 class NodeAddress(Wired):
-    """One way to reach a node: `InternalIP`, `ExternalIP`, or a name."""
+    """One address of a node: `InternalIP`, `ExternalIP` or a name."""
 
     type: str = ""
     address: str = ""
@@ -46,7 +46,7 @@ class NodeAddress(Wired):
 
 @attrs.frozen(kw_only=True)
 class NodeStatus(Wired):
-    """What a kubelet says of its machine."""
+    """The status that a kubelet reports."""
 
     addresses: tuple[NodeAddress, ...] = ()
 
@@ -64,7 +64,7 @@ class Node(Object):
 
 @attrs.frozen(kw_only=True)
 class PriorityClass(Object):
-    """The rank of pods, by its name."""
+    """A named priority of pods."""
 
     RESOURCE: ClassVar[Resource] = Resource(
         "scheduling.k8s.io", "v1", "PriorityClass", "priorityclasses", namespaced=False, short_names=("pc",)
@@ -73,7 +73,7 @@ class PriorityClass(Object):
 
 @attrs.frozen(kw_only=True)
 class ServicePort(Wired):
-    """One port of a Service and where its traffic goes."""
+    """One port of a Service and its target port."""
 
     port: int = field("", REQUIRED)
     name: str = ""
@@ -83,7 +83,7 @@ class ServicePort(Wired):
 
 @attrs.frozen(kw_only=True)
 class ServiceSpec(Wired):
-    """A stable address; without a selector its endpoints are written by hand (by the agent)."""
+    """A stable address; without a selector, the agent writes its endpoints."""
 
     type: str = "ClusterIP"
     ports: tuple[ServicePort, ...] = ()
@@ -103,23 +103,23 @@ class Service(Object):
 
 @attrs.frozen(kw_only=True)
 class EndpointPort(Wired):
-    """A port that endpoints answer on, named like the Service's port."""
+    """A port of endpoints, named like the Service's port."""
 
-    port: int | None = None  # a slice may leave it open; ours never do
+    port: int | None = None  # optional in a slice; always set in ours
     name: str = ""
     protocol: str = "TCP"
 
 
 @attrs.frozen(kw_only=True)
 class Endpoints(Object):
-    """The classic form of a Service's endpoints, deprecated since Kubernetes 1.33 but still what scripts read."""
+    """The legacy form of a Service's endpoints, deprecated since Kubernetes 1.33 but still read by scripts."""
 
     RESOURCE: ClassVar[Resource] = Resource("", "v1", "Endpoints", "endpoints", short_names=("ep",))
 
 
 @attrs.frozen(kw_only=True)
 class Secret(Object):
-    """Data that stays out of logs: it is no part of `repr`."""
+    """Confidential data; left out of `repr`, so that it never reaches a log."""
 
     RESOURCE: ClassVar[Resource] = Resource("", "v1", "Secret", "secrets")
     type: str = "Opaque"
@@ -145,7 +145,7 @@ class ServiceAccount(Object):
 
 @attrs.frozen(kw_only=True)
 class Event(Object):
-    """Something that happened to an object; when it happens again `count` rises (core/v1, what `describe` reads)."""
+    """An occurrence concerning an object; `count` rises when it repeats (core/v1, which `kubectl describe` reads)."""
 
     RESOURCE: ClassVar[Resource] = Resource("", "v1", "Event", "events", short_names=("ev",))
     involved_object: ObjectReference = field("", REQUIRED)
@@ -164,14 +164,14 @@ class Event(Object):
 
 @attrs.frozen(kw_only=True)
 class EndpointConditions(Wired):
-    """What is known of an endpoint now; None means not stated (consumers read that as ready)."""
+    """The current condition of an endpoint; None means unknown, which consumers treat as ready."""
 
     ready: bool | None = None
 
 
 @attrs.frozen(kw_only=True)
 class Endpoint(Wired):
-    """One process that answers, by its addresses (consumers use the first)."""
+    """One backend process with its addresses, of which consumers use the first."""
 
     addresses: tuple[str, ...] = field("", REQUIRED)
     conditions: EndpointConditions = EndpointConditions()
@@ -194,7 +194,7 @@ class EndpointSlice(Object):
 
 @attrs.frozen(kw_only=True)
 class LeaseSpec(Wired):
-    """Who holds the Lease and how long silence is tolerated; times are RFC 3339 with microseconds."""
+    """The holder, the duration and the renewal time; times are RFC 3339 with microseconds."""
 
     holder_identity: str | None = None
     lease_duration_seconds: int | None = None
@@ -215,7 +215,7 @@ class Lease(Object):
 
 @attrs.frozen(kw_only=True)
 class CustomResourceDefinition(Object):
-    """A kind taught to the API server."""
+    """A kind that the API server is extended with."""
 
     RESOURCE: ClassVar[Resource] = Resource(
         "apiextensions.k8s.io",

@@ -1,11 +1,13 @@
-"""A typed client: requests are values (`k8s.request`), sending is thin, and every failure is an `ApiError`.
+"""A typed client for one API server; every failure is an `ApiError`.
 
-Deadlines belong to callers (`trio.fail_after`); httpx's own are off. Two exceptions, both because no caller could set
-them: a watch must open within `OPEN_SECONDS`, and must not fall silent (`k8s.watch`).
+Callers set deadlines (`trio.fail_after`); httpx's timeouts are off. Two exceptions, which no caller could set: a watch
+must open within `OPEN_SECONDS`, and must not be silent for too long (`k8s.watch`).
 
-What is retried here, so that callers need not: a 429 that says when to come back (the server has not acted), a 5xx
-that says so in answer to a GET, and a GET whose connection was dropped (once, at once: the pool handed out a connection
-that the server was just closing). At most `ATTEMPTS` in all, and never a wait above `MAX_WAIT_SECONDS`.
+Retried here, at most `ATTEMPTS` in all and never after more than `MAX_WAIT_SECONDS`:
+
+* a 429 with Retry-After: the server has not acted;
+* a 5xx with Retry-After in response to a GET;
+* a GET whose connection was dropped, once and immediately: the server was closing the pooled connection.
 """
 
 import contextlib
@@ -49,14 +51,14 @@ ATTEMPTS: Final = 4
 MAX_WAIT_SECONDS: Final = 30.0
 OPEN_SECONDS: Final = 30.0
 URL_CACHE_SIZE: Final = 256
-"""Addresses that are remembered: Leases, watches and what changes often are among the last that were asked for.
+"""Parsed URLs that are cached: enough for Leases, watches and objects that change often.
 
-httpx parses a URL in some 50 µs, and one that is kept takes 0.7 KiB: of 500 services at rest, which are told about
-once in ten minutes, an agent kept 2.4 MiB.
+httpx takes some 50 µs to parse a URL; a cached one takes 0.7 KiB. Without the bound, an agent with 500 idle services,
+each reported every ten minutes, held 2.4 MiB.
 """
 
 ANY_MEDIA_TYPE: Final = "*/*"
-"""What a kubelet's streams are asked for: it has no JSON there, and answers 406 to a client that wants nothing else."""
+"""The Accept header for a kubelet's streams: it has no JSON there and answers 406 to a client that insists on it."""
 
 _NO_DEADLINES: Final = {"timeout": httpx.Timeout(None).as_dict()}
 _OWN_HEADERS: Final = frozenset({b"host", b"accept", b"content-type", b"content-length"})
@@ -64,7 +66,7 @@ _OWN_HEADERS: Final = frozenset({b"host", b"accept", b"content-type", b"content-
 
 @attrs.frozen
 class Listing(Generic[T]):
-    """A whole collection at one resourceVersion; never a part of one."""
+    """A complete collection at one resourceVersion."""
 
     kind: type[T]
     raw: tuple[Mapping[str, Any], ...] = attrs.field(repr=False)
@@ -72,12 +74,12 @@ class Listing(Generic[T]):
 
     @property
     def items(self) -> tuple[T, ...]:
-        """The objects, decoded now; DecodeError when one is malformed."""
+        """The objects, decoded on each access; DecodeError when one is malformed."""
         return tuple(decode(self.kind, item) for item in self.raw)
 
 
 class Client:
-    """Talk to one API server; `http` brings its address and its credentials."""
+    """A client of one API server; `http` has its address and the credentials."""
 
     def __init__(self, http: TransportSender | httpx.AsyncClient) -> None:
         self._http = http
@@ -88,13 +90,13 @@ class Client:
         self._url = functools.lru_cache(maxsize=URL_CACHE_SIZE)(self._resolve)
 
     async def get(self, kind: type[T], key: Key) -> T:
-        """Read one object; NotFoundError only when the server itself says so."""
+        """Read one object; NotFoundError only when a `Status` of the server states it."""
         return await self._send_for(kind, "GET", object_path(kind.RESOURCE, key))
 
     async def list(
         self, kind: type[T], *, namespace: str | None = None, label_selector: str = "", field_selector: str = ""
     ) -> Listing[T]:
-        """Read a whole collection, page by page; when the server forgets a page's token, again in one piece."""
+        """Read a whole collection, page by page; in one piece when a page's token expires."""
         selectors = {"labelSelector": label_selector, "fieldSelector": field_selector}
         try:
             return await self._list(kind, namespace, selectors, PAGE_SIZE)
@@ -127,10 +129,10 @@ class Client:
         force: bool = True,
         subresource: str = "",
     ) -> T:
-        """Server-side apply of a plain manifest; ConflictError when another manager owns a field and not `force`.
+        """Apply a manifest server-side; ConflictError when another manager owns a field, unless `force`.
 
-        The manifest is the whole of what this manager wants; apiVersion and kind are filled in. What it returns has no
-        managedFields, and is the very object that a watch of this client brings.
+        The manifest has every field that this manager wants to own; apiVersion and kind are filled in. The result has
+        no managedFields and is the same Python object that a watch of this client yields.
         """
         resource = kind.RESOURCE
         body = {"apiVersion": resource.api_version, "kind": resource.kind, **manifest}
@@ -142,7 +144,7 @@ class Client:
     async def delete(
         self, kind: type[T], key: Key, *, uid: str = "", resource_version: str = "", propagation: str = ""
     ) -> None:
-        """Ask for an object's deletion; ConflictError when a precondition (uid, resourceVersion) does not hold."""
+        """Delete an object; ConflictError when a precondition (uid, resourceVersion) does not hold."""
         preconditions = {k: v for k, v in (("uid", uid), ("resourceVersion", resource_version)) if v}
         options: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions"}
         if preconditions:
@@ -150,20 +152,20 @@ class Client:
         if propagation:
             options["propagationPolicy"] = propagation
         request = make_request("DELETE", object_path(kind.RESOURCE, key), body=options)
-        expect_kind(request, await self._send(request), kind.RESOURCE.kind, "Status")  # whichever the server prefers
+        expect_kind(request, await self._send(request), kind.RESOURCE.kind, "Status")  # the server chooses which
 
     async def request_json(self, method: str, path: str, **more: Any) -> Any:
-        """Send any request and return the answer's JSON: for kinds that are known by their data only.
+        """Send a request and return the JSON of the response, for kinds without a class.
 
         Args:
-            method: Of HTTP.
-            path: From the server's address on.
-            **more: As `make_request` takes it: params, body, content_type.
+            method: The HTTP method.
+            path: The path, without the server's address.
+            **more: Passed to `make_request`: params, body, content_type.
         """
         return await self._send(make_request(method, path, **more))
 
     async def get_json(self, path: str, *, params: Mapping[str, str] | None = None) -> Any:
-        """GET a path and return the answer's JSON."""
+        """GET a path and return the JSON of the response."""
         return await self.request_json("GET", path, params=params)
 
     @asynccontextmanager
@@ -176,17 +178,17 @@ class Client:
         label_selector: str = "",
         timeout_seconds: int = 300,
     ) -> AsyncGenerator[Watch[T], None]:
-        """Follow a collection from a resourceVersion; the connection is closed on exit.
+        """Watch a collection from a resourceVersion; the connection is closed on exit.
 
         Args:
-            kind: What to watch.
-            resource_version: Changes after this one are sent; from a Listing or an earlier event.
-            namespace: None watches all.
-            label_selector: As kubectl takes it.
-            timeout_seconds: When the server shall end the watch in good order.
+            kind: The kind to watch.
+            resource_version: Of a Listing or an earlier event; later changes are sent.
+            namespace: None watches all namespaces.
+            label_selector: In kubectl's syntax.
+            timeout_seconds: The time after which the server ends the watch.
 
         Raises:
-            GoneError: The server has forgotten the resourceVersion.
+            GoneError: The resourceVersion is too old.
             ApiError: The watch could not be opened.
         """
         params = {
@@ -209,12 +211,12 @@ class Client:
 
     @asynccontextmanager
     async def open_text(self, request: ApiRequest) -> AsyncGenerator[AsyncIterator[bytes], None]:
-        """Read an answer that is text as it comes, such as a pod's log; the connection is closed on exit.
+        """Stream a response that is text, such as a pod's log; the connection is closed on exit.
 
         Raises:
-            ApiError: The server refuses, or the connection broke; while reading, too.
+            ApiError: The server refuses, or the connection breaks, also while reading.
         """
-        async with self._open_chunks(request, "no answer") as chunks:
+        async with self._open_chunks(request, "no response") as chunks:
             try:
                 yield chunks
             except httpx.HTTPError as error:
@@ -234,10 +236,10 @@ class Client:
             yield chunks
 
     async def upgrade(self, request: ApiRequest, headers: Headers) -> UpgradedConnection:
-        """Ask the server to go on in the protocol that `headers` name; the caller closes the connection.
+        """Upgrade to the protocol that `headers` name; the caller closes the connection.
 
         Raises:
-            ApiError: The server refuses, or does not know the protocol.
+            ApiError: The server refuses, or does not support the protocol.
         """
         response = await self._open(request, headers, accept=ANY_MEDIA_TYPE)
         upgraded: UpgradedConnection | None = response.extensions.get(UPGRADED)
@@ -249,20 +251,20 @@ class Client:
         items: list[Mapping[str, Any]] = []
         token = ""
         while True:
-            # resourceVersion stays unset, which is a quorum read: never older than what was acknowledged
+            # Without resourceVersion this is a quorum read: never older than an acknowledged write.
             params = {**selectors, "limit": str(limit or ""), "continue": token}
             request = make_request("GET", kind.RESOURCE.path(namespace), params=params)
             page = expect_kind(request, await self._send(request), kind.RESOURCE.list_kind)
             resource_version = resource_version_of(page)
             page_items = page.get("items", "absent") or []  # Go servers write an empty list as null
             if not resource_version or not isinstance(page_items, list) or not all(map(has_name, page_items)):
-                raise TransportError(f"{request.call}: the {page['kind']} has no resourceVersion or no proper items")
+                raise TransportError(f"{request.call}: the {page['kind']} has no resourceVersion or no valid items")
             items += page_items
             next_token = page["metadata"].get("continue") or ""
             if not next_token:
                 return Listing(kind, tuple(items), resource_version)
             if next_token == token:
-                raise TransportError(f"{request.call}: the server serves the same page again and again")
+                raise TransportError(f"{request.call}: the server returned the same continue token twice")
             token = next_token
 
     async def _send_for(self, kind: type[T], method: str, path: str, **more: Any) -> T:
@@ -289,7 +291,7 @@ class Client:
         try:
             return json_text.loads(body)
         except (ValueError, RecursionError) as error:
-            raise TransportError(f"{request.call}: the answer is not JSON: {excerpt(body)}") from error
+            raise TransportError(f"{request.call}: the response is not JSON: {excerpt(body)}") from error
 
     async def _open(self, request: ApiRequest, more: Headers = NO_HEADERS, *, accept: str = JSON) -> httpx.Response:
         headers = [*self._headers, (b"Accept", accept.encode())]
@@ -320,7 +322,7 @@ def _query(params: tuple[tuple[str, str], ...]) -> str:
 
 
 def pause_before_retry(request: ApiRequest, error: ApiError, attempt: int) -> float | None:
-    """Return the seconds after which the client itself asks again, or None when that is the caller's decision."""
+    """Return the seconds after which the client retries, or None when the caller decides."""
     if attempt >= ATTEMPTS:
         return None
     if error.reason == DROPPED:
@@ -335,7 +337,7 @@ def pause_before_retry(request: ApiRequest, error: ApiError, attempt: int) -> fl
 
 @asynccontextmanager
 async def open_client(config: ClusterConfig) -> AsyncGenerator[Client, None]:
-    """Connect to the cluster that a configuration names; connections are pooled and closed on exit.
+    """Yield a client for the configured cluster; connections are pooled and closed on exit.
 
     Raises:
         ConfigError: A certificate or key of the configuration cannot be used.

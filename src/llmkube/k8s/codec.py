@@ -1,23 +1,18 @@
-"""JSON objects become typed ones and back, and nothing is lost on the way.
+"""Decode JSON objects into typed ones and encode them again, without loss.
 
-* **Unknown fields survive.** A field that a class does not know, at any level, is kept in `wire.unknown` and written
-  back: a newer API server or a neighbour's field is never erased by our update.
-* **Values are effective, absence is remembered.** An attribute holds its default when the field is absent, so
-  consumers read `isvc.spec.replicas == 1`. `wire.given` remembers which fields were present: encoding writes a field
-  when it was given, when it is required, or when its value is not its default. `None` is never written. `attrs.evolve`
-  carries the memory along.
-* **Types are checked, values are not.** A string where a number belongs is a `DecodeError` that names the path and the
-  value. Enums and bounds are the API server's business (the CRD schema has them): an object that a newer schema
+* **Unknown fields survive.** A field that a class does not know, at any level, is stored in `wire.unknown` and written
+  back: our update never erases a field of a newer API server or of another client.
+* **Defaults apply, absence is remembered.** An attribute holds its default when the field is absent, so consumers read
+  `isvc.spec.replicas == 1`. `wire.given` records which fields were present: encoding writes a field if it was given, if
+  it is required, or if its value differs from its default. `None` is never written. `attrs.evolve` copies `wire`.
+* **Types are checked, values are not.** A string in place of a number is a `DecodeError` that names the path and the
+  value. Enums and bounds are checked by the API server (the CRD schema has them): an object that a newer schema
   admitted must still be readable here.
-* An explicit `null` is absence, as it is to the API server. `apiVersion` and `kind` may be missing (items of a list
-  come without) and are always written.
+* An explicit `null` means absent, as it does to the API server. `apiVersion` and `kind` may be missing (items of a list
+  have neither) and are always written.
 
-Decoded and encoded objects share the free-form parts (`unknown`, `Mapping[str, Any]`) with their source: treat both as
-values. The hooks are made once per class and walk over the fields that are present, not over those that could be: an
-InferenceService has 70 fields, of which a user writes five.
-
-Equal short texts are one object: a fleet says `True`, `InferenceReady` and the same timestamps thousands of times, and
-each line of a watch is parsed on its own. That halves a cache (`benchmarks/bench_cache_memory.py`).
+Decoded and encoded objects share the free-form parts (`unknown`, `Mapping[str, Any]`) with their source: do not modify
+either.
 """
 
 import collections.abc
@@ -41,11 +36,11 @@ _Hook = Callable[[Any, Any], Any]
 
 
 class DecodeError(UserError):
-    """A JSON object does not have the shape of its kind; `field` is the path of the first place that differs."""
+    """A JSON object does not match its kind; `field` is the path of the first mismatch."""
 
 
 class _Mismatch(Exception):  # noqa: N818 (never leaves this module: `decode` turns it into a DecodeError)
-    """What was expected and what was there; each level on the way up adds its step to the path."""
+    """The expected type and the actual value; each enclosing level adds its step to the path."""
 
     def __init__(self, expected: str, value: Any) -> None:
         self.expected = expected
@@ -54,7 +49,7 @@ class _Mismatch(Exception):  # noqa: N818 (never leaves this module: `decode` tu
 
 
 def decode(kind: type[W], data: Mapping[str, Any]) -> W:
-    """Read a JSON object as a typed one; parts of objects (a spec, a condition) work the same way.
+    """Return a JSON object as a typed one; parts of objects (a spec, a condition) work the same way.
 
     Raises:
         DecodeError: A value has the wrong type or a required field is missing.
@@ -69,13 +64,13 @@ def decode(kind: type[W], data: Mapping[str, Any]) -> W:
 
 
 def encode(obj: Any) -> dict[str, Any]:
-    """Write a typed object as JSON; None and untouched defaults are left out."""
+    """Return a typed object as JSON, without None and without defaults that were not given."""
     encoded: dict[str, Any] = _converter.get_unstructure_hook(type(obj))(obj)
     return encoded
 
 
 def _shown(value: Any) -> str:
-    """The value as the user wrote it, short enough for one line."""
+    """Return the value as the user wrote it, shortened to one line."""
     if isinstance(value, _Absent):
         return "nothing"
     text = json.dumps(value, default=repr, ensure_ascii=False)
@@ -83,7 +78,7 @@ def _shown(value: Any) -> str:
 
 
 def _object_suffix(kind: type, data: Any) -> str:
-    """Which object the value is in, when that is known."""
+    """Return " in KIND KEY" for the object that holds the value, or "" when it is unknown."""
     resource: Resource | None = getattr(kind, "RESOURCE", None)
     if resource is None or not isinstance(data, Mapping) or not isinstance(data.get("metadata"), Mapping):
         return ""
@@ -91,7 +86,7 @@ def _object_suffix(kind: type, data: Any) -> str:
 
 
 class _Absent:
-    """Stands for a missing required field in a message."""
+    """Marks a missing required field in a message."""
 
 
 _ABSENT = _Absent()
@@ -101,11 +96,12 @@ _ABSENT = _Absent()
 
 @functools.lru_cache(maxsize=4096)
 def _wire(given: tuple[str, ...]) -> WireForm:
-    """Objects that came with the same fields share one memory of it."""
+    """Return one shared `WireForm` for all objects in which the same fields were given."""
     return WireForm(given=frozenset(given))
 
 
 def _structure_object(cls: Any, converter: cattrs.Converter) -> _Hook:
+    # Made once per class. A hook visits the fields that are present: an InferenceService has 70, a user writes five.
     shown = {attribute.name: attribute.repr for attribute in attrs.fields(cls)}
     table = {
         slot.key: (slot.attribute, _hook_for(slot.type, shown[slot.attribute], converter), slot.type)
@@ -175,7 +171,7 @@ def _structure_tuple(cls: Any, converter: cattrs.Converter) -> _Hook:
 
 
 def _hook_for(type_: Any, shown: Any, converter: cattrs.Converter) -> _Hook:
-    """The hook of a field; texts that stay out of logs stay out of the shared ones too, and so are freed."""
+    """Return the hook of a field; strings of a field without repr, a Secret's, are not interned and so are freed."""
     if not shown and type_ == Mapping[str, str]:
         return _mapping_of(_scalar("a string", str), str)
     hook: _Hook = converter.get_structure_hook(type_)
@@ -204,10 +200,10 @@ def _mapping_of(hook: _Hook, value_type: Any) -> _Hook:
 
 @functools.lru_cache(maxsize=1024)
 def _intern(text: str) -> str:
-    """Return the same object for equal texts: each line of a watch brings its own `True` and `InferenceReady`.
-
-    Names and uids are here as well, of which no second one comes: a larger memory keeps mostly those.
-    """
+    """Return the same object for equal strings."""
+    # Each line of a watch is parsed by itself, and a fleet repeats `True`, `InferenceReady` and timestamps thousands of
+    # times: this halves a cache (`benchmarks/bench_cache_memory.py`). Names and uids pass through as well and never
+    # repeat; a larger table would mostly hold those.
     return text
 
 
@@ -218,7 +214,7 @@ def _structure_string(value: Any, _: Any) -> Any:
 
 
 def _scalar(expected: str, *accepted: type) -> _Hook:
-    """Pass a JSON scalar through untouched, or refuse it: nothing is coerced, so nothing is changed."""
+    """Return a hook that passes a JSON scalar through or refuses it; nothing is coerced."""
 
     def structure(value: Any, _: Any) -> Any:
         if type(value) in accepted:  # exact, since a bool is an int to Python
@@ -302,24 +298,20 @@ _converter = _make_converter()
 T = TypeVar("T", bound=Object)
 
 MAX_STATES: Final = 256
-"""States of objects that may still come again: a watch repeats the answer to a write, often before it is there."""
+"""Object states that are cached: a watch repeats the response to a write, often before that response arrives."""
 
 
 @attrs.define(eq=False)
 class VersionDecoder:
-    """Decode each state of an object once, however often one API server sends it; without its managedFields.
+    """Decode each state of an object once, however often one API server sends it; managedFields are removed.
 
-    Agent and controller in one process share the objects of their watches, and a writer those of its answers.
+    Agent and controller in one process share the objects of their watches; responses to writes share them as well.
     """
 
     _states: OrderedDict[tuple[type, str, str], Any] = attrs.field(factory=OrderedDict, init=False)
 
     def decode(self, kind: type[T], raw: Mapping[str, Any]) -> T:
-        """Return the object.
-
-        Raises:
-            DecodeError: It is malformed.
-        """
+        """Return the typed object; DecodeError when it is malformed."""
         state = _state_of(kind, raw)
         if state is None:
             return decode(kind, without_managed_fields(raw))
@@ -332,7 +324,7 @@ class VersionDecoder:
 
 
 def without_managed_fields(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Leave out who owns which field: half of an object's size, and an update without it leaves it alone."""
+    """Return the object without managedFields, half of its size; an update without them does not change them."""
     metadata = raw.get("metadata")
     if not isinstance(metadata, Mapping) or "managedFields" not in metadata:
         return raw
@@ -340,13 +332,13 @@ def without_managed_fields(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def resource_version_of(obj: Mapping[str, Any]) -> str:
-    """The resourceVersion of a JSON object or list, or empty."""
+    """Return the resourceVersion of a JSON object or list, or ""."""
     metadata = obj.get("metadata")
     return str(metadata.get("resourceVersion") or "") if isinstance(metadata, Mapping) else ""
 
 
 def _state_of(kind: type, raw: Mapping[str, Any]) -> tuple[type, str, str] | None:
-    """Return what names the state of an object for good; None for one that does not say it."""
+    """Return a permanent identity of an object's state; None for an object without uid or resourceVersion."""
     metadata = raw.get("metadata")
     if not isinstance(metadata, Mapping):
         return None

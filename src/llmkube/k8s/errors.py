@@ -1,22 +1,19 @@
-"""One door from an API server's refusals to our error nouns: each says who is at fault.
+"""Errors of API calls, classified by who can fix them.
 
 ```
 ApiError
-├── user's fault   BadRequestError 400, InvalidError 422, SchemaMismatchError 400 or 500
-└── world's fault  UnauthorizedError 401, ForbiddenError 403, NotFoundError 404, ConflictError 409,
+├── UserError      BadRequestError 400, InvalidError 422, SchemaMismatchError 400 or 500
+└── ExternalError  UnauthorizedError 401, ForbiddenError 403, NotFoundError 404, ConflictError 409,
                    AlreadyExistsError 409, GoneError 410, TooManyRequestsError 429, ServerError 5xx,
                    TransportError (WatchDataError, WatchSilentError), CredentialsError
 ```
 
-`except ApiError` therefore catches every way in which a call can fail. A plain `ApiError` is a code that none of these
-covers (405, 406, 413, 415).
-
-An error that changes what we believe about an object (404, 409, 410, 422) is believed only in the server's own words, a
-`Status` object: a proxy or a captive portal that answers 404 with a page says nothing about our objects, and is a
-`TransportError`.
-
-One answer is not taken at its code: a server-side apply that names a field which the installed schema does not have is
-a 500 without a reason (seen with Kubernetes 1.36), although asking again cannot help. It is a `SchemaMismatchError`.
+* `except ApiError` catches every failure of a call. A plain `ApiError` has a code that no subclass covers (405, 406,
+  413, 415).
+* 404, 409, 410 and 422 are trusted only with a `Status` object as the body: a proxy or a captive portal that answers
+  404 with a page knows nothing about our objects. Without a `Status` they are a `TransportError`.
+* A server-side apply of a field that the installed schema lacks is answered with a 500 without a reason (seen with
+  Kubernetes 1.36), although a retry cannot help. It is a `SchemaMismatchError`.
 """
 
 import re
@@ -28,7 +25,7 @@ from llmkube.base.errors import ExternalError, LLMKubeError, UserError
 
 _EXCERPT_CHARACTERS = 160
 
-# apimachinery's prefix, then structured-merge-diff's words: one `.path: why`, or "errors:" and one such on each line.
+# apimachinery's prefix, then structured-merge-diff's text: one `.path: why`, or "errors:" and one such on each line.
 _UNTYPED_APPLY = re.compile(
     r"failed to create typed patch object \([^)]*\): (?:errors:\s*)?"
     r"(?P<path>\.(?:\[[^\]]*\]|[^:\s\[])+): (?P<why>[^\n]*)"
@@ -39,11 +36,11 @@ class ApiError(LLMKubeError):
     """A call to the API server failed.
 
     Attributes:
-        code: The HTTP status, or 0 when no answer came.
+        code: The HTTP status, or 0 without a response.
         reason: The machine-readable reason of the server's `Status` ("NotFound"), or empty.
-        message: The server's sentence.
+        message: The server's message.
         status: The whole `Status` object, or empty.
-        retry_after_seconds: When the server wants to be asked again, or None when it did not say.
+        retry_after_seconds: The delay that the server asks for, or None.
     """
 
     def __init__(
@@ -64,19 +61,19 @@ class ApiError(LLMKubeError):
 
 
 class BadRequestError(ApiError, UserError):
-    """The request makes no sense to the server (400), for example an unknown field under strict validation."""
+    """The server does not understand the request (400), for example an unknown field under strict validation."""
 
 
 class InvalidError(ApiError, UserError):
-    """The object breaks its schema or a rule (422); `field` is the path of the first offence."""
+    """The object violates its schema or a rule (422); `field` is the path of the first violation."""
 
 
 class SchemaMismatchError(ApiError, UserError):
-    """An apply does not fit the schema that the server has; `field` is the path, such as `status.newField`."""
+    """An apply does not match the server's schema; `field` is the path, such as `status.newField`."""
 
 
 class UnauthorizedError(ApiError, ExternalError):
-    """The credentials were refused (401), also after they were renewed."""
+    """The credentials were refused (401), even after they were renewed."""
 
 
 class ForbiddenError(ApiError, ExternalError):
@@ -84,7 +81,7 @@ class ForbiddenError(ApiError, ExternalError):
 
 
 class NotFoundError(ApiError, ExternalError):
-    """The server says that there is no such object (404)."""
+    """The object does not exist, as a `Status` of the server states (404)."""
 
 
 class ConflictError(ApiError, ExternalError):
@@ -100,34 +97,34 @@ class GoneError(ApiError, ExternalError):
 
 
 class TooManyRequestsError(ApiError, ExternalError):
-    """The server sheds load (429); `retry_after_seconds` says for how long."""
+    """The server is shedding load (429); retry after `retry_after_seconds`."""
 
 
 class ServerError(ApiError, ExternalError):
-    """The server, or a proxy before it, broke (5xx)."""
+    """The server, or a proxy in front of it, failed (5xx)."""
 
 
 class TransportError(ApiError, ExternalError):
-    """No answer of an API server came: refused, reset, silent, TLS, or bytes that are not what was asked for."""
+    """No valid response of an API server: connection refused or reset, timeout, TLS, or unexpected content."""
 
 
 class WatchDataError(TransportError):
-    """A watch sent something that no API server sends; asking again from the same place would meet it again."""
+    """A watch sent data that no API server sends; resuming from the same resourceVersion would meet it again."""
 
 
 class WatchSilentError(TransportError):
-    """A watch fell silent for longer than a server that honours its promise of bookmarks ever is."""
+    """A watch was silent for longer than the interval in which a server sends bookmarks."""
 
 
 class CredentialsError(ApiError, ExternalError):
-    """Our own credentials cannot be had now: an exec plugin failed, a token file cannot be read."""
+    """Our credentials are unavailable: an exec plugin failed, or a token file cannot be read."""
 
 
 class NameTakenError(UserError):
-    """An object of this name exists and is not ours to change; the API server would not have minded.
+    """An object of this name exists and belongs to another owner; the API server would have allowed the write.
 
     Attributes:
-        passing: It goes by itself: a predecessor of the owner's name had it, or it is being deleted.
+        passing: The object will disappear: it belongs to a predecessor with the owner's name, or is being deleted.
     """
 
     reason = "NameTaken"
@@ -176,17 +173,17 @@ def error_from_response(call: str, code: int, body: bytes, *, retry_after: str =
     """Return the error that an answer with a failing HTTP status describes.
 
     Args:
-        call: What was asked, for messages ("GET /api/v1/pods").
+        call: The request, for messages ("GET /api/v1/pods").
         code: The HTTP status.
         body: The whole body.
-        retry_after: The Retry-After header; its date form is not used by API servers and reads as absent.
+        retry_after: The Retry-After header; API servers do not use its date form, which is ignored.
     """
     seconds = float(retry_after) if retry_after.isascii() and retry_after.isdigit() else None
     status = _parse_status(body)
     if status is not None:
         return error_from_status(status, code=code, retry_after_seconds=seconds)
-    message = f"{call}: answered {code} without a Kubernetes Status: {excerpt(body)}"
-    if code == 404:  # kube-apiserver says "404 page not found" in plain text for a path that it does not serve
+    message = f"{call}: status {code} without a Kubernetes Status: {excerpt(body)}"
+    if code == 404:  # kube-apiserver answers "404 page not found" in plain text for a path that it does not serve
         message = (
             f"{call}: not served here (404 without a Kubernetes Status): wrong server, or is the CRD not installed?"
         )
@@ -195,18 +192,18 @@ def error_from_response(call: str, code: int, body: bytes, *, retry_after: str =
 
 
 def excerpt(body: bytes) -> str:
-    """Return the beginning of a foreign body, printable and on one line."""
+    """Return the beginning of an unexpected body, printable and on one line."""
     text = " ".join(body[: 4 * _EXCERPT_CHARACTERS].decode("utf-8", errors="replace").split())
     printable = "".join(c if c.isprintable() else "?" for c in text)
     return repr(printable[:_EXCERPT_CHARACTERS] + ("…" if len(printable) > _EXCERPT_CHARACTERS else ""))
 
 
 def root_cause_text(error: BaseException) -> str:
-    """Return what first went wrong, in the words of the error that knew: wrappers often have no text at all."""
+    """Return the texts of an error and its causes down to the root; wrappers often have no text at all."""
     texts: list[str] = []
     current: BaseException | None = error
     while current is not None:
-        # A group's text also counts its members, which says nothing to a reader.
+        # The text of a group ends with the number of its members, which does not help a reader.
         text = current.message if isinstance(current, BaseExceptionGroup) else str(current)
         if text and text not in texts:
             texts.append(text)
@@ -218,9 +215,8 @@ def root_cause_text(error: BaseException) -> str:
 
 
 def _mismatch_message(mismatch: re.Match[str]) -> str:
-    """Say what does not fit, and why that may be no typo."""
     problem = f"{mismatch['path'].removeprefix('.')}: {mismatch['why']}"
-    return f"{problem}; the field is misspelled, or the CRDs that are installed are older than this program"
+    return f"{problem}; the field is misspelled, or the installed CRDs are older than this program"
 
 
 def _class_for(code: int, reason: str) -> type[ApiError]:

@@ -1,17 +1,17 @@
-"""Record Events about an object, which `kubectl describe` shows; the caller never waits and never fails.
+"""Record Events about objects; the caller never waits and never fails.
 
-An Event is no state: losing one is a pity, and delaying a service for one would be a mistake. So
+Events are best effort: a lost Event is acceptable, a delayed service is not.
 
-* `emit_nowait` only puts it into a table of bounded size; what does not fit is dropped and counted;
-* equal Events about the same object are one Event whose `count` rises, also while it still waits to be written;
-* words that differ each time (a pid, a number of attempts) do not help: beyond `MAX_MESSAGES_PER_REASON` messages with
-  one reason, an object's further ones share one Event that has the newest of them;
-* each object may cause `BURST` writes at once and then one per `REFILL_SECONDS`: a crash loop is one line with a count,
-  and a hundred different lines about one object do not crowd out those about another;
-* a server that is away is tried again with back-off; one that refuses is believed.
+* `emit_nowait` only adds to a table of bounded size; Events that do not fit are dropped and counted.
+* Equal Events about the same object are one Event whose `count` rises, even before it is written.
+* Messages that differ each time (a pid, a number of attempts) are bounded: after `MAX_MESSAGES_PER_REASON` messages
+  with one reason, an object's further messages share one Event that has the newest.
+* Each object may cause `BURST` writes at once and then one per `REFILL_SECONDS`: a crash loop is one line with a count,
+  and a hundred different messages about one object do not displace those about another.
+* If the server is unavailable, writes are retried with back-off; if it refuses an Event, the Event is dropped.
 
-On the wire these are core/v1 Events of the classic form (`count`, `firstTimestamp`, `lastTimestamp`), which `kubectl
-describe` and `kubectl get events` read, with `reportingComponent` and `reportingInstance` beside the older `source`.
+The Events are core/v1 (`count`, `firstTimestamp`, `lastTimestamp`), which `kubectl describe` and `kubectl get events`
+read, with both `reportingComponent` and `reportingInstance` and the older `source`.
 """
 
 import datetime
@@ -42,16 +42,16 @@ PERMISSIONS: Final = (Permission(Event, frozenset({"create", "patch"})),)
 EventType = Literal["Normal", "Warning"]
 
 MAX_PENDING: Final = 256
-"""Different Events that may wait to be written."""
+"""The most Events that may be pending."""
 
 MAX_PENDING_PER_OBJECT: Final = 16
-"""Of these, about one object; the oldest makes room."""
+"""The most pending Events about one object; beyond it, the oldest is dropped."""
 
 MAX_REMEMBERED: Final = 1024
-"""Events whose counts can still be raised, and objects whose writes are counted; what is forgotten starts anew."""
+"""The most Events whose count can still rise, and objects whose writes are limited; the oldest are forgotten."""
 
 MAX_MESSAGES_PER_REASON: Final = 5
-"""Different messages with the same reason that an object may have as Events of their own."""
+"""The most messages with the same reason that an object may have as separate Events."""
 
 BURST: Final = 10
 REFILL_SECONDS: Final = 30.0
@@ -60,18 +60,18 @@ WORKERS: Final = 2
 RETRY: Final = Backoff(base_seconds=1.0, cap_seconds=60.0)
 
 STALE_SECONDS: Final = 1800.0
-"""An Event that could not be written for so long is dropped; kube-apiserver itself keeps Events for an hour."""
+"""The age at which an unwritten Event is dropped; kube-apiserver stores Events for an hour."""
 
 MAX_MESSAGE_BYTES: Final = 1024
 MAX_REASON_CHARS: Final = 128
-"""Bounds of events.k8s.io, which the core form is converted to and from."""
+"""Limits of events.k8s.io, to and from which core Events are converted."""
 
 _log = structlog.get_logger()
 
 
 @attrs.frozen
 class Series:
-    """What makes two Events equal: only time and number differ, and the words where `message` is empty."""
+    """The identity of an Event; only time and count vary, and the message where `message` is empty."""
 
     about: ObjectReference
     type: EventType
@@ -96,7 +96,7 @@ def _shown(about: ObjectReference) -> str:
 
 @attrs.define
 class _PendingEvent:
-    """What happened since the last write, and when."""
+    """The occurrences since the last write."""
 
     count: int
     first: datetime.datetime
@@ -110,7 +110,7 @@ V = TypeVar("V")
 
 
 def _remember(table: OrderedDict[K, V], key: K, value: V) -> None:
-    """Keep a value as the newest of at most `MAX_REMEMBERED`."""
+    """Store a value as the newest of at most `MAX_REMEMBERED`."""
     table[key] = value
     table.move_to_end(key)
     if len(table) > MAX_REMEMBERED:
@@ -122,11 +122,11 @@ class EventRecorder:
     """Record events about objects; `run` is the task that writes them.
 
     Attributes:
-        component: Who reports: `llmkube-controller`, `llmkube-agent`.
-        instance: Which one of them: the host or the pod.
+        component: The reporting program: `llmkube-controller`, `llmkube-agent`.
+        instance: The host or the pod of the program.
         utcnow: The wall clock, for the timestamps.
-        rng: Makes names and spreads retries.
-        dropped: How many Events were lost, because there were too many or the server refused them.
+        rng: For names and the jitter of retries.
+        dropped: The number of lost Events: there were too many, or the server refused them.
     """
 
     component: str
@@ -140,7 +140,7 @@ class EventRecorder:
         factory=OrderedDict, init=False
     )
     _written: OrderedDict[Series, tuple[Key, int]] = attrs.field(factory=OrderedDict, init=False)  # name and count
-    # how many writes an object may still cause, as of a moment of the monotonic clock
+    # remaining writes of an object, and the monotonic time of that count
     _buckets: OrderedDict[ObjectReference, tuple[float, float]] = attrs.field(factory=OrderedDict, init=False)
     _queue: WorkQueue[ObjectReference] = attrs.field(init=False)
     _forbidden: bool = attrs.field(default=False, init=False)
@@ -150,19 +150,19 @@ class EventRecorder:
         self._queue = WorkQueue(self.rng, RETRY)
 
     def emit_nowait(self, about: Object, reason: str, message: str, *, type: EventType = "Normal") -> None:  # noqa: A002 (the API's word)
-        """Say that something happened; never waits, never raises, and may be dropped.
+        """Record an Event; never waits, never raises, and the Event may be dropped.
 
         Args:
-            about: The object, as read from the API server: with its uid.
-            reason: One CamelCase word for programs, such as `CrashLoopBackOff`.
-            message: A sentence for people; credentials in it are redacted, and it is shortened to 1 KiB.
-            type: `Warning` for what needs a person's attention.
+            about: The object as read from the API server, with its uid.
+            reason: A CamelCase word for programs, such as `CrashLoopBackOff`.
+            message: A sentence for people; credentials are redacted, and it is shortened to 1 KiB.
+            type: `Warning` if it needs a person's attention.
         """
         text = shorten(redact(message), MAX_MESSAGE_BYTES)
         self._put(self._series(_reference(about), type, reason[:MAX_REASON_CHARS], text), text, self.utcnow())
 
     async def run(self, client: Client) -> Never:
-        """Write what is pending until cancelled; no failure of the API server ends this."""
+        """Write pending Events until cancelled; failures of the API server are never raised."""
 
         async def handle(about: ObjectReference) -> float | None:
             return await self._write_pending(client, about)
@@ -170,13 +170,13 @@ class EventRecorder:
         await run_workers(self._queue, handle, workers=WORKERS)
 
     async def wait_written(self) -> None:
-        """Return when nothing is pending any more; for an orderly end, with a deadline of the caller's."""
+        """Wait until no Event is pending; for a shutdown, with a deadline set by the caller."""
         await trio.lowlevel.checkpoint()
         while self._pending:
             await self._progress.wait()
 
     def _series(self, about: ObjectReference, type_: EventType, reason: str, message: str) -> Series:
-        """Tell which series a message belongs to: one of its own, or that of all further ones."""
+        """Return the series of a message: its own, or the shared one beyond `MAX_MESSAGES_PER_REASON`."""
         known = self._messages.get((about, type_, reason), [])
         _remember(self._messages, (about, type_, reason), known)
         if message not in known:
@@ -213,7 +213,7 @@ class EventRecorder:
         return pending
 
     async def _write_pending(self, client: Client, about: ObjectReference) -> float | None:
-        """Write one object's Events; return after how many seconds to go on, when its allowance is used up."""
+        """Write one object's Events; return the seconds after which to continue if its rate limit is reached."""
         while (series := next((one for one in self._pending if one.about == about), None)) is not None:
             pause_seconds = self._spend(about)
             if pause_seconds:
@@ -226,21 +226,21 @@ class EventRecorder:
         if trio.current_time() - pending.pending_since > STALE_SECONDS:
             self._drop(series)
             return
-        count, last = pending.count, pending.last  # both may grow while the write is on its way
+        count, last = pending.count, pending.last  # both may grow during the write
         try:
             with trio.fail_after(WRITE_SECONDS):
                 written = await self._write(client, series, attrs.evolve(pending))
-        except (NotFoundError, ForbiddenError) as error:  # its namespace is gone or going, or we may not
+        except (NotFoundError, ForbiddenError) as error:  # the namespace is gone or terminating, or access is denied
             if isinstance(error, ForbiddenError) and not self._forbidden:
                 self._forbidden = True
-                _log.warning("events cannot be written", error=str(error))
+                _log.warning("events forbidden", error=str(error))
             self._discard(series)
             return
         except ExternalError as error:
-            _log.info("event not written; will be repeated", about=_shown(series.about), error=str(error))
+            _log.info("event not written; it will be retried", about=_shown(series.about), error=str(error))
             raise
         except trio.TooSlowError as slow:
-            raise ExternalError(f"no answer in {WRITE_SECONDS:g} s while writing an event") from slow
+            raise ExternalError(f"event not written: no answer within {WRITE_SECONDS:g} s") from slow
         except ApiError as refused:
             _log.warning("event refused", about=_shown(series.about), reason=series.reason, error=str(refused))
             self._discard(series)
@@ -254,18 +254,18 @@ class EventRecorder:
             self._take(series)
 
     def _discard(self, series: Series) -> None:
-        if series in self._pending:  # a busy object's Event may have been dropped while it was on its way
+        if series in self._pending:  # a busy object's Event may have been dropped during the write
             self._drop(series)
 
     async def _write(self, client: Client, series: Series, pending: _PendingEvent) -> tuple[Key, int]:
-        """Raise the count of the Event that says this already, or make a new one."""
+        """Raise the count of the existing Event, or create one."""
         written = self._written.get(series)
         if written is not None:
             key, count = written[0], written[1] + pending.count
             patch = {"count": count, "lastTimestamp": timestamp(pending.last), "message": pending.message}
             try:
                 await client.patch(Event, key, patch)
-            except NotFoundError:  # the server forgets events after an hour; then the series begins anew
+            except NotFoundError:  # the server deletes Events after an hour; then the series starts again
                 del self._written[series]
             else:
                 return key, count
@@ -274,7 +274,7 @@ class EventRecorder:
             key = Key.of(manifest)
             try:
                 await client.request_json("POST", Event.RESOURCE.path(key.namespace), body=manifest)
-            except AlreadyExistsError:  # another one drew the same 64 bits
+            except AlreadyExistsError:  # another Event has the same random 64 bits
                 continue
             return key, pending.count
 
@@ -301,11 +301,11 @@ class EventRecorder:
         }
 
     def _spend(self, about: ObjectReference) -> float:
-        """Take one write from an object's allowance, or return the seconds until there is one."""
+        """Take one write from an object's allowance and return 0, or return the seconds until one is available."""
         now = trio.current_time()
         remaining, at = self._buckets.get(about, (float(BURST), now))
         remaining = min(float(BURST), remaining + (now - at) / REFILL_SECONDS)
         granted = remaining >= 1.0
         _remember(self._buckets, about, (remaining - granted, now))
-        # A whole second more than needed: a pause that floating point rounds to nothing would be a busy loop.
+        # One second more than needed: a pause that floating point rounds to zero would be a busy loop.
         return 0.0 if granted else (1.0 - remaining) * REFILL_SECONDS + 1.0

@@ -1,6 +1,6 @@
-"""A class attribute says everything about its JSON field: name, bounds, default, meaning.
+"""Declare the JSON fields of a class as attributes: name, type, bounds, default, description.
 
-Every class that crosses the wire is `Wired`, and a table of `field(...)` lines:
+Every class that is sent or received derives from `Wired` and declares its fields with `field(...)`:
 
 ```python
 @attrs.frozen(kw_only=True)
@@ -11,9 +11,9 @@ class Autoscaling(Wired):
     min_replicas: int = field("Lowest replica count.", 1, minimum=1, maximum=10)
 ```
 
-The codec (`k8s.codec`) and the schema generator (`k8s.crd.definitions`) read the same table through `wire_fields()`,
-so what is decoded, what is encoded and what the API server enforces cannot drift apart. The JSON name is the
-attribute's name in camelCase unless `name=` spells it differently (`moeCPULayers`).
+The codec (`k8s.codec`) and the schema generator (`k8s.crd.definitions`) read the same declarations through
+`wire_fields()`, so that decoding, encoding and the API server's validation cannot diverge. The JSON name is the
+attribute's name in camelCase unless `name=` overrides it (`moeCPULayers`).
 """
 
 import functools
@@ -25,21 +25,21 @@ from typing import Any, Final
 import attrs
 
 REQUIRED: Final = attrs.NOTHING
-"""The default of a field that has none: it must be given."""
+"""Marks a field without a default, which must be given."""
 
 IntOrString = int | str
-"""A port number or a port's name, as Kubernetes writes it."""
+"""A port number or a port's name."""
 
 _FACTS: Final = "llmkube"
 
 
 @attrs.frozen
 class Rule:
-    """A CEL expression that must hold, and what to tell the user when it does not.
+    """A CEL expression that must hold, and the message for the user when it does not.
 
     Args:
-        rule: The expression; `self` is the value that carries the rule.
-        message: What must hold, in words.
+        rule: The expression; `self` is the value that has the rule.
+        message: The requirement in words.
         field_path: The field below `self` that an error names, such as `.rules`; empty for `self`.
     """
 
@@ -50,7 +50,7 @@ class Rule:
 
 @attrs.frozen
 class Column:
-    """One column of `kubectl get`; `wide` columns wait for `-o wide`."""
+    """One column of `kubectl get`; `wide` columns appear only with `-o wide`."""
 
     name: str
     path: str
@@ -61,13 +61,13 @@ class Column:
 
 @attrs.frozen(kw_only=True)
 class SchemaFacts:
-    """What the schema says about a field beyond its Python type; None and empty mean nothing is said.
+    """Schema properties of a field beyond its Python type; None and empty mean unset.
 
     Args:
-        exclusive_minimum: The value lies above `minimum`, not on it.
-        items: What holds for each item of a list.
-        rendered: It takes effect in the objects that the controller makes, and not in the engine's container.
-        pod_part: The part of a pod (`crd.podparts`) that a free-form map stands for; the schema spells it out.
+        exclusive_minimum: The value must be above `minimum`.
+        items: The properties of each item of a list.
+        rendered: The field takes effect in objects that the controller creates, not in the engine's container.
+        pod_part: The part of a pod (`crd.podparts`) that a free-form map holds, whose schema is inserted.
     """
 
     name: str = ""
@@ -97,15 +97,15 @@ _NO_FACTS: Final = SchemaFacts()
 
 @attrs.frozen
 class WireForm:
-    """What an object looked like as JSON, apart from its values.
+    """The JSON form of an object, apart from its values.
 
     Args:
-        unknown: JSON fields that the class does not know, as they came; they are written back.
-        given: Attribute names that were present, so that a value equal to its default stays written. Not part of
-            equality: an object that says `replicas: 1` wants the same as one that leaves the default alone.
+        unknown: JSON fields that the class does not know, unchanged; they are written back.
+        given: Attributes that were present, so that a value equal to its default is written again. Ignored in
+            comparisons: an object with `replicas: 1` equals one that omits the default.
     """
 
-    unknown: Mapping[str, Any] = attrs.field(factory=dict, hash=False)  # equal, but a map cannot be hashed
+    unknown: Mapping[str, Any] = attrs.field(factory=dict, hash=False)  # compared, but a map cannot be hashed
     given: frozenset[str] = attrs.field(default=frozenset(), eq=False)
 
 
@@ -114,13 +114,13 @@ _BLANK: Final = WireForm()
 
 @attrs.frozen(kw_only=True)
 class Wired:
-    """An object that crosses the wire, and remembers its JSON; by default it was built in Python, not received."""
+    """An object that is sent or received, with its JSON form; the default is for objects built in Python."""
 
     wire: WireForm = attrs.field(default=_BLANK, repr=False)
 
 
 def received() -> Any:
-    """Declare the same attribute in a class that does not derive from `Wired`, as those of plug-ins do."""
+    """Declare the attribute `wire` in a class that does not derive from `Wired`, such as a plugin's."""
     return attrs.field(default=_BLANK, repr=False)
 
 
@@ -128,44 +128,44 @@ def field(description: str = "", default: Any = None, /, *, repr: bool = True, *
     """Declare one JSON field.
 
     Args:
-        description: One sentence, shown by `kubectl explain`.
+        description: One sentence for `kubectl explain`.
         default: The value when the field is absent: `REQUIRED`, a value, `dict` for an empty map, or a wire class for
             a block whose absence means all of its defaults.
         repr: False keeps secrets out of logs.
-        **facts: The rest of `SchemaFacts`. `required=True` with a default means: always written, tolerated when absent.
+        **facts: As in `SchemaFacts`. `required=True` with a default: always written, may be absent when read.
     """
     known = SchemaFacts(description=description, **{"required": default is REQUIRED, **facts})
     metadata = {_FACTS: known}
     if default is dict:
         return attrs.field(factory=dict, hash=False, repr=repr, metadata=metadata)
     if isinstance(default, type):
-        default = default()  # one frozen instance serves every owner
+        default = default()  # all owners share one frozen instance
     return attrs.field(default=default, repr=repr, metadata=metadata)
 
 
 @attrs.frozen
 class WireField:
-    """One JSON field of a class, resolved: what the codec and the schema generator walk over."""
+    """One JSON field of a class, resolved for the codec and the schema generator."""
 
     attribute: str
     key: str
-    type: Any  # never `X | None`: absence is the codec's business
+    type: Any  # never `X | None`: the codec handles absence
     default: Any  # REQUIRED when there is none
     facts: SchemaFacts
 
 
 def camel(snake: str) -> str:
-    """Spell an attribute name as JSON does: `context_size` is `contextSize`."""
+    """Return the JSON name of an attribute: `context_size` is `contextSize`."""
     head, *tail = snake.split("_")
     return head + "".join(word[:1].upper() + word[1:] for word in tail)
 
 
 @functools.cache
 def wire_fields(cls: type) -> tuple[WireField, ...]:
-    """Every JSON field of a wire class, in the order of the source.
+    """Return all JSON fields of a wire class, in source order.
 
     Raises:
-        TypeError: The class has no `wire`, so it could not keep unknown fields.
+        TypeError: The class has no `wire` and so could not store unknown fields.
     """
     attributes: tuple[attrs.Attribute[Any], ...] = attrs.fields(cls)
     if all(attribute.name != "wire" for attribute in attributes):
@@ -195,12 +195,12 @@ def _without_none(annotation: Any) -> Any:
 
 
 def json_name(cls: type, attribute: str) -> str:
-    """The JSON spelling of an attribute: `json_name(InferenceServiceSpec, "moe_cpu_layers")` is `moeCPULayers`."""
+    """Return an attribute's name in JSON: `json_name(InferenceServiceSpec, "moe_cpu_layers")` is `moeCPULayers`."""
     return next(slot.key for slot in wire_fields(cls) if slot.attribute == attribute)
 
 
 def rendered_paths(cls: type, prefix: str) -> Iterator[str]:
-    """The JSON path of every field of a class, and of its blocks, that is `rendered`."""
+    """Yield the JSON path of every `rendered` field of a class and its blocks."""
     for slot in wire_fields(cls):
         path = f"{prefix}.{slot.key}"
         if slot.facts.rendered:
@@ -210,10 +210,9 @@ def rendered_paths(cls: type, prefix: str) -> Iterator[str]:
 
 
 def changed_paths(obj: Any, prefix: str = "") -> Iterator[str]:
-    """The JSON path of every known leaf whose value is not its default, in the order of the source.
+    """Yield the JSON path of every known leaf whose value is not its default, in source order.
 
-    A default that is written out is no change: the API server writes them all.
-    Lists and maps are leaves.
+    A default that is written out is not a change: the API server writes them all. Lists and maps are leaves.
     """
     for slot in wire_fields(obj.__class__):
         value = getattr(obj, slot.attribute)

@@ -1,7 +1,7 @@
-"""Label selectors as kubectl takes them, read token by token so that what is wrong is said in kube-apiserver's words.
+"""Label selectors in kubectl's syntax; errors have kube-apiserver's texts.
 
-Grammar: `a=b`, `a==b`, `a!=b`, `a`, `!a`, `a in (x,y)`, `a notin (x,y)`, `a>1`, `a<1`, joined by commas. As in
-Kubernetes, a label that is not there fits `!=` and `notin` (Kubernetes, "Labels and Selectors").
+Grammar: `a=b`, `a==b`, `a!=b`, `a`, `!a`, `a in (x,y)`, `a notin (x,y)`, `a>1`, `a<1`, joined by commas. A missing
+label matches `!=` and `notin` (Kubernetes, "Labels and Selectors").
 Facts: `k8s.io/apimachinery/pkg/labels`.
 """
 
@@ -35,7 +35,7 @@ class Requirement:
     values: frozenset[str] = frozenset()
 
     def holds(self, labels: Mapping[str, str]) -> bool:
-        """Whether the labels are as required; a missing label fits `!=` and `notin`."""
+        """Return whether the labels meet the requirement; a missing label matches `!=` and `notin`."""
         if self.operator in {"", "!"}:
             return (self.key in labels) is not bool(self.operator)
         if self.operator in {">", "<"}:
@@ -151,21 +151,21 @@ def _parse_error(reason: str) -> SelectorError:
 
 @attrs.frozen
 class Selector:
-    """A label selector, in its own words and in parts; the empty one selects everything."""
+    """A label selector, as text and parsed; an empty one selects everything."""
 
     text: str = ""
     requirements: tuple[Requirement, ...] = ()
 
     def matches(self, labels: Mapping[str, str]) -> bool:
-        """Whether an object with these labels is selected."""
+        """Return whether an object with these labels is selected."""
         return all(requirement.holds(labels) for requirement in self.requirements)
 
 
 def parse_selector(text: str) -> Selector:
-    """Parse a selector of a command line or a config file: one without `>` and `<`.
+    """Parse a selector from a command line or a config file, where `>` and `<` are not allowed.
 
     Raises:
-        UserError: It is none; the sentence names the part that is wrong.
+        UserError: The text is not such a selector; the message names the invalid part.
     """
     text = text.strip()
     return Selector(text, tuple(_parse_part(part.strip()) for part in _PARTS.split(text)) if text else ())
@@ -179,5 +179,5 @@ def _parse_part(part: str) -> Requirement:
     except ValueError:
         pass
     raise UserError(
-        f'"{part}" is not a label selector; such as team=ml, team!=ml, team in (ml,web), team or !team, with commas'
+        f'"{part}" is not a label selector; use team=ml, team!=ml, team in (ml,web), team or !team, joined by commas'
     )

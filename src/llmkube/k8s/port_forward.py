@@ -1,12 +1,14 @@
-"""A connection to a port of a pod, through the API server, wherever the pod's network is.
+"""A connection to a port of a pod through the API server; the pod's network need not be reachable.
 
-The `portforward` subresource, opened as a WebSocket with the subprotocol `v4.channel.k8s.io`, reaches the kubelet's
-streaming server as it is: the API server passes it on, and translates another subprotocol only (SPDY in WebSocket).
-Each binary message begins with a channel: 0 is the port's bytes in both directions, 1 the kubelet's error text. The
-first message of each channel is the port, two bytes with the low one first. The protocol knows no half-close, so the
-end of either side ends the connection. One WebSocket carries one connection: the kubelet dials the port once for each.
+The `portforward` subresource is opened as a WebSocket with the subprotocol `v4.channel.k8s.io`, which the API server
+passes unchanged to the kubelet's streaming server; it translates only another subprotocol (SPDY in WebSocket).
 
-It needs the verb `get` on `pods/portforward`, and since Kubernetes 1.35 `create` as well.
+* Each binary message begins with a channel: 0 has the port's bytes in both directions, 1 the kubelet's error text.
+* The first message of each channel is the port number: two bytes, little-endian.
+* There is no half-close: when either side closes, the connection ends.
+* One WebSocket carries one connection: the kubelet dials the port once for each.
+
+Requires the verb `get` on `pods/portforward`, and since Kubernetes 1.35 also `create`.
 """
 
 from collections.abc import Iterator
@@ -32,13 +34,13 @@ _ERROR_CHARACTERS: Final = 500
 
 
 class PortForwardError(TransportError):
-    """The kubelet could not connect to the port, or lost the connection, and says why."""
+    """The kubelet could not connect to the port, or lost the connection; the message is the kubelet's."""
 
 
 class PodStream(trio.abc.Stream):
     """The bytes of one connection to a port of a pod.
 
-    A failure is a `trio.BrokenResourceError` whose cause is a `TransportError` with the sentence for a user.
+    A failure is a `trio.BrokenResourceError` whose cause is a `TransportError` with the message for the user.
     """
 
     def __init__(self, websocket: WebSocket, call: str, port: int) -> None:
@@ -49,7 +51,7 @@ class PodStream(trio.abc.Stream):
         self._rest = b""
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Send to the pod; waits while the pod does not read."""
+        """Send to the pod; wait while the pod does not read."""
         await trio.lowlevel.checkpoint()
         try:
             for piece in _pieces(memoryview(data)):
@@ -58,11 +60,11 @@ class PodStream(trio.abc.Stream):
             raise trio.BrokenResourceError from TransportError(f"{self._call}: {error}")
 
     async def wait_send_all_might_not_block(self) -> None:
-        """Return when the API server has read something."""
+        """Wait until more can be sent."""
         await self._websocket.wait_send_all_might_not_block()
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """Return what the pod has sent, or b"" at the end of its connection."""
+        """Return bytes from the pod, or b"" at the end of the connection."""
         if self._rest:
             await trio.lowlevel.checkpoint()
         try:
@@ -71,7 +73,7 @@ class PodStream(trio.abc.Stream):
         except trio.EndOfChannel:
             if len(self._announced) == 2:
                 return b""
-            error = PortForwardError(f"{self._call}: the kubelet closed before it began")
+            error = PortForwardError(f"{self._call}: the kubelet closed the connection before the first data")
             raise trio.BrokenResourceError from error
         except TransportError as error:
             raise trio.BrokenResourceError from error
@@ -82,21 +84,21 @@ class PodStream(trio.abc.Stream):
         return piece
 
     async def aclose(self) -> None:
-        """Close the connection on all its ways to the pod."""
+        """Close the connection to the pod."""
         await self._websocket.aclose()
 
     def _take(self, message: bytes | str) -> bytes:
         """Return the pod's bytes in a message.
 
         Raises:
-            TransportError: There are none, but an error, or something that no kubelet says.
+            TransportError: The message is an error of the kubelet, or violates the protocol.
         """
         channel, payload = (message[0], message[1:]) if message and isinstance(message, bytes) else (None, b"")
         if channel not in {_DATA, _ERROR}:
-            raise TransportError(f"{self._call}: the answer does not follow {PROTOCOL}")
+            raise TransportError(f"{self._call}: the response does not follow {PROTOCOL}")
         if channel not in self._announced:
             if payload != self._announcement:
-                raise TransportError(f"{self._call}: the answer is about another port")
+                raise TransportError(f"{self._call}: the response is for another port")
             self._announced.add(channel)
             return b""
         if channel == _ERROR and payload:
@@ -105,12 +107,12 @@ class PodStream(trio.abc.Stream):
 
 
 async def connect_to_pod(client: Client, pod: Key, port: int) -> PodStream:
-    """Open a connection to a port of a pod, which the caller closes.
+    """Open a connection to a port of a pod; the caller closes it.
 
-    It is open when the kubelet has agreed to dial; whether anything listens there is known with the first bytes.
+    Success means that the kubelet has agreed to dial; whether a process listens on the port shows with the first bytes.
 
     Raises:
-        ApiError: There is no such pod, it runs nowhere yet, these credentials may not, or the way there is broken.
+        ApiError: The pod does not exist or has no node yet, access is denied, or the connection failed.
     """
     request = build.connect(Pod.RESOURCE, pod, "portforward", ports=str(port))
     try:

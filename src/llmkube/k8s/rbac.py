@@ -1,10 +1,9 @@
-"""What a program may do is what its code says that it does: rights are declared beside the calls, and rendered here.
+"""Render RBAC manifests from the permissions that are declared next to the API calls.
 
-Each room that talks to the API server says so in a tuple of `Permission`s; a program is the sum of those of its
-rooms. The manifests that `kubectl apply` takes are made from that, so a Role has neither too little nor too much by
-accident, and the tests compare it with what the programs call.
+Each module that calls the API server declares its `Permission`s in a tuple; a program has those of its modules. So a
+Role grants exactly what the code needs; tests compare it with the calls that the programs make.
 
-Server-side apply is the verb `patch`, and `create` too where the object may not exist yet (Kubernetes, "Server-Side
+Server-side apply requires the verb `patch`, and `create` where the object may not exist yet (Kubernetes, "Server-Side
 Apply": "requires both").
 """
 
@@ -16,16 +15,16 @@ import attrs
 from llmkube.k8s.resource import Object, Resource
 
 PermissionScope = Literal["served", "system"]
-"""`served`: the namespaces whose services are looked after; `system`: the one in which the programs themselves live."""
+"""`served`: the namespaces whose services are managed; `system`: the namespace of the programs themselves."""
 
 LIST_AND_WATCH: Final = frozenset({"list", "watch"})
-"""What `run_reflector` does."""
+"""The verbs of `run_reflector`."""
 
 APPLY: Final = frozenset({"create", "patch"})
-"""What an apply does that may make the object; on a subresource, which is never made, it is `patch` alone."""
+"""The verbs of an apply that may create the object; a subresource is never created and needs only `patch`."""
 
 ALL_NAMES: Final = "*"
-"""Stands for every object of the namespaces that are served."""
+"""Every object of the served namespaces."""
 
 _RBAC: Final = "rbac.authorization.k8s.io"
 _PART_OF: Final = {"app.kubernetes.io/part-of": "llmkube"}
@@ -33,15 +32,15 @@ _PART_OF: Final = {"app.kubernetes.io/part-of": "llmkube"}
 
 @attrs.frozen
 class Permission:
-    """Verbs that some code uses on a kind; of a cluster-scoped kind in `system`, on the system namespace itself.
+    """Verbs that the code uses on a kind; for a cluster-scoped kind in `system`, on the system namespace itself.
 
     Attributes:
-        kind: Of the objects.
-        verbs: What is done.
-        place: Where.
-        subresource: Of the objects; empty for the objects themselves.
-        names: The only objects; empty for all of the place.
-        opt_in: An administrator has to name the objects, or the program does without.
+        kind: The kind of the objects.
+        verbs: The API verbs.
+        place: The namespaces.
+        subresource: Empty for the objects themselves.
+        names: The only objects; empty for all objects in `place`.
+        opt_in: Granted only for objects that an administrator names; the program works without it.
     """
 
     kind: type[Object]
@@ -58,20 +57,20 @@ class Permission:
 
     @property
     def plural(self) -> str:
-        """The resource as rules name it: `models`, `models/status`."""
+        """The resource as in RBAC rules: `models`, `models/status`."""
         return f"{self.resource.plural}/{self.subresource}" if self.subresource else self.resource.plural
 
 
 @attrs.frozen
 class Program:
-    """One program with everything that its rooms need; its name is that of its ServiceAccount and of its roles."""
+    """One program with all its permissions; its ServiceAccount and roles have its name."""
 
     name: str
     needs: tuple[Permission, ...]
     annotations: Mapping[str, str] = {}
 
     def grant(self, names: Collection[str]) -> "Program":
-        """Return the program with what an administrator grants of its opt-in needs: objects by name, or `ALL_NAMES`."""
+        """Return the program with its opt-in permissions granted for the named objects, or for `ALL_NAMES`."""
         chosen = frozenset() if ALL_NAMES in names else frozenset(names)
         fixed = tuple(need for need in self.needs if not need.opt_in)
         opted_in = tuple(attrs.evolve(need, names=chosen, opt_in=False) for need in self.needs if need.opt_in and names)
@@ -79,15 +78,15 @@ class Program:
 
 
 def rbac_manifests(program: Program, *, system_namespace: str, namespace: str | None = None) -> list[dict[str, Any]]:
-    """Return the objects that let a program do its work, in the order in which they can be applied.
+    """Return the manifests that grant a program its permissions, in the order in which they can be applied.
 
-    What an administrator has to opt into is not granted (`Program.grant`).
+    Opt-in permissions are not granted (see `Program.grant`).
 
     Args:
-        program: What it needs.
-        system_namespace: Where its ServiceAccount and the Leases live; it is part of the result.
-        namespace: The only namespace that it looks after, or None for all of them. A program of one namespace gets no
-            right on anything cluster-wide.
+        program: The program and its permissions.
+        system_namespace: The namespace of its ServiceAccount and of the Leases; it is part of the result.
+        namespace: The only namespace that it serves, or None for all. A program of one namespace gets no cluster-wide
+            permissions.
     """
     subject = {"kind": "ServiceAccount", "name": program.name, "namespace": system_namespace}
     needs = [need for need in program.needs if not need.opt_in]
@@ -132,7 +131,7 @@ def _rules(needs: Iterable[Permission]) -> list[dict[str, Any]]:
 
 
 def _named_rules(needs: Iterable[Permission], name: str) -> list[dict[str, Any]]:
-    """Return rules about one object by its name; `create` knows no names, so it stands alone."""
+    """Return rules for one object by name; `create` gets its own rule, since RBAC cannot restrict it by name."""
     rules = []
     for rule in _rules(needs):
         by_name = [verb for verb in rule["verbs"] if verb != "create"]

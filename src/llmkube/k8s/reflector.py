@@ -1,17 +1,21 @@
-"""Keep a local copy of a collection true, whatever the server and the network do to the watch.
+"""Keep a local copy of a collection up to date, whatever the server and the network do to the watch.
 
-The copy errs on the side of keeping: an outage, a failed or partial list, an old answer or a page of HTML never remove
-anything. What removes an object is a DELETED event, or a whole list without it; and a list that loses more than half of
-what is known (an empty one, in particular), or that is older than what has been seen, is believed only when a second
-quorum read says so too. And then it is read again a few times: a watch never mentions what exists and does not change,
-so an object missing from two lists by mistake would be lost. With `cautious`, the same applies to deletions
-that a watch sends one soon after the other: once they take more than half, a list ten seconds later decides. A single
-one is believed at once.
+Deletions:
 
-How stale the copy can get: a dead connection is noticed after `watch.READ_IDLE_SECONDS`. The next attempt is a list
-when `RESUMES_BEFORE_LIST` in a row have failed, or have ended without one event or bookmark; and at once when a watch
-was silent for all of those seconds from its beginning. An open watch is no proof that the server knows our place: after
-a restore of etcd, kube-apiserver accepts a resourceVersion from its future and never says a word.
+* Only a DELETED event, or a complete list without the object, removes it. An outage, a failed or partial list, an old
+  response or a page of HTML never does.
+* A list without more than half of the known objects (an empty one, in particular), or older than what has been seen, is
+  accepted only when a second quorum read confirms it. Then the collection is listed a few more times: a watch never
+  mentions objects that exist and do not change, so one that two lists missed by mistake would be lost.
+* With `cautious`, the same applies to deletions that a watch sends within a short time: once they remove more than
+  half, a list ten seconds later decides. A single deletion is accepted at once.
+
+Staleness:
+
+* A dead connection is detected after `watch.READ_IDLE_SECONDS`.
+* After `RESUMES_BEFORE_LIST` consecutive watches that failed, or ended without an event or bookmark, the next attempt
+  is a list; immediately when a watch was silent from its start. An open watch does not prove that the server knows our
+  resourceVersion: after a restore of etcd, kube-apiserver accepts one from the future and sends nothing.
 """
 
 import random
@@ -33,25 +37,25 @@ from llmkube.k8s.wire.names import is_object_name
 T = TypeVar("T", bound=Object)
 
 LIST_SECONDS: Final = 60.0
-"""kube-apiserver itself gives up on a request after 60 s."""
+"""The timeout of kube-apiserver itself."""
 
 STABLE_SECONDS: Final = 10.0
-"""A watch that lived this long was a success: back-off starts afresh."""
+"""The age at which a watch is a success, which resets the back-off."""
 
 CONFIRM_SECONDS: Final = 10.0
-"""Before a doubtful list is believed: long enough for a server that is just starting to have found its data."""
+"""The wait before a suspect list is confirmed: long enough for a starting server to load its data."""
 
 DELETION_GAP_SECONDS: Final = 5.0
-"""Deletions with no longer pause between them are one loss; `kubectl delete --all` sends 50 a second."""
+"""Deletions within this time of each other are one loss; `kubectl delete --all` sends 50 a second."""
 
 RECHECK_SECONDS: Final = (15, 30, 60, 60, 120)
-"""After a doubtful list has been believed more of them follow, each so long after the one before."""
+"""The intervals of further lists after a suspect one has been accepted."""
 
 RESUMES_BEFORE_LIST: Final = 3
-"""A restored etcd answers 504 or nothing, never 410, to a version from its future: resuming alone would never end."""
+"""With a restored etcd, a future version gets a 504 or silence, never 410: resuming alone would never recover."""
 
 WATCH_SECONDS: Final = (240, 300)
-"""Each watch's length is drawn from this range, so that a fleet does not reconnect in step."""
+"""The range of a watch's random duration, so that a fleet does not reconnect in step."""
 
 RECONNECT: Final = Backoff(base_seconds=0.8, cap_seconds=30.0, factor=2.0, jitter=0.5)
 
@@ -59,14 +63,14 @@ _log = structlog.get_logger()
 
 
 class Cache(Generic[T]):
-    """The last known state of a collection, read without waiting; only its reflector writes to it.
+    """The last known state of a collection, readable without waiting; only its reflector writes to it.
 
     Attributes:
-        synced: Set once the first whole list is in.
-        answered: Set once the API server has answered a list, be it with a refusal.
-        refusal: Why the last list failed; empty since one has come.
-        unconfirmed: What a watch says was deleted, and a list has still to confirm; until then it counts as existing.
-        confirm_at: When that list is due, in seconds of Trio's clock.
+        synced: Set after the first complete list.
+        answered: Set after the first response to a list, even a refusal.
+        refusal: The error of the last list; empty after a success.
+        unconfirmed: Objects that a watch reported as deleted; they remain in the cache until a list confirms it.
+        confirm_at: The time of that list, in seconds of Trio's clock.
     """
 
     def __init__(self) -> None:
@@ -75,7 +79,7 @@ class Cache(Generic[T]):
         self.refusal = ""
         self.unconfirmed: set[Key] = set()
         self.confirm_at = 0.0
-        self._before_loss: frozenset[Key] = frozenset()  # what there was before the deletions that go on now
+        self._before_loss: frozenset[Key] = frozenset()  # the objects before the current run of deletions
         self._loss_ends_at = 0.0
         self._position = ""
         self._versions: dict[Key, str] = {}  # every object that exists, readable or not
@@ -83,16 +87,16 @@ class Cache(Generic[T]):
         self._decode_errors: dict[Key, DecodeError] = {}
 
     def expect(self, keys: Iterable[Key]) -> None:
-        """Before the first list: these objects existed at the last look; a list without them is doubtful."""
+        """Before the first list, add objects that existed earlier; a list without them is suspect."""
         self._versions |= dict.fromkeys(keys, "")
 
     @property
     def position(self) -> str:
-        """The resourceVersion up to which the server's changes are in; empty before the first list."""
+        """The resourceVersion up to which changes are applied; empty before the first list."""
         return self._position
 
     def get(self, key: Key) -> T | None:
-        """Return the object as last seen, or None when there is none as far as we know."""
+        """Return the object as last seen, or None if no such object is known."""
         return self._objects.get(key)
 
     def items(self) -> tuple[tuple[Key, T], ...]:
@@ -104,7 +108,7 @@ class Cache(Generic[T]):
         return tuple(self._objects.values())
 
     def decode_error(self, key: Key) -> DecodeError | None:
-        """Say why an object's newest state could not be read; `get` still returns the last readable one."""
+        """Return the error if an object's newest state is unreadable; `get` still returns the last readable one."""
         return self._decode_errors.get(key)
 
     def __len__(self) -> int:
@@ -114,7 +118,7 @@ class Cache(Generic[T]):
         return key in self._objects
 
     def apply(self, event: WatchEvent[T]) -> bool:
-        """Take in one event; True when it changed an object, False for bookmarks and for what is known."""
+        """Apply one event; return False for bookmarks and for known states."""
         before, self._position = self._position, newer_position(self._position, event.resource_version)
         if event.type == "BOOKMARK":
             return False
@@ -126,16 +130,16 @@ class Cache(Generic[T]):
         return self._store(event.kind, key, event.raw, lambda: event.object)
 
     def is_suspect(self, listing: Listing[T]) -> bool:
-        """Say whether a list contradicts what is known so much that a second read must confirm it."""
+        """Return whether a list contradicts the known state so strongly that a second read must confirm it."""
         lost = self._versions.keys() - {Key.of(raw) for raw in listing.raw}
         return len(lost) * 2 > len(self._versions) or is_older(listing.resource_version, self._position)
 
     def must_confirm(self, event: WatchEvent[T], buffered: Callable[[], Iterable[WatchEvent[T]]], now: float) -> bool:
-        """Say whether a deletion must be confirmed first, as it and those around it take more than half; note it if so.
+        """Return whether a deletion must be confirmed, because it and others near it remove more than half; record it.
 
         Args:
             event: A DELETED event, not applied yet.
-            buffered: Returns the events that have come with it.
+            buffered: Returns the events that were received with it.
             now: Seconds of Trio's clock.
         """
         key = event.key
@@ -154,10 +158,8 @@ class Cache(Generic[T]):
         return True
 
     def replace(self, listing: Listing[T]) -> list[Key]:
-        """Take in a whole list; return the keys whose state changed, those of vanished objects first."""
-        if is_older(
-            listing.resource_version, self._position
-        ):  # the server's history was set back: versions mean nothing
+        """Apply a complete list; return the keys whose state changed, those of removed objects first."""
+        if is_older(listing.resource_version, self._position):  # the server was restored: known versions are void
             self._versions = dict.fromkeys(self._versions, "")
         self._position = listing.resource_version
         self.unconfirmed.clear()
@@ -169,7 +171,7 @@ class Cache(Generic[T]):
         return gone + [key for key, raw in present.items() if self._store(kind, key, raw, partial(_read, kind, raw))]
 
     def record_list_error(self, error: ApiError) -> None:
-        """Note that a list has failed; what is known stays."""
+        """Record that a list has failed; the known objects remain."""
         self.refusal = str(error)
         if error.code:
             self.answered.set()
@@ -191,19 +193,19 @@ class Cache(Generic[T]):
             self._objects[key] = read()
             self._decode_errors.pop(key, None)
         except DecodeError as error:
-            _log.warning("cannot read object", kind=kind.RESOURCE.kind, key=str(key), error=str(error))
+            _log.warning("object not readable", kind=kind.RESOURCE.kind, key=str(key), error=str(error))
             self._decode_errors[key] = error
         return True
 
 
 def _check_names(key: Key) -> None:
-    """Take no object whose name a real API server would refuse: hosts name files and folders after objects.
+    """Reject names that a real API server would refuse: hosts name files and folders after objects.
 
     Raises:
-        DecodeError: The name or the namespace is no DNS-1123 subdomain.
+        DecodeError: The name or the namespace is not a DNS-1123 subdomain.
     """
     for field, name in (("metadata.name", key.name), ("metadata.namespace", key.namespace)):
-        if name and not is_object_name(name):  # what is of the cluster has no namespace; the client took the name
+        if name and not is_object_name(name):  # the client has checked that there is a name
             raise DecodeError(f"expected a DNS-1123 subdomain, got {name!r}", field=field)
 
 
@@ -220,20 +222,20 @@ async def run_reflector(
     rng: random.Random,
     backoff: Backoff = RECONNECT,
 ) -> Never:
-    """Fill `cache` and keep it true until cancelled; no failure of the API server ends this, but one of `fatal`.
+    """List and watch a kind into `cache` until cancelled; retry after every failure of the API server except `fatal`.
 
     Args:
-        client: Where to list and watch.
-        kind: What to watch.
-        cache: Written here and nowhere else; wait for `cache.synced` before believing an absence.
-        notify: Called with the key of every object that changed, vanished, or is `unconfirmed`, after the cache was
-            updated. It must not block; what it raises is a bug and travels up.
-        namespace: None watches all.
-        label_selector: As kubectl takes it.
-        cautious: Whether deletions that take more than half within seconds wait for a list to confirm them.
+        client: The API server.
+        kind: The kind to watch.
+        cache: Written only here; wait for `cache.synced` before relying on an absence.
+        notify: Called with the key of every object that changed, disappeared or is `unconfirmed`, after the cache was
+            updated. It must not block; an exception from it is a bug and propagates.
+        namespace: None watches all namespaces.
+        label_selector: In kubectl's syntax.
+        cautious: Whether deletions of more than half within seconds wait for a list to confirm them.
         fatal: HTTP statuses that are raised, for a collection that the program can do without.
-        rng: Spreads watch lengths and back-off.
-        backoff: Delays after failures in a row.
+        rng: Jitter for the watch durations and the back-off.
+        backoff: The delays after consecutive failures.
 
     Raises:
         ApiError: One of `fatal`.
@@ -242,8 +244,8 @@ async def run_reflector(
     read = partial(_list, client, kind, where)
     must_list = True
     failures = 0
-    empty_runs = 0  # watches in a row that ended without having said anything
-    rechecks: tuple[int, ...] = ()  # when lists are still to come because a doubtful one was believed
+    empty_runs = 0  # consecutive watches that ended without any event
+    rechecks: tuple[int, ...] = ()  # remaining intervals of further lists after a suspect one was accepted
     while True:
         stable = False
         problem: ApiError | None = None
@@ -276,7 +278,7 @@ async def run_reflector(
         _log.warning(
             "watch interrupted",
             kind=kind.RESOURCE.kind,
-            error=str(problem or "the server ended it at once"),
+            error=str(problem or "the server ended it immediately"),
             failures=failures,
             retry_seconds=round(delay_seconds, 1),
         )
@@ -284,7 +286,7 @@ async def run_reflector(
 
 
 def _must_relist(problem: ApiError | None, empty_runs: int) -> bool:
-    """Say whether a watch ended in a way that the next one from the same place would only repeat."""
+    """Return whether resuming from the same resourceVersion would only repeat the failure."""
     return isinstance(problem, GoneError | WatchDataError) or (isinstance(problem, WatchSilentError) and empty_runs > 0)
 
 
@@ -297,12 +299,12 @@ async def _list(client: Client, kind: type[T], where: Mapping[str, Any]) -> List
 async def _refresh(
     kind: type[T], read: Callable[[], Awaitable[Listing[T]]], cache: Cache[T], notify: Callable[[Key], None]
 ) -> bool:
-    """List into the cache; a doubtful list is read once more, and the second answer counts.
+    """List into the cache; a suspect list is read once more, and the second result applies.
 
-    Where a watch has sent what is doubtful, the list is the second answer.
+    If a watch has sent suspect deletions, the first list is their confirmation.
 
     Returns:
-        Whether what was believed is doubtful still; so is a first list that is empty, which delays nothing.
+        Whether the accepted list is still suspect; so is an empty first list, which is applied without delay.
     """
     unconfirmed = frozenset(cache.unconfirmed)
     if unconfirmed:
@@ -310,7 +312,7 @@ async def _refresh(
     listing = await read()
     if not unconfirmed and cache.is_suspect(listing):
         _log.warning(
-            "list lacks most objects; listing again",
+            "list rejected: most objects are missing; listing again",
             kind=kind.RESOURCE.kind,
             listed=len(listing.raw),
             known=len(cache),
@@ -324,20 +326,20 @@ async def _refresh(
     cache.synced.set()
     if unconfirmed:
         gone = sum(key not in cache for key in unconfirmed)
-        _log.info("list has confirmed deletions", kind=kind.RESOURCE.kind, gone=gone, reported=len(unconfirmed))
+        _log.info("deletions checked by a list", kind=kind.RESOURCE.kind, gone=gone, reported=len(unconfirmed))
     for key in changed:
         notify(key)
     return suspect
 
 
 async def _apply_events(watch: Watch[T], cache: Cache[T], notify: Callable[[Key], None], *, cautious: bool) -> None:
-    """Take in events until the server ends the watch in good order, or a loss is due to be confirmed."""
+    """Apply events until the server ends the watch, or suspect deletions are due to be confirmed."""
     with trio.CancelScope() as confirm_scope:
         while (event := await watch.next_event()) is not None:
             if cautious and event.type == "DELETED" and cache.must_confirm(event, watch.buffered, trio.current_time()):
                 if confirm_scope.deadline > cache.confirm_at:
                     _log.warning(
-                        "most objects were deleted at once: a list will confirm it",
+                        "deletions deferred: most objects were deleted at once; a list must confirm them",
                         kind=watch.kind.RESOURCE.kind,
                         known=len(cache),
                         seconds=CONFIRM_SECONDS,
@@ -353,19 +355,19 @@ def _read(kind: type[T], raw: Mapping[str, Any]) -> T:
 
 
 def is_mass_deletion(lost: int, before: int) -> bool:
-    """Say whether deletions take more than half of what there was; a single deletion is never doubted."""
+    """Return whether deletions remove more than half of the objects; a single deletion is never suspect."""
     return lost > 1 and 2 * lost > before
 
 
 def is_older(version: str, than: str) -> bool:
     """Compare resourceVersions; False when either is not a number.
 
-    They are etcd revisions in every server that kube-apiserver's storage conformance covers (KEP-5504 makes this a
-    promise); anything else is compared for equality only.
+    They are etcd revisions in every server that passes kube-apiserver's storage conformance tests (KEP-5504 guarantees
+    it); other versions are compared only for equality.
     """
     return version.isdecimal() and than.isdecimal() and int(version) < int(than)
 
 
 def newer_position(known: str, version: str) -> str:
-    """Return the position after an event: never backwards, whatever a confused server sends."""
+    """Return the position after an event; it never moves backwards, whatever the server sends."""
     return known if not version or is_older(version, known) else version

@@ -1,6 +1,6 @@
-"""What to ask an API server, as values: a request is pure, sending it is `k8s.client`'s business.
+"""Requests to an API server, as values; `k8s.client` sends them.
 
-Wire facts are those of the Kubernetes API reference ("API Concepts": verbs, paging, watch, patch media types).
+Facts: the Kubernetes API reference ("API Concepts": verbs, paging, watch, patch media types).
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ JSON = "application/json"
 
 @attrs.frozen
 class ApiRequest:
-    """One request: everything but the server's address and our credentials."""
+    """One request, without the server's address and our credentials."""
 
     method: str
     path: str
@@ -35,14 +35,14 @@ class ApiRequest:
 def make_request(
     method: str, path: str, *, params: Mapping[str, str] | None = None, body: Any = None, content_type: str = JSON
 ) -> ApiRequest:
-    """Return a request; parameters that are empty are not sent, and `body` is JSON data or None."""
+    """Return a request; empty parameters are omitted, and `body` is JSON data or None."""
     content = b"" if body is None else json_text.dumps(body)
     given = tuple((name, value) for name, value in (params or {}).items() if value)
     return ApiRequest(method, path, given, content, content_type if content else "")
 
 
 def connect(resource: Resource, key: Key, subresource: str, **params: str) -> ApiRequest:
-    """Reach into an object, as `log` and `portforward` do into a pod; the latter wishes for another protocol."""
+    """Return a request to a subresource that is read or upgraded, such as `log` and `portforward` of a pod."""
     return make_request("GET", object_path(resource, key, subresource), params=params)
 
 
@@ -50,7 +50,7 @@ def object_path(resource: Resource, key: Key, subresource: str = "") -> str:
     """Return the path of one object, or of a part of it.
 
     Raises:
-        ValueError: The key has no name: the path without a name is the collection's, and a DELETE there would empty it.
+        ValueError: The key has no name: the path would be the collection's, and a DELETE would empty it.
     """
     if not key.name:
         raise ValueError(f"{resource.kind}: an object needs a name")

@@ -1,4 +1,4 @@
-"""Where a kind lives in the API, and what identifies an object."""
+"""Kinds in the API (`Resource`) and the identity of objects (`Key`)."""
 
 import functools
 import urllib.parse
@@ -13,7 +13,7 @@ from llmkube.k8s.fields import Wired
 
 @attrs.frozen
 class Resource:
-    """A kind's coordinates: enough to build its URLs and to describe it in discovery."""
+    """The coordinates of a kind, from which its URLs and its discovery entry are built."""
 
     group: str  # "" is the core group
     version: str
@@ -26,17 +26,17 @@ class Resource:
 
     @property
     def singular(self) -> str:
-        """The kind in lower case, as `kubectl get model NAME` says it."""
+        """The kind in lower case, as in `kubectl get model NAME`."""
         return self.kind.lower()
 
     @property
     def list_kind(self) -> str:
-        """The kind of a collection's answer."""
+        """The kind of a list response."""
         return f"{self.kind}List"
 
     @property
     def api_version(self) -> str:
-        """The group and version as objects carry them: `v1`, `apps/v1`."""
+        """The group and version as in objects: `v1`, `apps/v1`."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     @property
@@ -45,19 +45,19 @@ class Resource:
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
     def path(self, namespace: str | None = None, name: str = "", subresource: str = "") -> str:
-        """The URL path of a collection, an object or a subresource.
+        """Return the URL path of a collection, an object or a subresource.
 
         Args:
             namespace: Empty or None means all namespaces, or a cluster-scoped object.
             name: Empty means the collection.
-            subresource: Such as `status`; needs a name.
+            subresource: Such as `status`; requires a name.
 
         Raises:
-            ValueError: The parts do not name anything: an object of a namespaced kind without a namespace, a namespace
+            ValueError: The parts are inconsistent: an object of a namespaced kind without a namespace, a namespace
                 for a cluster-scoped kind, a subresource without an object.
         """
         if namespace and not self.namespaced:
-            raise ValueError(f"{self.kind} is cluster-scoped, yet namespace {namespace!r} was given")
+            raise ValueError(f"{self.kind} is cluster-scoped, but namespace {namespace!r} was given")
         if name and self.namespaced and not namespace:
             raise ValueError(f"{self.kind} {name!r} needs a namespace")
         if subresource and not name:
@@ -86,7 +86,7 @@ class Key:
 
     @classmethod
     def of(cls, obj: "Object | Mapping[str, Any]") -> Self:
-        """The key of a typed object or of a JSON one."""
+        """Return the key of a typed object or of a JSON one."""
         if isinstance(obj, Mapping):
             metadata = obj.get("metadata") or {}
             return cls(metadata.get("namespace") or "", metadata.get("name") or "")
@@ -94,7 +94,7 @@ class Key:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read `namespace/name` or `name`.
+        """Parse `namespace/name` or `name`.
 
         Raises:
             ValueError: The text has an empty part or more than one slash.
@@ -107,7 +107,7 @@ class Key:
 
 @attrs.frozen(kw_only=True)
 class Object(Wired):
-    """Any typed kind: an attrs class that knows its coordinates and its name."""
+    """The base of all typed kinds: an attrs class with its coordinates and its metadata."""
 
     RESOURCE: ClassVar[Resource]
 
@@ -120,27 +120,24 @@ class Object(Wired):
 
 
 def controller_reference(owner: Object) -> dict[str, Any]:
-    """Return the reference of what `owner` controls, as a manifest has it.
-
-    `blockOwnerDeletion` stays false: to set it takes a right on the owner's finalizers that no program here has.
-    """
+    """Return the ownerReference to `owner` for the manifests of objects that it controls."""
     return {
         "apiVersion": owner.RESOURCE.api_version,
         "kind": owner.RESOURCE.kind,
         "name": owner.key.name,
         "uid": owner.metadata.uid,
         "controller": True,
-        "blockOwnerDeletion": False,
+        "blockOwnerDeletion": False,  # true requires a permission on the owner's finalizers, which no program here has
     }
 
 
 def is_controlled_by(owned: Object, uid: str) -> bool:
-    """Whether the owner of that uid is the one that manages the object."""
+    """Return whether the controlling owner of the object has this uid."""
     return any(owner.controller and owner.uid == uid for owner in owned.metadata.owner_references)
 
 
 def controller_key(owned: Object, kind: str) -> Key | None:
-    """Return the owner of this kind that manages the object; None when there is none."""
+    """Return the key of the controlling owner of this kind; None when there is none."""
     for owner in owned.metadata.owner_references:
         if owner.controller and owner.kind == kind:
             return Key(owned.metadata.namespace, owner.name)

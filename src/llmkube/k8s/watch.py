@@ -1,8 +1,8 @@
-"""A watch is a stream of lines that may stop, lie or fall silent; each of these has one outcome here.
+"""Read the events of one watch; each way in which the stream can fail has one outcome.
 
-| what happens                                        | what `Watch.next_event` does               |
+| stream                                              | `Watch.next_event`                         |
 |-----------------------------------------------------|--------------------------------------------|
-| the server ends the answer                          | None; the tail of a partial line is dropped |
+| the server ends the response                        | returns None; a partial line is dropped    |
 | an ERROR event                                      | raises the error that its `Status` names   |
 | a reset                                             | raises `TransportError`: resume            |
 | nothing at all for `READ_IDLE_SECONDS`              | raises `WatchSilentError`: resume, once    |
@@ -25,7 +25,7 @@ from llmkube.k8s.resource import Key, Object
 T = TypeVar("T", bound=Object)
 
 Receive = Callable[[], Awaitable[bytes]]
-"""The next bytes of an answer's body, b"" at its clean end; TransportError when it breaks off."""
+"""Returns the next bytes of a response body, b"" at its end; TransportError when the connection breaks."""
 
 EventType = Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK"]
 
@@ -37,12 +37,12 @@ MAX_LINE_BYTES: Final = 16 * 1024 * 1024
 
 
 SHARED_EVENTS: Final = 16
-"""Agent and controller in one process watch the same objects, and get a change at nearly the same time."""
+"""Parsed lines that are cached: agent and controller in one process get the same change at nearly the same time."""
 
 
 @attrs.frozen
 class WatchEvent(Generic[T]):
-    """One change; the object is decoded when it is looked at, so events that no caller reads cost little."""
+    """One change; the object is decoded on access, so that events whose object is not read cost little."""
 
     kind: type[T]
     type: EventType  # below `kind`: from here on, `type` means this field
@@ -51,17 +51,17 @@ class WatchEvent(Generic[T]):
 
     @property
     def key(self) -> Key:
-        """Whose change it is; meaningless for a BOOKMARK."""
+        """The key of the changed object; meaningless for a BOOKMARK."""
         return Key.of(self.raw)
 
     @property
     def resource_version(self) -> str:
-        """Where to resume after this event."""
+        """The resourceVersion to resume from after this event."""
         return resource_version_of(self.raw)
 
     @property
     def object(self) -> T:
-        """The object after the change, or as it was last when it was deleted, without its managedFields.
+        """The object after the change, or its last state before the deletion, without managedFields.
 
         Raises:
             DecodeError: It is malformed.
@@ -73,9 +73,9 @@ class Watch(Generic[T]):
     """The events of one open watch, in order; made by `Client.open_watch`.
 
     Attributes:
-        kind: What is watched.
-        received_any: Whether any event has arrived. Only an event proves that the server knows the resourceVersion
-            we resumed from: one from the future of a restored etcd is answered 200, and then with silence.
+        kind: The watched kind.
+        received_any: Whether any event has arrived. Only an event proves that the server knows the resourceVersion that
+            we resumed from: for a future one, after a restore of etcd, it answers 200 and then sends nothing.
     """
 
     def __init__(
@@ -97,14 +97,14 @@ class Watch(Generic[T]):
         self.received_any = False
 
     async def next_event(self) -> WatchEvent[T] | None:
-        """Return the next change, or None when the server ended the watch in good order.
+        """Return the next change, or None when the server ends the watch.
 
         Raises:
-            GoneError: The place to resume from is forgotten; list again.
-            WatchDataError: The answer is not a watch; list again.
-            WatchSilentError: Not even a bookmark came; resume, unless nothing ever did (`received_any`).
+            GoneError: The resourceVersion to resume from is too old; list again.
+            WatchDataError: The response is not a watch; list again.
+            WatchSilentError: Not even a bookmark was received; resume, unless nothing ever was (`received_any`).
             TransportError: The connection broke; resume.
-            ApiError: Whatever else an ERROR event says.
+            ApiError: Another ERROR event.
         """
         await trio.lowlevel.checkpoint()  # a burst of buffered events must not starve the other tasks
         while not self._lines:
@@ -117,7 +117,7 @@ class Watch(Generic[T]):
         return event
 
     def buffered(self) -> list[WatchEvent[T]]:
-        """The events that have come already and are still to be taken, up to one that cannot be read."""
+        """Return the received events that `next_event` has not returned yet, up to the first unreadable one."""
         events: list[WatchEvent[T]] = []
         for line in self._lines:
             try:
@@ -130,7 +130,7 @@ class Watch(Generic[T]):
         with trio.move_on_after(self._read_idle_seconds):
             return await self._receive()
         raise WatchSilentError(
-            f"watch of {self.kind.RESOURCE.plural}: not even a bookmark came for {self._read_idle_seconds:g} s"
+            f"watch of {self.kind.RESOURCE.plural}: not even a bookmark was received for {self._read_idle_seconds:g} s"
         )
 
     def _split(self, chunk: bytes) -> None:
@@ -146,7 +146,7 @@ class Watch(Generic[T]):
 
 
 def parse_event(kind: type[T], line: bytes, decoder: VersionDecoder) -> WatchEvent[T]:
-    """Read one line of a watch; raises what `Watch.next_event` documents."""
+    """Parse one line of a watch; raises the errors of `Watch.next_event`."""
     resource = kind.RESOURCE
     try:
         event = _read_line(line)
@@ -173,6 +173,6 @@ def _read_line(line: bytes) -> Any:
 
 
 def has_name(obj: Any) -> bool:
-    """Say whether JSON data is an object that `Key.of` can name."""
+    """Return whether JSON data is an object with a name, as `Key.of` requires."""
     metadata = obj.get("metadata") if isinstance(obj, Mapping) else None
     return isinstance(metadata, Mapping) and isinstance(metadata.get("name"), str) and metadata["name"] != ""

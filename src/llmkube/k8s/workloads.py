@@ -1,4 +1,4 @@
-"""The kinds that run things, built in or brought by others, typed where the controller reads them."""
+"""Workload kinds, built in or from other projects; only the fields that the controller reads are typed."""
 
 from typing import ClassVar, Final
 
@@ -14,7 +14,7 @@ from llmkube.k8s.resource import Object, Resource
 
 @attrs.frozen(kw_only=True)
 class ContainerWaiting(Wired):
-    """Why a container does not run yet: `ImagePullBackOff`, `CrashLoopBackOff`, `ContainerCreating`."""
+    """The state of a waiting container: `ImagePullBackOff`, `CrashLoopBackOff`, `ContainerCreating`."""
 
     reason: str = ""
     message: str = ""
@@ -22,14 +22,14 @@ class ContainerWaiting(Wired):
 
 @attrs.frozen(kw_only=True)
 class ContainerRunning(Wired):
-    """A container runs."""
+    """The state of a running container."""
 
     started_at: str | None = None
 
 
 @attrs.frozen(kw_only=True)
 class ContainerTerminated(Wired):
-    """How a container ended; the message is what it wrote to its termination log."""
+    """The state of a terminated container; the message is from its termination log."""
 
     exit_code: int = 0
     reason: str = ""
@@ -40,7 +40,7 @@ class ContainerTerminated(Wired):
 
 @attrs.frozen(kw_only=True)
 class ContainerState(Wired):
-    """One of the three; none of them means waiting, too."""
+    """The state of a container; with none of the three set, it is waiting."""
 
     waiting: ContainerWaiting | None = None
     running: ContainerRunning | None = None
@@ -49,7 +49,7 @@ class ContainerState(Wired):
 
 @attrs.frozen(kw_only=True)
 class ContainerStatus(Wired):
-    """What the kubelet says of one container."""
+    """The status of one container, from the kubelet."""
 
     name: str = field("", REQUIRED)
     ready: bool = False
@@ -60,20 +60,20 @@ class ContainerStatus(Wired):
 
 @attrs.frozen(kw_only=True)
 class PodStatus(Wired):
-    """Where a pod stands."""
+    """The status of a pod."""
 
     phase: str = ""
     reason: str = ""
     message: str = ""
     pod_ip: str = field("", "", name="podIP")
-    conditions: tuple[Condition, ...] = ()  # `PodScheduled` says whether it has a node
+    conditions: tuple[Condition, ...] = ()  # `PodScheduled`: whether it has a node
     init_container_statuses: tuple[ContainerStatus, ...] = ()
     container_statuses: tuple[ContainerStatus, ...] = ()
 
 
 @attrs.frozen(kw_only=True)
 class ContainerPort(Wired):
-    """One port of a container, by its name."""
+    """One named port of a container."""
 
     name: str = ""
     container_port: int = field("", REQUIRED)
@@ -89,7 +89,7 @@ class Container(Wired):
 
 @attrs.frozen(kw_only=True)
 class PodSpec(Wired):
-    """What a pod is made of."""
+    """The spec of a pod."""
 
     containers: tuple[Container, ...] = ()
 
@@ -106,18 +106,18 @@ class Pod(Object):
 
     @property
     def is_running(self) -> bool:
-        """Whether it runs, and is not on its way out."""
+        """Whether the pod runs and is not being deleted."""
         return self.status.phase == "Running" and not self.metadata.deletion_timestamp
 
 
 @attrs.frozen(kw_only=True)
 class PersistentVolumeClaim(Object):
-    """A wish for storage, and its volume once it is bound."""
+    """A request for storage, bound to a volume."""
 
     RESOURCE: ClassVar[Resource] = Resource(
         "", "v1", "PersistentVolumeClaim", "persistentvolumeclaims", short_names=("pvc",), subresources=("status",)
     )
-    status: Phase = Phase()  # whether it has its volume: `Pending`, `Bound` or `Lost`
+    status: Phase = Phase()  # `Pending`, `Bound` or `Lost`
 
 
 # -- apps/v1 and batch/v1 ---------------------------------------------------------------------------------------------
@@ -125,14 +125,14 @@ class PersistentVolumeClaim(Object):
 
 @attrs.frozen(kw_only=True)
 class DeploymentSpec(Wired):
-    """How many pods a Deployment keeps; everything else about them is only written, never read."""
+    """The replica count of a Deployment; the other fields are only written, never read."""
 
     replicas: int = 1
 
 
 @attrs.frozen(kw_only=True)
 class DeploymentStatus(Wired):
-    """How many pods there are; counts of an older generation say nothing about the newest spec."""
+    """The pod counts of a Deployment; those of an older generation are not about the newest spec."""
 
     observed_generation: int = 0
     replicas: int = 0
@@ -143,7 +143,7 @@ class DeploymentStatus(Wired):
 
 @attrs.frozen(kw_only=True)
 class Deployment(Object):
-    """Pods from one template, replaced step by step when it changes."""
+    """Pods from one template, replaced by a rollout when it changes."""
 
     RESOURCE: ClassVar[Resource] = Resource(
         "apps",
@@ -160,14 +160,14 @@ class Deployment(Object):
 
 @attrs.frozen(kw_only=True)
 class JobStatus(Wired):
-    """How a Job goes; the condition `Complete` or `Failed` is its end."""
+    """The status of a Job; it has finished with the condition `Complete` or `Failed`."""
 
     conditions: tuple[Condition, ...] = ()
 
 
 @attrs.frozen(kw_only=True)
 class Job(Object):
-    """Pods that run to their end."""
+    """Pods that run to completion."""
 
     RESOURCE: ClassVar[Resource] = Resource("batch", "v1", "Job", "jobs", subresources=("status",), categories=("all",))
     status: JobStatus = JobStatus()
@@ -178,7 +178,7 @@ class Job(Object):
 
 @attrs.frozen(kw_only=True)
 class HorizontalPodAutoscaler(Object):
-    """Chooses a Deployment's replica count by metrics."""
+    """An autoscaler that sets a Deployment's replica count by metrics."""
 
     RESOURCE: ClassVar[Resource] = Resource(
         "autoscaling",
@@ -193,7 +193,7 @@ class HorizontalPodAutoscaler(Object):
 
 @attrs.frozen(kw_only=True)
 class PodDisruptionBudget(Object):
-    """How many pods may be taken away on purpose at a time."""
+    """A limit on the pods that voluntary disruptions may remove at a time."""
 
     RESOURCE: ClassVar[Resource] = Resource(
         "policy",
@@ -207,7 +207,7 @@ class PodDisruptionBudget(Object):
 
 @attrs.frozen(kw_only=True)
 class NetworkPolicy(Object):
-    """Whom pods may talk to; a cluster's network has to enforce it."""
+    """Allowed connections of pods; enforced by the cluster's network plugin."""
 
     RESOURCE: ClassVar[Resource] = Resource(
         "networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies", short_names=("netpol",)
@@ -223,7 +223,7 @@ WORKLOADS: Final[tuple[Resource, ...]] = (
     NetworkPolicy.RESOURCE,
     PodDisruptionBudget.RESOURCE,
 )
-"""Those that every cluster has."""
+"""The kinds that every cluster has."""
 
 
 # -- monitoring.coreos.com/v1 -----------------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ WORKLOADS: Final[tuple[Resource, ...]] = (
 
 @attrs.frozen(kw_only=True)
 class PodMonitor(Object):
-    """Which pods a Prometheus operator scrapes; the kind is there where that operator is installed."""
+    """The pods that a Prometheus operator scrapes; exists only where that operator is installed."""
 
     RESOURCE: ClassVar[Resource] = Resource(
         "monitoring.coreos.com", "v1", "PodMonitor", "podmonitors", short_names=("pmon",)
@@ -243,7 +243,7 @@ class PodMonitor(Object):
 
 @attrs.frozen(kw_only=True)
 class ServiceLevelObjective(Object):
-    """A service level objective for Pyrra; the kind is there where Pyrra is installed."""
+    """A service level objective for Pyrra; exists only where Pyrra is installed."""
 
     RESOURCE: ClassVar[Resource] = Resource(
         "pyrra.dev", "v1alpha1", "ServiceLevelObjective", "servicelevelobjectives", short_names=("slo",)
@@ -252,21 +252,21 @@ class ServiceLevelObjective(Object):
 
 @attrs.frozen(kw_only=True)
 class RouteParent(Wired):
-    """What one Gateway says of a route."""
+    """The status of a route at one Gateway."""
 
     conditions: tuple[Condition, ...] = ()
 
 
 @attrs.frozen(kw_only=True)
 class HTTPRouteStatus(Wired):
-    """What the Gateways say of a route."""
+    """The status of a route at its Gateways."""
 
     parents: tuple[RouteParent, ...] = ()
 
 
 @attrs.frozen(kw_only=True)
 class HTTPRoute(Object):
-    """Leads requests of a Gateway to a Service; the kind is there where the Gateway API is installed."""
+    """A route from a Gateway to a Service; exists only where the Gateway API is installed."""
 
     RESOURCE: ClassVar[Resource] = Resource(
         "gateway.networking.k8s.io", "v1", "HTTPRoute", "httproutes", subresources=("status",)
@@ -276,22 +276,22 @@ class HTTPRoute(Object):
 
 @attrs.frozen(kw_only=True)
 class LeaderWorkerSetStatus(Wired):
-    """How many groups there are, in the words of a Deployment's; `replicas` counts groups, not pods."""
+    """The group counts, with the fields of a Deployment's status; `replicas` counts groups, not pods."""
 
-    observed_generation: int = 2**62  # older versions do not say: their counts are believed
+    observed_generation: int = 2**62  # absent in older versions, whose counts are always used
     replicas: int = 0
     updated_replicas: int = 0
     ready_replicas: int = 0
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
-        """None: its own `Progressing` is False once all is well, which of a Deployment would mean a standstill."""
+        """Empty: its `Progressing` is False once it is complete; for a Deployment that would mean a stalled rollout."""
         return ()
 
 
 @attrs.frozen(kw_only=True)
 class LeaderWorkerSet(Object):
-    """Groups of pods that serve one model together; the kind is there where it was installed (lws.sigs.k8s.io)."""
+    """Groups of pods that serve one model together; exists only where LWS is installed (lws.sigs.k8s.io)."""
 
     RESOURCE: ClassVar[Resource] = Resource(
         "leaderworkerset.x-k8s.io",
@@ -306,4 +306,4 @@ class LeaderWorkerSet(Object):
 
 
 Workload = Deployment | LeaderWorkerSet
-"""What makes the pods of a service."""
+"""The object that creates the pods of a service."""

@@ -1,4 +1,4 @@
-"""A queue of keys, not of events: a key is worked on by one task at a time, and once for any number of additions."""
+"""A queue of keys, not of events: one task at a time handles a key, once for any number of additions."""
 
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Iterable
@@ -15,19 +15,19 @@ K = TypeVar("K", bound=Hashable)
 RETRY = Backoff(base_seconds=0.5, cap_seconds=300.0, factor=2.0, jitter=0.2)
 
 MIN_DELAY_SECONDS: Final = 0.001
-"""A shorter wait is as long: added to a clock's large number it might come to nothing, and never be over."""
+"""The shortest delay: a smaller one, added to a large clock reading, could round to nothing and never elapse."""
 
 
 class WorkQueue(Generic[K]):
-    """Hold each key at most once; a key that is added while it is being worked on comes again afterwards.
+    """A queue that has each key at most once; a key that is added while it is being handled is queued again afterwards.
 
-    Delayed keys need no task of their own: of those who wait in `acquire` one wakes at the earliest time, and a new key
-    wakes one. The size is bounded by the number of different keys.
+    Delayed keys need no extra task: one of the tasks in `acquire` wakes at the earliest time, and each new key wakes
+    one. The size is bounded by the number of different keys.
 
     Args:
-        rng: Spreads the delays.
-        backoff: How long a key that has failed waits.
-        urgent: Which keys come before all others.
+        rng: Jitter for the delays.
+        backoff: The delays of a key that has failed.
+        urgent: Returns whether a key precedes all others.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class WorkQueue(Generic[K]):
         self._idle = trio.lowlevel.ParkingLot()
 
     def add_nowait(self, key: K) -> None:
-        """Ask for a key to be worked on as soon as a worker is free."""
+        """Queue a key for the next free worker."""
         if key in self._held:
             self._again.add(key)
         elif key not in (ready := self._urgent if self._is_urgent(key) else self._ready):
@@ -53,39 +53,39 @@ class WorkQueue(Generic[K]):
             self._idle.unpark()
 
     def add_all(self, keys: Iterable[K]) -> None:
-        """Ask for several keys."""
+        """Queue several keys."""
         for key in keys:
             self.add_nowait(key)
 
     def add_after(self, key: K, seconds: float) -> None:
-        """Ask for a key to be worked on in so many seconds; of several such wishes the earliest counts."""
+        """Queue a key after a delay; of several delays for one key, the earliest applies."""
         due = trio.current_time() + max(seconds, MIN_DELAY_SECONDS)
         if due < self._due.get(key, float("inf")):
             self._due[key] = due
             self._idle.unpark()
 
     def retry_nowait(self, key: K) -> float:
-        """Ask for a key again after a failure; return the delay, which grows with failures in a row."""
+        """Queue a key again after a failure; return the delay, which grows with consecutive failures."""
         self._failures[key] = self._failures.get(key, 0) + 1
         delay_seconds = self._backoff.delay(self._failures[key], self._rng)
         self.add_after(key, delay_seconds)
         return delay_seconds
 
     def is_failing(self, key: K) -> bool:
-        """Whether the last work on a key has failed."""
+        """Return whether a key has failed and not succeeded since."""
         return key in self._failures
 
     def forget(self, key: K) -> None:
-        """Forget a key's failures: it succeeded, or it is gone."""
+        """Reset a key's failures: it succeeded, or it is gone."""
         self._failures.pop(key, None)
 
     def __len__(self) -> int:
-        """The number of keys that wait for a worker now; delayed ones are not counted."""
+        """Return the number of keys that are ready for a worker; delayed keys are not included."""
         return len(self._urgent) + len(self._ready)
 
     @asynccontextmanager
     async def acquire(self) -> AsyncGenerator[K, None]:
-        """Wait for a key and hold it: no other worker gets it until the body ends, however it ends."""
+        """Wait for a key and hold it: no other worker gets it until the body exits."""
         key = await self._next()
         self._held.add(key)
         try:
@@ -112,7 +112,7 @@ class WorkQueue(Generic[K]):
                     await self._idle.park()
         finally:
             if self._due:
-                self._idle.unpark()  # the worker that leaves may have been the one that sleeps until the deadline
+                self._idle.unpark()  # this worker may have been the one that slept until the next deadline
 
 
 async def run_workers(
@@ -121,13 +121,13 @@ async def run_workers(
     *,
     workers: int,
 ) -> Never:
-    """Work on the queue's keys with so many tasks until cancelled.
+    """Handle the queue's keys with `workers` tasks until cancelled.
 
     Args:
-        queue: Where keys come from.
-        handle: Does the work of one key; returns the seconds after which to look at it again, or None. A ExternalError
-            brings the key back after a back-off of its own; any other error is a bug and ends everything.
-        workers: How many keys may be in work at a time.
+        queue: The keys.
+        handle: Handles one key; returns the seconds after which to handle it again, or None. After an ExternalError the
+            key is retried with back-off; any other error is a bug and propagates.
+        workers: The number of keys that may be handled at a time.
     """
 
     async def work(key: K) -> None:
@@ -144,7 +144,7 @@ async def run_workers(
 
 
 async def run_each(queue: WorkQueue[K], work: Callable[[K], Awaitable[None]], *, workers: int) -> Never:
-    """Work on the queue's keys with so many tasks until cancelled; `work` decides what a failure means."""
+    """Handle the queue's keys with `workers` tasks until cancelled; `work` handles its own failures."""
 
     async def run() -> Never:
         while True:

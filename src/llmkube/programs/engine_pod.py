@@ -1,4 +1,4 @@
-"""What runs beside an engine in its pod, from our image: `llmkube drain` and `llmkube key-proxy`."""
+"""Programs of our image in an engine's pod: `llmkube drain` and `llmkube key-proxy`."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -40,33 +40,33 @@ log = structlog.get_logger()
 PATH: Final = "/drained"
 
 MIN_DRAIN_SECONDS: Final = 10.0
-"""How long requests may still come to a pod that is going: kube-proxy follows within a second, others take longer."""
+"""Time in which a terminating pod may still get requests: kube-proxy reacts within a second, others take longer."""
 
 SAMPLE_SECONDS: Final = 1.0
 METRICS_TIMEOUT_SECONDS: Final = 2.0
-"""How long the engine may take to show its metrics; one that takes longer is busy."""
+"""Timeout of the engine's metrics; an engine that does not answer in time is busy."""
 
 _LIMITS: Final = Limits(
     max_connections=128, max_connections_per_peer=8, max_head_bytes=8192, max_body_bytes=0, drain_seconds=1.0
 )
-"""A hook keeps its connection until the engine may end: a pod that asks like one must not take the kubelet's place."""
+"""A hook holds its connection until the engine may stop: other pods must not take up the kubelet's connections."""
 
 EngineActivity = Literal["gone", "idle", "busy"]
-"""What a look at an engine finds: nothing listens there, it has no request, or it may have one."""
+"""State of an engine in one sample: nothing listens, it has no requests, or it may have some."""
 
 PortProbe = Callable[[int], "tuple[bool, int] | None"]
 
 
 @attrs.frozen
 class DrainTarget:
-    """The engine that has to end.
+    """The engine to drain.
 
     Attributes:
-        engine: The port where it listens.
-        clients: The port where its clients connect: the same, or that of what asks them for their keys.
-        metrics_url: Where its metrics are; empty when it has none.
-        busy_metrics: Those of its metrics that are all 0 while it has no request.
-        longest_seconds: After so long it may end, whatever it does.
+        engine: Port on which the engine listens.
+        clients: Port to which clients connect: the same one, or that of the key proxy.
+        metrics_url: URL of its metrics; empty if it has none.
+        busy_metrics: Metrics that are all 0 while it has no requests.
+        longest_seconds: Time after which the engine may stop in any state.
     """
 
     engine: int
@@ -77,9 +77,9 @@ class DrainTarget:
 
 
 def may_stop(samples: Sequence[EngineActivity], waited_seconds: float) -> bool:
-    """Whether an engine may end after these looks, the newest last: it has ended, or there is no request left.
+    """Whether an engine may stop after these samples, the newest last: it has exited, or has no requests left.
 
-    One look is not enough: between an answer and the next request of a busy client there is a moment without any.
+    One idle sample is not enough: a busy client has a gap between a response and its next request.
     """
     if not samples or samples[-1] == "gone":
         return bool(samples)
@@ -88,12 +88,12 @@ def may_stop(samples: Sequence[EngineActivity], waited_seconds: float) -> bool:
 
 @attrs.define(eq=False)
 class Drain:
-    """Looks at one engine for all who wait for its end.
+    """Drain of one engine, shared by all hooks that wait for it.
 
     Attributes:
         target: The engine.
-        client: Reads its metrics.
-        probe: Asks the kernel for a port's listener and connections.
+        client: HTTP client for its metrics.
+        probe: Returns whether a port has a listener and the number of its connections; None if unknown.
     """
 
     target: DrainTarget
@@ -104,18 +104,18 @@ class Drain:
     _sampled_at: float = attrs.field(default=-SAMPLE_SECONDS, init=False)
 
     async def wait(self) -> str:
-        """Return why the engine may end, once it may."""
+        """Wait until the engine may stop, and return the reason."""
         started_at, samples = trio.current_time(), list[EngineActivity]()
         while not may_stop(samples, waited := trio.current_time() - started_at):
             if waited >= self.target.longest_seconds:
-                return f"its requests have had {self.target.longest_seconds:g} seconds"
+                return f"the limit of {self.target.longest_seconds:g} seconds for its requests is over"
             if samples:
                 await trio.sleep(SAMPLE_SECONDS)
             samples = [*samples[-1:], await self._sample()]
-        return "it has ended" if samples[-1] == "gone" else "it has no request"
+        return "it has exited" if samples[-1] == "gone" else "it has no requests"
 
     async def _sample(self) -> EngineActivity:
-        """Look, or return what another one has just seen: a crowd that waits asks the engine no more often than one."""
+        """Return a sample, taken now or a moment ago: many waiting hooks query the engine no more often than one."""
         async with self._lock:
             if trio.current_time() >= self._sampled_at + SAMPLE_SECONDS / 2:
                 self._last_sample = await self._take_sample()
@@ -133,7 +133,7 @@ class Drain:
         return "idle" if requests == 0 else "busy"
 
     async def _requests(self) -> float | None:
-        """Return how many requests the engine says that it has; None when it does not tell. Silence is work."""
+        """Return the requests in flight by the metrics; None without such metrics, 1 if the engine does not answer."""
         if not self.target.metrics_url:
             return None
         try:
@@ -147,7 +147,7 @@ class Drain:
 
 
 def handler(drain: Drain) -> Callable[[Exchange], Any]:
-    """Answer `GET /drained` once the engine may end."""
+    """Return the handler that answers `GET /drained` once the engine may stop."""
 
     async def handle(exchange: Exchange) -> None:
         request = exchange.request
@@ -155,9 +155,9 @@ def handler(drain: Drain) -> Callable[[Exchange], Any]:
             await exchange.respond(Response.json(404, {"error": f"there is only GET {PATH}"}))
             return
         started_at = trio.current_time()
-        log.info("the pod has to end: asked when its engine may", longestSeconds=drain.target.longest_seconds)
+        log.info("drain requested", longestSeconds=drain.target.longest_seconds)
         why = await drain.wait()
-        log.info("the engine may end", why=why, waitedSeconds=round(trio.current_time() - started_at, 1))
+        log.info("engine drained", why=why, waitedSeconds=round(trio.current_time() - started_at, 1))
         await exchange.respond(Response.json(200, {"engine": why}))
 
     return handle
@@ -166,21 +166,21 @@ def handler(drain: Drain) -> Callable[[Exchange], Any]:
 async def run_drain(
     target: DrainTarget, port: int, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> NoReturn:
-    """Answer the hooks of a pod until cancelled; a kubelet asks at the pod's own address, of whichever family."""
+    """Answer the hooks of a pod until cancelled; a kubelet connects to the pod's address, of either family."""
     listeners = await open_listeners(None, port, field="--drain-port")
     async with open_http_client() as client:
         await run_server(handler(Drain(target, client)), listeners, limits=_LIMITS, task_status=task_status)
-    raise AssertionError("a server never ends")
+    raise AssertionError("a server never returns")
 
 
 def drain_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that `DrainTarget` is made from, but for the ports of engine and clients."""
+    """Add the options for `DrainTarget`, except the ports of engine and clients."""
     for option in (
         click.option("--drain-port", type=click.IntRange(1, 65535), help="Port for preStop hooks, on all addresses."),
-        click.option("--metrics-url", default="", help="The engine's metrics; without them, connections count."),
+        click.option("--metrics-url", default="", help="URL of the engine's metrics (default: count connections)."),
         click.option("--busy-metric", "busy_metrics", multiple=True, help="Metric that is 0 when idle; repeatable."),
         click.option("--longest", "longest_seconds", type=click.FloatRange(min=0), default=60.0, show_default=True,
-                     help="Seconds after which the engine may end, whatever it does."),
+                     help="Seconds after which the engine may stop in any state."),
     ):  # fmt: skip
         command = option(command)
     return command
@@ -190,16 +190,16 @@ def drain_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--engine", type=click.IntRange(1, 65535), required=True, help="Port of the engine.")
 @drain_options
 def drain(*, engine: int, drain_port: int | None, **target_options: Any) -> None:
-    """Tell the preStop hooks of a pod when its engine has no request left, as the pods of services do."""
+    """Answer the preStop hooks of a pod once its engine has no requests left, as in the pods of services."""
     if drain_port is None:
-        raise click.UsageError("--drain-port is missing: a kubelet has to ask somewhere")
+        raise click.UsageError("--drain-port is missing: the kubelet needs a port for preStop hooks")
     configure_logging("info")
     target = DrainTarget(engine, engine, **target_options)
     trio.run(run_until_signal, partial(serve_drain, target, drain_port), log.info)
 
 
 async def serve_drain(target: DrainTarget, port: int, stop: Stop) -> None:
-    """Answer the hooks of a pod until the stop."""
+    """Answer the hooks of a pod until a stop."""
     async with open_service_nursery() as tasks:
         with stop.scope():
             await tasks.start(partial(run_drain, target, port))
@@ -208,14 +208,14 @@ async def serve_drain(target: DrainTarget, port: int, stop: Stop) -> None:
 
 
 KEYS_POLL_SECONDS: Final = 10.0
-"""Between two looks whether the file has changed; a kubelet may take a minute longer to renew it."""
+"""Interval between reads of the file; a kubelet may take a minute more to update it."""
 
 DRAIN_SECONDS: Final = 25.0
-"""How long answers may take after TERM, which comes once the engine has no request or has had its time."""
+"""Limit for requests in flight after SIGTERM, which is sent once the engine is drained."""
 
 
 class KeysError(UserError):
-    """There are no keys where there have to be some."""
+    """Required keys are missing."""
 
 
 @attrs.define(eq=False)
@@ -223,8 +223,8 @@ class KeyFile:
     """The keys of a file, by their digests.
 
     Attributes:
-        path: Where they are, one per line.
-        named: What a user calls it: a Secret, and the key in it.
+        path: File with one key per line.
+        named: Name for users: a Secret, and the key in it.
     """
 
     path: Path
@@ -233,22 +233,22 @@ class KeyFile:
     _last_problem: str = attrs.field(default="", init=False)
 
     def read(self) -> None:
-        """Take what the file holds now; blocks.
+        """Read the file; blocks.
 
         Raises:
-            KeysError: It holds no keys; those that were there last stay.
+            KeysError: The file has no keys; the previous ones remain valid.
         """
         try:
             keys = parse_keys(self.path.read_bytes())
         except FileNotFoundError as error:
-            raise KeysError(f"{self.named}: there is none; create it, with one API key on each line") from error
+            raise KeysError(f"{self.named}: not found; create it, with one API key on each line") from error
         except (OSError, ValueError) as error:
             why = error.strerror or "cannot be read" if isinstance(error, OSError) else str(error)
             raise KeysError(f"{self.named}: {why}; write one API key on each line") from None
         self.digests = frozenset(map(digest_of_key, keys))
 
     async def watch(self) -> NoReturn:
-        """Look at it again and again; what is wrong is said once."""
+        """Read the file at an interval until cancelled; each problem is logged once."""
         while True:
             await trio.sleep(KEYS_POLL_SECONDS)
             before, problem = self.digests, ""
@@ -257,9 +257,9 @@ class KeyFile:
             except KeysError as error:
                 problem = str(error)
             if problem and problem != self._last_problem:
-                log.warning("the keys of clients stay as they were", error=problem)
+                log.warning("client keys not reloaded", error=problem)
             elif self.digests != before:
-                log.info("other keys count", keys=len(self.digests))
+                log.info("client keys reloaded", keys=len(self.digests))
             self._last_problem = problem
 
 
@@ -267,7 +267,7 @@ class KeyFile:
 @click.option("--listen", type=click.IntRange(1, 65535), required=True, help="Port on all addresses, for clients.")
 @click.option("--engine", type=click.IntRange(1, 65535), required=True, help="Port of the engine on 127.0.0.1.")
 @click.option("--keys", type=click.Path(path_type=Path), required=True, help="File with one API key per line.")
-@click.option("--named", default="", help="What messages call that file.")
+@click.option("--named", default="", help="Name of that file in messages.")
 @click.option("--open", "open_paths", multiple=True, help="Path that is read without a key; repeatable.")
 @drain_options
 def key_proxy(
@@ -280,7 +280,7 @@ def key_proxy(
     drain_port: int | None,
     **target_options: Any,
 ) -> None:
-    """Ask the clients of an engine for their keys, as the pods of services with spec.apiKeySecretRef do."""
+    """Require API keys from the clients of an engine, as in the pods of services with spec.apiKeySecretRef."""
     configure_logging("info")
     raise_descriptor_limit()
     file = KeyFile(keys, named or str(keys))
@@ -300,7 +300,7 @@ async def serve_keys(
     hooks: Callable[..., Awaitable[NoReturn]] | None = None,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Let requests in until the stop; answers that are under way then get their time."""
+    """Proxy requests with a valid key until a stop; then drain requests in flight."""
     listeners = await open_listeners(None, listen, field="--listen")
     async with (
         open_sockets() as sockets,

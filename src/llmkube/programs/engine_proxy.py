@@ -2,7 +2,7 @@
 
 python -m llmkube.programs.engine_proxy FILE
 
-It ends with the engine. Where that listened, another user of the machine may listen next; he is asked nothing.
+It exits with the engine: another user of the machine may listen on the engine's port next, and must get no requests.
 """
 
 import contextlib
@@ -58,7 +58,7 @@ class AdmittedPeers:
         """Read the networks; blocks. A part that cannot be read keeps its previous value."""
         own: tuple[str, ...] = ()
         if self.config.networks:
-            with contextlib.suppress(OSError, ValueError):  # the agent has not listed nodes yet
+            with contextlib.suppress(OSError, ValueError):  # the agent has not listed the nodes yet
                 self._nodes = AdmittedNetworks.load(Path(self.config.networks).read_text("utf-8")).nodes
             try:
                 own = (*_LOOPBACK, self.config.listen[0], *usable(interface_addresses()))
@@ -77,7 +77,7 @@ class AdmittedPeers:
 
 
 async def serve(config: ProxyConfig, stop: Stop) -> None:
-    """Let requests in until the stop or the engine's end; answers that are under way then get their time."""
+    """Proxy admitted requests until a stop or the engine's exit; then drain requests in flight."""
     admission = AdmittedPeers(config)
     await trio.to_thread.run_sync(admission.reload)
     listeners = await open_listeners(*config.listen)
@@ -97,25 +97,25 @@ async def serve(config: ProxyConfig, stop: Stop) -> None:
 
 
 async def _wait_for_exit(pid: int, started: str) -> None:
-    """Return when the engine has ended."""
+    """Wait until the engine has exited."""
     try:
         async with processes.open_exit_watch(pid) as wait:
             if processes.start_of(pid) == started:
                 await wait()
     except ProcessLookupError:
         pass
-    log.warning("the engine has ended, and its proxy ends with it", pid=pid)
+    log.warning("engine exited, stopping its proxy", pid=pid)
 
 
 def main() -> None:
-    """Run the proxy that a file describes; exit with 1 when it cannot listen."""
+    """Run the proxy that a file describes; exit with 1 if it cannot listen."""
     configure_logging("warning")
     config = ProxyConfig.load(Path(sys.argv[1]).read_text("utf-8"))
     raise_descriptor_limit()
     try:
         trio.run(run_until_signal, partial(serve, config), log.info)
     except* LLMKubeError as group:
-        log.error("the proxy cannot listen", error=str(group.exceptions[0]))  # noqa: TRY400 - a sentence, not a bug
+        log.error("proxy not started: it cannot listen", error=str(group.exceptions[0]))  # noqa: TRY400 - an expected error
         sys.exit(1)
 
 

@@ -1,15 +1,15 @@
-"""Stand before `mlx_lm.server`, in its own Python: ask for keys, serve one model, and say how it does.
+"""Wrap `mlx_lm.server`, in its own Python: require keys, serve one model, and report health and metrics.
 
 PYTHON mlx_entry.py [--llmkube-keys FILE] --llmkube-alias NAME OPTIONS-OF-MLX_LM.SERVER
 
-That Python may be older than ours and knows nothing of this package, so this file imports the standard library alone.
-It replaces methods of `mlx_lm.server` (0.32.2) that it looks for first: where one is missing it ends, and serves none.
+That Python may be older than ours and does not have this package, so this file imports only the standard library. It
+replaces methods of `mlx_lm.server` (0.32.2), and exits if one of them is missing.
 
-* Every path but /health asks for one of the keys in the file, which stand in it one per line.
-* /health is 200 once the model is loaded. When the thread that computes has ended, so does the process: the server by
-  itself would answer 503 for ever.
+* Every path except /health requires one of the keys in the file, which has one per line.
+* /health is 200 once the model is loaded. If the thread that computes has exited, the process exits as well; otherwise
+  the server would answer 503 forever.
 * /v1/models lists the model under its name, and /metrics counts requests in flight and tokens.
-* Each request is answered by the model that was loaded, whatever model, adapter or draft it names.
+* Every request is answered by the loaded model, whatever model, adapter or draft it names.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import sys
 
 if __name__ == "__main__":
-    sys.path.pop(0)  # the folder of this file, whose modules have names of their own
+    sys.path.pop(0)  # the folder of this file, whose modules could shadow others
 
 import argparse
 import hmac
@@ -35,11 +35,11 @@ REQUIRED = {
     "APIHandler": ("parse_request", "do_GET", "do_POST", "log_request"),
 }
 WORKER_EXITED = 70
-"""The exit code when the thread that computes has ended (EX_SOFTWARE of sysexits.h)."""
+"""Exit code if the thread that computes has exited (EX_SOFTWARE of sysexits.h)."""
 
 
 class ServerState:
-    """What one server counts; requests are handled in threads."""
+    """State and counters of one server, whose requests are handled in threads."""
 
     def __init__(self, keys: Sequence[str], alias: str) -> None:
         self.keys, self.alias = tuple(keys), alias
@@ -47,7 +47,7 @@ class ServerState:
         self.lock = threading.Lock()
 
     def admits(self, path: str, authorization: str) -> bool:
-        """Whether a request is let in; every key is compared, in the same time."""
+        """Return whether a request is admitted; all keys are compared, in constant time."""
         if path == "/health" or not self.keys:
             return True
         presented = authorization.encode("utf-8", "replace")
@@ -55,14 +55,14 @@ class ServerState:
         return any(matches)
 
     def add(self, *, in_flight: int = 0, tokens: int = 0) -> None:
-        """Count."""
+        """Add to the counters."""
         with self.lock:
             self.in_flight += in_flight
             self.tokens += tokens
 
     @property
     def metrics(self) -> str:
-        """The counts as Prometheus reads them."""
+        """The counters in Prometheus' text format."""
         return f"llmkube:requests_processing {self.in_flight}\nllmkube:tokens_predicted_total {self.tokens}\n"
 
     @property
@@ -72,7 +72,7 @@ class ServerState:
 
 
 def missing(server: Any) -> str:
-    """Return what of the server is not as it is known here; "" when all is."""
+    """Return the first required method that the server lacks; empty if it has all."""
     for name, methods in REQUIRED.items():
         for method in methods:
             if not callable(getattr(getattr(server, name, None), method, None)):
@@ -81,7 +81,7 @@ def missing(server: Any) -> str:
 
 
 def patch_server(server: Any, state: ServerState, exit_process: Callable[[int], Any] = os._exit) -> None:
-    """Replace what has to be replaced; `exit_process` ends the process with an exit code."""
+    """Replace methods of the server; `exit_process` exits the process with a code."""
     _patch_model(server.ModelProvider, state)
     _patch_generator(server.ResponseGenerator, state)
     _patch_requests(server.APIHandler, state)
@@ -126,7 +126,7 @@ def _patch_requests(handler: Any, state: ServerState) -> None:
         if state.admits(_path(self), self.headers.get("Authorization", "")):
             return True
         self.close_connection = True
-        self.send_error(401, "this engine asks for a key")
+        self.send_error(401, "this engine requires a key")
         return False
 
     def do_post(self: Any) -> None:
@@ -143,13 +143,13 @@ def _patch_responses(handler: Any, state: ServerState, exit_process: Callable[[i
     get, log = handler.do_GET, handler.log_request
 
     def log_request(self: Any, *args: Any) -> None:
-        if getattr(self, "path", "") not in ("/health", "/metrics"):  # asked every few seconds
+        if getattr(self, "path", "") not in ("/health", "/metrics"):  # requested every few seconds
             log(self, *args)
 
     def do_get(self: Any) -> None:
         path = _path(self)
         if path == "/health" and not self.response_generator.generation_available():
-            _log("the thread that computes has ended")
+            _log("the thread that computes has exited")
             exit_process(WORKER_EXITED)
         if path == "/health" and not state.loaded:
             _respond(self, 503, "application/json", '{"status": "loading"}')
@@ -182,7 +182,7 @@ def _log(text: str) -> None:
 
 
 def main() -> None:
-    """Read our own options, and run the server with the rest."""
+    """Parse our own options, and run the server with the others."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--llmkube-keys", default="")
     parser.add_argument("--llmkube-alias", required=True)
@@ -191,7 +191,7 @@ def main() -> None:
     if ours.llmkube_keys:
         keys = pathlib.Path(ours.llmkube_keys).read_text("ascii").split()
         if not keys:
-            sys.exit("the file of keys is empty: nothing would be asked for")
+            sys.exit("the key file is empty: no key would be required")
     server = importlib.import_module("mlx_lm.server")
     if absent := missing(server):
         sys.exit(f"{server.__file__} is not the mlx_lm that llmkube knows: it has no {absent}")

@@ -1,8 +1,8 @@
-"""Which addresses an object may make this host talk to: a table of our own, judged on the address that is dialled.
+"""The addresses to which this host may connect for an object; checked against the address that is dialled.
 
-`ipaddress.is_global` is not enough: it lets through NAT64 (`64:ff9b::7f00:1`), IPv4-compatible addresses
-(`::127.0.0.1`), multicast and 6to4 relays, and what it says changes between versions of Python. The table follows the
-IANA special-purpose registries (RFC 6890 and its updates) and the metadata services that clouds document.
+`ipaddress.is_global` is not enough: it allows NAT64 (`64:ff9b::7f00:1`), IPv4-compatible addresses (`::127.0.0.1`),
+multicast and 6to4 relays, and its result changes between versions of Python. Our table follows the IANA special-purpose
+registries (RFC 6890 and its updates) and the metadata services that clouds document.
 """
 
 import ipaddress
@@ -20,7 +20,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 @attrs.frozen
 class Rule:
-    """Why an address is refused; `always` means that no setting allows it."""
+    """A refused network; `always` means that no setting allows it."""
 
     network: Network
     name: str
@@ -30,17 +30,17 @@ class Rule:
 _ROWS: Final = read_table(__package__, "address_rules")
 _IPV4: Final = tuple(Rule(ipaddress.ip_network(network), *rest) for network, *rest in _ROWS["ipv4"])
 _IPV6: Final = tuple(Rule(ipaddress.ip_network(network), *rest) for network, *rest in _ROWS["ipv6"])
-_GLOBAL_UNICAST: Final = ipaddress.IPv6Network("2000::/3")  # all that IANA has handed out so far
+_GLOBAL_UNICAST: Final = ipaddress.IPv6Network("2000::/3")  # the only range that IANA has allocated so far
 _NOT_GLOBAL: Final = Rule(ipaddress.IPv6Network("::/0"), "not global unicast")
 _MAPPED: Final = ipaddress.IPv6Network("::ffff:0:0/96")
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")  # networks without IPv4 reach every public IPv4 host through it
 
 
 def matching_rule(address: Address) -> Rule | None:
-    """Return the rule that refuses an address, or None if it is a public one.
+    """Return the rule that refuses an address, or None if it is public.
 
-    An IPv4 address inside an IPv4-mapped or a NAT64 one is judged as what it is; the other ways to wrap one (IPv4-
-    compatible, 6to4, Teredo, translated) are refused, whatever they hold.
+    For an IPv4-mapped or NAT64 address, the embedded IPv4 address is checked; other addresses with an embedded IPv4
+    address (IPv4-compatible, 6to4, Teredo, translated) are always refused.
     """
     plain = embedded_ipv4(address)
     if isinstance(plain, ipaddress.IPv4Address):
@@ -50,7 +50,7 @@ def matching_rule(address: Address) -> Rule | None:
 
 
 def embedded_ipv4(address: Address) -> Address:
-    """Return the IPv4 address that an IPv4-mapped or a NAT64 address really leads to; any other one as it is."""
+    """Return the IPv4 address in an IPv4-mapped or NAT64 address; any other address unchanged."""
     if isinstance(address, ipaddress.IPv6Address) and (address in _MAPPED or address in _NAT64):
         return ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
     return address
@@ -58,21 +58,21 @@ def embedded_ipv4(address: Address) -> Address:
 
 @attrs.frozen
 class AddressPolicy:
-    """What a source may lead to, which depends on who named it.
+    """The addresses that a source may resolve to, depending on the author of the source.
 
     Attributes:
-        allowed: Networks that may be reached although they are not public; the operator's setting. Multicast, cloud
-            metadata services and the like stay refused.
-        from_operator: The source stands on the operator's own command line: any address that is not refused always,
-            and redirects from http to http. Otherwise it came from an object, which every user of a namespace
-            can write.
+        allowed: Networks that may be contacted although they are not public, set by the operator. Multicast, cloud
+            metadata services and the like remain refused.
+        from_operator: The source is from the operator's command line: all addresses that are not always refused are
+            allowed, and redirects from http to http. Otherwise it is from an object, which every user of a
+            namespace can write.
     """
 
     allowed: tuple[Network, ...] = ()
     from_operator: bool = False
 
     def refusal(self, address: Address) -> Rule | None:
-        """Return the rule that refuses this address, or None if it may be dialled."""
+        """Return the rule that refuses this address, or None if it is allowed."""
         rule = matching_rule(address)
         if rule is None or rule.always:
             return rule
@@ -83,10 +83,10 @@ class AddressPolicy:
 
 
 def parse_networks(texts: Iterable[str], *, field: str = "--allow-private-sources") -> tuple[Network, ...]:
-    """Read networks such as `192.168.0.0/16`, or single addresses.
+    """Parse networks such as `192.168.0.0/16`, or single addresses.
 
     Raises:
-        UserError: One of them is neither.
+        UserError: A text is neither.
     """
     networks = []
     for text in texts:

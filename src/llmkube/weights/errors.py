@@ -1,7 +1,7 @@
-"""What can be wrong with weights, each with the word that the Model's `Fetched` condition uses for it.
+"""Errors of weights, each with its reason in the Model's `Fetched` condition.
 
-The user's errors stay until the user edits the Model, mends the file or grants access; the world's may pass by
-themselves.
+A `UserError` persists until the user edits the Model, fixes the file or grants access; an `ExternalError` may be
+temporary.
 """
 
 from pathlib import Path
@@ -12,13 +12,13 @@ from llmkube.base.units import format_bytes
 
 
 class WeightsError(UserError):
-    """The Model names weights that cannot be served until the user edits it or mends the file."""
+    """The weights cannot be served until the user edits the Model or fixes the file."""
 
     reason: ClassVar[str] = "FetchFailed"
 
 
 class SourceError(WeightsError):
-    """`spec.source` is not a source that LLMKube understands."""
+    """`spec.source` is not a valid source."""
 
     reason = "SourceInvalid"
 
@@ -27,19 +27,19 @@ class SourceError(WeightsError):
 
 
 class SourceUnsupportedError(SourceError):
-    """`spec.source` is well formed, but nothing on this path can fetch it yet."""
+    """`spec.source` is valid, but cannot be fetched here."""
 
     reason = "SourceUnsupported"
 
 
 class SourceNotAllowedError(SourceError):
-    """`spec.source` names what the host's owner has not listed; says nothing of what is there."""
+    """`spec.source` is not in the lists of the host's owner; the error does not reveal whether it exists."""
 
     reason = "SourceNotAllowed"
 
     @classmethod
     def of_path(cls, path: Path) -> Self:
-        """Say that a path is outside the folders that are listed."""
+        """Return the error for a path outside the listed folders."""
         return cls(
             f"{path} is not below a folder that this host's owner allows; let the owner list its folder with "
             "--allow-local-sources (allow_local_sources in config.toml), or move the file below one that is listed"
@@ -47,11 +47,11 @@ class SourceNotAllowedError(SourceError):
 
     @classmethod
     def of_ollama(cls, name: str, remedy: str) -> Self:
-        """Say that a model of Ollama's is none of those that are listed.
+        """Return the error for a model of Ollama that is not listed.
 
         Args:
-            name: The model's.
-            remedy: What helps who is not the owner.
+            name: The name of the model.
+            remedy: The fix for users other than the owner.
         """
         return cls(
             f"ollama://{name} is not among the models of Ollama that this host's owner allows; let the owner list it "
@@ -60,12 +60,12 @@ class SourceNotAllowedError(SourceError):
 
 
 class WeightsNotFoundError(SourceError):
-    """`spec.source` names a local path where there are no weights that this host can read.
+    """`spec.source` is a local path without weights that this host can read.
 
-    The message is the same whatever is there instead: who writes a Model need not know what else is on the host.
+    The message does not depend on what is there instead: the author of a Model must not learn what else is on the host.
 
     Attributes:
-        detail: What it is, for the log of the host's owner.
+        detail: The actual problem, for the log of the host's owner.
     """
 
     reason = "FileNotFound"
@@ -76,10 +76,10 @@ class WeightsNotFoundError(SourceError):
 
     @classmethod
     def at(cls, path: Path, detail: str) -> Self:
-        """Say that there are no weights at a path."""
+        """Return the error for a path without weights."""
         return cls(
             f"there is no file {path} that this host can serve; check the path, that LLMKube's user may read the file "
-            "and its folders, and that it is a GGUF file (LLMKube's log on the host says what is wrong)",
+            "and its folders, and that it is a GGUF file (LLMKube's log on the host has the cause)",
             detail=detail,
         )
 
@@ -91,19 +91,19 @@ class SourceNotFoundError(SourceError):
 
 
 class AccessDeniedError(SourceError):
-    """The server wants a token, or another one (401, 403)."""
+    """The server requires a token, or a different one (401, 403)."""
 
     reason = "AccessDenied"
 
 
 class SourceRefusedError(SourceError):
-    """The server's answer is not a file that can be downloaded, and asking again would not change it."""
+    """The server's response is not a file that can be downloaded, and a retry would not help."""
 
     reason = "SourceRefused"
 
 
 class RedirectError(SourceError):
-    """The server sends us somewhere that we do not go: too many hops, out of https, to another scheme."""
+    """The server redirects to a URL that is not followed: too many hops, from https to http, another scheme."""
 
     reason = "RedirectRefused"
 
@@ -115,18 +115,18 @@ class AmbiguousSourceError(SourceError):
 
 
 class BlockedAddressError(SourceError):
-    """A host leads to an address that an object must not make this host talk to.
+    """A host resolves to an address to which this host must not connect for an object.
 
     Attributes:
-        host: The host as the URL names it.
-        address: The address that it leads to.
-        rule: Which rule of `weights.address_policy` refuses it.
+        host: The host in the URL.
+        address: Its address.
+        rule: The rule of `weights.address_policy` that refuses it.
     """
 
     reason = "AddressBlocked"
 
     def __init__(self, host: str, address: str, rule: str, *, advice: str) -> None:
-        leads = f"{host} leads to {address}" if host != address else address
+        leads = f"{host} resolves to {address}" if host != address else address
         super().__init__(f"{leads}, which is refused ({rule}); {advice}")
         self.host = host
         self.address = address
@@ -134,7 +134,7 @@ class BlockedAddressError(SourceError):
 
 
 class FileSetError(WeightsError):
-    """`spec.files` picks something that cannot be picked from this source."""
+    """`spec.files` selects files that this source does not have."""
 
     reason = "InvalidFileSet"
 
@@ -143,7 +143,7 @@ class FileSetError(WeightsError):
 
 
 class NotMLXError(WeightsError):
-    """The folder holds no MLX model: `config.json` and safetensors files."""
+    """The folder is not an MLX model: `config.json` and safetensors files."""
 
     reason = "NotMLX"
 
@@ -155,10 +155,10 @@ class NotGGUFError(WeightsError):
 
 
 class DigestMismatchError(WeightsError):
-    """The bytes are not the ones that `spec.sha256`, or the hub, promises.
+    """The file does not have the digest of `spec.sha256` or of the hub.
 
     Attributes:
-        final: The file was downloaded as often as that is worth trying; only another source or digest can help.
+        final: All retries are used up; only another source or digest can help.
     """
 
     reason = "DigestMismatch"
@@ -169,34 +169,34 @@ class DigestMismatchError(WeightsError):
 
 
 class FetchError(ExternalError):
-    """The disk or the network got in the way; the same fetch may succeed later."""
+    """The disk or the network failed; the same fetch may succeed later."""
 
     reason: ClassVar[str] = "FetchFailed"
 
 
 class WrongSizeError(FetchError):
-    """The server sends a file of another size than it, or the hub, promised."""
+    """The server sends a file of another size than it, or the hub, announced."""
 
     reason = "WrongSize"
 
 
 class RangeError(FetchError):
-    """The server answers a request for a part of the file with something that cannot be pieced together."""
+    """The server's response to a range request cannot be joined to the part that is present."""
 
     reason = "RangeRefused"
 
 
 class StalledError(FetchError):
-    """Bytes come too slowly to be called a download."""
+    """The download is too slow or has stopped."""
 
     reason = "Stalled"
 
 
 class ThrottledError(FetchError):
-    """The server asks us to come back later (429, 503).
+    """The server asks for a pause (429, 503).
 
     Attributes:
-        wait_seconds: When, if it said so.
+        wait_seconds: The length of the pause; None if the server did not state it.
     """
 
     reason = "Throttled"
@@ -210,8 +210,8 @@ class NoSpaceError(FetchError):
     """The disk of the store is too small for the file.
 
     Attributes:
-        needed_bytes: What is still to be written, and room to spare; None when the disk filled up under our hands.
-        free_bytes: What is free and not promised to another download.
+        needed_bytes: The bytes still to be written, plus a margin; None if the disk filled up during a write.
+        free_bytes: The free bytes that are not reserved for another download.
     """
 
     reason = "NoSpace"

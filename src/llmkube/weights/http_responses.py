@@ -1,4 +1,4 @@
-"""What an HTTP answer means for a download: pure, so that every lie a server can tell is a row of a table."""
+"""The meaning of HTTP responses for a download; no I/O, so that tests cover every wrong response in a table."""
 
 import datetime
 import email.utils
@@ -19,10 +19,10 @@ from llmkube.weights.errors import (
 )
 
 Headers = Mapping[str, str]
-"""An answer's headers; looked up in lower case."""
+"""A response's headers, by lower-case name."""
 
 Server = Literal["web", "hub", "bucket", "registry"]
-"""Who has a file: any web server, Hugging Face or a mirror of it, a bucket, a registry of images."""
+"""The kind of server: a web server, Hugging Face or a mirror of it, a bucket, a registry of images."""
 
 ACCESS_ADVICE: Final = (
     "put a token that may read it into a Secret under the key HF_TOKEN, and name the Secret in spec.sourceSecretRef "
@@ -36,7 +36,7 @@ BUCKET_ADVICE: Final = (
 )
 
 REGISTRY_ADVICE: Final = (
-    "make a Secret of an account that may read it with `kubectl create secret docker-registry`, and name the Secret in "
+    "create a Secret of an account that may read it (`kubectl create secret docker-registry`), and name the Secret in "
     "spec.sourceSecretRef"
 )
 
@@ -44,31 +44,31 @@ _REGION: Final = re.compile(r"[a-z0-9-]{1,32}", re.ASCII)
 _CONTENT_RANGE: Final = re.compile(r"bytes (?:(\d{1,18})-(\d{1,18})|\*)/(\d{1,18}|\*)", re.ASCII)
 _RATE_LIMIT: Final = re.compile(r"(?:^|;)\s*t=(\d{1,9})(?:;|,|$)", re.ASCII)
 _DIGEST: Final = re.compile(r'"?([0-9a-f]{64})"?', re.ASCII)
-_MAX_VALIDATOR: Final = 1024  # characters; longer ones are not worth keeping
+_MAX_VALIDATOR: Final = 1024  # characters; longer ones are ignored
 _RETRYABLE: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
 @attrs.frozen
 class Validator:
-    """What identifies a version of a file: its ETag, and when it was changed."""
+    """The identity of a version of a file: its ETag and modification time."""
 
     etag: str = ""
     last_modified: str = ""
 
     @classmethod
     def of(cls, headers: Headers) -> "Validator":
-        """Read the validators of an answer."""
+        """Return the validators of a response."""
         values = (headers.get("etag", ""), headers.get("last-modified", ""))
         return cls(*(value if len(value) <= _MAX_VALIDATOR and value.isprintable() else "" for value in values))
 
     @property
     def if_range(self) -> str:
-        """What goes into If-Range, or empty when nothing proves that two parts belong together (RFC 9110, 13.1.5)."""
+        """The value for If-Range; empty if nothing proves that two parts belong together (RFC 9110, 13.1.5)."""
         strong = self.etag if self.etag.startswith('"') else ""
         return strong or self.last_modified
 
     def agrees(self, other: "Validator") -> bool:
-        """Say whether the two may be of one version: nothing that both name differs."""
+        """Return whether both may be of one version: no value that both have differs."""
         return all(
             not (mine and theirs) or mine == theirs
             for mine, theirs in ((self.etag, other.etag), (self.last_modified, other.last_modified))
@@ -77,7 +77,7 @@ class Validator:
 
 @attrs.frozen
 class RemoteVersion:
-    """What a server says of a file without sending it."""
+    """The size, digest and version of a file on a server."""
 
     size_bytes: int | None
     sha256: str | None
@@ -86,13 +86,13 @@ class RemoteVersion:
 
 @attrs.frozen
 class ReadBody:
-    """Read the body; it goes to `offset` in the file (0: what is there already is void).
+    """Read the body into the file at `offset`; 0 discards the bytes that are present.
 
     Attributes:
-        offset: Where the first byte of the body belongs.
-        total_bytes: Size of the whole file; None if the server does not say.
-        validator: Of the version that is coming.
-        framed: Whether a complete body differs from a cut connection.
+        offset: The position of the first byte of the body.
+        total_bytes: The size of the whole file; None if the server does not state it.
+        validator: Of the version that the server sends.
+        framed: Whether the end of the body can be distinguished from a broken connection.
     """
 
     offset: int
@@ -103,7 +103,7 @@ class ReadBody:
 
 @attrs.frozen
 class Restart:
-    """The prefix is of no use: drop it, and ask for the whole file."""
+    """The prefix is invalid: discard it and request the whole file."""
 
     reason: str
 
@@ -115,15 +115,15 @@ class AlreadyComplete:
 
 @attrs.frozen
 class RangeRequest:
-    """What was asked for, and by whom.
+    """The facts of a request that are needed to interpret its response.
 
     Attributes:
         shown: The source, for messages.
-        offset: First byte of the range that was asked for; 0 for the whole file.
-        validator: Of the prefix that is there.
-        total_bytes: Size of the whole file, where it is known before.
-        server: What the server is.
-        credential: Whether a token, a password or a signature was sent along.
+        offset: The first byte of the requested range; 0 for the whole file.
+        validator: Of the prefix that is present.
+        total_bytes: The size of the whole file, if already known.
+        server: The kind of server.
+        credential: Whether a token, a password or a signature was sent.
     """
 
     shown: str
@@ -137,11 +137,11 @@ class RangeRequest:
 def interpret(
     asked: RangeRequest, status: int, headers: Headers, *, redirected: bool, now: datetime.datetime
 ) -> ReadBody | Restart | AlreadyComplete:
-    """Say what to do with an answer to a request for a file.
+    """Return how to proceed after a response to a request for a file.
 
     Raises:
-        UserError: No later attempt gets a file this way; see `weights.errors`.
-        FetchError: Later, perhaps.
+        UserError: A retry cannot succeed; see `weights.errors`.
+        FetchError: A retry may succeed.
     """
     if status == 200:
         _refuse_encoding(asked, headers)
@@ -156,18 +156,18 @@ def interpret(
         found = _CONTENT_RANGE.fullmatch(headers.get("content-range", "").strip())
         if found and found[1] is None and found[3] == str(asked.offset) and asked.total_bytes in (None, asked.offset):
             return AlreadyComplete()
-        return Restart("the server's file is shorter than what was downloaded before")
+        return Restart("the server's file is shorter than the part that was downloaded before")
     raise refusal(asked, status, headers, redirected=redirected, now=now)
 
 
 def refusal(
     asked: RangeRequest, status: int, headers: Headers, *, redirected: bool, now: datetime.datetime
 ) -> SourceNotFoundError | AccessDeniedError | SourceRefusedError | FetchError:
-    """Return the error for a status that carries no file."""
+    """Return the error for a status without a file."""
     hub_message = _hub_message(headers) if asked.server == "hub" else ""
     message = f"{asked.shown}: the server answered {status}{hub_message}"
     if asked.server == "bucket" and status == 400 and (region := other_region(headers)):
-        return SourceRefusedError(f"{message}: the bucket is in {region}; set AWS_REGION to that")
+        return SourceRefusedError(f"{message}: the bucket is in {region}; set AWS_REGION to {region}")
     if status in _RETRYABLE:
         wait = wait_seconds(headers, now)
         when = "" if wait is None else f"; it asks to wait {wait:.0f} s"
@@ -175,37 +175,37 @@ def refusal(
             return ThrottledError(f"{message}{when}", wait_seconds=wait)
         return FetchError(message)
     if redirected:
-        # A signed link has expired, or a mirror is broken: the source itself may hand out a better one.
+        # A signed link has expired, or a mirror is broken: the source may return another one.
         return FetchError(f"{message} after a redirect")
     if status in (401, 403):
         return _denied(asked, message, status)
     if status in (404, 410):
-        return SourceNotFoundError(f"{message}: there is no such file; check the name and the revision")
-    return SourceRefusedError(f"{message}, which is no file; open the URL in a browser to see what it says")
+        return SourceNotFoundError(f"{message}: no such file; check the name and the revision")
+    return SourceRefusedError(f"{message}, which is not a file; open the URL in a browser to see the response")
 
 
 def _denied(asked: RangeRequest, message: str, status: int) -> AccessDeniedError | FetchError:
     if asked.server == "hub":
-        cause = "the token that was sent has no right to read it" if asked.credential else "it needs a token"
+        cause = "the token that was sent has no permission to read it" if asked.credential else "a token is required"
         return AccessDeniedError(f"{message}: {cause}; {ACCESS_ADVICE}")
     if asked.server == "bucket":
-        # Without the right to list, a bucket answers the same for an object that is not there.
-        cause = "the key has no right to read it, or there is no such object" if asked.credential else "it needs a key"
+        # Without permission to list, a bucket sends the same response for an object that does not exist.
+        cause = "the key may not read it, or there is no such object" if asked.credential else "a key is required"
         return AccessDeniedError(f"{message}: {cause}; {BUCKET_ADVICE}")
     if asked.server == "registry":
         if asked.credential and status == 401:
-            return FetchError(f"{message}: what the registry gave as a token is not, or no longer, taken")
-        return AccessDeniedError(f"{message}: access is denied; {REGISTRY_ADVICE}")
+            return FetchError(f"{message}: the registry rejected the token that it had issued")
+        return AccessDeniedError(f"{message}: access denied; {REGISTRY_ADVICE}")
     return AccessDeniedError(
-        f"{message}: access is denied; check the user and password, or the signature, in the URL, "
-        "or download the file yourself and name it by its path"
+        f"{message}: access denied; check the user and password, or the signature, in the URL, "
+        "or download the file yourself and use its path"
     )
 
 
 def wait_seconds(headers: Headers, now: datetime.datetime) -> float | None:
-    """Return how long the server asks to wait: `Retry-After` in either form, else the `t` of `RateLimit`; or None.
+    """Return the pause that the server asks for: `Retry-After` in either form, else the `t` of `RateLimit`; or None.
 
-    A date is measured against the answer's own Date, if it has one, so that two clocks are not compared.
+    A date is compared with the response's own Date, if it has one, so that two clocks are not compared.
     """
     text = headers.get("retry-after", "").strip()
     if re.fullmatch(r"\d{1,9}", text, re.ASCII):
@@ -218,49 +218,49 @@ def wait_seconds(headers: Headers, now: datetime.datetime) -> float | None:
 
 
 def other_region(headers: Headers) -> str:
-    """Return the region that S3 says a bucket is in when it was asked for in another one, or nothing."""
+    """Return the bucket's actual region when S3 was asked in another one, or ""."""
     region = headers.get("x-amz-bucket-region", "").strip()
     return region if _REGION.fullmatch(region) else ""
 
 
 def linked_digest(headers: Headers) -> str | None:
-    """Return the SHA-256 that the hub promises for a file in LFS, or None."""
+    """Return the hub's SHA-256 of a file in LFS, or None."""
     found = _DIGEST.fullmatch(headers.get("x-linked-etag", "").strip())
     return found[1] if found else None
 
 
 def linked_size(headers: Headers) -> int | None:
-    """Return the size that the hub promises for a file in LFS, or None."""
+    """Return the hub's size of a file in LFS, or None."""
     return _number(headers.get("x-linked-size", ""))
 
 
 def range_total(headers: Headers) -> int | None:
-    """Return the size of the whole file that a 206 names, or None."""
+    """Return the size of the whole file from a 206, or None."""
     found = _CONTENT_RANGE.fullmatch(headers.get("content-range", "").strip())
     return _number(found[3]) if found else None
 
 
 def interpret_part(asked: RangeRequest, headers: Headers) -> ReadBody | Restart:
-    """Say what to do with a 206 in answer to a request for a part, which may begin at 0.
+    """Return how to proceed after a 206 for a range, which may begin at 0.
 
     Raises:
         SourceRefusedError: The part is compressed.
-        RangeError: It is another part than the one that was asked for, or it is not said which.
+        RangeError: It is not the requested part, or the server does not state which.
     """
     _refuse_encoding(asked, headers)
     text = headers.get("content-range", "").strip()
     found = _CONTENT_RANGE.fullmatch(text)
     if found is None or found[1] is None:
-        raise RangeError(f"{asked.shown}: the server sent a part without saying which ({text[:80]!r})")
+        raise RangeError(f"{asked.shown}: the server sent a part without a valid Content-Range ({text[:80]!r})")
     start, end, total = int(found[1]), int(found[2]), _number(found[3])
     if start != asked.offset or end < start or (total is not None and end >= total):
-        raise RangeError(f"{asked.shown}: bytes {asked.offset}- were asked for, the server sent {text[:80]!r}")
+        raise RangeError(f"{asked.shown}: bytes {asked.offset}- were requested, the server sent {text[:80]!r}")
     length = content_length(headers)
     if length is not None and length != end - start + 1:
         raise RangeError(f"{asked.shown}: the server sent {length} bytes as {text[:80]!r}")
     total = asked.total_bytes if total is None else total
     if total is None:
-        raise RangeError(f"{asked.shown}: the server does not say how long the file is ({text[:80]!r})")
+        raise RangeError(f"{asked.shown}: the server does not state the size of the file ({text[:80]!r})")
     validator = Validator.of(headers)
     if not asked.validator.agrees(validator) or asked.total_bytes not in (None, total):
         return Restart("the file on the server has changed since the download began")
@@ -272,7 +272,7 @@ def _refuse_encoding(asked: RangeRequest, headers: Headers) -> None:
     encoding = headers.get("content-encoding", "").strip().lower()
     if encoding not in ("", "identity"):
         raise SourceRefusedError(
-            f"{asked.shown}: the server compresses the file ({encoding[:40]!r}) although it was asked not to; "
+            f"{asked.shown}: the server compresses the file ({encoding[:40]!r}) despite the request's headers; "
             "turn compression off for .gguf files there"
         )
 
@@ -284,7 +284,7 @@ def _hub_message(headers: Headers) -> str:
 
 
 def content_length(headers: Headers) -> int | None:
-    """Return how many bytes an answer says that its body has, or None."""
+    """Return the declared size of a response's body, or None."""
     return _number(headers.get("content-length", ""))
 
 

@@ -1,7 +1,8 @@
-"""A model of Ollama's library, as `ollama://NAME:TAG` names it: the Ollama of a host pulls and keeps it. Pure.
+"""Models of Ollama's library (`ollama://NAME:TAG`), which the Ollama of a host pulls and stores. Pure.
 
-A name with a server in it is refused: who writes a Model must not choose whom a program of this host asks. So is one of
-what LLMKube makes in an Ollama: it may be of another namespace, and of weights that took a credential.
+Refused are names with a server, since the author of a Model must not choose the servers that this host contacts, and
+the models that LLMKube creates in an Ollama: they may be from another namespace and of weights that require a
+credential.
 """
 
 import re
@@ -14,16 +15,16 @@ from llmkube.weights.errors import SourceError
 
 SCHEME: Final = "ollama"
 REMEDY: Final = "name the same model as GGUF at Hugging Face, such as ORG/REPO:Q4_K_M"
-"""For who cannot be served by a host's Ollama."""
+"""The fix where no Ollama of a host can serve the model."""
 
 OWN_NAMESPACE: Final = "llmkube"
-"""Of the models that LLMKube makes in an Ollama, each for one service."""
+"""The namespace of the models that LLMKube creates in an Ollama, each for one service."""
 
 _PART: Final = r"[A-Za-z0-9_][\w.-]{0,79}"
 _NAME: Final = re.compile(rf"(?:[A-Za-z0-9_][\w-]{{0,79}}/)?{_PART}(?::{_PART})?", re.ASCII)
 _DEFAULT_TAG: Final = "latest"
 _DEFAULT_NAMESPACE: Final = "library/"
-"""Of names without one: Ollama takes `library/NAME` for `NAME`."""
+"""The namespace of names without one: to Ollama, `NAME` is `library/NAME`."""
 
 _PATTERN: Final = re.compile(r"(?:[\w*-]{1,80}/)?[\w.*-]{1,80}(?::[\w.*-]{1,80})?", re.ASCII)
 
@@ -33,42 +34,42 @@ class OllamaModel:
     """A model of Ollama's library.
 
     Attributes:
-        name: As Ollama has it, `NAME:TAG` or `NAMESPACE/NAME:TAG`.
+        name: In Ollama's form, `NAME:TAG` or `NAMESPACE/NAME:TAG`.
     """
 
     name: str
 
     @property
     def redacted(self) -> str:
-        """The source, for messages; nothing in it is secret."""
+        """The source for messages; it contains no secrets."""
         return f"{SCHEME}://{self.name}"
 
 
 @attrs.frozen
 class AllowedModels:
-    """Which models of its Ollama a host's owner lets Models name.
+    """The models of its Ollama that a host's owner allows in Models.
 
     Attributes:
-        patterns: `NAME`, `NAME:TAG` or `NAMESPACE/NAME:TAG`. `*` stands for anything within one of the three; without a
-            tag every tag is meant, and without a namespace none.
+        patterns: `NAME`, `NAME:TAG` or `NAMESPACE/NAME:TAG`. `*` matches any text within one of the three; a pattern
+            without a tag matches every tag, one without a namespace only names without one.
     """
 
     patterns: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, patterns: Iterable[str]) -> "AllowedModels":
-        """Take what an owner has written.
+        """Return the patterns that an owner has configured.
 
         Raises:
-            ValueError: One of them can match no name; says how they are written.
+            ValueError: A pattern cannot match any name; the message shows the form.
         """
         for pattern in (allowed := tuple(patterns)):
             if not _PATTERN.fullmatch(pattern):
-                raise ValueError(f"{pattern!r} is no name of a model: write it as Ollama does, such as llama3.2, or *")
+                raise ValueError(f"{pattern!r} is not a model name; use Ollama's form, such as llama3.2, or *")
         return cls(allowed)
 
     def admits(self, model: OllamaModel) -> bool:
-        """Whether one of the patterns is that of a model; Ollama tells no case."""
+        """Return whether a pattern matches a model; as in Ollama, case is ignored."""
         name = _normalized(model.name)
         return any(re.fullmatch(_pattern_regex(each), name) for each in self.patterns)
 
@@ -83,17 +84,17 @@ def _pattern_regex(pattern: str) -> str:
 
 
 def read_name(shown: str, name: str) -> OllamaModel:
-    """Read what stands behind `ollama://`; the tag `latest` is meant where there is none.
+    """Parse the name after `ollama://`; the tag defaults to `latest`.
 
     Args:
         shown: The source, for messages.
-        name: What is read.
+        name: The name to parse.
 
     Raises:
-        SourceError: Ollama's library can have no such model, or it is one that LLMKube has made.
+        SourceError: The name is invalid, or it is a model that LLMKube has created.
     """
     if not _NAME.fullmatch(name):
-        raise SourceError(f"{shown} names no model of Ollama's library: write ollama://NAME:TAG")
+        raise SourceError(f"{shown} is not a model of Ollama's library; use ollama://NAME:TAG")
     if name.lower().startswith(f"{OWN_NAMESPACE}/"):
-        raise SourceError(f"{shown} is what LLMKube has made for a service: name the source of that service's Model")
+        raise SourceError(f"{shown} was created by LLMKube for a service; use the source of that service's Model")
     return OllamaModel(name if ":" in name else f"{name}:{_DEFAULT_TAG}")

@@ -1,4 +1,4 @@
-"""A source is text until this module has read it: a few shapes, and everything else is refused by name."""
+"""Parse `spec.source` and `spec.files` into typed sources."""
 
 import functools
 import re
@@ -15,17 +15,17 @@ from llmkube.weights.split_names import part_names
 from llmkube.weights.urls import BadUrlError, UserInfo, WebUrl, parse_url
 
 QUANTIZATION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
-"""What stands behind the colon of `ORG/REPO:Q4_K_M`."""
+"""The part after the colon in `ORG/REPO:Q4_K_M`."""
 
 _HOST: Final = re.compile(r"(?:https://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<path>.+)", re.IGNORECASE)
 _NON_MODEL_PATHS: Final = frozenset({"api", "collections", "datasets", "docs", "models", "papers", "spaces"})
 
 
 def normalize_hub_source(source: str) -> str:
-    """Return a page of a repository, or its name with the hub's, as `hf://…`; any other source as it is.
+    """Return the URL of a repository or of a file's page at Hugging Face as `hf://…`; other sources unchanged.
 
-    `https://huggingface.co/ORG/REPO/blob/main/FILE.gguf` is the page that a browser shows of a file. The address that
-    it downloads from (`/resolve/`) is a file on a web server like any other, and stays one.
+    `https://huggingface.co/ORG/REPO/blob/main/FILE.gguf` is the page of a file in a browser. Its download URL
+    (`/resolve/`) is treated like a file on any web server.
     """
     found = _HOST.fullmatch(source)
     if found is None:
@@ -72,29 +72,29 @@ class Builtin:
 
     @property
     def identity(self) -> str:
-        """What the store knows it by."""
+        """The identity of the source in the store."""
         return f"builtin://{self.name}"
 
 
 @attrs.frozen
 class LocalFile:
-    """A file on this host, used where it lies; the path is absolute."""
+    """A file on this host, used in place; the path is absolute."""
 
     path: str
 
 
 @attrs.frozen
 class LocalFolder:
-    """A folder on this host with a model's safetensors, used where it lies; the path is absolute."""
+    """A folder on this host with a model's safetensors, used in place; the path is absolute."""
 
     path: str
 
 
 @attrs.frozen
 class WebFile:
-    """A file on a web server, and perhaps the user and password that its URL held.
+    """A file on a web server, with the user and password from its URL, if any.
 
-    If its name says that it is a part of a split model (`-00002-of-00003.gguf`), the URL is the first part's.
+    If the name is that of a part of a split model (`-00002-of-00003.gguf`), the URL is the first part's.
     """
 
     url: WebUrl
@@ -102,17 +102,17 @@ class WebFile:
 
     @property
     def identity(self) -> str:
-        """What the store knows it by, together with a keyed digest of `secret`: who asks may make a difference."""
+        """The identity in the store, with a keyed digest of `secret`: the file may depend on the user."""
         return str(self.url)
 
     @property
     def secret(self) -> str:
-        """The user and the password, which are never written down; empty without."""
+        """The user and the password, which are never stored; empty without them."""
         return "" if self.user_info is None else f"{self.user_info.user}\0{self.user_info.password}"
 
     @property
     def redacted(self) -> str:
-        """The source without what may be secret in it, for messages."""
+        """The source for messages, without secrets."""
         return self.url.shown
 
     @property
@@ -123,7 +123,7 @@ class WebFile:
 
 @attrs.frozen
 class HubFile:
-    """A file in a Hugging Face repository; the first part, if it is one of a split model."""
+    """A file in a Hugging Face repository; of a split model, the first part."""
 
     repository: str
     path: str
@@ -131,12 +131,12 @@ class HubFile:
 
     @property
     def identity(self) -> str:
-        """What the store knows it by."""
+        """The identity of the source in the store."""
         return f"hf://{self.repository}/{self.path}@{self.revision}"
 
     @property
     def redacted(self) -> str:
-        """The source, for messages; nothing in it is secret."""
+        """The source for messages; it contains no secrets."""
         return self.identity.removesuffix(f"@{DEFAULT_REVISION}")
 
     @property
@@ -147,12 +147,12 @@ class HubFile:
 
 @attrs.frozen
 class HubRepository:
-    """A Hugging Face repository that holds one model as GGUF, in one quantization or in several.
+    """A Hugging Face repository with one model as GGUF, in one or more quantizations.
 
     Attributes:
         name: `ORG/REPO`.
         revision: A branch, a tag or a commit.
-        quantization: Which of them is meant, as its files call it; empty for the one that others choose.
+        quantization: The quantization, as in the names of its files; empty for the default.
     """
 
     name: str
@@ -161,26 +161,26 @@ class HubRepository:
 
     @property
     def identity(self) -> str:
-        """What the store knows it by."""
+        """The identity of the source in the store."""
         return f"hf://{self.name}{f':{self.quantization}' if self.quantization else ''}@{self.revision}"
 
     @property
     def redacted(self) -> str:
-        """The source, for messages; nothing in it is secret."""
+        """The source for messages; it contains no secrets."""
         return self.identity.removesuffix(f"@{DEFAULT_REVISION}")
 
     def file(self, path: str) -> HubFile:
-        """Name one file in it.
+        """Return a file of the repository.
 
         Raises:
-            SourceError: No file can have that name.
+            SourceError: The name is not a valid file name.
         """
         return _hub_file(repr(path), self.name, path, self.revision)
 
 
 @attrs.frozen
 class HubFolder:
-    """The files of a Hugging Face repository that an engine is given as one folder: safetensors and what explains them.
+    """The files of a Hugging Face repository that an engine loads as one folder: safetensors and configuration.
 
     Attributes:
         name: `ORG/REPO`.
@@ -192,20 +192,20 @@ class HubFolder:
 
     @property
     def identity(self) -> str:
-        """What the store knows it by; the repository as GGUF is another source."""
+        """The identity in the store; the same repository as GGUF is another source."""
         return f"hf://{self.name}@{self.revision}#folder"
 
     @property
     def redacted(self) -> str:
-        """The source, for messages; nothing in it is secret."""
+        """The source for messages; it contains no secrets."""
         return f"hf://{self.name}@{self.revision}".removesuffix(f"@{DEFAULT_REVISION}")
 
 
 @attrs.frozen
 class BucketFile:
-    """An object in a bucket (S3, MinIO and their like); a folder of them while no file of it is picked.
+    """An object in a bucket (S3, MinIO and compatible), or a folder before one of its files is selected.
 
-    On which server the bucket is, the credentials say: it is no part of the source.
+    The server of the bucket is configured with the credentials, not in the source.
     """
 
     bucket: str
@@ -213,12 +213,12 @@ class BucketFile:
 
     @property
     def identity(self) -> str:
-        """What the store knows it by."""
+        """The identity of the source in the store."""
         return f"s3://{self.bucket}/{self.path}"
 
     @property
     def redacted(self) -> str:
-        """The source, for messages; nothing in it is secret."""
+        """The source for messages; it contains no secrets."""
         return self.identity
 
     @property
@@ -227,10 +227,10 @@ class BucketFile:
         return part_names(self.path)
 
     def file(self, path: str) -> "BucketFile":
-        """Name one file in the folder.
+        """Return a file in the folder.
 
         Raises:
-            SourceError: No file can have that name.
+            SourceError: The name is not a valid file name.
         """
         folder = self.path.rstrip("/")
         return _bucket_file(repr(path), self.bucket, f"{folder}/{path}" if folder else path)
@@ -238,26 +238,26 @@ class BucketFile:
 
 @attrs.frozen
 class VolumeSource:
-    """Weights that this host cannot fetch itself: those on a volume claim."""
+    """Weights on a PersistentVolumeClaim, which a host cannot fetch."""
 
     scheme: str
     text: str
 
     @property
     def redacted(self) -> str:
-        """The source without what may be secret in it, for messages."""
+        """The source for messages, without secrets."""
         return _redact(self.text)
 
 
 @attrs.frozen
 class ImageSource:
-    """Weights in an image or an artefact of a registry (`oci://`).
+    """Weights in an image or artefact in a registry (`oci://`).
 
     Attributes:
-        registry: The registry's name, with its port.
-        repository: The path there.
+        registry: The registry's host, with its port.
+        repository: The path in the registry.
         reference: A tag, or a digest (`sha256:…`).
-        file: The file that the engine is given; empty for the only one.
+        file: The file that the engine loads; empty for the only one.
     """
 
     registry: str
@@ -273,22 +273,22 @@ class ImageSource:
 
     @property
     def identity(self) -> str:
-        """What the store knows it by."""
+        """The identity of the source in the store."""
         return f"oci://{self.image}" + (f"#{self.file}" if self.file else "")
 
     @property
     def redacted(self) -> str:
-        """The source without what may be secret in it, for messages: nothing of it is."""
+        """The source for messages; it contains no secrets."""
         return f"oci://{self.image}"
 
     def pick(self, path: str) -> "ImageSource":
-        """Return one of its files.
+        """Return one of the image's files.
 
         Raises:
-            SourceError: No file can have that name.
+            SourceError: The name is not a valid file name.
         """
         if not path or path.startswith("/") or any(segment in ("", ".", "..") for segment in path.split("/")):
-            raise SourceError(f"{path!r} is no path of a file in an image")
+            raise SourceError(f"{path!r} is not a valid path of a file in an image")
         return attrs.evolve(self, file=path)
 
 
@@ -296,23 +296,20 @@ RemoteFile = WebFile | HubFile | HubRepository | BucketFile
 Remote = RemoteFile | ImageSource | HubFolder
 Source = Builtin | LocalFile | RemoteFile | ImageSource | VolumeSource | OllamaModel
 EngineSource = Source | LocalFolder | HubFolder
-"""What an engine is given of a source: the format of the weights makes a folder of some."""
+"""A source as an engine loads it: for some formats, a folder."""
 
 
 @functools.lru_cache(maxsize=1024)
 def parse_source(text: str) -> Source:
-    """Read `spec.source`.
-
-    Args:
-        text: The source as the user wrote it. Only its shape is judged: no disk and no network is touched.
+    """Parse `spec.source`; only the text is examined, no disk and no network.
 
     Raises:
-        SourceError: It has none of the known shapes; the message lists them.
+        SourceError: It has none of the known forms; the message lists them.
     """
     shown = repr(_redact(text))
     if not text or any(c.isspace() or not c.isprintable() for c in text[:1] + text[-1:]) or "\0" in text:
-        raise SourceError(f"{shown} is empty or has stray white space around it; use {_FORMS}")
-    if any("\ud800" <= character <= "\udbff" for character in text):  # the others stand for bytes of a file's name
+        raise SourceError(f"{shown} is empty or has leading or trailing white space; use {_FORMS}")
+    if any("\ud800" <= character <= "\udbff" for character in text):  # other surrogates represent bytes of a file name
         raise SourceError(f"{shown} is not valid text")
     if text.startswith("/"):
         return LocalFile(text)
@@ -328,7 +325,7 @@ def parse_source(text: str) -> Source:
 def _parse_with_scheme(shown: str, text: str, scheme: str, rest: str) -> Source:
     if scheme == "builtin":
         if not _BUILTIN_NAME.fullmatch(rest):
-            raise SourceError(f"{shown} names no built-in weights; builtin://demo does")
+            raise SourceError(f"{shown} is not a name of built-in weights; use builtin://demo")
         return Builtin(rest)
     if scheme == "file":
         return _parse_local_file(shown, rest)
@@ -339,7 +336,7 @@ def _parse_with_scheme(shown: str, text: str, scheme: str, rest: str) -> Source:
     if scheme not in ("http", "https", "hf", "pvc", "s3"):
         raise SourceError(f"{shown} has the unknown scheme {scheme!r}; use {_FORMS}")
     if not rest.strip("/"):
-        raise SourceError(f"{shown} names nothing after {scheme}://")
+        raise SourceError(f"{shown} has nothing after {scheme}://")
     if scheme == "hf":
         return _parse_hub(shown, rest)
     if scheme == "s3":
@@ -352,7 +349,7 @@ def _parse_image(shown: str, rest: str) -> ImageSource:
     found = _IMAGE.fullmatch(rest)
     if found is None:
         raise SourceError(
-            f"{shown} names no image: write oci://REGISTRY/REPOSITORY:TAG or oci://REGISTRY/REPOSITORY@sha256:DIGEST"
+            f"{shown} is not an image; use oci://REGISTRY/REPOSITORY:TAG or oci://REGISTRY/REPOSITORY@sha256:DIGEST"
         )
     return ImageSource(found["registry"], found["repository"], found["digest"] or found["tag"] or "latest")
 
@@ -365,7 +362,7 @@ def _parse_web(shown: str, text: str) -> WebFile:
     try:
         url, user_info = parse_url(text)
     except BadUrlError as exc:
-        raise SourceError(f"{shown} cannot be used: {exc}") from exc
+        raise SourceError(f"{shown} is not a valid URL: {exc}") from exc
     return WebFile(url.with_path(part_names(url.path)[0]), user_info)
 
 
@@ -376,10 +373,10 @@ def _parse_hub(shown: str, rest: str) -> HubFile | HubRepository:
     name, colon, quantization = name.partition(":")
     repository = f"{organisation}/{name}"
     if not _REPOSITORY.fullmatch(repository):
-        raise SourceError(f"{shown} names no repository; write hf://ORG/REPO or hf://ORG/REPO/FILE.gguf")
+        raise SourceError(f"{shown} is not a valid repository; use hf://ORG/REPO or hf://ORG/REPO/FILE.gguf")
     revision = _parse_revision(shown, rest)
     if colon and (path or not QUANTIZATION.fullmatch(quantization)):
-        raise SourceError(f"{shown} has a malformed quantization; write ORG/REPO:Q4_K_M, or hf://ORG/REPO/FILE.gguf")
+        raise SourceError(f"{shown} has a malformed quantization; use ORG/REPO:Q4_K_M or hf://ORG/REPO/FILE.gguf")
     if path:
         return _hub_file(shown, repository, path, revision)
     return HubRepository(repository, revision, quantization)
@@ -388,9 +385,9 @@ def _parse_hub(shown: str, rest: str) -> HubFile | HubRepository:
 def _hub_file(shown: str, repository: str, path: str, revision: str) -> HubFile:
     odd = not path.isprintable() or set(path) & set("?#\\")
     if odd or any(segment in ("", ".", "..") for segment in path.split("/")):
-        raise SourceError(f"{shown} names no file in a repository; write hf://ORG/REPO/FILE.gguf")
+        raise SourceError(f"{shown} is not a valid file in a repository; use hf://ORG/REPO/FILE.gguf")
     if not path.lower().endswith(".gguf"):
-        raise SourceError(f"{shown} does not name a .gguf file; write hf://ORG/REPO/FILE.gguf[@REVISION]")
+        raise SourceError(f"{shown} is not a .gguf file; use hf://ORG/REPO/FILE.gguf[@REVISION]")
     return HubFile(repository, part_names(path)[0], revision)
 
 
@@ -398,7 +395,7 @@ def _bucket_file(shown: str, bucket: str, path: str) -> BucketFile:
     odd = not path.isprintable() or set(path) & set("?#\\")
     segments = path.rstrip("/").split("/") if path else []
     if not _BUCKET.fullmatch(bucket) or odd or any(segment in ("", ".", "..") for segment in segments):
-        raise SourceError(f"{shown} names no object in a bucket; write s3://BUCKET/KEY")
+        raise SourceError(f"{shown} is not a valid object in a bucket; use s3://BUCKET/KEY")
     return BucketFile(bucket, part_names(path)[0])
 
 
@@ -408,18 +405,18 @@ def _parse_revision(shown: str, text: str) -> str:
         return DEFAULT_REVISION
     if revision.lower().endswith(".gguf"):
         raise SourceError(
-            f"{shown} has its revision in the middle; it goes to the end: hf://ORG/REPO/FILE.gguf@REVISION"
+            f"{shown} has its revision in the middle; put it at the end: hf://ORG/REPO/FILE.gguf@REVISION"
         )
     if not _REVISION.fullmatch(revision):
-        raise SourceError(f"{shown} has a malformed revision after the @; a branch, a tag or a commit goes there")
+        raise SourceError(f"{shown} has a malformed revision after the @; use a branch, a tag or a commit")
     return revision
 
 
 def _parse_local_file(shown: str, rest: str) -> LocalFile:
-    # RFC 8089: file:///path and file://localhost/path name this host, percent escapes included
+    # RFC 8089: file:///path and file://localhost/path are on this host, and may have percent escapes
     host, slash, path = rest.partition("/")
     if host not in ("", "localhost") or not path:
-        raise SourceError(f"{shown} must hold an absolute path: file:///PATH, with three slashes")
+        raise SourceError(f"{shown} has no absolute path; use file:///PATH, with three slashes")
     decoded = urllib.parse.unquote(path)
     if "\0" in decoded:
         raise SourceError(f"{shown} has a NUL byte in its path")
@@ -427,44 +424,45 @@ def _parse_local_file(shown: str, rest: str) -> LocalFile:
 
 
 FOLDER_FORMATS: Final = frozenset({"mlx", "safetensors"})
-"""The values of `spec.format` whose engines are given a folder, and not a file."""
+"""The values of `spec.format` whose engines load a folder, not a file."""
 
 
 def engine_source(source: Source, files: Sequence[str], weights_format: str) -> EngineSource:
-    """Return what an engine of a host is given of a source: a file, or for formats that are folders a folder.
+    """Return the file or, for `FOLDER_FORMATS`, the folder of a source that an engine on a host loads.
 
     Args:
-        source: What `spec.source` names.
+        source: The parsed `spec.source`.
         files: `spec.files`.
         weights_format: `spec.format`.
 
     Raises:
-        FileSetError: As `pick`, or the source is no folder with files of that format.
+        FileSetError: As in `pick`, or files are selected from a folder.
+        SourceError: The source is not a folder.
     """
     if weights_format not in FOLDER_FORMATS:
         return pick(source, files)
     if files:
-        raise FileSetError(f"a host fetches all files of a model in {weights_format}: leave spec.files out")
+        raise FileSetError(f"a host fetches all files of a model in {weights_format}; remove spec.files")
     if isinstance(source, LocalFile):
         return LocalFolder(source.path)
     if isinstance(source, HubRepository) and not source.quantization:
         return HubFolder(source.name, source.revision)
     raise SourceError(
-        f"spec.source names no folder of {weights_format} for a host: write hf://ORG/REPO[@REVISION], or the absolute "
+        f"spec.source is not a folder of {weights_format} for a host; use hf://ORG/REPO[@REVISION], or the absolute "
         "path of a folder below one that the host's owner lists (--allow-local-sources)"
     )
 
 
 def pick(source: Source, files: Sequence[str]) -> Source:
-    """Return the file that `spec.files` picks from a repository or a bucket; the source itself if it picks nothing.
+    """Return the file of a repository, bucket or image that `spec.files` selects; the source itself without files.
 
     Args:
-        source: What `spec.source` names.
-        files: The first is the one that the engine is given. More of them may only be parts of the same split model:
-            an engine on a host has no use for others.
+        source: The parsed `spec.source`.
+        files: The engine loads the first. The others may only be parts of the same split model: an engine on a host
+            cannot use other files.
 
     Raises:
-        FileSetError: The source is neither, or has no such files, or they do not belong together.
+        FileSetError: The source has no files to select, a name is invalid, or the files do not belong together.
     """
     if not files:
         return source
@@ -472,14 +470,14 @@ def pick(source: Source, files: Sequence[str]) -> Source:
         return _pick_from_image(source, files)
     if not isinstance(source, HubRepository | BucketFile):
         raise FileSetError(
-            "picks files from a Hugging Face repository, a folder of a bucket or an image, but spec.source names none; "
-            "write spec.source as ORG/REPO, s3://BUCKET/FOLDER or oci://REGISTRY/REPOSITORY, or leave spec.files out"
+            "selects files of a Hugging Face repository, a bucket's folder or an image, but spec.source is not one; "
+            "set spec.source to ORG/REPO, s3://BUCKET/FOLDER or oci://REGISTRY/REPOSITORY, or remove spec.files"
         )
     chosen = _file_of(source, files[0])
-    unrelated = [file for file in files[1:] if _file_of(source, file) != chosen]  # any part is named by the first
+    unrelated = [file for file in files[1:] if _file_of(source, file) != chosen]  # each part maps to the first
     if unrelated:
         raise FileSetError(
-            f"a host fetches the parts of one model, and {unrelated[0]!r} is no part of {files[0]!r}; leave it out"
+            f"a host fetches only the parts of one model; {unrelated[0]!r} is not a part of {files[0]!r}; remove it"
         )
     return chosen
 
@@ -488,11 +486,11 @@ def _file_of(source: HubRepository | BucketFile, file: str) -> HubFile | BucketF
     try:
         return source.file(file)
     except SourceError as exc:
-        raise FileSetError(f"{file!r} names no .gguf file in a repository; patterns do not work") from exc
+        raise FileSetError(f"{file!r} is not a .gguf file in a repository; patterns are not supported") from exc
 
 
 def _pick_from_image(source: ImageSource, files: Sequence[str]) -> ImageSource:
     try:
         return source.pick(files[0])
     except SourceError as exc:
-        raise FileSetError(f"{exc}; patterns do not work") from exc
+        raise FileSetError(f"{exc}; patterns are not supported") from exc

@@ -1,8 +1,8 @@
-"""A URL is read once, strictly, into a value: no host reaches a resolver in a form that a check read otherwise.
+"""Parse URLs strictly and once, so that checks and the resolver see the same host.
 
 `getaddrinfo` turns `0x7f000001`, `2130706433`, `127.1`, `0177.0.0.1` and `①②⑦.⓪.⓪.①` all into 127.0.0.1, and libraries
-differ on backslashes, tabs and percent signs in a host. None of those has an honest use in the address of a model file,
-so they are refused instead of understood.
+differ on backslashes, tabs and percent signs in a host. None of these has a legitimate use in the URL of a model file,
+so they are refused.
 """
 
 import ipaddress
@@ -16,14 +16,14 @@ from llmkube.weights.address_policy import Address
 
 _PORTS: Final = {"http": 80, "https": 443}
 _LABEL: Final = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)")
-_NUMBER: Final = re.compile(r"[0-9]+|0x[0-9a-f]*")  # what resolvers take for a number when it ends a name
+_NUMBER: Final = re.compile(r"[0-9]+|0x[0-9a-f]*")  # resolvers read these as a number at the end of a name
 _FORBIDDEN: Final = re.compile(r"[\x00-\x20\x7f-\xa0\\]")
-_SAFE: Final = "!$&'()*+,;=:@/~-._%"  # RFC 3986's pchar, and the percent sign of what is escaped already
+_SAFE: Final = "!$&'()*+,;=:@/~-._%"  # RFC 3986's pchar, and the percent sign of existing escapes
 _MAX_LENGTH: Final = 8192
 
 
 class BadUrlError(ValueError):
-    """The text is not a URL that this module reads; says why in a few words."""
+    """The text is not a valid URL; the message is a short reason."""
 
 
 @attrs.frozen
@@ -33,8 +33,8 @@ class WebUrl:
     Attributes:
         scheme: `http` or `https`.
         host: A lower-case name, or an address in its canonical form (without brackets).
-        port: The port, also where it is the scheme's own.
-        target: Path and query, as they go onto the wire.
+        port: The port, even if it is the scheme's default.
+        target: Path and query, as they are sent.
     """
 
     scheme: str
@@ -44,12 +44,12 @@ class WebUrl:
 
     @property
     def origin(self) -> tuple[str, str, int]:
-        """Scheme, host and port: what credentials belong to."""
+        """Scheme, host and port, to which credentials are bound."""
         return self.scheme, self.host, self.port
 
     @property
     def address(self) -> Address | None:
-        """The host, if it is an address and not a name."""
+        """The host as an address; None if it is a name."""
         try:
             return ipaddress.ip_address(self.host)
         except ValueError:
@@ -57,49 +57,49 @@ class WebUrl:
 
     @property
     def netloc(self) -> str:
-        """Host and, unless it is the scheme's own, port: the Host header."""
+        """The Host header: host and, unless it is the scheme's default, port."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == _PORTS[self.scheme] else f"{host}:{self.port}"
 
     @property
     def path(self) -> str:
-        """The path without the query, escapes and all."""
+        """The path without the query; still escaped."""
         return self.target.partition("?")[0]
 
     @property
     def shown(self) -> str:
-        """The URL for messages: without the query, which may be a signature."""
+        """The URL for messages, without the query, which may be a signature."""
         return f"{self.scheme}://{self.netloc}{self.path}"
 
     def __str__(self) -> str:
         return f"{self.scheme}://{self.netloc}{self.target}"
 
     def with_path(self, path: str) -> "WebUrl":
-        """Return the URL of another file at the same place, with the same query."""
+        """Return the URL with another path and the same query."""
         _, mark, query = self.target.partition("?")
         return attrs.evolve(self, target=path + mark + query)
 
 
 @attrs.frozen
 class UserInfo:
-    """The user and password that a URL held, decoded; neither is ever shown."""
+    """The user and password from a URL, decoded; neither is ever shown."""
 
     user: str
     password: str = attrs.field(repr=False)
 
 
 def parse_url(text: str) -> tuple[WebUrl, UserInfo | None]:
-    """Read an absolute http or https URL; its fragment is dropped.
+    """Parse an absolute http or https URL; its fragment is dropped.
 
     Raises:
-        BadUrlError: It is not one, or its host is written in a way that resolvers and checks may read differently.
+        BadUrlError: It is not one, or its host is in a form that resolvers and checks may read differently.
     """
     if len(text) > _MAX_LENGTH:
         raise BadUrlError(f"it is longer than {_MAX_LENGTH} characters")
     if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
         raise BadUrlError("it is not valid text")
     if _FORBIDDEN.search(text):
-        raise BadUrlError("it holds a space, a control character or a backslash")
+        raise BadUrlError("it contains a space, a control character or a backslash")
     scheme, separator, rest = text.partition("://")
     scheme = scheme.lower()
     if not separator or scheme not in _PORTS:
@@ -116,10 +116,10 @@ def parse_url(text: str) -> tuple[WebUrl, UserInfo | None]:
 
 
 def resolve_location(url: WebUrl, location: str) -> WebUrl:
-    """Return where a `Location` header leads from a URL; a user and password in it are ignored.
+    """Return the target of a `Location` header, relative to a URL; a user and password in it are ignored.
 
     Raises:
-        BadUrlError: It leads to nothing that `parse_url` reads.
+        BadUrlError: The target is not a valid URL.
     """
     try:
         joined = urllib.parse.urljoin(str(url), location)
@@ -140,7 +140,7 @@ def _host_and_port(text: str, default_port: int) -> tuple[str, int]:
         port = rest[1:]
         try:
             if "%" in host:
-                raise BadUrlError("its address names a zone")
+                raise BadUrlError("its address has a zone")
             return ipaddress.IPv6Address(host).compressed, _port(port, default_port)
         except ipaddress.AddressValueError as exc:
             raise BadUrlError("its IPv6 address is malformed") from exc
@@ -158,19 +158,19 @@ def _port(text: str, default: int) -> int:
 
 def _host(text: str) -> str:
     if not text.isascii():
-        raise BadUrlError("its host has letters outside ASCII; write an international name in its xn-- form")
+        raise BadUrlError("its host has non-ASCII characters; use the xn-- form of an international name")
     host = text.lower().removesuffix(".")
     if not host:
-        raise BadUrlError("it names no host")
+        raise BadUrlError("it has no host")
     if "%" in host:
         raise BadUrlError("its host has percent escapes")
     labels = host.split(".")
     if _NUMBER.fullmatch(labels[-1]):
-        # WHATWG: a host that ends in a number is an IPv4 address. Only its one canonical form is taken.
+        # WHATWG: a host that ends in a number is an IPv4 address. Only its canonical form is accepted.
         try:
             return str(ipaddress.IPv4Address(host))
         except ipaddress.AddressValueError as exc:
-            raise BadUrlError("its host is a number; write an IPv4 address as four decimal numbers") from exc
+            raise BadUrlError("its host is a number; use four decimal numbers for an IPv4 address") from exc
     if len(host) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
         raise BadUrlError("its host is not a valid name")
     return host

@@ -38,10 +38,10 @@ def spec(found, **changes):
     ("scene", "words"),
     [
         (StatusView(service(), None), "a Model called chat"),
-        (StatusView(service(), model()), "the controller to look at it"),
+        (StatusView(service(), model()), "the controller to process it"),
         (
             StatusView(service("chat", condition("Loaded", False, "Released", "let go")), model()),
-            "the controller to look at it",
+            "the controller to process it",
         ),
         (StatusView(service(), model("chat", FETCHING)), "the Model's file"),
         (StatusView(spec(service(), replicas=0), model()), "nothing: spec.replicas is 0; `llmkube scale` starts it"),

@@ -72,7 +72,7 @@ async def test_every_step_is_shown(autojump_clock, world):
         await trio.sleep(1)
         await world.become_ready()
     lines = list(dict.fromkeys(world.steps.printed))
-    assert lines == ["fetch: waiting for the controller to look at it", "fetch: downloading: 42 %", *lines[2:]]
+    assert lines == ["fetch: waiting for the controller to process it", "fetch: downloading: 42 %", *lines[2:]]
     assert [each for each in lines if each.endswith("done")] == ["fetch done", "load done", "ready done"]
 
 

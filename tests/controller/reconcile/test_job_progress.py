@@ -76,10 +76,10 @@ async def test_the_model_reports_progress(autojump_clock, engine):
     async with open_pods() as hands:
         job = await start(hands)
         await trio.sleep(QUERY_INTERVAL_SECONDS)
-        assert (await message(hands)).endswith("fetches it: 0 %")
+        assert (await message(hands)).endswith("is fetching it: 0 %")
         engine["text"] = words(430)
         await trio.sleep(QUERY_INTERVAL_SECONDS + SETTLED)
-        assert (await message(hands)).endswith("fetches it: 40 %")
+        assert (await message(hands)).endswith("is fetching it: 40 %")
         assert set(engine["asked"]) == {"http://10.1.2.3:8082/progress"}
         assert await hands.model_where() == "Downloading/DownloadStarted"
         writes = len(hands.cluster.writes)

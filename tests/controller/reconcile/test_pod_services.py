@@ -263,7 +263,7 @@ async def test_the_queue_for_gpus_goes_by_priority(autojump_clock):
         vital, chat = (await hands.cluster.service("vital")).status, (await hands.cluster.service()).status
         assert (vital.queue_position, chat.queue_position) == (1, 2)
         assert vital.waiting_for == "nvidia.com/gpu: 2"
-        assert "number 2 in the queue" in chat.conditions[0].message
+        assert "position 2 in the queue" in chat.conditions[0].message
         running = {"phase": "Running", "conditions": [{"type": "PodScheduled", "status": "True"}]}
         await hands.service_pod(running, name="vital")
         await hands.roll_out("vital")

@@ -43,7 +43,7 @@ async def test_pods_get_the_class_that_is_there(autojump_clock, there, named):
         await install(hands, *there)
         await hands.bring_up(priority="high")
         assert await rank(hands) == named
-        assert ("there is no PriorityClass llmkube-service-high" in await message_of(hands)) is (named is None)
+        assert ("PriorityClass llmkube-service-high" in await message_of(hands)) is (named is None)
 
 
 async def test_a_class_is_used_when_installed_and_dropped_when_deleted(autojump_clock):
@@ -85,7 +85,7 @@ async def test_an_operator_s_setting_is_used_unchanged(autojump_clock):
         await install(hands, SAFE)
         await hands.bring_up(priority="high")
         assert await rank(hands) is None
-        assert "the controller gives pods no PriorityClass" in await message_of(hands)
+        assert "the controller sets no PriorityClass" in await message_of(hands)
 
 
 async def test_a_controller_of_one_namespace_does_not_list_them(autojump_clock):

@@ -248,7 +248,7 @@ async def test_a_refused_edit_serves_by_the_spec_before(autojump_clock, answer):
         assert (accepted.status, accepted.reason) == ("False", "Invalid")
         assert "spec.policy.classification.mode" in accepted.message
         assert "spec.policy.auditLog.sink" in accepted.message
-        assert "serves on by the spec before" in accepted.message
+        assert "keeps serving the previous spec" in accepted.message
         assert await phase(hands.client) == "Degraded"
         assert await config_of(hands.client) == before
 
@@ -269,7 +269,7 @@ async def test_a_store_keeps_the_budgets_of_all_pods(autojump_clock):
         budgets = [{"name": "b", "scope": "router", "maxTokens": 1}]
         await apply_router(hands.client, proxy={"replicas": 3}, policy={"budgets": budgets})
         honoured = await condition(hands.client, "SpecHonoured")
-        assert (honoured.status, "each of 3 pods counts by itself" in honoured.message) == ("False", True)
+        assert (honoured.status, "each of 3 pods counts separately" in honoured.message) == ("False", True)
         store = {"address": "redis.cache.svc:6379", "passwordSecretRef": {"name": "redis", "key": "password"}}
         policy = {"budgets": budgets, "budgetStore": store}
         await apply_router(hands.client, proxy={"replicas": 3}, policy=policy)
@@ -309,7 +309,7 @@ async def test_a_taken_name_is_reported(autojump_clock):
         await apply_router(hands.client)
         degraded = await condition(hands.client, "Degraded")
         assert degraded.status == "True"
-        assert "exists already" in degraded.message
+        assert "already exists" in degraded.message
         assert encode(await hands.client.get(Service, Key("ml", NAME)))["spec"]["ports"][0]["port"] == 1
 
 

@@ -68,7 +68,7 @@ def test_facts_apply_to_their_volume(volume, kept):
 @pytest.mark.parametrize(
     ("seen", "reason", "word"),
     [
-        (JobFacts(claim=claim()), "NotInUse", "once a pod that serves it runs"),
+        (JobFacts(claim=claim()), "NotInUse", "once a pod that serves it is running"),
         (JobFacts(job_of(), (), claim()), "Inspecting", "phi-0"),
         (JobFacts(job_of(), (unscheduled("volume is in use"),), claim()), "Unschedulable", "volume is in use"),
         (
@@ -76,7 +76,7 @@ def test_facts_apply_to_their_volume(volume, kept):
             "NotGGUF",
             "no magic; delete Job phi-0",
         ),
-        (JobFacts(job_of("Failed"), (), claim()), "InspectionFailed", "left no message"),
+        (JobFacts(job_of("Failed"), (), claim()), "InspectionFailed", "without a message"),
         (JobFacts(claim=claim(), obstacle="quota"), "JobRefused", "quota"),
     ],
 )

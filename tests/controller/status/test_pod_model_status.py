@@ -72,11 +72,11 @@ def remembered(**more):
     ("seen", "phase", "reason", "words"),
     [
         (JobFacts(), "Pending", "Pending", "waiting for the Job"),
-        (JobFacts(job=job_of()), "Pending", "Pending", "waits for its pod to start; `kubectl describe job"),
-        (JobFacts(job=job_of(), pods=(fetch_pod(None),)), "Downloading", "DownloadStarted", "fetches it"),
+        (JobFacts(job=job_of()), "Pending", "Pending", "is waiting for its pod to start; `kubectl describe job"),
+        (JobFacts(job=job_of(), pods=(fetch_pod(None),)), "Downloading", "DownloadStarted", "is fetching it"),
         (JobFacts(job=job_of("Complete"), pods=(fetch_pod(),)), "Ready", "ModelReady", "4.5 GiB"),
-        (JobFacts(job=job_of(), pods=(fetch_pod(),)), "Downloading", "DownloadStarted", "fetches it"),
-        (JobFacts(job=job_of("Complete"), pods=(fetch_pod(None),)), "Downloading", "DownloadStarted", "fetches it"),
+        (JobFacts(job=job_of(), pods=(fetch_pod(),)), "Downloading", "DownloadStarted", "is fetching it"),
+        (JobFacts(job=job_of("Complete"), pods=(fetch_pod(None),)), "Downloading", "DownloadStarted", "is fetching it"),
         (JobFacts(job=job_of("Complete")), "Pending", "NoResult", "left no result"),
         (JobFacts(job=job_of("Complete"), pods=(fetch_pod(0, "no json"),)), "Pending", "NoResult", "left no result"),
         (JobFacts(job=job_of("Complete"), pods=(fetch_pod(0, '["odd"]'),)), "Pending", "NoResult", "left no result"),
@@ -91,15 +91,15 @@ def remembered(**more):
         (JobFacts(job=job_of(), pods=(unscheduled("no node"),)), "Pending", "Unschedulable", "no node"),
         (
             JobFacts(job=job_of(), pods=(fetch_pod(1, '{"reason":"Stalled","message":"too slow"}'),)),
-            "Downloading", "Stalled", "too slow; the Job tries again",
+            "Downloading", "Stalled", "too slow; the Job retries",
         ),
         (
             JobFacts(job_of(), (fetch_pod(1, '{"reason":"Stalled","message":"slow"}'), fetch_pod(None)), percent=5),
-            "Downloading", "Stalled", "slow; the Job tries again: 5 %",
+            "Downloading", "Stalled", "slow; the Job retries: 5 %",
         ),
         (
             JobFacts(job=job_of(), pods=(fetch_pod(1, '{"reason":"Stalled","message":"too slow"}'), fetch_pod())),
-            "Downloading", "DownloadStarted", "fetches it",
+            "Downloading", "DownloadStarted", "is fetching it",
         ),
     ],
 )  # fmt: skip
@@ -245,7 +245,7 @@ def test_a_model_of_ollamas_library_is_refused_in_pods(users):
     """For any provider, the Model names the source to use instead."""
     supply = choose_supply(cluster_model("ollama://llama3.2"), users, WorkloadSettings(image="x"))
     assert (supply.by, supply.reason) == ("nothing", "SourceUnsupported")
-    assert supply.message.startswith("ollama://llama3.2:latest is pulled by the Ollama of a host")
+    assert supply.message.startswith("ollama://llama3.2:latest is pulled by Ollama on a host")
     assert supply.message.endswith("such as ORG/REPO:Q4_K_M")
 
 

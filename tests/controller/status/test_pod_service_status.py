@@ -106,8 +106,8 @@ def test_available_holds_exactly_while_something_answers(spec, model, ready):
 @pytest.mark.parametrize(
     ("violations", "way_out"),
     [
-        (VIOLATIONS, "name an image that runs without root, and its user in spec.podSecurityContext.runAsUser"),
-        ('hostPath volumes (volume "v")', "leave out what it names"),
+        (VIOLATIONS, "use an image that runs without root, and set its user in spec.podSecurityContext.runAsUser"),
+        ('hostPath volumes (volume "v")', "remove these fields"),
     ],
 )
 def test_a_namespace_that_is_closed_to_root_is_reported(violations, way_out):
@@ -160,7 +160,7 @@ def test_waiting_for_a_gpu_reports_resource_and_position():
     status = derived(pod_service(), given, position=2)
     assert (status["queuePosition"], status["waitingFor"]) == (2, "nvidia.com/gpu: 2")
     assert status["schedulingStatus"] == "InsufficientGPU"
-    assert "number 2 in the queue" in status["schedulingMessage"]
+    assert "position 2 in the queue" in status["schedulingMessage"]
     assert "0/3 nodes" in status["schedulingMessage"]
     after = derived(pod_service(), SERVING, position=2)
     assert not {"queuePosition", "waitingFor", "schedulingStatus", "schedulingMessage"} & after.keys()

@@ -17,14 +17,14 @@ OOM = {"exitCode": 137, "reason": "OOMKilled"}
         (
             waiting("CrashLoopBackOff", last={"exitCode": 1, "message": "loading\nunknown model architecture: 'x'"}),
             "CrashLoopBackOff",
-            "container llama-server ended with exit code 1: unknown model architecture: 'x'; started 4 times",
+            "container llama-server exited with code 1: unknown model architecture: 'x'; started 4 times",
             False,
         ),
         (waiting("CrashLoopBackOff", last=OOM), "OOMKilled", "more memory", False),
-        (waiting("CrashLoopBackOff"), "CrashLoopBackOff", "keeps ending", False),
+        (waiting("CrashLoopBackOff"), "CrashLoopBackOff", "keeps exiting", False),
         (unscheduled("0/3 nodes are available"), "Unschedulable", "0/3 nodes", True),
         (pod(phase="Failed", reason="Evicted", message="low on memory"), "Evicted", "low on memory", True),
-        (fetch_pod(1, "gone"), "ContainerFailed", "exit code 1: gone", True),
+        (fetch_pod(1, "gone"), "ContainerFailed", "exited with code 1: gone", True),
     ],
 )
 def test_each_problem_has_its_reason(seen, reason, words, passing):

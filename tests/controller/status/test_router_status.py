@@ -74,7 +74,7 @@ def test_all_errors_are_reported_at_once():
     status = status_of(errors=("spec.a: wrong", "spec.b: wrong"), config=None)
     state, reason, message = condition(status, "Accepted")
     assert (state, reason) == ("False", "Invalid")
-    assert message == "spec.a: wrong; spec.b: wrong; the router serves on by the spec before"
+    assert message == "spec.a: wrong; spec.b: wrong; the router keeps serving the previous spec"
     nothing = status_of(errors=("spec.a: wrong",), config=None, deployment=None)
     assert condition(nothing, "Accepted")[2] == "spec.a: wrong"
 

@@ -299,7 +299,7 @@ def test_messages_name_the_missing_object():
         two, fetched_model(), count_replicas(two, fetched_model(), [READY], STUDIO), STUDIO
     ).message == ("1 of 2 replicas ready: a host runs one process per service, and 1 can serve this one")
     none = Replicas(1, 0, 0)
-    assert assess_service(EXITED, None, none, STUDIO).message == 'there is no Model "phi" in this namespace'
+    assert assess_service(EXITED, None, none, STUDIO).message == 'Model "phi" not found in this namespace'
     assert assess_service(EXITED, fetched_model(), none, STUDIO).message == "exit code 1\nerror: out of memory"
 
 

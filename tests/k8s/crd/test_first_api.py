@@ -75,12 +75,12 @@ def test_both_are_todays_objects(body: dict[str, Any]) -> None:
     [
         ({"replicas": 2, "contextSize": 4096}, {"replicas": 2, "contextSize": 4096}, []),
         ({"resources": {"memory": "8Gi", "gpuCount": 1}}, {"resources": {"memory": "8Gi", "gpu": 1}}, []),
-        ({"resources": {"vram": 3}}, {}, ["spec.resources.vram: 3 is no field"]),
-        ({"resources": {"gpu": 1, "gpuCount": 2}}, {"resources": {"gpu": 2}}, ["spec.resources.gpu: 1 is no field"]),
-        ({"endpoint": {"port": 80, "host": "x"}}, {"endpoint": {"port": 80}}, ["spec.endpoint.host: 'x' is no field"]),
-        ({"x": {"y": {}}}, {}, ["spec.x.y: {} is no field"]),
-        ({"x": None}, {}, ["spec.x: None is no field"]),
-        ({"modelRef": "m"}, {}, ["spec.modelRef: 'm' is no field"]),
+        ({"resources": {"vram": 3}}, {}, ["spec.resources.vram: 3 dropped"]),
+        ({"resources": {"gpu": 1, "gpuCount": 2}}, {"resources": {"gpu": 2}}, ["spec.resources.gpu: 1 dropped"]),
+        ({"endpoint": {"port": 80, "host": "x"}}, {"endpoint": {"port": 80}}, ["spec.endpoint.host: 'x' dropped"]),
+        ({"x": {"y": {}}}, {}, ["spec.x.y: {} dropped"]),
+        ({"x": None}, {}, ["spec.x: None dropped"]),
+        ({"modelRef": "m"}, {}, ["spec.modelRef: 'm' dropped"]),
         ({"endpoint": {}}, {"endpoint": {}}, []),
         ({"accelerator": "metal"}, {}, []),
     ],
@@ -108,7 +108,7 @@ def test_what_a_server_wrote_is_named() -> None:
     ("model", "source", "remarks"),
     [
         ({"source": "https://host/m.gguf"}, "https://host/m.gguf", []),
-        ({"source": "/models/m.gguf", "name": "m"}, "/models/m.gguf", ["spec.model.name: 'm' is not needed"]),
+        ({"source": "/models/m.gguf", "name": "m"}, "/models/m.gguf", ["spec.model.name: 'm' dropped"]),
         ({"name": "a/b"}, "hf://a/b", ["spec.model.name: a/b may", "spec.model.name: a/b does not look like gguf"]),
     ],
 )
@@ -123,17 +123,17 @@ def test_two_accelerators() -> None:
     """Of two accelerators the outer one holds, and the other is named."""
     found = convert(old(model={"source": "/m", "accelerator": "cuda"}, accelerator="metal"))
     assert found.model["spec"]["hardware"] == {"accelerator": "metal"}
-    assert found.remarks == ("spec.model.accelerator: cuda is left out, because spec.accelerator is metal",)
+    assert found.remarks == ("spec.model.accelerator: cuda dropped, because spec.accelerator is metal",)
 
 
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ({**old(), "kind": "Model"}, "kind: Model is not a kind of llmkube.io"),
+        ({**old(), "kind": "Model"}, "kind: Model is not a known kind of llmkube.io"),
         (old(model={"source": "ollama", "name": "phi3"}), "spec.model.source: 'ollama' is neither huggingface nor"),
-        (old(model={"source": "huggingface"}), "spec.model.name: is missing"),
-        (old(model="phi"), "spec.model.name: is missing"),
-        ({**old(), "spec": None}, "spec.model.name: is missing"),
+        (old(model={"source": "huggingface"}), "spec.model.name: missing"),
+        (old(model="phi"), "spec.model.name: missing"),
+        ({**old(), "spec": None}, "spec.model.name: missing"),
     ],
 )
 def test_what_names_no_model_is_refused(body: dict[str, Any], message: str) -> None:

@@ -77,7 +77,7 @@ def test_pairs(runtime: str, model_format: str) -> None:
     assert bool(said) == (model_format not in PAIRS[runtime].split())
     if said:
         assert said.startswith(f"{runtime} reads ")
-        assert f"not {model_format}: set that format, or spec.runtime to " in said
+        assert f"not {model_format}; use weights in that format, or set spec.runtime to " in said
 
 
 def fits_host(engine: str, model_format: str, accelerator: str) -> bool:
@@ -108,7 +108,7 @@ def test_who_follows_a_hint_of_a_host_is_served(model_format: str, accelerator: 
 def test_where_no_engine_of_hosts_fits_another_format_is_named(model_format: str, accelerator: str) -> None:
     """Each format that is named has an engine on this hardware, and all that have one are named."""
     said = host_mismatch("llama-server", model_format, accelerator)
-    start = f"llama-server reads gguf, not {model_format}: name weights in "
+    start = f"llama-server reads gguf, not {model_format}; use weights in "
     assert said.startswith(start)
     named = said.removeprefix(start).partition(",")[0].split(" or ")
     assert named == [name for name in FORMATS if host_engines_for(name, accelerator)]

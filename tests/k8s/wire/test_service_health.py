@@ -153,7 +153,7 @@ def test_words_about_an_older_spec_are_not_those_of_the_newest(reason):
     for pair in ((edited(old), its_model), (old, edited(its_model))):
         health = service_health(*pair)
         assert (health.state, health.reason) == (WAITING, "Pending")
-        assert health.message == "waiting for the agent to look at it"
+        assert health.message == "waiting for the agent to process it"
 
 
 def test_a_replacement_is_judged_once_the_agent_has_seen_the_edit():
@@ -163,7 +163,7 @@ def test_a_replacement_is_judged_once_the_agent_has_seen_the_edit():
         serves = edited(service("chat", accepted, LOADED, seen_by_one(told), phase="Ready"))
         health = service_health(serves, HERE)
         assert (health.state, health.done, health.reason) == (WAITING, 1, "Pending")
-        assert health.message == "waiting for the agent to look at it"
+        assert health.message == "waiting for the agent to process it"
 
 
 def test_a_wait_that_an_edit_leaves_as_it_is_keeps_its_words():
@@ -172,7 +172,7 @@ def test_a_wait_that_an_edit_leaves_as_it_is_keeps_its_words():
     waits = edited(service("chat", accepted, seen_by_one(loaded("InsufficientMemory", "needs 2 GiB"))))
     assert service_health(waits, HERE).message == "needs 2 GiB"
     fails = edited(service("chat", accepted, seen_by_one(loaded("CrashLoopBackOff", "exit code 1"))))
-    assert service_health(fails, HERE).message == "waiting for the agent to look at it"
+    assert service_health(fails, HERE).message == "waiting for the agent to process it"
 
 
 def test_a_failure_about_an_older_spec_is_not_held_against_the_newest():

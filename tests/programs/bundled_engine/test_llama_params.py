@@ -124,7 +124,7 @@ def test_meanings_that_are_more_than_copying(argv, target, value):
         (("--fit", "maybe"), "'maybe' is not one of on, off"),
         (("--rope-scale", "0"), "'0' is not above zero"),
         (("--api-key-file", "/nowhere"), "cannot read /nowhere"),
-        (("--api-key-file", "/dev/null"), "holds no key"),
+        (("--api-key-file", "/dev/null"), "contains no key"),
         (("--chat-template-kwargs", "[]"), "is not a JSON object"),
     ],
 )
@@ -145,7 +145,7 @@ def test_a_model_is_required(capsys):
 
 def test_a_value_that_the_engine_does_not_take_is_named():
     """What only the engine can judge is reported with the attribute."""
-    with pytest.raises(ValueError, match="does not take 'x=NOWHERE' for tensor_buft_overrides"):
+    with pytest.raises(ValueError, match="rejects 'x=NOWHERE' for tensor_buft_overrides"):
         params("-ot", "x=NOWHERE")
     with pytest.raises(ValueError, match="n_ctx"):
         params("-c", str(2**40))

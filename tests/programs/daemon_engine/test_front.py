@@ -239,5 +239,5 @@ def test_keys_are_read_as_llama_server_reads_them(tmp_path):
     path.write_text("# two\na\n\n b \n")
     assert read_keys(path) == {"a", "b"}
     path.write_text("\n# none\n")
-    with pytest.raises(ValueError, match="holds no key"):
+    with pytest.raises(ValueError, match="contains no key"):
         read_keys(path)

@@ -100,7 +100,7 @@ async def test_what_only_one_can_use_has_no_file(state_dir, model):
 async def test_a_folder_that_cannot_be_used_is_named(tmp_path):
     """With what helps."""
     (tmp_path / "daemon-models").symlink_to("/nowhere/at/all")
-    with pytest.raises(ModelLockError, match=r"daemon-models/.* put the state directory on a local disk"):
+    with pytest.raises(ModelLockError, match=r"daemon-models/.* use a state directory on a local disk"):
         async with lock_opener(str(tmp_path))(MODEL):
             raise AssertionError("it was opened")
 

@@ -94,7 +94,7 @@ async def test_what_a_killed_one_has_left_is_unloaded_alone(tmp_path, used):
         assert await unloads()
         assert len(fake.holders()) == 1
         fake.stop()
-        with pytest.raises(NoDaemonError, match="cannot be asked"):
+        with pytest.raises(NoDaemonError, match="is not available"):
             await unloads()
     assert starter.starts == 0
 
@@ -106,7 +106,7 @@ async def test_a_server_that_hangs_has_no_second_one_beside_it():
     starter = FakeStarter(fake)
     options = parse(LIBRARY, {})
     async with reached(fake) as client:
-        with pytest.raises(NoDaemonError, match="no second one is started"):
+        with pytest.raises(NoDaemonError, match="no second server is started"):
             await serve(options, frozenset(), Dependencies(client, fake, starter), Stop())
     assert starter.starts == 0
 
@@ -127,7 +127,7 @@ async def test_a_program_that_ends_at_once_is_no_server(tmp_path):
     path.chmod(0o755)
     async with open_http_client() as client:
         program = own_server(str(path), OllamaApi(client, URL), 1, {"PATH": os.environ["PATH"]})
-        with trio.fail_after(60), pytest.raises(NoDaemonError, match="has ended with 7"):
+        with trio.fail_after(60), pytest.raises(NoDaemonError, match="serve exited with 7"):
             async with program:
                 raise AssertionError("it has ended")
 
@@ -198,7 +198,7 @@ def test_a_model_of_the_library_is_named_by_its_url():
 @pytest.mark.parametrize(
     ("changed", "environ", "said"),
     [
-        (("--service", "chat"), {}, "write NAMESPACE/NAME"),
+        (("--service", "chat"), {}, "use NAMESPACE/NAME"),
         (("--model", "ollama://"), {}, "ollama://NAME:TAG"),
         (("--port", "1"), {"OLLAMA_HOST": "10.0.0.7"}, "not on this machine"),
         (("--threads", "4"), {}, "--threads"),

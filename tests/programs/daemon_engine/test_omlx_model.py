@@ -66,7 +66,7 @@ async def test_a_key_that_is_changed_meanwhile_is_told(autojump_clock, fake, sta
     """Its words are in the sentence: the agent starts the engine again, which then looks whose oMLX it can use."""
     fake.key = "CanaryKeyOfTheOwner"
     await trio.sleep(150)
-    assert "gave no model for" in stage.given_up
+    assert "returned no model for" in stage.given_up
     assert "oMLX answers 401: Invalid API key" in stage.given_up
 
 
@@ -183,7 +183,7 @@ async def test_a_server_that_has_moved_is_given_up_with_its_old_address(autojump
     """It runs at another port, for all that is known; the sentence says which flag names where."""
     fake.stop()
     await trio.sleep(45)
-    assert "no oMLX answers at http://127.0.0.1:8000 any more" in stage.given_up
+    assert "no oMLX answers at http://127.0.0.1:8000 any longer" in stage.given_up
     assert "--omlx-port" in stage.given_up
 
 
@@ -199,7 +199,7 @@ async def test_a_model_that_is_taken_away_is_loaded_again(autojump_clock, fake, 
 async def test_a_folder_that_our_own_does_not_take_is_told(autojump_clock, stage):
     """It has no other folder to look in: what is wrong is the folder's."""
     await trio.lowlevel.checkpoint()
-    assert stage.given_up == f"oMLX does not take {FOLDER} for a model; its words are above"
+    assert stage.given_up == f"oMLX does not recognize {FOLDER} as a model; see its output above"
 
 
 @given(default="other")
@@ -211,7 +211,7 @@ async def test_the_default_model_does_not_answer_for_ours(autojump_clock, fake, 
     await trio.sleep(6)
     assert not stage.keeper.ready
     await trio.sleep(20)
-    assert f"does not have {FOLDER} among its models" in stage.given_up
+    assert f"no longer lists {FOLDER} among its models" in stage.given_up
     assert fake.calls == [CHAT]
     assert "other" not in fake.loaded
 
@@ -229,14 +229,14 @@ async def test_a_load_that_is_said_and_not_done_is_not_believed(autojump_clock, 
     """It answers three times, and lists nothing."""
     await trio.sleep(50)
     assert not stage.keeper.ready
-    assert "oMLX says that it has loaded the model, and does not list it" in stage.given_up
+    assert "oMLX reports that it has loaded the model, but does not list it" in stage.given_up
 
 
 @given(faults={CHAT: [Response(200, NO_HEADERS, b' {"model": "other"}')] * 3})
 async def test_an_answer_in_another_models_name_is_a_failed_load(autojump_clock, stage):
     """A release that says which model has answered is believed."""
     await trio.sleep(50)
-    assert f"oMLX was asked for {NAME}, and other has answered" in stage.given_up
+    assert f"oMLX was asked for {NAME}, but other answered" in stage.given_up
 
 
 @given(faults={CHAT: [refusal(507, "projected memory 30 GB would exceed the memory ceiling 28 GB")] * 3})

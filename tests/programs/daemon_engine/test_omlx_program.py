@@ -121,7 +121,7 @@ async def test_one_that_hangs_has_no_second_one_beside_it(tmp_path):
     fake = FakeOmlx(hangs=True)
     starter = FakeStarter(fake)
     async with reached(fake) as client:
-        with pytest.raises(NoDaemonError, match="no second one is started"):
+        with pytest.raises(NoDaemonError, match="no second server is started"):
             await serve(options(tmp_path), frozenset(), OmlxDependencies(client, fake, starter), Stop())
     assert starter.starts == 0
 
@@ -172,7 +172,7 @@ async def test_without_a_place_for_its_folder_it_is_said_why(tmp_path, monkeypat
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
     async with open_http_client() as client:
         program = OmlxProgram("omlx", tmp_path, OmlxApi(client, URL), 1, environ={})
-        with pytest.raises(NoDaemonError, match="no folder can be made for an oMLX of our own: No such file"):
+        with pytest.raises(NoDaemonError, match="cannot create a folder for our own oMLX: No such file"):
             async with program.started():
                 raise AssertionError("it has no folder")
 
@@ -185,7 +185,7 @@ def test_a_key_is_the_first_line_of_its_file(tmp_path):
     assert "CanaryKey" not in repr(OmlxDependencies(None, None, None, "CanaryKey"))
     for wrong in ("", " \n", "kéy", "a\x00b"):
         path.write_text(wrong)
-        with pytest.raises(ValueError, match="holds no key"):
+        with pytest.raises(ValueError, match="contains no key"):
             read_key(path)
 
 
@@ -210,10 +210,10 @@ def test_without_them_it_is_as_oMLX_has_it():  # noqa: N802 - its name
 @pytest.mark.parametrize(
     ("changed", "environ", "said"),
     [
-        (["--service", "b"], {}, "write NAMESPACE/NAME"),
-        ([], {"OMLX_PORT": "0"}, "OMLX_PORT=0: write a port, such as 8000"),
-        ([], {"OMLX_PORT": "http"}, "OMLX_PORT=http: write a port, such as 8000"),
-        ([], {"LLMKUBE_OMLX_STARTUP_SECONDS": "2m"}, "LLMKUBE_OMLX_STARTUP_SECONDS=2m: write seconds, such as 120"),
+        (["--service", "b"], {}, "use NAMESPACE/NAME"),
+        ([], {"OMLX_PORT": "0"}, "OMLX_PORT=0: set a port, such as 8000"),
+        ([], {"OMLX_PORT": "http"}, "OMLX_PORT=http: set a port, such as 8000"),
+        ([], {"LLMKUBE_OMLX_STARTUP_SECONDS": "2m"}, "LLMKUBE_OMLX_STARTUP_SECONDS=2m: set seconds, such as 120"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(capsys, changed, environ, said):
@@ -231,14 +231,14 @@ FOLDER = "/models/tiny"
     ("found", "is_used", "said"),
     [
         ({"folders": ["/models/a", FOLDER]}, True, "has the model"),
-        ({"folders": ["/models/a"]}, False, f"add the folder above {FOLDER} to its model folders"),
+        ({"folders": ["/models/a"]}, False, f"add the parent folder of {FOLDER} to its model folders"),
         ({"folders": []}, False, "does not have the model"),
-        ({"folders": ["", ""]}, False, "does not say where its models are"),
+        ({"folders": ["", ""]}, False, "does not report the folders of its models"),
         ({"answers": False, "error": "no oMLX answers"}, False, f"no oMLX runs at {URL}"),
-        ({"is_omlx": False}, False, "does not answer as oMLX does"),
+        ({"is_omlx": False}, False, "is not oMLX"),
         ({"error": "oMLX answers 401: Invalid API key", "status": 401}, False, "--omlx-key-file"),
-        ({"error": "oMLX has not answered /health in 2 s"}, None, "no second one is started beside it"),
-        ({"error": "oMLX answers 500: oops", "status": 500}, None, "oops; no second one"),
+        ({"error": "oMLX has not answered /health in 2 s"}, None, "no second server is started next to it"),
+        ({"error": "oMLX answers 500: oops", "status": 500}, None, "oops; no second server"),
     ],
 )
 def test_one_that_runs_is_used_if_it_can_serve_the_model(found, is_used, said):

@@ -121,7 +121,7 @@ def test_what_another_try_would_not_mend_has_its_own_code(run, tmp_path, args, c
 )
 def test_what_lies_beside_a_model_never_takes_its_place(model, other, collides):
     """A file that would get the model's own name is refused before anything is downloaded."""
-    with pytest.raises(FileSetError, match="take the place") if collides else contextlib.nullcontext():
+    with pytest.raises(FileSetError, match="would replace the model") if collides else contextlib.nullcontext():
         fetch._sources("org/repo", (model,), (other,))
 
 

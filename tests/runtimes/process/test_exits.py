@@ -10,7 +10,7 @@ from llmkube.runtimes.process.exits import ExitCause, classify, loading_phase
 
 BAD_FLAG = """\
 usage: llmkube-llama-server --model FILE [flags]
-llmkube-llama-server: error: --frobnicate is not honoured by the engine that comes with LLMKube; --help lists what is"""
+llmkube-llama-server: error: --frobnicate is not honoured by the engine that comes with LLMKube; --help lists the flags that are"""  # noqa: E501
 
 BAD_VALUE = """\
 usage: llmkube-llama-server --model FILE [flags]
@@ -29,14 +29,14 @@ not within the file bounds, model is corrupted or incomplete
 0.00.004.771 E srv    load_model: failed to load model, 'trunc.gguf'
 0.00.004.774 I srv    operator(): operator(): cleaning up before exit...
 0.00.005.133 E srv          init: exiting due to model loading error
-llmkube-llama-server: the engine could not serve trunc.gguf; its own words are above"""
+llmkube-llama-server: the engine could not serve trunc.gguf; see its output above"""
 
 OVERWRITTEN = """\
 0.00.005.472 E read: string length 16028972198127468549 exceeds maximum 1073741824
 0.00.005.486 E gguf_init_from_reader: failed to read key-value pairs
 0.00.005.505 E llama_model_load: error loading model: llama_model_loader: failed to load model from corrupt.gguf
 0.00.005.519 E llama_model_load_from_file_impl: failed to load model
-llmkube-llama-server: the engine could not serve corrupt.gguf; its own words are above"""
+llmkube-llama-server: the engine could not serve corrupt.gguf; see its output above"""
 
 PORT = "llmkube-llama-server: cannot listen on 127.0.0.1 port 18124: Address already in use"
 UPSTREAM_PORT = """\
@@ -53,7 +53,7 @@ CONTEXT = """\
 0.00.525.327 E llama_init_from_model: failed to initialize the context: failed to allocate buffer for kv cache
 0.00.525.355 E cmn  common_init_: failed to create context with model 'demo.gguf'
 0.00.525.823 E srv          init: exiting due to model loading error
-llmkube-llama-server: the engine could not serve demo.gguf; its own words are above"""
+llmkube-llama-server: the engine could not serve demo.gguf; see its output above"""
 
 METAL = """\
 ggml_metal_synchronize: error: command buffer 0 failed with status 5
@@ -63,7 +63,7 @@ llama_decode: failed to decode, ret = -3"""
 CACHE = """\
 0.00.016.691 E llama_init_from_model: quantized V cache requires flash_attn to be enabled
 0.00.016.711 E cmn  common_init_: failed to create context with model 'demo.gguf'
-llmkube-llama-server: the engine could not serve demo.gguf; its own words are above"""
+llmkube-llama-server: the engine could not serve demo.gguf; see its output above"""
 
 THREADS = """\
 llmkube-llama-server: serving demo.gguf on http://127.0.0.1:18125

@@ -85,7 +85,7 @@ def test_fields_without_effect_are_reported():
     ("model", "spec", "field", "message"),
     [
         ({"format": "gguf"}, {}, "Model.spec.format", "omlx reads mlx, not gguf"),
-        ({"hardware": {"accelerator": "cpu"}}, {}, "Model.spec.hardware.accelerator", "computes on metal, not cpu"),
+        ({"hardware": {"accelerator": "cpu"}}, {}, "Model.spec.hardware.accelerator", "runs on metal, not cpu"),
         ({}, {"mode": "rerank"}, "spec.mode", "does not rerank"),
         ({}, {"extraArgs": ["--x"]}, "spec.extraArgs", "no extra arguments"),
         ({}, {"env": [{"name": "A", "value": "b"}]}, "spec.env", "belongs to its owner"),

@@ -110,7 +110,7 @@ async def test_a_service_of_another_runtime_pulls_nothing(open_host, autojump_cl
             "FetchFailed",
             "spec.sourceSecretRef: not supported: Ollama pulls without",
         ),
-        ({"files": ["a.gguf"]}, "InvalidFileSet", "leave spec.files out"),
+        ({"files": ["a.gguf"]}, "InvalidFileSet", "remove spec.files"),
         ({"source": "ollama://other"}, "SourceNotFound", "check name and tag at https://ollama.com/library"),
     ],
 )

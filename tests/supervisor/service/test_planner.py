@@ -279,10 +279,10 @@ async def test_files_picks_one_of_a_repository(open_host, autojump_clock):
         assert (await host.world.model())["status"]["sha256"] == hashlib.sha256(OTHER).hexdigest()
         await host.deploy("bad", files=["b.gguf"])
         assert (await host.wait_fetched("InvalidFileSet", "bad")).startswith(
-            "spec.files: picks files from a Hugging Face"
+            "spec.files: selects files of a Hugging Face"
         )
         await host.deploy("strange", "o/r", files=["b.gguf", "a.gguf"])
-        assert "'a.gguf' is no part of 'b.gguf'" in await host.wait_fetched("InvalidFileSet", "strange")
+        assert "'a.gguf' is not a part of 'b.gguf'" in await host.wait_fetched("InvalidFileSet", "strange")
 
 
 # -- engines built on MLX ---------------------------------------------------------------------------------------------

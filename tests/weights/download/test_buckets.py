@@ -76,8 +76,8 @@ def test_an_object_is_where_its_server_has_it(values, bucket, path, url):
         ({"AWS_SECRET_ACCESS_KEY": "hush"}, "has AWS_SECRET_ACCESS_KEY, but no AWS_ACCESS_KEY_ID"),
         ({"AWS_SESSION_TOKEN": "hush"}, "no AWS_ACCESS_KEY_ID"),
         ({**KEYS, "AWS_SECRET_ACCESS_KEY": "hush\nX: y"}, "AWS_SECRET_ACCESS_KEY in Secret s is not one word"),
-        ({"AWS_REGION": "evil.example/"}, "AWS_REGION in Secret s is no region"),
-        ({"AWS_ENDPOINT_URL": "ftp://h"}, "AWS_ENDPOINT_URL in Secret s cannot be used"),
+        ({"AWS_REGION": "evil.example/"}, "AWS_REGION in Secret s is not a region"),
+        ({"AWS_ENDPOINT_URL": "ftp://h"}, "AWS_ENDPOINT_URL in Secret s is not a valid URL"),
     ],
 )
 def test_what_cannot_be_used_is_named_and_not_shown(values, says):
@@ -178,7 +178,7 @@ async def test_files_are_picked_from_a_folder(tmp_path, autojump_clock):
 @pytest.mark.parametrize(
     ("answer", "error", "says"),
     [
-        ((403, {}), AccessDeniedError, r"no right to read it.*AWS_ACCESS_KEY_ID.*sourceSecretRef"),
+        ((403, {}), AccessDeniedError, r"may not read it.*AWS_ACCESS_KEY_ID.*sourceSecretRef"),
         ((301, {"x_amz_bucket_region": "eu-west-1"}), RedirectError, "the bucket is in eu-west-1; set AWS_REGION"),
         ((400, {"x_amz_bucket_region": "eu-west-1"}), SourceRefusedError, "the bucket is in eu-west-1; set AWS_REGION"),
     ],

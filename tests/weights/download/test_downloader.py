@@ -220,7 +220,7 @@ async def test_an_endless_body_ends_at_the_largest_file(tmp_path, autojump_clock
 async def test_a_file_above_the_limit_is_refused_before_its_first_byte(tmp_path, autojump_clock):
     """A length above the limit is refused at once."""
     async with open_bench(tmp_path, serves(DATA), limits=DownloadLimits(max_bytes=1000)) as bench:
-        with pytest.raises(WrongSizeError, match="more than 1000 are not taken"):
+        with pytest.raises(WrongSizeError, match="more than 1000 are not supported"):
             await bench.get(HTTP)
         assert bench.visible() == []
 
@@ -233,7 +233,7 @@ async def test_an_answer_without_any_length_needs_a_digest(tmp_path, autojump_cl
         await wire.send(DATA)
 
     async with open_bench(tmp_path, script) as bench:
-        with pytest.raises(SourceRefusedError, match="does not say how long the file is"):
+        with pytest.raises(SourceRefusedError, match="does not state the size of the file"):
             await bench.get(HTTP)
         assert (await bench.get(HTTP, sha256=SHA256)).path.read_bytes() == DATA
 
@@ -382,7 +382,7 @@ async def test_a_pause_of_years_ends_after_a_day(tmp_path, autojump_clock):
 async def test_a_missing_file_is_not_asked_for_twice(tmp_path, autojump_clock):
     """404 is the user's to mend."""
     async with open_bench(tmp_path, answers(404, b"<html>not found</html>")) as bench:
-        with pytest.raises(SourceNotFoundError, match="there is no such file"):
+        with pytest.raises(SourceNotFoundError, match="no such file"):
             await bench.get(HTTP)
         assert len(bench.network.requests) == 1
         assert bench.files() == []
@@ -414,7 +414,7 @@ async def test_what_is_no_model_is_refused_at_its_first_bytes(tmp_path, autojump
 async def test_a_web_page_of_the_hub_names_the_right_link(tmp_path, autojump_clock):
     """The commonest mistake, the link to a file's page, is answered with what to change."""
     async with open_bench(tmp_path, answers(200, b"<html>")) as bench:
-        with pytest.raises(NotGGUFError, match="/resolve/ where the link to its page says /blob/"):
+        with pytest.raises(NotGGUFError, match="/resolve/ where the link to its page has /blob/"):
             await bench.get("http://hub.example/org/repo/blob/main/a.gguf")
 
 
@@ -485,10 +485,10 @@ async def test_a_loop_of_redirects_ends(tmp_path, autojump_clock, location):
 @pytest.mark.parametrize(
     ("location", "says"),
     [
-        ("", "does not say where"),
-        ("file:///etc/passwd", "cannot be used"),
-        ("https://127.1/", "cannot be used"),
-        ("gopher://x/", "cannot be used"),
+        ("", "without a Location"),
+        ("file:///etc/passwd", "to an invalid URL"),
+        ("https://127.1/", "to an invalid URL"),
+        ("gopher://x/", "to an invalid URL"),
         ("http://other.example/a.gguf", "redirects to http://other.example, where every host on the way"),
     ],
 )
@@ -520,7 +520,7 @@ async def test_a_private_address_in_a_source_is_never_dialled(tmp_path, autojump
 async def test_a_name_with_one_private_address_is_never_dialled(tmp_path, autojump_clock, addresses):
     """A name is refused when any of its addresses is."""
     async with open_bench(tmp_path, serves(DATA), addresses={"files.example": addresses}) as bench:
-        with pytest.raises(BlockedAddressError, match=r"files\.example leads to"):
+        with pytest.raises(BlockedAddressError, match=r"files\.example resolves to"):
             await bench.get(HTTP)
         assert bench.network.dialled == []
 
@@ -545,7 +545,7 @@ async def test_a_redirect_into_the_private_network_is_refused(tmp_path, autojump
     for policy in (AddressPolicy(), allowed):
         script, addresses = redirect("https://inside.example/x"), {"inside.example": ["10.0.0.1"]}
         async with open_bench(tmp_path, script, addresses=addresses) as bench:
-            with pytest.raises(BlockedAddressError, match=r"inside\.example leads to 10\.0\.0\.1"):
+            with pytest.raises(BlockedAddressError, match=r"inside\.example resolves to 10\.0\.0\.1"):
                 await bench.get(HTTP, policy=policy)
             assert bench.network.dialled == [PUBLIC]
 

@@ -215,7 +215,7 @@ async def test_no_header_takes_more_than_the_bound(autojump_clock, keys, parts):
 async def test_parts_that_are_too_short_are_given_up_after_three(autojump_clock):
     """A server may send less than was asked for, but not so little that the header never comes."""
     async with open_reading(File(vocabulary(150_000), longest=1000)) as reading:
-        with pytest.raises(RangeError, match="shorter than what was asked for"):
+        with pytest.raises(RangeError, match="shorter than requested"):
             await reading.get()
         assert len(reading.network.requests) == 3
 
@@ -247,7 +247,7 @@ async def test_a_server_that_stops_serving_parts_is_read_from_the_start(autojump
     ("body", "says"),
     [
         (b"", "is empty"),
-        (b"GGU", "is not a usable GGUF file"),
+        (b"GGU", "is not a valid GGUF file"),
         (b"<!DOCTYPE html>" + bytes(100), "it looks like a web page"),
         (DEMO_BYTES[:5000], "is the download complete"),
     ],
@@ -311,7 +311,7 @@ async def test_a_redirect_inside_is_refused(autojump_clock):
     script = answers(302, location="https://inside.example/x")
     for policy in (AddressPolicy(), AddressPolicy(allowed=parse_networks(["10.0.0.0/8"]))):
         async with open_reading(script, addresses={"inside.example": ["10.0.0.1"]}) as reading:
-            with pytest.raises(BlockedAddressError, match=r"inside\.example leads to 10\.0\.0\.1"):
+            with pytest.raises(BlockedAddressError, match=r"inside\.example resolves to 10\.0\.0\.1"):
                 await reading.get(policy=policy)
             assert reading.network.dialled == [PUBLIC]
 

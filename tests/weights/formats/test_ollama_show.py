@@ -62,12 +62,12 @@ def without(key):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"modelfile": "FROM other\n"}, "no file of weights in GGUF"),
-        ({"remote_host": "https://ollama.com:443"}, "no file of weights in GGUF"),
+        ({"modelfile": "FROM other\n"}, "no GGUF file"),
+        ({"remote_host": "https://ollama.com:443"}, "no GGUF file"),
         ({"model_info": None}, "upgrade Ollama"),
         ({"tensors": []}, "upgrade Ollama"),
-        ({"model_info": {}}, "names no general.architecture"),
-        ({"model_info": without("block_count")}, r"tells no \w+\.block_count"),
+        ({"model_info": {}}, "reports no general.architecture"),
+        ({"model_info": without("block_count")}, r"reports no \w+\.block_count"),
         ({"tensors": [{"name": "a", "type": "F32"}]}, "without its sizes"),
         ({"tensors": [{"name": "a", "type": "F32", "shape": [-1]}]}, "without its sizes"),
         ({"tensors": ["a"]}, "without its sizes"),

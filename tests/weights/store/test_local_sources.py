@@ -106,7 +106,7 @@ def test_links_within_the_listed_folders_are_followed(tmp_path, folder):
     ("make", "detail"),
     [
         (lambda _: None, "there is no such file"),
-        (lambda path: path.mkdir(), "is a folder; name the .gguf file in it"),
+        (lambda path: path.mkdir(), "is a folder; use the .gguf file in it"),
         (lambda path: path.write_bytes(b""), "is empty"),
         (lambda path: path.write_bytes(b"root:$y$j9T$"), "is not a GGUF file"),
         (os.mkfifo, "not a regular file"),

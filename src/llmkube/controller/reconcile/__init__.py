@@ -1,8 +1,8 @@
-"""What is done for one key: read the caches, ask `render` and `status`, let `writes` carry it out.
+"""Reconcile one key: read the caches, call `render` and `status`, and write the result with `writes`.
 
 inference_services, models, routers    the entry points
-workload_plans, rollout_gate           what pods are, and when they are replaced
-context                                what these share
-pruning, namespace                     tasks beside them
-pod_answers                            what pods say when they are asked over HTTP
+workload_plans, rollout_gate           the plan of a service's pods, and when they are replaced
+context                                shared state
+pruning, namespace                     background tasks
+pod_polling                            queries to pods over HTTP
 """

@@ -1,11 +1,10 @@
-"""What the reconcilers share, and those of Models, services and routers in pods besides.
+"""State that the reconcilers share; `PodContext` has what those of Models, services and routers in pods need besides.
 
-What is kept of a service from one reconcile to the next is one record, dropped with the service. Only `deferred_since`
-is a fact of its own. The rest is computed from objects of the caches, and computed again as soon as one of those is
-another.
+Between reconciles one record per service is retained, and dropped with the service. Only `deferred_since` is original
+state. Everything else is computed from cached objects, and computed again when one of them changes.
 
-The queue for GPUs orders what people see; which pod gets the next GPU is the scheduler's decision, by the
-PriorityClasses that there are. The chart's own are in the order of these priorities.
+The GPU queue only determines the position that users see. The scheduler decides which pod gets the next GPU, by
+PriorityClass. The chart's PriorityClasses have the same order as these priorities.
 """
 
 import datetime
@@ -41,11 +40,11 @@ V = TypeVar("V")
 
 @attrs.frozen(eq=False)
 class WorkloadPlan:
-    """What follows from the specs and the Models alone.
+    """Plan of a service's pods, from the specs and the Models alone.
 
     Attributes:
-        facts: What the status will say of that, without anything that runs.
-        weights: Where the weights are; None while pods cannot be made, and `facts` says why.
+        facts: Facts for the status, without the observed ones.
+        weights: Where the weights are; None while pods cannot be created, and `facts` has the reason.
     """
 
     facts: ServiceFacts
@@ -54,12 +53,12 @@ class WorkloadPlan:
 
 @attrs.define(eq=False)
 class Memo(Generic[V]):
-    """One value, kept for as long as what it was made from is the same; callers share it and must not change it."""
+    """Cache of one value, valid while its inputs are equal; callers share the value and must not change it."""
 
     _entry: tuple[tuple[Any, ...], V] | None = attrs.field(default=None, init=False)
 
     def get(self, inputs: tuple[Any, ...], make: Callable[[], V]) -> V:
-        """Return the value that is kept, if it was made from equal things; else make it. An error is not kept."""
+        """Return the cached value if its inputs were equal; otherwise make it. Exceptions are not cached."""
         if self._entry is None or self._entry[0] != inputs:
             self._entry = (inputs, make())
         return self._entry[1]
@@ -67,16 +66,16 @@ class Memo(Generic[V]):
 
 @attrs.define(eq=False)
 class ServiceRecord:
-    """What is kept of one service.
+    """State retained for one service.
 
     Attributes:
-        container: From the specs and the header of the weights; or why there can be none.
+        container: From the specs and the header of the weights; an error if there can be none.
         workload: From the service's spec, the container and the Models.
         manifests: From the workload and the number of pods.
         deferred_since: When the replacement of its pods began to wait for requests to end, in seconds of Trio's clock;
-            None when nothing waits. A controller that is started again begins that wait again.
-        deferral_reason: What that replacement waits for, as a sentence.
-        predecessors_labelled: Whether it was looked once if another controller has made pods of it.
+            None if nothing waits. After a restart of the controller the wait begins again.
+        deferral_reason: The reason for that wait, as a sentence.
+        predecessors_labelled: Whether pods of an earlier controller have been searched for and labelled.
     """
 
     container: Memo[ContainerPlan | PlanError] = attrs.field(factory=Memo, init=False)
@@ -87,19 +86,18 @@ class ServiceRecord:
     predecessors_labelled: bool = attrs.field(default=False, init=False)
 
     def clear_deferral(self) -> None:
-        """Note that no replacement of pods waits any more."""
+        """Record that no replacement of pods is waiting."""
         self.deferred_since, self.deferral_reason = None, ""
 
 
 @attrs.frozen
 class QueuedService:
-    """A service whose pods find no GPU.
+    """A service whose pods wait for a GPU.
 
     Attributes:
-        key: The service.
-        weight: The weight of its priority; more is more important.
-        since: When the service was created, as RFC 3339.
-        wanted: What it waits for, such as `nvidia.com/gpu: 2`.
+        weight: Weight of its priority; higher is more important.
+        since: Creation time of the service, as RFC 3339.
+        wanted: The resources that it waits for, such as `nvidia.com/gpu: 2`.
     """
 
     key: Key
@@ -110,12 +108,12 @@ class QueuedService:
 
 @attrs.define(eq=False)
 class GpuQueue:
-    """Those that wait, each with its position, from 1; the order is worked out once per change, not once per look."""
+    """Waiting services with their positions, from 1; sorted once per change, not once per read."""
 
     _queue: dict[Key, tuple[QueuedService, int]] = attrs.field(factory=dict, init=False)
 
     def put(self, key: Key, waiting: QueuedService | None) -> frozenset[Key]:
-        """Say that a service waits, or does not; return those whose position is another one now, itself left out."""
+        """Add or remove (None) a waiting service; return the other services whose position has changed."""
         before = self._queue
         if (before[key][0] if key in before else None) == waiting:
             return frozenset()
@@ -124,7 +122,7 @@ class GpuQueue:
         return frozenset(one.key for one in others if before[one.key] != self._queue[one.key])
 
     def position(self, key: Key) -> int:
-        """The position of a service, from 1; 0 for one that does not wait."""
+        """Return the position of a service, from 1; 0 if it does not wait."""
         return self._queue[key][1] if key in self._queue else 0
 
     def __len__(self) -> int:
@@ -132,23 +130,20 @@ class GpuQueue:
 
 
 def number_waiting(waiting: Iterable[QueuedService]) -> dict[Key, tuple[QueuedService, int]]:
-    """Number those that wait: the most important first, of equals the oldest, of the same second by name."""
+    """Number waiting services: the most important first, then the oldest, then by name."""
     ordered = sorted(waiting, key=lambda one: (-one.weight, one.since, one.key))
     return {one.key: (one, position) for position, one in enumerate(ordered, 1)}
 
 
 @attrs.define(eq=False)
 class Context:
-    """The API server, what is known of it, and how statuses are written.
+    """The API server, caches of its objects, work queues and status writers.
 
     Attributes:
-        settings: What to look after.
-        utcnow: The wall clock, for what is written and for ages that the cluster's clock has given.
-        rng: Spreads pauses.
-        phase_changes: Told of every new phase.
-        informers: What users write, and what hosts say.
-        queues: What is reconciled again.
-        hosts: Which hosts are alive.
+        utcnow: The wall clock, for timestamps that are written and for ages of timestamps that the cluster has set.
+        rng: Jitter of pauses.
+        phase_changes: Notified of every new phase.
+        hosts: Tracks which hosts are alive.
     """
 
     client: Client
@@ -171,34 +166,34 @@ class Context:
         self.routers = StatusWriter(self.client, ModelRouter)
 
     def enqueue_all(self) -> None:
-        """Reconcile everything: hosts come and go rarely, and any object may be concerned."""
+        """Reconcile everything: hosts rarely come and go, and any object may be affected."""
         self.queues.models.add_all(model.key for model in self.informers.models.values())
         self.enqueue_services()
         self.queues.slices.add_all(endpoint_slice.key for endpoint_slice in self.informers.slices.values())
 
     def enqueue_owners(self) -> None:
-        """Reconcile every service and router: a kind that they may use has been installed or uninstalled."""
+        """Reconcile every service and router, after a kind that they may use was installed or uninstalled."""
         self.enqueue_services()
         self.queues.routers.add_all(router.key for router in self.informers.routers.values())
 
     def enqueue_services(self) -> None:
-        """Reconcile every service: what all of them go by has changed."""
+        """Reconcile every service, after a change that may affect every service."""
         self.queues.services.add_all(service.key for service in self.informers.services.values())
 
 
 @attrs.define(eq=False)
 class PodContext(Context):
-    """The same where pods serve, with the little that a reconcile leaves for the next one.
+    """Context of a controller that serves in pods, with the state that outlives one reconcile.
 
     Attributes:
-        workloads: How to serve in pods.
-        pods: What runs.
-        owned: Writes what the controller makes for services, Models and routers.
-        optional: Which of those kinds there are.
+        workloads: Settings for pods.
+        pods: Caches of pods and of the objects around them.
+        owned: Writers of the objects of services, Models and routers.
+        optional: Tracks which optional kinds are installed.
         records: One per service.
-        percents: How far Jobs say that they are.
-        health: What the pods of each router say of its backends, by the backend's name.
-        pruning: Namespaces for which a Job is being made that removes folders.
+        percents: Progress that the fetch Jobs report, in percent.
+        health: Health of the backends of each router as its pods report it, by the backend's name.
+        pruning: Namespaces in which a Job that removes folders is being created.
     """
 
     workloads: WorkloadSettings

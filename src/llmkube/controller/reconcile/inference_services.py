@@ -1,10 +1,11 @@
-"""A service is served by hosts or by pods; the status of what hosts serve follows from what they report.
+"""Reconcile InferenceServices, which pods or hosts serve, and the EndpointSlices of hosts.
 
-A service's pods are made once its Model is there, kept as its spec says, and taken away when a host serves it.
+A service's pods are created once its Model exists, updated with its spec, and removed when a host serves it. The status
+of a service on hosts is derived from what they report.
 
-The endpoints of a host that is gone are taken out of service. The slices are the agents'. This is the one thing that
-the controller edits there: the agent of a host that is gone cannot say that its engine does not answer, and a cluster
-would go on sending requests to it.
+Endpoints of a host that is gone are marked not ready. Agents own the slices, and this is the only edit that the
+controller makes there: an agent that is gone cannot withdraw its endpoints, and the cluster would keep sending requests
+to them.
 """
 
 from typing import Any
@@ -49,15 +50,15 @@ from llmkube.runtimes.container.container_plan import ContainerPlan
 
 @attrs.frozen(eq=False)
 class PodServices:
-    """Look after the services that run as pods; `gpu_queue` holds those that find no GPU."""
+    """Reconcile services that run in pods; `gpu_queue` holds those that wait for a GPU."""
 
     context: PodContext
     gpu_queue: GpuQueue = attrs.field(factory=GpuQueue, init=False)
 
     async def reconcile(self, cached: InferenceService, model: Model | None, part: HostPart | None = None) -> None:
-        """Have a service's pods made, and say how they do, and hosts beside them."""
+        """Create or update a service's pods, and write its status; `part` is what hosts serve in addition."""
         if cached.spec.multi_node is not None and not self.context.optional.has_checked(LeaderWorkerSet):
-            return  # the answer wakes every service
+            return  # every service is reconciled once that is known
         workload = plan_workload(self.context, cached, model) if model is not None else WorkloadPlan(ServiceFacts())
         facts = await self._make_pods(cached, workload)
         facts = attrs.evolve(self._observe(cached, facts), hosts=part)
@@ -69,7 +70,7 @@ class PodServices:
         await self.context.services.write(cached, status, extra={"lastUpdated": timestamp(now)})
 
     async def retire(self, service: InferenceService) -> None:
-        """Take away what a service had as pods, now that a host serves it; nothing of it is ever the host's."""
+        """Remove the objects that a service had in pods, now that a host serves it without such objects."""
         uid, key = service.metadata.uid, service.key
         for owned, name in self._owned(key):
             await owned.remove(Key(key.namespace, name), uid)
@@ -77,11 +78,11 @@ class PodServices:
 
     @property
     def is_known(self) -> bool:
-        """Whether all is known that a service in pods needs; until then each stays as it is."""
+        """Whether all kinds have been listed that a service in pods needs; until then none is changed."""
         return self.context.pods.can_make_services
 
     def is_empty(self, service: InferenceService) -> bool:
-        """Whether a service has no pods of ours: without a Model nothing else says where it belongs."""
+        """Whether a service has no pods of ours; without its Model, nothing else shows where it belongs."""
         return deployment_of(self.context, service) is None
 
     def forget(self, key: Key) -> None:
@@ -92,7 +93,7 @@ class PodServices:
             owned.forget(Key(key.namespace, name))
 
     async def _make_pods(self, service: InferenceService, workload: WorkloadPlan) -> ServiceFacts:
-        """Write the objects of a service, if there can be any; return the facts, with what stood in the way."""
+        """Write the objects of a service, if its plan allows; return the facts, with the obstacle if there was one."""
         facts = workload.facts
         try:
             if facts.plan is not None and workload.weights is not None:
@@ -107,7 +108,7 @@ class PodServices:
         return facts
 
     def _observe(self, service: InferenceService, facts: ServiceFacts) -> ServiceFacts:
-        """Add what runs."""
+        """Return the facts with the observed state added."""
         route = self.context.owned.routes.get(service.key)
         return attrs.evolve(
             facts,
@@ -119,12 +120,12 @@ class PodServices:
         )
 
     async def _apply(self, service: InferenceService, plan: ContainerPlan, weights: Weights) -> None:
-        """Write every object of a service that differs from what is wanted, and take away what is not wanted."""
+        """Write every object of a service that differs from the desired one, and remove those that are not desired."""
         owned, key, uid = self.context.owned, service.key, service.metadata.uid
         wanted = await due_manifests(self.context, service, plan, weights)
         await ensure_service_claim(self.context, service, weights)
         if wanted.autoscaler is None:
-            await owned.autoscalers.remove(key, uid)  # first, or it would bring back what is scaled down here
+            await owned.autoscalers.remove(key, uid)  # first, or it would undo the scaling below
         if self.context.records[key].deferred_since is not None:
             await self._scale(service)
         else:
@@ -142,7 +143,7 @@ class PodServices:
         await self.context.optional.apply(owned.objectives, wanted.objective, named, uid)
 
     async def _replace_workload(self, service: InferenceService, manifest: dict[str, Any], *, group: bool) -> None:
-        """Write what makes the pods; one of another kind that made them before goes first: both need the GPUs."""
+        """Write the Deployment or the group; the other kind is removed first, since both would need the GPUs."""
         owned, key, uid = self.context.owned, service.key, service.metadata.uid
         named = Key(key.namespace, group_name(key.name))
         if group:
@@ -153,10 +154,10 @@ class PodServices:
         await owned.deployments.ensure(manifest)
 
     async def _keep_current_pods(self, service: InferenceService) -> None:
-        """Leave the pods of an earlier spec alone while the new one cannot be made, except that it stops when told."""
+        """Retain the pods of an earlier spec while the new spec cannot be applied, but still scale and suspend them."""
         record = self.context.records[service.key]
-        record.clear_deferral()  # what waited is not wanted any more
-        if not record.predecessors_labelled:  # pods of another controller serve on, and count, until ours can be made
+        record.clear_deferral()  # the spec that waited is obsolete
+        if not record.predecessors_labelled:  # pods of another controller serve, and are counted, until ours exist
             await self.context.owned.deployments.label_predecessors(service.key, service.metadata.uid)
             record.predecessors_labelled = True
         if service.spec.suspend or not service.spec.replicas:
@@ -164,7 +165,7 @@ class PodServices:
         await self._scale(service)
 
     async def _scale(self, service: InferenceService) -> None:
-        """Give a Deployment its number of pods, and leave all else of it as it is."""
+        """Set the replicas of a Deployment, and change nothing else in it."""
         live = deployment_of(self.context, service)
         if live is None:
             return
@@ -175,32 +176,32 @@ class PodServices:
             await self.context.client.patch(type(live), live.key, patch, field_manager=CONTROLLER_FIELD_MANAGER)
 
     def _unmet(self, service: InferenceService, plan: ContainerPlan | None) -> tuple[str, ...]:
-        """Return the fields that would have an effect if the cluster, or the engine, had what they ask for."""
+        """Return the fields that have no effect because the cluster or the engine lacks what they need."""
         found, spec, pods = [], service.spec, self.context.pods
         if spec.autoscaling is not None and not pods.autoscalers.is_known:
-            found.append("spec.autoscaling (the controller cannot list HorizontalPodAutoscalers; its /readyz says why)")
+            found.append("spec.autoscaling (the controller cannot list HorizontalPodAutoscalers; see its /readyz)")
         if spec.disruption is not None and not pods.budgets.is_known:
-            found.append("spec.disruption (the controller cannot list PodDisruptionBudgets; its /readyz says why)")
+            found.append("spec.disruption (the controller cannot list PodDisruptionBudgets; see its /readyz)")
         found.append(priority_obstacle(self.context, service, deployment_of(self.context, service)))
         if spec.slo is not None:
             obstacle = objective_obstacle(service, plan) if plan is not None else ""
-            missing = "" if pods.objectives.is_known else "spec.slo (Pyrra is not installed here)"
+            missing = "" if pods.objectives.is_known else "spec.slo (Pyrra is not installed)"
             found.append(obstacle or missing)
             if spec.slo.latency_threshold and spec.slo.indicator != "latency":
                 found.append("spec.slo.latencyThreshold (needs spec.slo.indicator latency)")
         if spec.endpoint.gateway is not None and spec.endpoint.gateway.enabled:
             there = pods.routes.is_known
-            found.append("" if there else "spec.endpoint.gateway (the Gateway API is not installed here)")
+            found.append("" if there else "spec.endpoint.gateway (the Gateway API is not installed)")
         if waits_for_idle(service) and plan is not None and not plan.busy_metrics:
-            found.append(f"spec.rolloutPolicy.waitForIdle ({plan.runtime} has no metric of its requests)")
+            found.append(f"spec.rolloutPolicy.waitForIdle ({plan.runtime} has no metric for requests in flight)")
         if plan is not None and plan.resources.shared and not self.context.workloads.shared_gpu_selector:
             found.append("spec.resources.gpuSharing.mode (the controller runs without --shared-gpu-node)")
         if names_own_cache(service) and plan is not None and not has_to_fetch(self.context, service, plan):
-            found.append("spec.modelCache (the weights are mounted, or the engine brings them: nothing is fetched)")
+            found.append("spec.modelCache (nothing is fetched: the weights are mounted, or part of the engine)")
         return tuple(text for text in found if text)
 
     def _owned(self, key: Key) -> tuple[tuple[OwnedObjects[Any], str], ...]:
-        """Return the kinds of objects that a service may have, each with its object's name."""
+        """Return the writers of the kinds that a service may own, each with the name of the object."""
         owned = self.context.owned
         by_name: tuple[OwnedObjects[Any], ...] = (
             owned.deployments,
@@ -227,13 +228,13 @@ class PodServices:
 
 @attrs.frozen(eq=False)
 class ServiceReconciler:
-    """Look after all services; `in_pods` does it for those that no host serves, and is None where no pods are."""
+    """Reconcile all services; `in_pods` handles those that no host serves, and is None where there are no pods."""
 
     context: Context
     in_pods: PodServices | None = None
 
     async def reconcile(self, key: Key) -> None:
-        """Bring one service in line."""
+        """Reconcile one service."""
         services, models = self.context.informers.services, self.context.informers.models
         cached = services.get(key)
         if cached is None or cached.metadata.deletion_timestamp:
@@ -242,13 +243,13 @@ class ServiceReconciler:
                 self.in_pods.forget(key)
             return
         if services.is_unreadable(key):
-            return  # nothing can be written over its newest state from an older one
+            return  # an older version is no basis for a write
         model_key = Key(key.namespace, cached.spec.model_ref)
         model = models.get(model_key)
         if model is None and models.is_unreadable(model_key):
-            return  # there is a Model, but this version cannot read it: that is not the same as none
+            return  # the Model exists, but this program cannot read it: that is not a missing Model
         if not models.is_known:
-            return  # its arrival wakes every service
+            return  # every service is reconciled once Models are listed
         if self.in_pods is None:
             on_hosts = cached.on_hosts
             await self._reconcile_on_hosts(on_hosts, model if on_hosts is cached else self._model_of(on_hosts))
@@ -259,7 +260,7 @@ class ServiceReconciler:
         self, cached: InferenceService, model: Model | None, in_pods: PodServices
     ) -> None:
         if not in_pods.is_known and (model is None or cached.spec.hosts is not None):
-            return  # whether there are pods of it says where it belongs
+            return  # where it belongs depends on whether it has pods
         if cached.spec.hosts is not None:
             await in_pods.reconcile(cached, model, self._host_part(cached.on_hosts))
         elif self.context.settings.is_for_hosts(model) if model is not None else in_pods.is_empty(cached):
@@ -309,16 +310,16 @@ log = structlog.get_logger()
 
 @attrs.frozen(eq=False)
 class SliceReconciler:
-    """Look after all slices that agents have published."""
+    """Reconcile the EndpointSlices that agents publish."""
 
     context: Context
 
     async def reconcile(self, key: Key) -> None:
-        """Take a slice's endpoints out of service if its host is gone, and no program has written to it since."""
+        """Mark a slice's endpoints not ready if its host is gone, and the slice is unchanged since it was read."""
         await trio.lowlevel.checkpoint()
         endpoint_slice, hosts = self.context.informers.slices.get(key), self.context.hosts
         host = endpoint_slice.metadata.labels.get(HOST_LABEL, "") if endpoint_slice else ""
-        hosts_known = hosts.leases.synced.is_set()  # else their arrival wakes every slice
+        hosts_known = hosts.leases.synced.is_set()  # otherwise every slice is reconciled once they are listed
         if (
             endpoint_slice is None
             or not hosts_known
@@ -326,8 +327,8 @@ class SliceReconciler:
             or hosts.tracker.hosts.is_alive(host)
         ):
             return
-        # A host that comes back renews its Lease before it says again where its engines are, but the two watches may
-        # tell us the other way round.
+        # A host that returns renews its Lease before it publishes its endpoints again, but the two watches may
+        # deliver this in the opposite order.
         if host and not await hosts.check_gone(host):
             return
         patch = out_of_service(endpoint_slice)
@@ -335,16 +336,16 @@ class SliceReconciler:
             await self.context.client.patch(EndpointSlice, key, patch, field_manager=CONTROLLER_FIELD_MANAGER)
         except NotFoundError:
             return
-        log.warning("endpoints taken out of service: their host is gone", slice=str(key), host=host)
+        log.warning("endpoints marked not ready: their host is gone", slice=str(key), host=host)
 
 
 def is_in_service(endpoint_slice: EndpointSlice) -> bool:
-    """Whether clients are sent to any endpoint of a slice; a readiness that is not stated counts as ready."""
+    """Whether any endpoint of a slice receives requests; one without a `ready` condition does."""
     return any(endpoint.conditions.ready is not False for endpoint in endpoint_slice.endpoints)
 
 
 def out_of_service(endpoint_slice: EndpointSlice) -> dict[str, Any]:
-    """Return the merge patch after which no endpoint of this very version of a slice is ready."""
+    """Return the merge patch that marks all endpoints of exactly this version of a slice not ready."""
     endpoints = encode(endpoint_slice)["endpoints"]
     return {
         "metadata": {"resourceVersion": endpoint_slice.metadata.resource_version},

@@ -1,7 +1,7 @@
-"""A Model is served by hosts or by pods; the status of what hosts serve follows from what they report.
+"""Reconcile Models, which pods or hosts serve; the status of Models on hosts is derived from what they report.
 
-A Model's weights come by a Job, an engine or a mount, and stay for as long as a service needs them. There is a volume
-for weights for each namespace, or one for each service; it is made when missing, never changed.
+For pods, the weights come from a Job, the engine or a mount. The volume for weights belongs to the namespace or to one
+service; it is created if missing, and never changed.
 """
 
 from collections.abc import Mapping
@@ -38,21 +38,21 @@ from llmkube.k8s.workloads import Job, PersistentVolumeClaim, Pod
 from llmkube.weights.source import VolumeSource
 
 PERMISSIONS: Final = (
-    Permission(PersistentVolumeClaim, frozenset({"get", "create"})),  # also the one that a Model names by `pvc://`
-    Permission(Model, frozenset({"patch"})),  # the finalizer alone; else only its status is written
+    Permission(PersistentVolumeClaim, frozenset({"get", "create"})),  # also a claim that a Model names by `pvc://`
+    Permission(Model, frozenset({"patch"})),  # only the finalizer; otherwise only the status is written
 )
 
 
 async def ensure_namespace_claim(context: PodContext, namespace: str) -> None:
-    """Make the volume that all Models of a namespace share; one that an admin has made is as good."""
+    """Create the volume claim that all Models of a namespace share; an existing one of an admin is used as it is."""
     await _create(context, cache_claim(namespace, context.workloads))
 
 
 async def ensure_service_claim(context: PodContext, service: InferenceService, weights: Weights) -> None:
-    """Make the volume that is a service's own, where its pods keep their weights on it.
+    """Create a service's own volume claim, if its pods store their weights there.
 
     Raises:
-        NameTakenError: A claim of that name is not this service's: it would be deleted with what it belongs to.
+        NameTakenError: A claim of that name does not belong to this service, and would be deleted with its owner.
     """
     if not context.workloads.cache_per_service:
         return
@@ -91,20 +91,20 @@ def _mounts(weights: Weights, claim: str) -> bool:
 
 
 CLAIM_POLL_SECONDS: Final = 10.0
-"""Between two looks at a user's claim that is not bound: those are not watched."""
+"""Interval between reads of a user's unbound claim: users' claims are not watched."""
 
 PRUNING_POLL_SECONDS: Final = 10.0
-"""Between two looks whether a fetch may begin: none does while folders of the volume are being removed."""
+"""Interval between checks whether a fetch may start: none does while folders of the volume are being removed."""
 
 
 @attrs.frozen(eq=False)
 class PodModels:
-    """Look after the Models that pods serve."""
+    """Reconcile Models that pods serve."""
 
     context: PodContext
 
     async def reconcile(self, cached: Model) -> None:
-        """Have a Model's weights brought, and say how far that is."""
+        """Start or continue the supply of a Model's weights, and write its status."""
         users = self.context.informers.users(cached.key)
         supply = choose_supply(
             cached, [user_of(self.context, service, cached) for service in users], self.context.workloads
@@ -132,11 +132,11 @@ class PodModels:
 
     @property
     def is_known(self) -> bool:
-        """Whether all is known that says how weights reach pods, and for whom."""
+        """Whether all kinds have been listed that decide how weights reach pods, and for which services."""
         return self.context.informers.services.is_known and self.context.pods.can_make_models
 
     async def release(self, model: Model) -> None:
-        """End the Jobs of a Model that a host serves now."""
+        """Remove the Jobs of a Model that a host serves now."""
         for key in self.context.pods.jobs_by_model.keys(model.key):
             await self.context.owned.jobs.remove(key, model.metadata.uid)
 
@@ -150,10 +150,10 @@ class PodModels:
             cache = Key(model.key.namespace, CACHE_CLAIM)
             claim = self.context.pods.volume_claims.get(cache)
             if claim is None and supply.by == "job" and (ended_at(observed.job) or model.status.cache_volume):
-                claim = await self._read_claim(cache)  # an admin may have made it, without our label
+                claim = await self._read_claim(cache)  # an admin may have created it, without our label
             return attrs.evolve(observed, claim=claim)
         source = source_of(model.spec)
-        assert isinstance(source, VolumeSource), "choose_supply has looked"
+        assert isinstance(source, VolumeSource), "checked by choose_supply"
         claim = await self._read_claim(Key(model.key.namespace, claim_path(source)[0]))
         if claim is None:
             self.context.queues.models.add_after(model.key, CLAIM_POLL_SECONDS)
@@ -166,10 +166,10 @@ class PodModels:
             return None
 
     async def _reconcile_jobs(self, model: Model, supply: Supply, observed: JobFacts) -> str:
-        """Make the Job that is needed, and end those of an earlier source; return why an optional one failed.
+        """Create the Job that is needed, and remove those of an earlier source; return why an optional one failed.
 
-        A Job's template cannot be changed: one that has failed, or does not run yet, is made anew as it is wanted now,
-        with the Secret or the toleration that it lacked. One that fetches goes on.
+        A Job's template is immutable: a Job that has failed or is not running yet is created again from the current
+        spec, which may add the Secret or the toleration that it lacked. A Job that is fetching continues.
         """
         key, lost = Key(model.key.namespace, job_name(model)), _is_lost(supply, observed)
         reads = has_header_read(model, supply)
@@ -177,7 +177,7 @@ class PodModels:
             if one != key or lost or not (reads or supply.by == "job"):
                 await self.context.owned.jobs.remove(one, model.metadata.uid)
         if lost:
-            return ""  # it is on its way out, and its end wakes the Model
+            return ""  # the Job is being removed, and the Model is reconciled once it is gone
         if reads:
             return await self._inspect(model, supply, observed)
         if supply.by != "job" or (is_remembered(model) and not await self._is_revalidation_due(model, observed)):
@@ -195,7 +195,7 @@ class PodModels:
         return ""
 
     async def _inspect(self, model: Model, supply: Supply, observed: JobFacts) -> str:
-        """Have the header of a mounted file read, beside pods that serve it; return why it cannot be."""
+        """Have a Job read the header of a mounted file, on a node of pods that serve it; return why it cannot."""
         services = self._labels_of_running_users(model.key)
         if is_known(model, observed):
             return ""
@@ -214,14 +214,14 @@ class PodModels:
         return [label_value(user.key.name) for user in users if self.context.pods.has_running_pod(user.key)]
 
     async def _remove_job_without_result(self, model: Model, observed: JobFacts) -> None:
-        """Remove a Job that has ended well and whose pod is gone: its successor finds what there is, and reports it."""
+        """Remove a Job that completed but whose pod is gone: its successor finds the files, and reports them."""
         if observed.job is None or not is_complete(observed.job) or read_fetched(observed.pods) is not None:
             return
         if await self._has_lost_its_pods(observed.job):
             await self.context.owned.jobs.remove(observed.job.key, model.metadata.uid)
 
     async def _is_revalidation_due(self, model: Model, observed: JobFacts) -> bool:
-        """Whether a source that has been fetched is to be looked at now; the Job of the last look goes before."""
+        """Whether a fetched source is due for revalidation; the Job of the last revalidation is removed before."""
         wait_seconds = revalidate_in_seconds(model, observed.job, self.context.workloads, self.context.utcnow())
         if wait_seconds is None:
             return False
@@ -230,23 +230,23 @@ class PodModels:
             return False
         if observed.job is not None and ended_at(observed.job):
             await self.context.owned.jobs.remove(observed.job.key, model.metadata.uid)
-            return False  # its end wakes the Model again
+            return False  # the Model is reconciled again once the Job is gone
         return observed.job is None
 
     async def _has_lost_its_pods(self, job: Job) -> bool:
-        """Whether no pod of a Job is left that could tell; asked of the server, for pods and Jobs come separately."""
+        """Whether no pod of a Job is left; reads from the server, since the caches of pods and Jobs may differ."""
         selector = f"{JOB_LABEL}={job.key.name}"
         pods = await self.context.client.list(Pod, namespace=job.key.namespace, label_selector=selector)
         return not any(is_controlled_by(pod, job.metadata.uid) for pod in pods.items)
 
 
 def _is_lost(supply: Supply, observed: JobFacts) -> bool:
-    """Whether what the Job has found went with an earlier claim; a folder of the nodes has none, nor has an image."""
+    """Whether the Job's result was lost with an earlier claim; folders of nodes and images have no claim."""
     return supply.by not in ("node", "image") and is_from_old_volume(observed.job, observed.claim)
 
 
 def _is_outdated(observed: JobFacts, wanted: Mapping[str, Any]) -> bool:
-    """Whether a Job that gets nowhere would be another one today."""
+    """Whether a Job that has failed or is not running would differ if it were created now."""
     job = observed.job
     if job is None or job.metadata.annotations.get(DIGEST) == wanted["metadata"]["annotations"][DIGEST]:
         return False
@@ -254,28 +254,28 @@ def _is_outdated(observed: JobFacts, wanted: Mapping[str, Any]) -> bool:
 
 
 FINALIZER: Final = "inference.llmkube.dev/in-use"
-"""Kept Models that services refer to, in early versions. No program is there to take it off once LLMKube is removed, so
-none puts it on any more, and what has it loses it: a Model that goes leaves the pods of its services as they are."""
+"""Finalizer of early versions on Models that services refer to. It is no longer added, and removed where it is found,
+since no program would remove it once LLMKube is uninstalled. Deleting a Model does not change its services' pods."""
 
 
 @attrs.frozen(eq=False)
 class ModelReconciler:
-    """Look after all Models; `in_pods` does it for those that no host serves, and is None where no pods are."""
+    """Reconcile all Models; `in_pods` handles those that no host serves, and is None where there are no pods."""
 
     context: Context
     in_pods: PodModels | None = None
 
     async def reconcile(self, key: Key) -> None:
-        """Bring one Model in line."""
+        """Reconcile one Model."""
         models = self.context.informers.models
         cached = models.get(key)
         if cached is None:
             self.context.models.forget(key)
             return
         if models.is_unreadable(key):
-            return  # nothing can be written over its newest state from an older one
+            return  # an older version is no basis for a write
         if FINALIZER in cached.metadata.finalizers:
-            await self._remove_finalizer(cached)  # the answer wakes it again
+            await self._remove_finalizer(cached)  # the patch reconciles it again
         elif self.in_pods is not None and not self.context.settings.is_for_hosts(cached):
             if self.in_pods.is_known:
                 await self.in_pods.reconcile(cached)
@@ -295,6 +295,6 @@ class ModelReconciler:
             context.models.forget(cached.key)
             return
         if not context.hosts.leases.synced.is_set():
-            return  # its arrival wakes every Model
+            return  # every Model is reconciled once they are listed
         status = derive_model_status(context.models.newest(cached), context.hosts.tracker.hosts, now=context.utcnow())
         await context.models.write(cached, status)

@@ -1,4 +1,4 @@
-"""The controller creates the namespace of the Leases: on a bare cluster every host's renewal would be a 404."""
+"""Create the namespace of the Leases, without which every renewal of a host lease would be a 404."""
 
 import random
 from typing import Final, Never
@@ -18,7 +18,7 @@ from llmkube.k8s.resource import Key
 PERMISSIONS: Final = (Permission(Namespace, frozenset({"get", "create"}), place="system"),)
 
 POLL_SECONDS: Final = 600.0
-"""Between two looks at a namespace that is there, which is hardly ever deleted."""
+"""Interval between checks of a namespace that exists, which is hardly ever deleted."""
 
 CALL_SECONDS: Final = 15.0
 RETRY: Final = Backoff(base_seconds=1.0, cap_seconds=60.0)
@@ -27,11 +27,11 @@ log = structlog.get_logger()
 
 
 async def run_namespace_keeper(client: Client, name: str, rng: random.Random, *, confined: bool = False) -> Never:
-    """Create a namespace whenever it is missing, until cancelled; never fatal.
+    """Create a namespace whenever it is missing, until cancelled; errors are only logged.
 
-    A controller that may not do this says so once and goes on asking at a slow pace: an administrator who withholds
-    that right creates the namespace by hand, or grants the right later. One that is confined to a namespace has the
-    right on no cluster, and warns of nothing.
+    A controller without that right logs this once, and keeps checking at a slow pace: an administrator may create the
+    namespace by hand, or grant the right later. A controller that is confined to one namespace never has the right, so
+    it logs no warning.
     """
     failures = 0
     warned = False
@@ -42,11 +42,11 @@ async def run_namespace_keeper(client: Client, name: str, rng: random.Random, *,
         except ForbiddenError as error:
             if not warned:
                 log_event = log.info if confined else log.warning
-                log_event("the namespace of the leases is an administrator's to make", namespace=name, error=str(error))
+                log_event("lease namespace not created: no permission", namespace=name, error=str(error))
             warned, failures = True, 0
         except (LLMKubeError, trio.TooSlowError) as error:
             failures += 1
-            log.info("namespace of the leases not checked", namespace=name, error=str(error) or "no answer")
+            log.info("lease namespace not checked", namespace=name, error=str(error) or "no answer")
         else:
             failures = 0
         await trio.sleep(RETRY.delay(failures, rng) if failures else POLL_SECONDS)

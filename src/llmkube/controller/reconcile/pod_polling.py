@@ -1,7 +1,7 @@
-"""What pods answer when they are asked over HTTP: whether they have requests, how far a fetch is, how backends do.
+"""Poll pods over HTTP: whether they have requests, the progress of a fetch, the health of a router's backends.
 
-It takes no right. A pod that cannot be reached (a network policy, perhaps) costs a number in a message, leaves a
-router's backends as they were until it is gone, and counts as busy.
+This needs no permission. If a pod cannot be reached (perhaps for a network policy), a message lacks its percentage, the
+health of a router's backends stays until the router is gone, and the pod is taken for busy.
 """
 
 import json
@@ -26,21 +26,21 @@ from llmkube.runtimes.container.container_plan import ContainerPlan, requests_in
 QUERY_SECONDS: Final = 5.0
 QUERY_INTERVAL_SECONDS: Final = 10.0
 MAX_CONCURRENT_QUERIES: Final = 16
-"""Pods that are asked at the same time; one that does not answer takes five seconds."""
+"""Limit of concurrent queries; a pod that does not answer takes five seconds."""
 
 STEP_PERCENT: Final = 5
-"""Progress is shown in steps, so that a download is twenty writes at most and not one for every percent."""
+"""Progress is reported in steps: a download causes at most twenty status writes, not one per percent."""
 
 Health = Mapping[str, BackendHealth]
 
-# -- has it requests --------------------------------------------------------------------------------------------------
+# -- requests in flight -----------------------------------------------------------------------------------------------
 
 
 async def are_idle(plan: ContainerPlan, pods: Iterable[Pod]) -> bool:
-    """Ask every pod that runs, all at once; one that does not answer may well be busy, and counts as that.
+    """Return whether no running pod has a request in flight; a pod that does not answer is taken for busy.
 
-    Each is asked at its own port: a service's pods are still those of the plan before, which may have another one.
-    It takes `QUERY_SECONDS` at most: one after the other, ten slow ones would outlast the reconcile that asks.
+    Each pod is queried at its own port, since the pods may still be those of an earlier plan with another port. All are
+    queried at once, within `QUERY_SECONDS`: one after the other, ten slow pods would outlast the reconcile.
     """
     busy: list[Pod] = []
 
@@ -49,7 +49,7 @@ async def are_idle(plan: ContainerPlan, pods: Iterable[Pod]) -> bool:
         text = await read_text(pod_url(pod, port, plan.metrics_path)) if port and pod.status.pod_ip else ""
         if requests_in_flight(text, plan.busy_metrics) != 0:  # unknown, or NaN, may hide one
             busy.append(pod)
-            nursery.cancel_scope.cancel(reason="one is enough")
+            nursery.cancel_scope.cancel(reason="a busy pod found")
 
     async with trio.open_nursery() as nursery:
         for pod in pods:
@@ -59,16 +59,16 @@ async def are_idle(plan: ContainerPlan, pods: Iterable[Pod]) -> bool:
 
 
 def metrics_port(plan: ContainerPlan, pod: Pod) -> int | None:
-    """Return the port of a pod's metrics, by the name that the plan has for it; None when it has none of that name."""
+    """Return the port of a pod's metrics by its name in the plan; None if the pod has no such port."""
     ports = (port for container in pod.spec.containers for port in container.ports)
     return next((port.container_port for port in ports if port.name == plan.metrics_port_name), None)
 
 
-# -- how far is it ----------------------------------------------------------------------------------------------------
+# -- progress of fetches ----------------------------------------------------------------------------------------------
 
 
 async def run_progress(context: PodContext) -> Never:
-    """Keep `context.percents` true, and wake the Model of every step."""
+    """Update `context.percents` until cancelled, and reconcile a Model after every step."""
 
     def take(job: Key, text: str) -> None:
         percent = read_percent(text)
@@ -94,14 +94,14 @@ async def run_progress(context: PodContext) -> Never:
 
 
 def read_percent(text: str) -> int | None:
-    """Return how far a pod says that it is, in whole steps; None while it does not know.
+    """Return the progress that a pod reports in percent, rounded down to a step; None while it is unknown.
 
-    Of several files the one that is fetched counts as its share of all.
+    With several files, each has an equal share.
     """
     try:
         reported = json.loads(text)
         file, files, done, total = (int(reported[name]) for name in ("file", "files", "doneBytes", "totalBytes"))
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):  # any user may make such a pod
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):  # any user can create such a pod
         return None
     if reported.get("stage") != "downloading" or not 0 < file <= files or not 0 <= done <= total or not total:
         return None
@@ -109,11 +109,11 @@ def read_percent(text: str) -> int | None:
     return int(100 * share) // STEP_PERCENT * STEP_PERCENT
 
 
-# -- how do its backends do -------------------------------------------------------------------------------------------
+# -- health of routers' backends --------------------------------------------------------------------------------------
 
 
 async def run_router_health(context: PodContext) -> Never:
-    """Keep `context.health` true, and wake the router of every change."""
+    """Update `context.health` until cancelled, and reconcile a router after every change."""
     while True:
         await trio.sleep(QUERY_INTERVAL_SECONDS)
         keys = [router.key for router in context.informers.routers.values()]
@@ -135,7 +135,7 @@ async def run_router_health(context: PodContext) -> Never:
 
 
 def merge(answers: Iterable[Health]) -> Health:
-    """Return what all pods say together: one that cannot reach a backend is enough to say so."""
+    """Combine the reports of a router's pods: a backend is unhealthy if it is for any pod."""
     merged: dict[str, BackendHealth] = {}
     for answer in answers:
         for name, health in answer.items():
@@ -145,28 +145,28 @@ def merge(answers: Iterable[Health]) -> Health:
 
 
 def read_health(text: str) -> Health | None:
-    """Return what a pod says of its backends; None of an answer that is none."""
+    """Return the health of backends that a pod reports; None if the response is malformed."""
     try:
         backends = orjson.loads(text)["backends"]
         return {
             str(one["name"]): BackendHealth(healthy=one["healthy"] is True, message=str(one.get("message", ""))[:1024])
             for one in backends
         }
-    except (ValueError, TypeError, KeyError, AttributeError):  # a user who may make a pod may make it say anything
+    except (ValueError, TypeError, KeyError, AttributeError):  # a user who can create a pod can make it return anything
         return None
 
 
-# -- asking -----------------------------------------------------------------------------------------------------------
+# -- queries ----------------------------------------------------------------------------------------------------------
 
 
 def pod_url(pod: Pod, port: int, path: str) -> str:
-    """Return an address of a pod that has one."""
+    """Return a URL at a pod, which must have an IP address."""
     host = f"[{pod.status.pod_ip}]" if ":" in pod.status.pod_ip else pod.status.pod_ip
     return f"http://{host}:{port}{path}"
 
 
 async def read_text(url: str) -> str:
-    """Return what is at a pod's address, or nothing when it does not answer in time."""
+    """Return the body at a URL of a pod; empty unless it answers 200 in time."""
     with trio.move_on_after(QUERY_SECONDS):
         async with open_http_client() as http:
             try:
@@ -182,7 +182,7 @@ def _reachable(pods: Iterable[Pod]) -> list[Pod]:
 
 
 async def _query_all(pods: Mapping[Key, Iterable[Pod]], port: int, path: str, take: Callable[[Key, str], None]) -> None:
-    """Ask the pods of each object, `MAX_CONCURRENT_QUERIES` of them at once, and hand over what each answers."""
+    """Query the pods of each object, `MAX_CONCURRENT_QUERIES` at once, and call `take` with each response."""
     limiter = trio.CapacityLimiter(MAX_CONCURRENT_QUERIES)
 
     async def query(owner: Key, pod: Pod) -> None:

@@ -1,8 +1,9 @@
-"""Folders of a namespace's volume that no Model names any more are removed by a Job, if the operator wants that.
+"""Remove folders of a namespace's volume that no Model names any more, by a Job; optional.
 
-Only what this controller has seen a Model name, and sees no Model, workload or pod name now, is ever removed; what a
-predecessor has seen is left alone. Before a Job is made, Models and pods are read anew. No fetch begins while it runs,
-so nothing that has just been fetched can go: a Model that comes in between waits, and fetches again if need be.
+A folder is removed only if this controller has seen a Model name it, and no Model, workload or pod names it now.
+Folders that only an earlier controller has seen stay. Models and pods are read again before the Job is created. No
+fetch starts while the Job runs, so it cannot remove newly fetched files: a Model that is created meanwhile waits, and
+fetches again if it has to.
 """
 
 import json
@@ -28,7 +29,7 @@ from llmkube.k8s.workloads import Pod
 
 POLL_SECONDS: Final = 10.0
 RETENTION_SECONDS: Final = 600.0
-"""How long a folder stays without a name: a Model that is deleted and made again finds its weights there."""
+"""Retention of a folder that no Model names: a Model that is deleted and created again finds its weights there."""
 
 CALL_SECONDS: Final = 60.0
 
@@ -37,15 +38,15 @@ log = structlog.get_logger()
 
 @attrs.define(eq=False)
 class Pruner:
-    """Remember which folders Models have named, and since when none does."""
+    """Record which folders Models have named, and since when none does; remove those past their retention."""
 
     context: PodContext
     _named: dict[str, set[str]] = attrs.field(factory=dict, init=False)
     _since: dict[tuple[str, str], float] = attrs.field(factory=dict, init=False)  # by namespace and key
-    _reported_jobs: dict[str, str] = attrs.field(factory=dict, init=False)  # uid of the Job whose end is known
+    _reported_jobs: dict[str, str] = attrs.field(factory=dict, init=False)  # uid of the Job whose end was logged
 
     async def run(self) -> Never:
-        """Look every ten seconds; what cannot be done is tried again later, and never fatal."""
+        """Prune every ten seconds until cancelled; failures are logged and retried later."""
         while True:
             await trio.sleep(POLL_SECONDS)
             self._record_named_folders()
@@ -58,7 +59,7 @@ class Pruner:
                     self._postpone(namespace)
 
     def _record_named_folders(self) -> None:
-        """Note which folders are named now, and begin or end the wait of the others."""
+        """Record which folders are named now; start the retention of those that no longer are."""
         named: dict[str, set[str]] = {}
         for model in self.context.informers.models.values():
             named.setdefault(model.key.namespace, set()).update(_keys(model))
@@ -75,7 +76,7 @@ class Pruner:
     async def _prune(self, namespace: str) -> None:
         await trio.lowlevel.checkpoint()
         claim = self.context.pods.volume_claims.get(Key(namespace, CACHE_CLAIM))
-        if claim is None:  # all of it went with the volume
+        if claim is None:  # the volume is gone, and all folders with it
             for key in self._named.pop(namespace):
                 self._since.pop((namespace, key), None)
             return
@@ -91,11 +92,11 @@ class Pruner:
         expired = {key for key in self._named[namespace] if self._since.get((namespace, key), due + 1) <= due}
         expired -= self._deployed(namespace, expired)
         if not expired or self._is_fetching(namespace) or (job is not None and not is_complete(job)):
-            return  # a Job that has failed stays for a day, and is made again then
+            return  # a failed Job is retained for a day, and created again after that
         if job is not None:
             await self.context.owned.jobs.remove(job.key, claim.metadata.uid)
             return
-        self.context.pruning.add(namespace)  # from here on no fetch begins
+        self.context.pruning.add(namespace)  # from here on no fetch starts
         try:
             expired -= await self._in_use(namespace, expired)
             if expired:
@@ -106,13 +107,13 @@ class Pruner:
             self.context.pruning.discard(namespace)
 
     def _postpone(self, namespace: str) -> None:
-        """Begin all waits of a namespace anew."""
+        """Restart the retention of all folders of a namespace."""
         for place in self._since:
             if place[0] == namespace:
                 self._since[place] = trio.current_time()
 
     def _deployed(self, namespace: str, keys: set[str]) -> set[str]:
-        """Return those that a Deployment names: its pods may not have been replaced yet."""
+        """Return the folders that a Deployment names, whose pods may not have been replaced yet."""
         live = [encode(one) for one in self.context.pods.deployments.values() if one.key.namespace == namespace]
         return _mentioned(keys, live) if keys else set()
 
@@ -123,18 +124,18 @@ class Pruner:
         )
 
     async def _in_use(self, namespace: str, keys: set[str]) -> set[str]:
-        """Return those that a Model or a pod names, asked of the server; all of them if it cannot be known."""
+        """Return the folders that a Model or a pod names, as read from the server; `keys` if that is unknown."""
         client = self.context.client
-        models = (await client.list(Model, namespace=namespace)).items  # DecodeError: one that could name any of them
+        models = (await client.list(Model, namespace=namespace)).items  # DecodeError: a Model may name any folder
         named = {key for model in models for key in _keys(model)}
         pods = [pod for pod in (await client.list(Pod, namespace=namespace)).raw if _may_read(pod)]
         if any(_is_foreign(pod) for pod in pods):
-            return keys  # what a foreign pod reads is not known
+            return keys  # a foreign pod may read any folder
         return (keys & named) | _mentioned(keys, pods)
 
 
 def _keys(model: Model) -> Iterator[str]:
-    """Return the folders that a Model names, now and by what its status remembers."""
+    """Yield the folders that a Model names in its spec and its status."""
     yield cache_key(model.spec)
     if model.status.cache_key:
         yield model.status.cache_key
@@ -146,7 +147,7 @@ def _mentioned(keys: set[str], objects: Iterable[Mapping[str, Any]]) -> set[str]
 
 
 def _may_read(pod: Mapping[str, Any]) -> bool:
-    """Whether a pod mounts the claim and has not ended."""
+    """Whether a pod mounts the claim and has not terminated."""
     volumes = pod.get("spec", {}).get("volumes") or ()
     claims = [(volume.get("persistentVolumeClaim") or {}).get("claimName") for volume in volumes]
     return CACHE_CLAIM in claims and pod.get("status", {}).get("phase") not in {"Succeeded", "Failed"}

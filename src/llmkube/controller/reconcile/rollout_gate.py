@@ -1,12 +1,12 @@
-"""Where a service wants it, pods that have requests are replaced only once those have ended, or have had their time.
+"""Defer the replacement of busy pods until they are idle or a timeout expires, if the service asks for that.
 
-| why they are replaced | how long they may wait to be idle |
+| reason for the replacement | idle timeout |
 |---|---|
-| an edit, `rolloutPolicy` is not there or has `force` | not at all |
-| an edit, `waitForIdle` | `idleTimeoutSeconds`; 0 means 300 |
-| `maxPodLifetimeSeconds` is over | `maxPodLifetimeIdleTimeoutSeconds`; unset means for ever |
+| an edit; no `rolloutPolicy`, or one with `force` | none: pods are replaced at once |
+| an edit; `waitForIdle` | `idleTimeoutSeconds`; 0 means 300 |
+| `maxPodLifetimeSeconds` has passed | `maxPodLifetimeIdleTimeoutSeconds`; unset means no limit |
 
-Pods are replaced by a change of their template, never one by one: the Deployment knows how to keep answering meanwhile.
+Pods are replaced by a change of their template, never one by one, so that the Deployment keeps the service available.
 """
 
 import datetime
@@ -33,13 +33,13 @@ from llmkube.runtimes.container.container_plan import ContainerPlan
 
 
 def waits_for_idle(service: InferenceService) -> bool:
-    """Whether an edit waits until no request is in flight."""
+    """Whether an edit is deferred until no request is in flight."""
     policy = service.spec.rollout_policy
     return policy is not None and bool(policy.wait_for_idle) and not policy.force
 
 
 def edit_idle_timeout_seconds(service: InferenceService) -> float:
-    """Return how long an edit waits for replicas to be idle; 0 when it does not."""
+    """Return how long an edit waits for replicas to be idle; 0 if it does not."""
     policy = service.spec.rollout_policy
     if policy is None or not waits_for_idle(service):
         return 0.0
@@ -49,9 +49,9 @@ def edit_idle_timeout_seconds(service: InferenceService) -> float:
 def seconds_until_max_age(
     service: InferenceService, live: Workload, pods: Sequence[Pod], now: datetime.datetime
 ) -> float | None:
-    """Return how long until the oldest pod of a service is to be replaced for its age.
+    """Return the seconds until the oldest pod of a service reaches its maximum age.
 
-    None when none ever is, or while pods are being replaced anyhow: their age is looked at when all of them answer.
+    None if the service sets no maximum, or while a rollout is in progress: ages are checked once all pods are ready.
     """
     lifetime, status = service.spec.max_pod_lifetime_seconds, live.status
     settled = (
@@ -66,16 +66,16 @@ def seconds_until_max_age(
 
 
 IDLE_POLL_SECONDS: Final = 5.0
-"""Between two looks whether pods that are to be replaced have requests."""
+"""Interval between checks whether pods that are to be replaced have requests."""
 
 
 async def due_manifests(
     context: PodContext, service: InferenceService, plan: ContainerPlan, weights: Weights
 ) -> Manifests:
-    """Return the objects of a service, its pods' replacement among them if it is due; note it while it has to wait.
+    """Return the desired objects of a service, with the replacement of its pods if it is due; record a deferral.
 
-    While it waits, `records[…].deferred_since` says so, and the Deployment must not be applied. The wait is measured
-    from when this controller first saw the cause: its successor begins again.
+    While `records[…].deferred_since` is set, the Deployment must not be applied. The wait is measured from when this
+    controller first saw the cause; its successor starts again.
     """
     key, spec, live = service.key, service.spec, deployment_of(context, service)
     record = context.records[key]
@@ -102,13 +102,13 @@ async def due_manifests(
     if expired or not live.status.ready_replicas or not plan.busy_metrics or await are_idle(plan, pods):
         record.clear_deferral()
         return wanted
-    record.deferred_since, record.deferral_reason = since, f"pods are replaced for {cause} once they have no request"
+    record.deferred_since, record.deferral_reason = since, f"pods are replaced for {cause} once they have no requests"
     context.queues.services.add_after(key, IDLE_POLL_SECONDS)
     return wanted
 
 
 def deployment_of(context: PodContext, service: InferenceService) -> Workload | None:
-    """Return what makes the pods of a service, if there is one of its own: a Deployment, or a LeaderWorkerSet."""
+    """Return the Deployment or LeaderWorkerSet of a service; None if there is none that it owns."""
     live: Workload | None
     if service.spec.multi_node is not None:
         live = context.owned.groups.get(Key(service.key.namespace, group_name(service.key.name)))
@@ -118,7 +118,7 @@ def deployment_of(context: PodContext, service: InferenceService) -> Workload | 
 
 
 def is_loading(live: Workload, replicas: int) -> bool:
-    """Whether pods load that may still come: what is stuck must not hold up the drain of its node for ever."""
+    """Whether pods are still loading; not in a stuck rollout, which would block a node drain forever."""
     progress = [one for one in live.status.conditions if one.type == "Progressing"]
     return live.status.ready_replicas < replicas and not any(one.status == "False" for one in progress)
 
@@ -126,12 +126,12 @@ def is_loading(live: Workload, replicas: int) -> bool:
 def _manifests(
     context: PodContext, service: InferenceService, plan: ContainerPlan, weights: Weights, restarted: str
 ) -> Manifests:
-    """Return the objects of a service, rendered anew only when something that they are made from has changed."""
+    """Return the objects of a service, rendered again only if one of their inputs has changed."""
     live = deployment_of(context, service)
     replicas = desired_replicas(service, live)
     pods = WantedPods(replicas, weights, live is None or is_loading(live, replicas), restarted)
     retained = _retained_settings(live)
-    if retained is not None and plan.key_check is not None:  # what asks for keys is renewed with LLMKube
+    if retained is not None and plan.key_check is not None:  # the key proxy is always upgraded with LLMKube
         retained = attrs.evolve(retained, image=context.workloads.image)
     template = live.metadata.annotations.get(TEMPLATE, "") if live is not None and retained is not None else ""
     settings = attrs.evolve(context.workloads, priority_class_prefix=find_prefix(context, service, live))
@@ -151,10 +151,10 @@ def _manifests(
 
 
 def _retained_settings(live: Workload | None) -> RetainedSettings | None:
-    """Return what pods that serve have of ours: if nothing else is to change, they keep it.
+    """Return the settings of serving pods that are retained as long as nothing else in their template changes.
 
-    An upgrade of LLMKube, or a policy about replacing pods, would else load models anew; so would an image that is
-    named for CPUs (`image_before`).
+    Otherwise an upgrade of LLMKube, an edit of the rollout policy, or the image for CPUs (`image_before`) would replace
+    pods, and load their models again.
     """
     if live is None or not live.status.ready_replicas:
         return None

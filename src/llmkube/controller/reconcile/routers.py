@@ -1,4 +1,4 @@
-"""A ModelRouter runs where it is placed: in pods of ours, or, under `llmkube up`, in the controller's own process."""
+"""Reconcile ModelRouters, which run in pods or, under `llmkube up`, in the controller's own process."""
 
 from collections.abc import Iterator
 from typing import Any, Final, Protocol
@@ -34,40 +34,40 @@ from llmkube.router.config.routing_config import RoutingConfig, is_local_url
 
 PERMISSIONS: Final = (Permission(ModelRouter, LIST_AND_WATCH | {"get"}),)
 
-_NO_PODS: Final = "there are no nodes here that could run its pods: `llmkube router -f FILE` runs a router by itself"
+_NO_PODS: Final = "there are no nodes that could run its pods: `llmkube router -f FILE` runs a router on its own"
 
 
 class RouterPlacement(Protocol):
-    """Where routers run."""
+    """Method of running routers."""
 
     @property
     def resync_seconds(self) -> float | None:
-        """After how many seconds a router is looked at again, whatever happens; None where all changes are seen."""
+        """Seconds until a router is reconciled again without a change; None if every change is observed."""
         ...
 
     @property
     def is_known(self) -> bool:
-        """Whether all is known that a router needs here; until then each stays as it is."""
+        """Whether everything that a router depends on has been listed; until then none is changed."""
         ...
 
     async def place(self, router: ModelRouter) -> RouterFacts:
-        """Have a router run by its spec; return what is known of it."""
+        """Run a router by its spec; return the observed facts."""
         ...
 
     def forget(self, key: Key) -> None:
-        """Drop what there is of a router that is gone."""
+        """Drop the state of a router that is gone."""
         ...
 
 
 @attrs.frozen(eq=False)
 class RouterReconciler:
-    """Look after all routers; `placement` is None where none can run."""
+    """Reconcile all routers; `placement` is None where none can run."""
 
     context: Context
     placement: RouterPlacement | None = None
 
     async def reconcile(self, key: Key) -> None:
-        """Bring one router in line."""
+        """Reconcile one router."""
         routers, writer, placement = self.context.informers.routers, self.context.routers, self.placement
         cached = routers.get(key)
         if cached is None:
@@ -76,7 +76,7 @@ class RouterReconciler:
                 placement.forget(key)
             return
         if cached.metadata.deletion_timestamp or routers.is_unreadable(key):
-            return  # what serves serves on, until the router is gone
+            return  # it keeps serving until the router is gone
         now = self.context.utcnow()
         if placement is None:
             await writer.write(cached, unsupported_status(writer.newest(cached), _NO_PODS, now=now))
@@ -91,18 +91,18 @@ class RouterReconciler:
 
 @attrs.frozen(eq=False)
 class PodRouters:
-    """Place routers in pods: a `RouterPlacement`."""
+    """A `RouterPlacement` that runs routers in pods."""
 
     context: PodContext
     resync_seconds: None = None
 
     @property
     def is_known(self) -> bool:
-        """Whether all is known that a router in pods needs."""
+        """Whether everything that a router in pods depends on has been listed."""
         return self.context.pods.can_make_routers and self.context.informers.services.is_known
 
     async def place(self, router: ModelRouter) -> RouterFacts:
-        """Have a router's pods made; return what is known of it."""
+        """Create or update a router's pods; return the observed facts."""
         compiled = self._compile(router)
         refusal = await self._apply(router, compiled)
         key = Key(router.key.namespace, router_objects_name(router.key.name))
@@ -120,7 +120,7 @@ class PodRouters:
         )
 
     def forget(self, key: Key) -> None:
-        """Drop the records of a router that is gone."""
+        """Drop the state of a router that is gone."""
         self.context.health.pop(key, None)
         owned, named = self.context.owned, Key(key.namespace, router_objects_name(key.name))
         kinds: tuple[OwnedObjects[Any], ...] = (
@@ -158,9 +158,9 @@ class PodRouters:
         return endpoint_url(name, service.key.namespace, port=port, path="/v1", cluster_domain=domain)
 
     async def _apply(self, router: ModelRouter, compiled: CompiledRouter) -> str:
-        """Write the objects of a router; return why the API server takes one of them not, or nothing."""
+        """Write the objects of a router; return why the API server refuses one of them, or nothing."""
         if compiled.config is None:
-            return ""  # what serves an earlier spec serves on
+            return ""  # pods of an earlier spec keep serving
         owned, uid = self.context.owned, router.metadata.uid
         wanted = render_router(
             router,
@@ -171,7 +171,7 @@ class PodRouters:
         )
         key = Key(router.key.namespace, router_objects_name(router.key.name))
         try:
-            # What may be reached is closed before what is asked for opens it, and the config is there before the pods.
+            # The network policy is in place before the pods can connect, and the config before the pods start.
             await owned.network_policies.ensure(wanted.network)
             await owned.config_maps.ensure(wanted.config)
             await owned.deployments.ensure(wanted.deployment)
@@ -204,16 +204,16 @@ class PodRouters:
 
 
 def _per_pod_budgets(router: ModelRouter) -> Iterator[str]:
-    """Name what each pod of several keeps for itself."""
+    """Yield the budgets that each of several pods accounts for separately."""
     replicas = (router.spec.proxy or ProxySpec()).replicas or 1
     policy = router.spec.policy
     if replicas > 1 and policy is not None and policy.budgets and policy.budget_store is None:
-        note = f"each of {replicas} pods counts by itself: together they admit as many times more"
-        yield f"spec.policy.budgets ({note}; a budgetStore keeps one count)"
+        note = f"each of {replicas} pods counts separately: together they admit {replicas} times as much"
+        yield f"spec.policy.budgets ({note}; set a budgetStore to share one count)"
 
 
 def _auxiliary_servers(config: RoutingConfig) -> Iterator[Rule]:
-    """Name what a router asks for itself; a name may be of a server beside the cluster, or of a public one."""
+    """Yield rules for the servers that a router itself connects to; a name may be local or public."""
     tokens, store = config.auth.tokens, config.budget_store
     if tokens is not None and tokens.jwks_uri:
         yield to_provider(tokens.jwks_uri, local=True)

@@ -1,6 +1,6 @@
-"""What the pods of a service are: its container, and where the weights are once its Models are ready.
+"""Plans of a service's pods: its container, and the location of the weights once its Models are ready.
 
-Decided from objects of the caches alone, and kept in the service's record until one of those is another.
+They depend on cached objects alone, and are retained in the service's record until one of those changes.
 """
 
 from typing import Final
@@ -29,17 +29,17 @@ from llmkube.runtimes.registry import container_plan_for
 from llmkube.weights.errors import WeightsError
 
 RENDERED: Final = tuple(rendered_paths(InferenceServiceSpec, "spec"))
-"""Paths of a service's fields that take effect in the objects of the controller, and not in the container's plan."""
+"""Paths of a service's fields that take effect in the controller's objects, not in the container's plan."""
 
 
 _NO_GROUPS: Final = (
-    "spec.multiNode needs LeaderWorkerSets, and this cluster serves none to the controller: install "
-    "https://lws.sigs.k8s.io, or leave it out and use a node with enough GPUs"
+    "spec.multiNode needs LeaderWorkerSets, which this cluster does not serve to the controller: install "
+    "https://lws.sigs.k8s.io, or remove spec.multiNode and use a node with enough GPUs"
 )
 
 
 def plan_workload(context: PodContext, service: InferenceService, model: Model) -> WorkloadPlan:
-    """Return what the pods of a service are, or why there can be none yet."""
+    """Return the plan of a service's pods, with the reason if there can be none yet."""
     drafts = tuple(context.informers.models.get(Key(service.key.namespace, name)) for name in drafts_of(service))
     groups = context.pods.groups.is_known
     inputs = (service.metadata.uid, service.metadata.generation, model, drafts, groups)
@@ -47,23 +47,23 @@ def plan_workload(context: PodContext, service: InferenceService, model: Model) 
 
 
 def plan_container(context: PodContext, service: InferenceService, model: Model) -> ContainerPlan | PlanError:
-    """Return the container of a service, or why there can be none; made again when a spec or the header changes."""
+    """Return the container of a service, or an error; planned again when a spec or the header changes."""
     mine, its = service.metadata, model.metadata
     inputs = (mine.uid, mine.generation, its.uid, its.generation, model.status.gguf)
     return context.records[service.key].container.get(inputs, lambda: _plan_container(context, service, model))
 
 
 def user_of(context: PodContext, service: InferenceService, model: Model) -> User:
-    """Return how a service wants the weights of a Model; one that cannot be planned is taken to want the file."""
+    """Return how a service uses a Model's weights; a service that cannot be planned is assumed to need the file."""
     own = fetches_itself(service, context.workloads)
-    if service.spec.model_ref != model.key.name:  # it is the draft, and that is always a file
+    if service.spec.model_ref != model.key.name:  # a draft, which is always a file
         return User(fetches_itself=own)
     plan = plan_container(context, service, model)
     return User(brings_weights=isinstance(plan, ContainerPlan) and not plan.needs_model_init, fetches_itself=own)
 
 
 def has_to_fetch(context: PodContext, service: InferenceService, plan: ContainerPlan) -> bool:
-    """Whether there is anything that pods of a service could fetch into a volume of their own."""
+    """Whether a service's pods would fetch anything into a volume of their own."""
     if not plan.uses_weights and not plan.needs_model_init:
         return False
     names = filter(None, (service.spec.model_ref, plan.draft_model))
@@ -73,7 +73,7 @@ def has_to_fetch(context: PodContext, service: InferenceService, plan: Container
 
 def _plan_container(context: PodContext, service: InferenceService, model: Model) -> ContainerPlan | PlanError:
     if model.status.gguf is not None and is_mounted(model):
-        # It is read beside pods that run: what it says comes too late for them, and must not replace them.
+        # The header of a mounted file is read only once pods are running, and must not replace them.
         model = attrs.evolve(model, status=attrs.evolve(model.status, gguf=None))
     try:
         settings = context.workloads
@@ -81,7 +81,7 @@ def _plan_container(context: PodContext, service: InferenceService, model: Model
             service, model, images=settings.images, gpu_resources=settings.gpu_resources, rendered=RENDERED
         )
     except PlanError as error:
-        return error.with_traceback(None)  # it is kept, and its frames would keep these objects
+        return error.with_traceback(None)  # the error is retained, and its frames would hold these objects
 
 
 def _plan_workload(context: PodContext, service: InferenceService, model: Model) -> WorkloadPlan:
@@ -120,11 +120,11 @@ def _supply_of(context: PodContext, service: InferenceService, model: Model) -> 
 def _find_weights(
     context: PodContext, service: InferenceService, model: Model, plan: ContainerPlan, supply: Supply
 ) -> tuple[Verdict, Storage]:
-    """Say whether a service has to wait for a Model, and where its pods find the weights.
+    """Return whether a service has to wait for a Model, and where its pods find the weights.
 
     Raises:
-        WeightsError: The Model's source cannot be read.
-        PlanError: The engine wants a file that only a finished fetch could name.
+        WeightsError: The Model's source is invalid.
+        PlanError: The engine needs the name of a file, or a volume, that this source does not provide.
     """
     if not plan.uses_weights and not plan.needs_model_init:
         return Verdict("Ready", Reason.RUNTIME_RESOLVED, ""), Storage()
@@ -133,7 +133,7 @@ def _find_weights(
         verdict = Verdict("Ready", Reason.WORKLOAD_RESOLVED, "")
     elif supply.by == "job" and verdict.phase == "Ready" and not is_remembered(model):
         verdict = Verdict("Pending", Reason.PENDING, "waiting for the Job that fetches it")
-    if verdict.phase != "Ready" and verdict.reason != Reason.PVC_NOT_BOUND:  # many a claim is bound once there is a pod
+    if verdict.phase != "Ready" and verdict.reason != Reason.PVC_NOT_BOUND:  # a claim may be bound with the first pod
         return verdict, Storage()
     path = weights_path(model, supply)
     mode = context.workloads.cache_access_mode
@@ -157,13 +157,13 @@ def _find_weights(
 def _find_draft(context: PodContext, service: InferenceService, plan: ContainerPlan) -> tuple[Verdict, Storage]:
     model = context.informers.models.get(Key(service.key.namespace, plan.draft_model))
     if model is None:
-        missing = f'there is no Model "{plan.draft_model}" in this namespace, the draft'
+        missing = f'draft Model "{plan.draft_model}" not found in this namespace'
         return Verdict("Pending", Reason.MODEL_NOT_FOUND, missing), Storage()
     return _find_weights(context, service, model, plan, _supply_of(context, service, model))
 
 
 def _model_verdict(model: Model) -> Verdict:
-    """Return what the Model's own status says of its newest spec."""
+    """Return the verdict in the Model's own status about its newest spec."""
     generation = model.metadata.generation
     kinds = {"Ready": AVAILABLE, "Failed": DEGRADED}
     statement = current(model.status.conditions, kinds.get(model.status.phase, PROGRESSING), generation)
@@ -178,9 +178,9 @@ _DEFAULT_PRIORITY = "normal"
 
 
 def find_prefix(context: PodContext, service: InferenceService, live: Workload | None) -> str:
-    """Return what stands before a service's priority in the name of its pods' PriorityClass; empty for none.
+    """Return the prefix of a service's priority in the name of its pods' PriorityClass; empty for no class.
 
-    While it is not known which classes there are, pods that run keep theirs: to leave it out would replace them.
+    Until PriorityClasses have been listed, running pods keep theirs: another one would replace them.
     """
     given = context.workloads.priority_class_prefix
     if given is not None:
@@ -196,17 +196,17 @@ def find_prefix(context: PodContext, service: InferenceService, live: Workload |
 
 
 def priority_obstacle(context: PodContext, service: InferenceService, live: Workload | None) -> str:
-    """Return why a priority that a service asks for gives its pods no rank; empty when it does, or asks for none."""
+    """Return why a service's priority has no effect on its pods; empty if it has, or if none is set."""
     spec = service.spec
     if spec.priority == _DEFAULT_PRIORITY or spec.priority_class_name or find_prefix(context, service, live):
         return ""
     if context.workloads.priority_class_prefix is not None:
-        why = "the controller gives pods no PriorityClass: priorityClasses.enabled of the chart is false"
+        why = "the controller sets no PriorityClass: priorityClasses.enabled of the chart is false"
     elif context.settings.namespace is not None:
-        why = "a controller of one namespace sees no PriorityClasses: --priority-class-prefix names them"
+        why = "a controller of one namespace cannot list PriorityClasses: set --priority-class-prefix"
     elif not context.pods.priority_classes.is_known:
-        why = "the controller cannot list PriorityClasses; its /readyz says why"
+        why = "the controller cannot list PriorityClasses; see its /readyz"
     else:
         names = " or ".join(f"{prefix}{spec.priority}" for prefix in PRIORITY_CLASS_PREFIXES)
-        why = f"there is no PriorityClass {names}: its pods rank like any other"
+        why = f"PriorityClass {names} not found: its pods have the default priority"
     return f"spec.priority ({why})"

@@ -1,12 +1,12 @@
-"""How a pod ends: preStop hooks hold TERM back until its engine has no request, or has had its time. Pure.
+"""Drain of a pod: preStop hooks delay SIGTERM until its engine is idle or a timeout expires. Pure.
 
-Each hook is a GET that the kubelet sends to a container of our image beside the engine (`llmkube drain`; where clients
-have keys, the one that asks for them): no image has to have a shell. It is an ordinary container and no sidecar of
-Kubernetes 1.29: an older API server would make that an init container, which never ends. It has the hook as well, and
-so ends when all others may. Where the operator wants no such container (`--no-drain-container`), the kubelet sleeps.
+Each hook is a GET from the kubelet to a container of our image in the same pod (`llmkube drain`, or the key proxy), so
+the engine's image needs no shell. It is an ordinary container and not a native sidecar of Kubernetes 1.29, which an
+older API server would take for an init container that never ends. It has the hook as well, and so terminates together
+with the others. With `--no-drain-container` the hook is a sleep of the kubelet instead.
 
-The container that asks for keys (`spec.apiKeySecretRef`) alone mounts the Secret. A kubelet renews the file when the
-Secret changes, and the container reads it again: other keys count without another pod.
+Only the key proxy (`spec.apiKeySecretRef`) mounts the Secret. The kubelet updates the file when the Secret changes, and
+the container reads it again: changed keys take effect without a new pod.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,36 +20,36 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.runtimes.container.container_plan import PORT_NAME, ContainerPlan
 
 NAME: Final = "drain"
-"""What the container is called."""
+"""Name of the container."""
 
 PATH: Final = "/drained"
 
 DRAIN_SECONDS: Final = 60
-"""How long answers in flight may take, from the pod's deletion to TERM."""
+"""Limit for requests in flight, from the pod's deletion to SIGTERM."""
 
 IDLE_TIMEOUT_SECONDS: Final = 300
-"""How long that is where a service waits for idle pods and does not say how long."""
+"""The same for a service with `waitForIdle` but no timeout."""
 
 END_SECONDS: Final = 30
-"""From TERM to KILL."""
+"""From SIGTERM to SIGKILL."""
 
 SLEEP_SECONDS: Final = 10
-"""How long the kubelet sleeps instead: until the proxies of the cluster know that the pod is going."""
+"""Sleep of the kubelet without a drain container: until the cluster's proxies know that the pod is terminating."""
 
 _START_SECONDS: Final = 120
-"""How long our container may take to start, on a node that is busy with a model."""
+"""Limit for the start of our container, on a node that is busy loading a model."""
 
 _PORT: Final = 21420
-"""Above the ports of engines, below those that Linux gives away."""
+"""Above the ports of engines, below Linux's ephemeral ports."""
 
 
 @attrs.frozen
 class RetainedSettings:
-    """What pods that serve may keep although new ones get another: it alone is no reason to load a model again.
+    """Settings of serving pods that differ from those of new pods, but alone are no reason to load a model again.
 
     Attributes:
-        image: Our own image.
-        drain_seconds: As `drain_seconds` returned it.
+        image: Image of our own containers.
+        drain_seconds: As returned by `drain_seconds`.
     """
 
     image: str
@@ -57,9 +57,9 @@ class RetainedSettings:
 
 
 def drain_seconds(service: InferenceService, plan: ContainerPlan) -> int:
-    """Return how long a service's pod may take to end its answers, once it has to go.
+    """Return how long a service's pod may take to complete its requests once it is deleted.
 
-    A service that waits for idle pods before an edit gets as long for what comes while the new pods load.
+    A service with `waitForIdle` gets its idle timeout here too, for requests that arrive while the new pods load.
     """
     policy = service.spec.rollout_policy
     if policy is None or not policy.wait_for_idle or not plan.busy_metrics:
@@ -68,7 +68,7 @@ def drain_seconds(service: InferenceService, plan: ContainerPlan) -> int:
 
 
 def with_pre_stop(container: Mapping[str, Any], plan: ContainerPlan, settings: WorkloadSettings) -> dict[str, Any]:
-    """Return a container that waits for the engine to be idle before its TERM."""
+    """Return the container with a preStop hook that waits for the engine to be idle."""
     hook: dict[str, Any] = {"sleep": {"seconds": SLEEP_SECONDS}}
     if has_drain(plan, settings):
         hook = {"httpGet": {"path": PATH, "port": drain_port(plan), "scheme": "HTTP"}}
@@ -76,18 +76,18 @@ def with_pre_stop(container: Mapping[str, Any], plan: ContainerPlan, settings: W
 
 
 def has_drain(plan: ContainerPlan, settings: WorkloadSettings) -> bool:
-    """Whether a container of the pod knows when the engine is idle."""
+    """Whether a container of the pod can report when the engine is idle."""
     return settings.drain_container or plan.key_check is not None
 
 
 def drain_port(plan: ContainerPlan) -> int:
-    """Return where the hooks ask: a port that no other container of the pod has."""
+    """Return the port for the hooks, which no other container of the pod uses."""
     taken = {plan.port, *(number for _, number in plan.extra_ports)}
     return next(port for port in range(_PORT, _PORT + len(taken) + 1) if port not in taken)
 
 
 def drain_args(service: InferenceService, plan: ContainerPlan, seconds: int) -> list[str]:
-    """Return the arguments that say where the hooks ask, and how it is seen that the engine is idle."""
+    """Return the arguments for the port of the hooks, and for the metrics that show whether the engine is idle."""
     args = ["--drain-port", str(drain_port(plan)), "--longest", str(seconds)]
     url = _metrics_url(service, plan)
     if url:
@@ -96,7 +96,7 @@ def drain_args(service: InferenceService, plan: ContainerPlan, seconds: int) -> 
 
 
 def _metrics_url(service: InferenceService, plan: ContainerPlan) -> str:
-    """Return where the engine's metrics are, from inside its pod; empty where that is not known."""
+    """Return the URL of the engine's metrics from inside its pod; empty if it is unknown."""
     port = {PORT_NAME: engine_port(plan), **dict(plan.extra_ports)}.get(plan.metrics_port_name)
     elsewhere = bool(service.spec.bind_address) and plan.key_check is None
     if not plan.busy_metrics or port is None or elsewhere or plan.scheme != "http":
@@ -105,14 +105,14 @@ def _metrics_url(service: InferenceService, plan: ContainerPlan) -> str:
 
 
 def engine_port(plan: ContainerPlan) -> int:
-    """Return where the engine listens; others ask at `plan.port`."""
+    """Return the port on which the engine listens; clients connect to `plan.port`."""
     return plan.key_check.engine_port if plan.key_check is not None else plan.port
 
 
 def drain_containers(
     service: InferenceService, plan: ContainerPlan, settings: WorkloadSettings, seconds: int
 ) -> tuple[dict[str, Any], ...]:
-    """Return the container that tells the hooks when the engine is idle, unless another one does."""
+    """Return the container that answers the hooks when the engine is idle, unless the key proxy does."""
     if not settings.drain_container or plan.key_check is not None:
         return ()
     args = ["drain", "--engine", str(engine_port(plan)), *drain_args(service, plan, seconds)]
@@ -120,9 +120,9 @@ def drain_containers(
 
 
 def sidecar(name: str, args: list[str], plan: ContainerPlan, settings: WorkloadSettings) -> dict[str, Any]:
-    """Return a container of our image that stays beside the engine for as long as that has requests.
+    """Return a container of our image that runs for as long as the engine has requests.
 
-    Its probe keeps the pod from being ready before its hooks are answered; once is enough.
+    With its startup probe the pod is not ready before the hooks can be answered.
     """
     container = with_pre_stop(llmkube_container(settings, args, (), ()), plan, settings)
     del container["volumeMounts"]
@@ -134,7 +134,7 @@ def sidecar(name: str, args: list[str], plan: ContainerPlan, settings: WorkloadS
 
 
 KEYS_NAME: Final = "client-keys"
-"""What the container and its volume are called."""
+"""Name of the container and its volume."""
 
 KEYS_FOLDER: Final = "/etc/llmkube/client-keys"
 _FILE: Final = "keys"
@@ -148,16 +148,14 @@ def key_containers(
     settings: WorkloadSettings,
     drain_seconds: int,
 ) -> tuple[dict[str, Any], ...]:
-    """Return the container, if the service's clients have keys.
-
-    It also tells when the engine has no request left, once the pod has to end.
+    """Return the key proxy, if the service's clients need keys; it answers the hooks as well.
 
     Args:
         service: The service.
-        plan: What the engine's container is.
-        engine: That container, with the probes that a kubelet asks through this one.
-        settings: What the operator says about pods.
-        drain_seconds: How long requests may take once the pod has to end.
+        plan: The plan of the engine's container.
+        engine: The engine's container; the kubelet's probes of it pass through the proxy.
+        settings: The operator's settings for pods.
+        drain_seconds: Limit for requests in flight once the pod is deleted.
     """
     check = plan.key_check
     if check is None:
@@ -166,15 +164,15 @@ def key_containers(
     args += ["--keys", f"{KEYS_FOLDER}/{_FILE}", "--named", f"Secret {check.secret}, {check.key}"]
     args += [word for path in _open_paths(plan, engine) for word in ("--open", path)]
     args += drain_args(service, plan, drain_seconds)
-    resources = {"requests": {"cpu": "50m", "memory": "128Mi"}}  # no limit: all of the service's traffic is its work
+    resources = {"requests": {"cpu": "50m", "memory": "128Mi"}}  # no limit: it forwards all of the service's traffic
     mounts = [{"name": KEYS_NAME, "mountPath": KEYS_FOLDER, "readOnly": True}]
     return (sidecar(KEYS_NAME, args, plan, settings) | {"resources": resources, "volumeMounts": mounts},)
 
 
 def key_volumes(plan: ContainerPlan) -> tuple[dict[str, Any], ...]:
-    """Return its volume: one value of the Secret, and nothing else of it.
+    """Return the volume of the key proxy, with one value of the Secret and nothing else.
 
-    It may be missing: the container then says which Secret lacks what, and a kubelet would say it in an Event alone.
+    The value is optional for the kubelet, which would only emit an Event: the container reports what is missing.
     """
     check = plan.key_check
     if check is None:
@@ -184,7 +182,7 @@ def key_volumes(plan: ContainerPlan) -> tuple[dict[str, Any], ...]:
 
 
 def _open_paths(plan: ContainerPlan, engine: Mapping[str, Any]) -> Iterable[str]:
-    """Return what is read without a key: by a kubelet, a Prometheus, and the controller before it replaces pods."""
+    """Return the paths without a key: for the kubelet's probes, Prometheus, and the controller's check of idle pods."""
     asked = (engine[name].get("httpGet", {}).get("path", "") for name in _PROBES)
     metrics = plan.metrics_path if plan.metrics_port_name == PORT_NAME else ""
     return sorted({path.partition("?")[0] for path in (*asked, metrics) if path})

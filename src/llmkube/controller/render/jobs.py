@@ -1,4 +1,4 @@
-"""The Jobs of the controller: one fetches weights, one reads a file's header, one removes what no Model names. Pure."""
+"""Jobs that fetch weights, read a file's header, or remove folders that no Model names. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -23,22 +23,22 @@ PRUNE_JOB: Final = "llmkube-model-cache-prune"
 """Name of the Job that removes folders of a namespace's claim."""
 
 PRUNED: Final = "inference.llmkube.dev/pruned"
-"""Annotation of that Job: which folders, separated by commas."""
+"""Annotation of that Job with the folders, separated by commas."""
 
 INSPECT_SECONDS: Final = 3600
-"""How long a pod that reads a header may wait for its volume, which others may hold."""
+"""Deadline of a Job that reads a header; its pod may have to wait for a volume that others hold."""
 
 PRUNE_SECONDS: Final = 600
-"""How long removing may take: no fetch begins in the namespace meanwhile."""
+"""Deadline of a Job that removes folders; no fetch starts in the namespace meanwhile."""
 
 BAD_REQUEST_CODES: Final = (2, 3)
-"""Exit codes of `llmkube fetch` after which another try would only fail again."""
+"""Exit codes of `llmkube fetch` after which a retry would fail again."""
 
 JOB_TTL_SECONDS: Final = 86_400
-"""How long a Job stays to be looked at; a failed one is tried again after that."""
+"""Retention of a finished Job; a failed one is created again after that."""
 
 PROGRESS_PORT: Final = 8082
-"""The port where the pod of a fetch answers with its progress."""
+"""Port on which the pod of a fetch reports its progress."""
 
 _BACKOFF_LIMIT: Final = 4
 
@@ -60,19 +60,19 @@ def fetch_job(model: Model, settings: WorkloadSettings) -> dict[str, Any]:
 
 
 def inspect_job(model: Model, path: str, services: Sequence[str], settings: WorkloadSettings) -> dict[str, Any]:
-    """Return the Job that reads the header of a file that is there already.
+    """Return the Job that reads the header of an existing file.
 
-    It runs on the node of a pod that serves the file: there the volume is, and it takes no volume away from another
-    pod. The taints of such nodes say who may use their GPUs, and it uses none.
+    It runs on the node of a pod that serves the file: the volume is already attached there, so no other pod loses it.
+    It tolerates all taints, because taints reserve GPUs on such nodes and it uses none.
 
     Args:
-        model: Whose file it is.
-        path: Where the file is in a pod.
-        services: The values of `SERVICE_LABEL` of pods that serve it.
-        settings: How to run our image.
+        model: The Model of the file.
+        path: Path of the file in the pod.
+        services: Values of `SERVICE_LABEL` of pods that serve it.
+        settings: Settings of our image.
     """
     labels, volume = model_labels(model), source_volume(model)
-    assert volume is not None, "the caller has looked"
+    assert volume is not None, "checked by the caller"
     mount = {"name": volume["name"], "mountPath": SOURCE_FOLDER, "readOnly": True}
     affinity_term = {
         "labelSelector": {"matchExpressions": [{"key": SERVICE_LABEL, "operator": "In", "values": list(services)}]},
@@ -89,7 +89,7 @@ def inspect_job(model: Model, path: str, services: Sequence[str], settings: Work
 
 
 def prune_job(claim: PersistentVolumeClaim, keys: Sequence[str], settings: WorkloadSettings) -> dict[str, Any]:
-    """Return the Job that removes these folders of a namespace's claim, and goes with it."""
+    """Return the Job that removes folders of a namespace's claim; the claim owns it."""
     args = ["fetch", "--to", CACHE_FOLDER, "--model-store", f"{CACHE_FOLDER}/.store"]
     args += [word for key in keys for word in ("--prune", key)]
     mounts = [{"name": "models", "mountPath": CACHE_FOLDER}]
@@ -105,20 +105,18 @@ def prune_job(claim: PersistentVolumeClaim, keys: Sequence[str], settings: Workl
 def job_spec(
     labels: Mapping[str, str], pod: Mapping[str, Any], settings: WorkloadSettings, *, writes: bool = True, **more: Any
 ) -> dict[str, Any]:
-    """Return the spec of a Job of ours.
-
-    What is wrong with what it was asked for stays wrong; what a drained node interrupts is not its fault.
+    """Return the spec of a Job.
 
     Args:
-        labels: Of its pod.
-        pod: Containers, volumes, and where to run.
-        settings: How to pull our image.
+        labels: Labels of its pod.
+        pod: Containers, volumes, and scheduling fields of the pod's spec.
+        settings: Settings of our image.
         writes: Whether it writes to its volume.
-        more: Fields of the spec.
+        more: Further fields of the Job's spec.
     """
     secrets = [{"name": name} for name in settings.image_pull_secrets]
     group = writing_group(settings) if writes else {}
-    rules = [
+    rules = [  # an invalid request is not retried, and a drained node does not use up a retry
         {
             "action": "FailJob",
             "onExitCodes": {"containerName": FETCH, "operator": "In", "values": list(BAD_REQUEST_CODES)},

@@ -1,4 +1,4 @@
-"""What every object of ours carries: who made it, for whom, and from what."""
+"""Labels, annotations and owners of the controller's objects."""
 
 import hashlib
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER, SERVICE_LABEL, labe
 from llmkube.runtimes.container.group import WORKER_INDEX
 
 MANAGED_BY: Final = "app.kubernetes.io/managed-by"
-"""Label by which the controller finds what it has made, and nothing else."""
+"""Label by which the controller selects the objects that it has created."""
 
 MODEL_LABEL: Final = "inference.llmkube.dev/model"
 RUNTIME_LABEL: Final = "inference.llmkube.dev/runtime"
@@ -22,19 +22,19 @@ ROUTER_LABEL: Final = "inference.llmkube.dev/model-router"
 """Label with the name of a ModelRouter on its objects and pods."""
 
 DIGEST: Final = "inference.llmkube.dev/applied"
-"""Annotation with the hash of the manifest: a field that is left out of a new one shows by nothing else."""
+"""Annotation with the hash of the manifest; nothing else reveals that a new manifest omits a field."""
 
 TEMPLATE: Final = "inference.llmkube.dev/template"
-"""Annotation of a Deployment with the hash of its pods' template: an edit that changes it may have to wait."""
+"""Annotation of a Deployment with the hash of its pod template: an edit that changes it may be deferred."""
 
 RESTARTED: Final = "inference.llmkube.dev/restarted-at"
-"""Annotation of pods that were replaced for their age, and of their Deployment: when."""
+"""Annotation with the time at which pods were replaced for their age, on the pods and their Deployment."""
 
 OUR_IMAGE: Final = "inference.llmkube.dev/llmkube-image"
-"""Annotation of a Deployment with the image of our own containers in its pods: another one alone replaces no pod."""
+"""Annotation of a Deployment with the image of our containers in its pods; a new image alone replaces no pods."""
 
 DRAIN_SECONDS: Final = "inference.llmkube.dev/drain-seconds"
-"""Annotation of a Deployment with how long requests to its pods may take once they have to end; the same holds."""
+"""Annotation of a Deployment with the drain limit of its pods, in seconds; a new limit alone replaces no pods."""
 
 FETCH_LABELS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -43,14 +43,14 @@ FETCH_LABELS: Final[Mapping[str, str]] = MappingProxyType(
         "app.kubernetes.io/part-of": "llmkube",
     }
 )
-"""Labels of every Job that looks after weights."""
+"""Labels of every Job that fetches, inspects or removes weights."""
 
 OURS: Final = f"{MANAGED_BY}={CONTROLLER_FIELD_MANAGER}"
-"""Label selector of what the controller has made."""
+"""Label selector of the objects that the controller has created."""
 
 
 def service_labels(service: InferenceService, runtime: str) -> dict[str, str]:
-    """Return the labels of a service's objects and pods; users' policies may select by any of them."""
+    """Return the labels of a service's objects and pods; users' policies may select by any of these."""
     return {
         **pod_selector(service),
         MANAGED_BY: CONTROLLER_FIELD_MANAGER,
@@ -61,18 +61,18 @@ def service_labels(service: InferenceService, runtime: str) -> dict[str, str]:
 
 
 def answering_selector(service: InferenceService, *, group: bool) -> dict[str, str]:
-    """Return what selects the pods of a service that answer: of a group over several nodes the first alone."""
+    """Return the selector of the pods of a service that serve requests: in a group over several nodes, the first."""
     return {**pod_selector(service), **({WORKER_INDEX: "0"} if group else {})}
 
 
 def pod_selector(service: InferenceService) -> dict[str, str]:
-    """Return what selects a service's pods: nothing that an edit of its spec changes, for a selector never can."""
+    """Return the selector of a service's pods: independent of its spec, since a selector is immutable."""
     name = label_value(service.key.name)
     return {"app": name, SERVICE_LABEL: name}
 
 
 def model_labels(model: Model) -> dict[str, str]:
-    """Return the labels of what fetches a Model."""
+    """Return the labels of a Model's Jobs."""
     return {**FETCH_LABELS, MODEL_LABEL: label_value(model.key.name)}
 
 
@@ -85,7 +85,7 @@ def owned_manifest(
     *,
     annotations: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Return a manifest that is deleted with its owner, stamped with the digest of all that it says."""
+    """Return a manifest with an owner reference, and an annotation with its own digest."""
     manifest = {
         "apiVersion": resource.api_version,
         "kind": resource.kind,
@@ -111,20 +111,20 @@ def service_manifest(
     name: str = "",
     more: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Return the manifest of an object of a service, of its name unless another is given.
+    """Return the manifest of an object of a service.
 
     Args:
         resource: The kind of the object.
-        service: Whose it is.
-        runtime: The engine that serves.
+        service: The owner.
+        runtime: The runtime that serves.
         spec: The object's spec.
-        name: What it is called, if not as the service is.
-        more: Labels besides the service's, which win.
+        name: The service's name by default.
+        more: Further labels; the service's take precedence.
     """
     labels = {**more, **service_labels(service, runtime)}
     return owned_manifest(resource, service, name or service.key.name, labels, {"spec": spec})
 
 
 def digest(manifest: Mapping[str, Any]) -> str:
-    """Return the head of the SHA-256 of a manifest, in hex."""
+    """Return the first 16 hex digits of a manifest's SHA-256."""
     return hashlib.sha256(json_text.dumps(manifest, sort_keys=True)).hexdigest()[:16]

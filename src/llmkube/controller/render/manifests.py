@@ -1,7 +1,7 @@
-"""All objects that a service in pods shall have; its pods' template alone is made elsewhere. Pure.
+"""Render all objects of a service in pods, except the pod template. Pure.
 
-It has a PodMonitor for a Prometheus operator and an objective for Pyrra. A model over several nodes is a
-LeaderWorkerSet: a pod that answers, and one on each further node.
+Among them are a PodMonitor for the Prometheus operator and an objective for Pyrra. A service over several nodes is a
+LeaderWorkerSet: one pod that serves requests, and one on each further node.
 """
 
 import hashlib
@@ -48,14 +48,14 @@ from llmkube.runtimes.container.group import uses_fabric
 
 _ENDING: Final = "-group"
 _MAX_GROUP_NAME: Final = 45
-"""Characters of a group's name that leave room for what its pods and their revisions append."""
+"""Limit of a group's name, since its pods and revisions append to it."""
 
 _SERVING_FIELDS: Final = ("ports", "startupProbe", "livenessProbe", "readinessProbe", "lifecycle")
-"""What only the container that answers has."""
+"""Fields of the serving container that the workers' containers lack."""
 
 
 def group_name(service: str) -> str:
-    """Return the name of a service's LeaderWorkerSet: that makes a headless Service of its own name, so not ours."""
+    """Return the name of a service's LeaderWorkerSet; its controller creates a Service of that name, so not ours."""
     name = f"{service_name(service)}{_ENDING}"
     if len(name) <= _MAX_GROUP_NAME:
         return name
@@ -64,7 +64,7 @@ def group_name(service: str) -> str:
 
 
 def leader_plan(plan: ContainerPlan) -> ContainerPlan:
-    """Return the container of the pod that answers."""
+    """Return the plan of the pod that serves requests."""
     group = plan.group
     if group is None:
         return plan
@@ -72,9 +72,9 @@ def leader_plan(plan: ContainerPlan) -> ContainerPlan:
 
 
 def worker_plan(plan: ContainerPlan) -> ContainerPlan:
-    """Return the container of all other pods: no client asks them anything, so nothing stands before their engine."""
+    """Return the plan of all other pods of a group; clients do not connect to them, so they have no key proxy."""
     group = plan.group
-    assert group is not None, "the caller has looked"
+    assert group is not None, "checked by the caller"
     args = (*plan.args, *group.workers)
     return attrs.evolve(plan, args=args, env=(*group.worker_env, *plan.env), key_check=None)
 
@@ -84,16 +84,14 @@ def group_spec(
 ) -> dict[str, Any]:
     """Return the spec of a LeaderWorkerSet.
 
-    A pod that ends takes its whole group along: vLLM's processes wait for ever for one that has been started anew.
-
     Args:
         service: The service.
-        leader: The template of the pod that answers.
-        worker: That of the others, made from `worker_plan`.
-        replicas: How many groups; 0 or 1.
+        leader: Template of the pod that serves requests.
+        worker: Template of the others, rendered from `worker_plan`.
+        replicas: Number of groups; 0 or 1.
     """
     multi_node = service.spec.multi_node
-    assert multi_node is not None, "the caller has looked"
+    assert multi_node is not None, "checked by the caller"
     nodes = [member.node for member in multi_node.members]
     return {
         "replicas": replicas,
@@ -104,7 +102,7 @@ def group_spec(
         },
         "leaderWorkerTemplate": {
             "size": len(nodes),
-            "restartPolicy": "RecreateGroupOnPodRestart",
+            "restartPolicy": "RecreateGroupOnPodRestart",  # vLLM's processes wait forever for one that was restarted
             "leaderTemplate": _placed(service, multi_node, leader, nodes[:1]),
             "workerTemplate": _placed(service, multi_node, _without_serving_fields(worker), nodes[1:]),
         },
@@ -120,7 +118,7 @@ def _without_serving_fields(template: Mapping[str, Any]) -> dict[str, Any]:
 def _placed(
     service: InferenceService, multi_node: MultiNode, template: Mapping[str, Any], nodes: Sequence[str]
 ) -> dict[str, Any]:
-    """Return a template whose pods run on these nodes alone, one on each."""
+    """Return a template whose pods run only on these nodes, one on each."""
     terms = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]} for node in nodes]
     apart = {"labelSelector": {"matchLabels": pod_selector(service)}, "topologyKey": "kubernetes.io/hostname"}
     spec = template["spec"]
@@ -144,7 +142,7 @@ def _with_rdma(engine: Mapping[str, Any], multi_node: MultiNode) -> dict[str, An
 
 
 JOB: Final = "llmkube-inference"
-"""The label `job` of everything that is scraped from engines."""
+"""Value of the label `job` on all metrics of engines."""
 
 _NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})
 _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
@@ -167,12 +165,12 @@ def pod_monitor(
 ) -> dict[str, Any] | None:
     """Return the PodMonitor of a service; None for an engine that exports no metrics.
 
-    A metric that the engine calls otherwise than the autoscaler knows it is renamed.
+    It renames the metric of the autoscaler, if the engine exports that by another name.
 
     Args:
         service: The service.
-        plan: What its container is.
-        more: Labels by which a Prometheus selects it.
+        plan: The plan of its container.
+        more: Labels by which a Prometheus selects the PodMonitor.
     """
     if not plan.metrics_port_name:
         return None
@@ -199,15 +197,15 @@ def pod_monitor(
 def objective(
     service: InferenceService, plan: ContainerPlan, more: Mapping[str, str] = _NO_LABELS
 ) -> dict[str, Any] | None:
-    """Return the ServiceLevelObjective of a service; None when it has none, or none that its engine can be held to.
+    """Return the ServiceLevelObjective of a service; None if it has none, or its engine lacks the metrics for it.
 
-    `availability` counts the scrapes that found a pod up. `latency` counts answers by the histogram's buckets: a
-    threshold that is no bucket's bound is one that Prometheus has no figures for.
+    `availability` is the share of scrapes that found a pod up. `latency` uses the histogram's buckets: the threshold
+    has to be the upper bound of one, otherwise Prometheus has no data for it.
 
     Args:
         service: The service.
-        plan: What its container is.
-        more: Labels by which a Prometheus selects the rules that Pyrra makes of it: those have its labels.
+        plan: The plan of its container.
+        more: Labels by which a Prometheus selects the rules that Pyrra creates; they inherit these.
     """
     slo = service.spec.slo
     if slo is None or objective_obstacle(service, plan):
@@ -231,13 +229,13 @@ def objective(
 
 
 def objective_name(service: InferenceService) -> str:
-    """Return what a service's objective is called: as it says, else by its own name and the indicator."""
+    """Return the name of a service's objective: `spec.slo.name`, or the service's name and the indicator."""
     slo = service.spec.slo
     return "" if slo is None else slo.name or f"{service_name(service.key.name)}-{slo.indicator}"
 
 
 def objective_obstacle(service: InferenceService, plan: ContainerPlan) -> str:
-    """Return the field because of which a service has no objective, and what to write instead; or nothing."""
+    """Return the field that prevents an objective, with the reason and the fix; empty if nothing does."""
     slo = service.spec.slo
     if slo is None:
         return ""
@@ -246,12 +244,12 @@ def objective_obstacle(service: InferenceService, plan: ContainerPlan) -> str:
     if slo.indicator == "latency" and not plan.latency_metric:
         return f"spec.slo.indicator ({plan.runtime} exports no latency: use indicator availability)"
     if not _NAME.fullmatch(objective_name(service)):
-        return "spec.slo.name (not a name of an object: use lower-case letters, digits, - and .)"
+        return "spec.slo.name (not a valid object name: use lower-case letters, digits, - and .)"
     return ""
 
 
 PROGRESS_SECONDS: Final = 3600
-"""How long a rollout may stand still before the Deployment says so: large models load slowly."""
+"""Progress deadline of a rollout: large models load slowly."""
 
 
 @attrs.frozen
@@ -273,9 +271,9 @@ class WantedPods:
 
 @attrs.frozen(eq=False, kw_only=True)
 class Manifests:
-    """The objects that a service shall have; None where it shall have none."""
+    """Desired objects of a service; None where it should have none."""
 
-    deployment: dict[str, Any]  # a LeaderWorkerSet, where several nodes serve it together
+    deployment: dict[str, Any]  # a LeaderWorkerSet if the service spans several nodes
     kubernetes_service: dict[str, Any]
     autoscaler: dict[str, Any] | None
     budget: dict[str, Any] | None
@@ -291,14 +289,14 @@ def render_manifests(
     pods: WantedPods,
     retained: RetainedSettings | None = None,
 ) -> Manifests:
-    """Return the objects of a service.
+    """Return the desired objects of a service.
 
     Args:
         service: The service.
-        plan: What its container is.
-        settings: What the operator says about pods.
+        plan: The plan of its container.
+        settings: The operator's settings for pods.
         pods: Parameters of its pods.
-        retained: What its pods keep of ours.
+        retained: Settings that its pods retain; None for the current ones.
     """
     return Manifests(
         deployment=deployment(service, plan, settings, pods, retained),
@@ -318,20 +316,18 @@ def deployment(
     pods: WantedPods,
     retained: RetainedSettings | None = None,
 ) -> dict[str, Any]:
-    """Return the Deployment of a service.
-
-    Pods with GPUs are replaced one by one in their places: a cluster rarely has GPUs to spare for a second one. All
-    others are replaced after their successors are ready.
+    """Return the Deployment or the LeaderWorkerSet of a service.
 
     Args:
         service: The service.
-        plan: What its container is.
-        settings: What the operator says about pods.
+        plan: The plan of its container.
+        settings: The operator's settings for pods.
         pods: Parameters of its pods.
-        retained: What its pods keep of ours; None: they get today's.
+        retained: Settings that its pods retain; None for the current ones.
     """
     retained = retained or RetainedSettings(settings.image, drain_seconds(service, plan))
     settings = attrs.evolve(settings, image=retained.image)
+    # A pod with GPUs ends before its successor starts, since a cluster rarely has spare GPUs; others end afterwards.
     surge = {"maxSurge": 0, "maxUnavailable": 1} if plan.resources.on_gpu else {"maxSurge": 1, "maxUnavailable": 0}
     history = service.spec.revision_history_limit
     volumes = pods.weights.model, draft_storage(pods.weights)
@@ -360,7 +356,7 @@ def deployment(
 
 
 def kubernetes_service(service: InferenceService, plan: ContainerPlan) -> dict[str, Any]:
-    """Return the Service of an InferenceService; it finds the container's port by its name, whatever the number."""
+    """Return the Service of an InferenceService; it refers to the container's port by name."""
     endpoint = service.spec.endpoint
     port: dict[str, Any] = {"name": "http", "port": endpoint.port, "targetPort": PORT_NAME, "protocol": "TCP"}
     if endpoint.node_port is not None and endpoint.type != "ClusterIP":
@@ -374,9 +370,9 @@ _DEFAULT_TARGET: Final = "2"
 
 
 def autoscaler(service: InferenceService, plan: ContainerPlan) -> dict[str, Any] | None:
-    """Return the autoscaler of a service; None when it has none, is suspended, or nothing is there to scale on.
+    """Return the autoscaler of a service; None if it has none, is suspended, or has no metric to scale on.
 
-    A suspended service has no autoscaler, whose minimum is 1 and would bring the pods back.
+    A suspended service has none, because the autoscaler's minimum of 1 would create the pods again.
     """
     scaling = service.spec.autoscaling
     metrics = scaling_metrics(service, plan)
@@ -397,7 +393,7 @@ def autoscaler(service: InferenceService, plan: ContainerPlan) -> dict[str, Any]
 
 
 def scaling_metrics(service: InferenceService, plan: ContainerPlan) -> list[dict[str, Any]]:
-    """Return what a service is scaled on: what the user names, else what its runtime counts."""
+    """Return the metrics that a service is scaled on: those in its spec, or the default of its runtime."""
     scaling = service.spec.autoscaling
     if scaling is None:
         return []
@@ -409,17 +405,16 @@ def scaling_metrics(service: InferenceService, plan: ContainerPlan) -> list[dict
 
 
 def disruption_budget(service: InferenceService, plan: ContainerPlan, *, starting: bool) -> dict[str, Any] | None:
-    """Return the budget of a service; None for a single pod that has loaded, unless it is protected always.
+    """Return the disruption budget of a service; None for a single pod that is ready, unless `protectAlways` is set.
 
-    What loads is protected unless the spec says otherwise: a pod that is moved meanwhile begins again.
-
-    Node autoscalers and `kubectl drain` heed it. An annotation on the pods could say the same, but adding one to the
-    template replaces the pods that it shall protect.
+    Pods that are loading are protected by default, since an evicted pod would have to load again. Node autoscalers and
+    `kubectl drain` respect the budget. An annotation on the pods would do the same, but adding one to the template
+    replaces the very pods that it should protect.
 
     Args:
         service: The service.
-        plan: What its container is.
-        starting: Not all of its replicas have answered yet, and they may still.
+        plan: The plan of its container.
+        starting: Some replicas are not ready yet, but may still become so.
     """
     disruption = service.spec.disruption or Disruption()
     protected = disruption.protect_always or (disruption.protect_startup and starting)
@@ -430,7 +425,7 @@ def disruption_budget(service: InferenceService, plan: ContainerPlan, *, startin
     spec = {
         "maxUnavailable": 0 if protected else 1,
         "selector": {"matchLabels": pod_selector(service)},
-        # A pod that does not answer has nothing to lose, unless it is its start that is protected.
+        # A pod that is not ready may be evicted, unless its start is what is protected.
         "unhealthyPodEvictionPolicy": "IfHealthyBudget" if protected else "AlwaysAllow",
     }
     return service_manifest(PodDisruptionBudget.RESOURCE, service, plan.runtime, spec)
@@ -454,14 +449,14 @@ def _pods(name: str, value: str) -> dict[str, Any]:
 
 
 MODEL_HEADER: Final = "X-Gateway-Model-Name"
-"""Where the body-based routing of the Gateway API's inference extension puts the `model` of a request."""
+"""Header with the `model` of a request, as set by body-based routing of the Gateway API's inference extension."""
 
 
 def route(service: InferenceService, plan: ContainerPlan) -> dict[str, Any] | None:
-    """Return the HTTPRoute of a service; None unless it asks for one.
+    """Return the HTTPRoute of a service; None unless its spec enables one.
 
-    A request comes by the name of its model, where the gateway looks into bodies or the client sets the header; and by
-    the path `/NAMESPACE/NAME/` through any gateway, which takes that away.
+    It matches the model's name in a header, which the gateway (by reading bodies) or the client sets; and the path
+    prefix `/NAMESPACE/NAME/`, which any gateway can match and strip.
     """
     gateway = service.spec.endpoint.gateway
     if gateway is None or not gateway.enabled or gateway.gateway_ref is None:
@@ -471,7 +466,7 @@ def route(service: InferenceService, plan: ContainerPlan) -> dict[str, Any] | No
         parent["namespace"] = gateway.gateway_ref.namespace
     to = {
         "backendRefs": [{"name": service_name(service.key.name), "port": service.spec.endpoint.port}],
-        "timeouts": {"request": "0s"},  # an answer is over when it is over; the usual 15 s of proxies cut it off
+        "timeouts": {"request": "0s"},  # no timeout: the usual 15 s of proxies would cut off long responses
     }
     by_name = {"headers": [{"type": "Exact", "name": MODEL_HEADER, "value": gateway_name(service.spec)}]}
     by_path = {"path": {"type": "PathPrefix", "value": f"/{service.key.namespace}/{service.key.name}"}}
@@ -484,9 +479,9 @@ def route(service: InferenceService, plan: ContainerPlan) -> dict[str, Any] | No
 
 
 def is_accepted(live: HTTPRoute | None) -> bool:
-    """Whether a Gateway has taken a route, and found what it leads to."""
+    """Whether a Gateway has accepted a route and resolved its references."""
     for parent in live.status.parents if live is not None else ():
-        taken, found = (find_condition(parent.conditions, kind) for kind in ("Accepted", "ResolvedRefs"))
-        if taken is not None and taken.status == "True" and (found is None or found.status == "True"):
+        accepted, resolved = (find_condition(parent.conditions, kind) for kind in ("Accepted", "ResolvedRefs"))
+        if accepted is not None and accepted.status == "True" and (resolved is None or resolved.status == "True"):
             return True
     return False

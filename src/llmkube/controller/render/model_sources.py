@@ -1,7 +1,7 @@
-"""What a Model's source is, and where on a volume its weights lie. Pure.
+"""Source of a Model, and the folder of its weights on a volume. Pure.
 
-The key of a folder is taken over everything that decides which bytes come: an edited source is another folder, and what
-runs goes on with the old one until it is replaced.
+A folder's key is a hash of everything that decides which bytes are fetched. An edited source thus has another folder,
+and running pods keep the old one until they are replaced.
 """
 
 import hashlib
@@ -29,16 +29,16 @@ CACHE_FOLDER: Final = "/models"
 SOURCE_FOLDER: Final = "/model-source"
 
 ON_CHANGE: Final = "OnChange"
-"""The `refreshPolicy` of a Model whose source is looked at again."""
+"""The `refreshPolicy` of a Model whose source is revalidated."""
 
 _KEY_CHARS: Final = 16
 
 
 def cache_key(spec: ModelSpec) -> str:
-    """Return the folder of a Model's weights: another one for every source, set of files or digest.
+    """Return the folder of a Model's weights; every source, set of files and digest has its own.
 
-    On which server a bucket is, its Secret says: that separates two buckets of one name. Below the folder of
-    a source that is followed, each version has one of its own.
+    The Secret of a bucket is part of the key, because it names the bucket's server. A source with `OnChange` has one
+    folder for each version below its own.
     """
     facts = [spec.source, list(spec.files), spec.mmproj, (spec.sha256 or "").lower()]
     if spec.source_secret_ref and spec.source.startswith("s3://"):
@@ -49,15 +49,15 @@ def cache_key(spec: ModelSpec) -> str:
 
 
 def predecessors_key(spec: ModelSpec) -> str:
-    """Return the folder in which the Go implementation keeps the weights of a source."""
+    """Return the folder in which the Go implementation stores the weights of a source."""
     return hashlib.sha256(spec.source.encode()).hexdigest()[:_KEY_CHARS]
 
 
 def source_of(spec: ModelSpec) -> Source:
-    """Return the source of the engine's own file; further files are fetched beside it.
+    """Return the source of the engine's main file; further files are fetched into the same folder.
 
     Raises:
-        WeightsError: It names nothing that can be understood, or the source has no such file.
+        WeightsError: The source is invalid, or has no such file.
     """
     return pick(parse_source(spec.source), spec.files[:1])
 
@@ -66,18 +66,18 @@ def claim_path(source: VolumeSource) -> tuple[str, str]:
     """Return claim and path of `pvc://CLAIM/PATH`.
 
     Raises:
-        SourceError: It names no path on a claim, or one that leads out of it.
+        SourceError: The path is missing, or leads out of the claim.
     """
     claim, _, path = source.text.partition("://")[2].partition("/")
     if not claim or not path or any(step in ("", ".", "..") for step in path.rstrip("/").split("/")):
-        raise SourceError(f"{source.text!r} names no path on a claim; write pvc://CLAIM/PATH")
+        raise SourceError(f"{source.text!r} names no path on a claim; use pvc://CLAIM/PATH")
     return claim, path.rstrip("/")
 
 
 def published_name(source: Source) -> str:
-    """Return the name of the first file in the folder, or nothing if only fetching can tell how many parts there are.
+    """Return the name of the first file in the folder; empty if the number of parts is known only after fetching.
 
-    Parts keep the names by which llama.cpp finds them from the first one.
+    Parts have the names by which llama.cpp finds them from the first one.
     """
     if isinstance(source, HubRepository | ImageSource | LocalFile | OllamaModel | VolumeSource):
         return ""
@@ -89,7 +89,7 @@ def published_name(source: Source) -> str:
 
 
 def extra_files(spec: ModelSpec) -> tuple[str, ...]:
-    """Return what is fetched beside the first file; the parts of a split model come with their first."""
+    """Return the files to fetch besides the first one; the parts of a split model are fetched with their first."""
     named = dict.fromkeys((*spec.files[1:], *((spec.mmproj,) if spec.mmproj else ())))
     try:
         together = part_names(spec.files[0]) if spec.files else ()
@@ -99,7 +99,7 @@ def extra_files(spec: ModelSpec) -> tuple[str, ...]:
 
 
 def job_name(model: Model) -> str:
-    """Return the name of the Job that fetches this Model's weights, another one for every key."""
+    """Return the name of the Job that fetches a Model's weights; every key has its own."""
     name = model.key.name
     room = MAX_LABEL - _KEY_CHARS - 1
     if len(name) > room:
@@ -109,5 +109,5 @@ def job_name(model: Model) -> str:
 
 
 def refreshes_on_change(spec: ModelSpec) -> bool:
-    """Whether a source is looked at again once it has been fetched."""
+    """Whether a source is revalidated after it has been fetched."""
     return spec.refresh_policy == ON_CHANGE

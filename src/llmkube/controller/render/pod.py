@@ -1,4 +1,4 @@
-"""A service's pod: its runtime's container plan, its Model's storage, and what the user asks of both. Pure."""
+"""Render a service's pod from its container plan, its Model's storage and the user's settings. Pure."""
 
 import posixpath
 from collections.abc import Mapping
@@ -12,13 +12,13 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.runtimes.container.container_plan import PORT_NAME, ContainerPlan, MountPaths
 
 CACHE_FOLDER: Final = "/cache"
-"""A folder that the engine may write to; it is gone with the pod."""
+"""Folder that the engine may write to; it is deleted with the pod."""
 
 ENGINE_USER: Final = IMAGE_USER
 """The user of engines in images that run as any user."""
 
 DEFAULT_CONTAINER: Final = "kubectl.kubernetes.io/default-container"
-"""Whose logs kubectl shows where there are several containers."""
+"""Annotation with the container whose logs kubectl shows by default."""
 
 _SCRATCH: Final = "engine-scratch"
 _SCRATCH_FOLDER: Final = "/tmp"  # noqa: S108 (a volume of the pod's own)
@@ -39,11 +39,11 @@ def pod_template(
 
     Args:
         service: The service.
-        plan: What its container is.
-        storage: Where its weights are; empty when the engine brings them.
-        draft: The same of its draft model.
-        settings: What the operator says about pods.
-        drain_seconds: How long requests may take once a pod has to end.
+        plan: The plan of its container.
+        storage: Location of its weights; empty if the engine fetches them.
+        draft: Location of its draft model's weights.
+        settings: The operator's settings for pods.
+        drain_seconds: Limit for requests in flight once a pod is deleted.
     """
     spec = service.spec
     labels = service_labels(service, plan.runtime)
@@ -60,7 +60,7 @@ def pod_template(
     pod: dict[str, Any] = {
         "terminationGracePeriodSeconds": drain_seconds + END_SECONDS,
         "automountServiceAccountToken": False,
-        # Variables for every Service of a namespace collide with those of engines (VLLM_PORT is one of vLLM's own).
+        # The variables for Services collide with those of engines: VLLM_PORT is vLLM's own.
         "enableServiceLinks": False,
         "securityContext": _pod_context(service, plan, storage, settings),
         "containers": [engine, *sidecars],
@@ -82,7 +82,7 @@ def pod_template(
 
 
 def priority_class(service: InferenceService, settings: WorkloadSettings) -> str:
-    """Return the PriorityClass of a service's pods: the one it names, else that of its priority, else none."""
+    """Return the PriorityClass of a service's pods: the one in its spec, or that of its priority; empty for none."""
     if service.spec.priority_class_name:
         return service.spec.priority_class_name
     return f"{settings.priority_class_prefix}{service.spec.priority}" if settings.priority_class_prefix else ""
@@ -106,7 +106,7 @@ def _engine(
         "image": plan.image,
         "ports": ports,
         "startupProbe": plan.probes.startup.manifest(),
-        # an engine that answers no more is not waited for as long as one that has requests
+        # an engine that fails its liveness probe gets no time to drain
         "livenessProbe": {"terminationGracePeriodSeconds": END_SECONDS, **plan.probes.liveness.manifest()},
         "readinessProbe": plan.probes.readiness.manifest(),
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -134,7 +134,7 @@ def _volumes(
         mounts.append({"name": "cache", "mountPath": CACHE_FOLDER})
     if plan.shared_memory:
         volumes.append({"name": "shared-memory", "emptyDir": {"medium": "Memory"}})
-        mounts.append({"name": "shared-memory", "mountPath": "/dev/shm"})  # noqa: S108 (the place that engines expect)
+        mounts.append({"name": "shared-memory", "mountPath": "/dev/shm"})  # noqa: S108 (where engines expect it)
     if plan.any_user and not _mounts_scratch(service):
         volumes.append({"name": _SCRATCH, "emptyDir": {}})
         mounts.append({"name": _SCRATCH, "mountPath": _SCRATCH_FOLDER})
@@ -147,25 +147,25 @@ def _volumes(
 def _pod_context(
     service: InferenceService, plan: ContainerPlan, storage: Storage, settings: WorkloadSettings
 ) -> dict[str, Any]:
-    """Return the pod's security context: what the user says, and ours of which the user says nothing."""
+    """Return the pod's security context: the user's fields, and our defaults for the others."""
     theirs, container = service.spec.pod_security_context or {}, service.spec.security_context or {}
     ours: dict[str, Any] = {"seccompProfile": {"type": "RuntimeDefault"}}
     if storage.init_containers:
         ours |= writing_group(settings)
     if plan.any_user and not any(name in context for context in (theirs, container) for name in _USER_FIELDS):
         ours["runAsNonRoot"] = True
-        if settings.fs_group is not None:  # else the cluster gives each namespace users of its own (OpenShift)
+        if settings.fs_group is not None:  # otherwise the cluster assigns users to each namespace (OpenShift)
             ours |= {"runAsUser": ENGINE_USER, "runAsGroup": ENGINE_USER}
     return {**ours, **theirs}
 
 
 def _engine_context(service: InferenceService, plan: ContainerPlan) -> dict[str, Any]:
-    """Return the engine's security context: what the user says, and ours of which the user says nothing."""
+    """Return the engine's security context: the user's fields, and our defaults for the others."""
     theirs = service.spec.security_context or {}
     capabilities = theirs.get("capabilities") or {}
     ours: dict[str, Any] = {"allowPrivilegeEscalation": False, "capabilities": _DROPPED}
     if theirs.get("privileged") or "CAP_SYS_ADMIN" in (capabilities.get("add") or ()):
-        ours = {}  # the API server takes no container that is both
+        ours = {}  # the API server rejects these together with allowPrivilegeEscalation: false
     elif capabilities:
         theirs = {**theirs, "capabilities": {**_DROPPED, **capabilities}}
     if plan.any_user:
@@ -174,7 +174,7 @@ def _engine_context(service: InferenceService, plan: ContainerPlan) -> dict[str,
 
 
 def _home(plan: ContainerPlan) -> list[dict[str, Any]]:
-    """Return the variable that leads caches of drivers and compilers to where a user without a name may write."""
+    """Return the variable HOME that sends caches of drivers and compilers to a folder that any user may write to."""
     named = any(variable.name == "HOME" for variable in plan.env)
     return [{"name": "HOME", "value": _SCRATCH_FOLDER}] if plan.any_user and not named else []
 

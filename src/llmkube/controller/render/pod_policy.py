@@ -1,22 +1,22 @@
-"""What an editor may ask of a pod, and what the operator has to allow first. Pure.
+"""Check pod settings in a spec against those that the operator allows. Pure.
 
-A pod of ours runs what an editor wants: an image, a command, Secrets and claims of the service's own namespace. What
-reaches out of the container or out of the namespace is the operator's to give, by one value of the chart each
-(`workloads.allow`), and none is given by default:
+Users may choose the image, the command, and Secrets and claims of the service's namespace. Everything beyond the
+container or the namespace has to be allowed by the operator, with one chart value each (`workloads.allow`); by default
+nothing is:
 
-| value of the chart | what it stands for |
+| chart value | allows |
 |---|---|
 | `hostPaths` | folders of the nodes, mounted read-only |
-| `foreignVolumes` | volumes that neither pod nor namespace owns: network file systems, drivers, one by its name |
-| `tokens` | credentials for the API server: projected tokens and certificates of the pod's account |
-| `root` | the user root, where a field asks for it; an image's own user is the image's matter |
+| `foreignVolumes` | volumes of neither the pod nor the namespace: network file systems, CSI drivers, volumes by name |
+| `tokens` | credentials for the API server: projected tokens and certificates of the pod's service account |
+| `root` | the user root in a field of the spec; the user in the image itself is not checked |
 | `privileged` | privileges, capabilities, unconfined profiles, kernel parameters |
-| `hostNamespaces` | the node's own network: of a probe that names a host, and of a group's `fabric` |
+| `hostNamespaces` | the node's network: probes that name a host, and the `fabric` of a group |
 | `controlPlane` | tolerating the taints that keep pods off the control plane |
-| `priorityClasses` | PriorityClasses by name, besides those that stand for `spec.priority` |
+| `priorityClasses` | PriorityClasses by name, besides those of `spec.priority` |
 
-With none of them, each pod that can be asked for meets the Pod Security standard "baseline" (v1.36). What is not known
-to be harmless is refused: a newer API may have more fields.
+Without any of them, every possible pod meets the Pod Security standard "baseline" (v1.36). Unknown fields are refused,
+because a newer API may add harmful ones.
 """
 
 import fnmatch
@@ -36,7 +36,7 @@ HOST_PATHS: Final = "hostPaths"
 PRIORITY_CLASSES: Final = "priorityClasses"
 
 SOURCE_VOLUMES: Final = ("model-source", "model-source-draft")
-"""Names of the volumes on which a Model's weights are already, perhaps a folder of the node."""
+"""Names of the volumes that already hold a Model's weights; they may be folders of the node."""
 
 _OWN_VOLUMES: Final = frozenset(
     {"configMap", "downwardAPI", "emptyDir", "image", "persistentVolumeClaim", "secret"}
@@ -51,7 +51,7 @@ _HARMLESS: Final = frozenset(
         *("seLinuxChangePolicy", "supplementalGroups", "supplementalGroupsPolicy"),
     }
 )
-# Facts: the Pod Security standards, https://kubernetes.io/docs/concepts/security/pod-security-standards (v1.36)
+# Source: the Pod Security standards, https://kubernetes.io/docs/concepts/security/pod-security-standards (v1.36)
 _HARMLESS_CAPABILITIES: Final = frozenset({"NET_BIND_SERVICE"})
 _SELINUX_TYPES: Final = frozenset({"", "container_t", "container_init_t", "container_kvm_t", "container_engine_t"})
 _PROFILES: Final = frozenset({"RuntimeDefault", "Localhost"})
@@ -76,7 +76,7 @@ _CONTROL_PLANE_TAINTS: Final = frozenset(
 
 @attrs.frozen
 class Refusal:
-    """One field that asks for more than the operator allows; `value` is the one of `workloads.allow` that would."""
+    """A field that the operator does not allow; `value` is the value of `workloads.allow` that would allow it."""
 
     field: str
     why: str
@@ -84,7 +84,7 @@ class Refusal:
 
 
 def service_refusals(spec: InferenceServiceSpec, settings: WorkloadSettings) -> tuple[Refusal, ...]:
-    """Return what a service's pods may not have, in the order of the spec's fields; empty when all may be."""
+    """Return the fields of a service that are not allowed, in the order of the spec."""
     found = (
         *_probe_refusals(spec),
         *_fabric_refusals(spec),
@@ -100,21 +100,21 @@ def service_refusals(spec: InferenceServiceSpec, settings: WorkloadSettings) -> 
 
 
 def fetch_refusals(spec: ModelSpec, settings: WorkloadSettings) -> tuple[Refusal, ...]:
-    """Return what the pod that fetches a Model may not have; empty when all may be."""
+    """Return the fields of a Model that are not allowed for the pod that fetches it."""
     return _without_allowed(_toleration_refusals(spec.prefetch_tolerations, "Model.spec.prefetchTolerations"), settings)
 
 
 def refusal_message(refusals: Sequence[Refusal]) -> str:
-    """Return refusals as one sentence for a condition."""
+    """Return refusals as a message for a condition."""
     found = "; ".join(f"{one.field} {one.why} (workloads.allow.{one.value})" for one in refusals)
     return (
-        f"not allowed in this cluster: {found}. Leave it out, or have the operator of the controller allow it by the "
-        "value of the chart in brackets"
+        f"not allowed in this cluster: {found}. Remove it, or ask the operator of the controller to allow it "
+        "with the chart value in brackets"
     )
 
 
 def is_allowed_folder(path: str, settings: WorkloadSettings) -> bool:
-    """Whether a path of a node is one of the folders that pods may mount, or below one."""
+    """Whether a path of a node is in or below one of the folders that pods may mount."""
     normal = posixpath.normpath(path)
     folders = (posixpath.normpath(folder) for folder in settings.host_paths)
     return any(normal == folder or normal.startswith(f"{folder.rstrip('/')}/") for folder in folders)
@@ -141,20 +141,20 @@ def _volume_refusals(spec: InferenceServiceSpec, settings: WorkloadSettings) -> 
             elif kind == "ephemeral":
                 yield from _ephemeral_refusals(source, path)
             else:
-                yield Refusal(path, "is a volume that is not of the service's namespace", Allowance.FOREIGN_VOLUMES)
+                yield Refusal(path, "is a volume outside the service's namespace", Allowance.FOREIGN_VOLUMES)
 
 
 def _host_path_refusals(source: Part, path: str, settings: WorkloadSettings, *, writable: bool) -> Iterator[Refusal]:
     folder = str(source.get("path", ""))
     if not is_allowed_folder(folder, settings):
         allowed = ", ".join(settings.host_paths) or "none"
-        yield Refusal(f"{path}.path", f"is {folder!r}, and pods may mount these folders of a node: {allowed}",
+        yield Refusal(f"{path}.path", f"is {folder!r}, but pods may only mount these folders of a node: {allowed}",
                       HOST_PATHS)  # fmt: skip
     elif (source.get("type") or "") not in _PLAIN_PATHS:
-        yield Refusal(f"{path}.type", "makes a file on the node, or opens a device", HOST_PATHS)
+        yield Refusal(f"{path}.type", "creates a file on the node, or opens a device", HOST_PATHS)
     elif writable:
-        # A pod that writes there can place a link to any other folder, which the next pod would then mount.
-        yield Refusal(path, "is mounted without readOnly: true, and a folder of a node is only read", HOST_PATHS)
+        # A pod that can write there can create a link to any other folder, which the next pod would mount.
+        yield Refusal(path, "is mounted without readOnly: true, but folders of a node are read-only", HOST_PATHS)
 
 
 def _is_mounted_writable(spec: InferenceServiceSpec, volume: str) -> bool:
@@ -165,10 +165,10 @@ def _projected_refusals(source: Part, path: str) -> Iterator[Refusal]:
     for number, one in enumerate(source.get("sources") or ()):
         for kind, _ in _given(one):
             if kind in _TOKEN_SOURCES:
-                yield Refusal(f"{path}.sources[{number}].{kind}", "is a credential of the pod for the API server",
+                yield Refusal(f"{path}.sources[{number}].{kind}", "is a credential for the API server",
                               Allowance.TOKENS)  # fmt: skip
             elif kind not in _PLAIN_SOURCES:
-                yield Refusal(f"{path}.sources[{number}].{kind}", "is not known to be of the service's namespace",
+                yield Refusal(f"{path}.sources[{number}].{kind}", "is not known to belong to the service's namespace",
                               Allowance.FOREIGN_VOLUMES)  # fmt: skip
 
 
@@ -178,7 +178,7 @@ def _ephemeral_refusals(source: Part, path: str) -> Iterator[Refusal]:
     chosen = ("volumeName", claim.get("volumeName")), ("selector", claim.get("selector"))
     for name, value in (*chosen, ("dataSourceRef.namespace", origin)):
         if value:
-            yield Refusal(f"{path}.volumeClaimTemplate.spec.{name}", "chooses a volume that others have made",
+            yield Refusal(f"{path}.volumeClaimTemplate.spec.{name}", "selects a volume that others have created",
                           Allowance.FOREIGN_VOLUMES)  # fmt: skip
 
 
@@ -187,9 +187,9 @@ def _mount_refusals(spec: InferenceServiceSpec) -> Iterator[Refusal]:
     for number, mount in enumerate(spec.extra_volume_mounts):
         path, name = f"spec.extraVolumeMounts[{number}]", mount.get("name")
         if mount.get("mountPropagation") == "Bidirectional":
-            yield Refusal(f"{path}.mountPropagation", "reaches the node's own mounts", Allowance.PRIVILEGED)
+            yield Refusal(f"{path}.mountPropagation", "propagates mounts to the node", Allowance.PRIVILEGED)
         if name in SOURCE_VOLUMES and name not in theirs and mount.get("readOnly") is not True:
-            yield Refusal(f"{path}.readOnly", "is not true, and the weights may be a folder of a node", HOST_PATHS)
+            yield Refusal(f"{path}.readOnly", "is not true, but the weights may be in a folder of a node", HOST_PATHS)
 
 
 # -- security contexts ------------------------------------------------------------------------------------------------
@@ -202,7 +202,7 @@ def _security_refusals(context: Part, path: str) -> Iterator[Refusal]:
             continue
         if name == "runAsUser":
             if value == 0:
-                yield Refusal(field, "asks for the user root", Allowance.ROOT)
+                yield Refusal(field, "requests the root user", Allowance.ROOT)
         elif name == "windowsOptions":
             yield from _windows_refusals(value, field)
         elif why := _privilege(name, value):
@@ -210,22 +210,22 @@ def _security_refusals(context: Part, path: str) -> Iterator[Refusal]:
 
 
 def _privilege(name: str, value: Any) -> str:
-    """Return how a field of a security context asks for privileges; empty when it does not."""
+    """Return how a field of a security context grants privileges; empty if it does not."""
     if name in ("privileged", "allowPrivilegeEscalation"):
-        return "asks for privileges over the node" if value else ""
+        return "requests privileges on the node" if value else ""
     if name == "capabilities":
         more = [one for one in value.get("add") or () if str(one).removeprefix("CAP_") not in _HARMLESS_CAPABILITIES]
         return f"adds {', '.join(map(str, more))}" if more else ""
     if name == "procMount":
         return "unmasks /proc" if value not in ("", "Default") else ""
     if name in ("seccompProfile", "appArmorProfile"):
-        return "takes the container's profile away" if value.get("type") not in _PROFILES else ""
+        return "removes the container's profile" if value.get("type") not in _PROFILES else ""
     if name == "seLinuxOptions":
         other = (value.get("type") or "") not in _SELINUX_TYPES or value.get("user") or value.get("role")
-        return "leaves the type of containers" if other else ""
+        return "leaves the SELinux type of containers" if other else ""
     if name == "sysctls":
         more = [str(one.get("name", "")) for one in value if one.get("name") not in _SAFE_SYSCTLS]
-        return f"sets {', '.join(more)}, which not only the pod has" if more else ""
+        return f"sets {', '.join(more)}, which affects more than the pod" if more else ""
     return "is not known to be harmless"
 
 
@@ -233,12 +233,12 @@ def _windows_refusals(options: Part, path: str) -> Iterator[Refusal]:
     for name, value in _given(options):
         if name == "runAsUserName":
             if str(value).rpartition("\\")[2].lower() in ("containeradministrator", "administrator", "system"):
-                yield Refusal(f"{path}.{name}", "asks for an administrator", Allowance.ROOT)
+                yield Refusal(f"{path}.{name}", "requests an administrator account", Allowance.ROOT)
         elif value:
-            yield Refusal(f"{path}.{name}", "asks for privileges over the node", Allowance.PRIVILEGED)
+            yield Refusal(f"{path}.{name}", "requests privileges on the node", Allowance.PRIVILEGED)
 
 
-# -- the rest ---------------------------------------------------------------------------------------------------------
+# -- other fields -----------------------------------------------------------------------------------------------------
 
 
 def _probe_refusals(spec: InferenceServiceSpec) -> Iterator[Refusal]:
@@ -248,14 +248,14 @@ def _probe_refusals(spec: InferenceServiceSpec) -> Iterator[Refusal]:
     for name in ("startup", "liveness", "readiness"):
         for handler in ("httpGet", "tcpSocket"):
             if ((getattr(probes, name) or {}).get(handler) or {}).get("host"):
-                yield Refusal(f"spec.probeOverrides.{name}.{handler}.host", "has the node itself ask another host",
+                yield Refusal(f"spec.probeOverrides.{name}.{handler}.host", "makes the node probe another host",
                               Allowance.HOST_NAMESPACES)  # fmt: skip
 
 
 def _fabric_refusals(spec: InferenceServiceSpec) -> Iterator[Refusal]:
     for number, member in enumerate(spec.multi_node.members if spec.multi_node is not None else ()):
         if member.fabric is not None:
-            yield Refusal(f"spec.multiNode.members[{number}].fabric", "puts the pod into the network of its node",
+            yield Refusal(f"spec.multiNode.members[{number}].fabric", "puts the pod into its node's network",
                           Allowance.HOST_NAMESPACES)  # fmt: skip
 
 
@@ -266,7 +266,7 @@ def _priority_refusals(spec: InferenceServiceSpec, settings: WorkloadSettings) -
         return
     if not any(fnmatch.fnmatchcase(name, pattern) for pattern in settings.priority_classes):
         allowed = ", ".join(settings.priority_classes) or "none"
-        yield Refusal("spec.priorityClassName", f"is {name!r}, and services may name these: {allowed}",
+        yield Refusal("spec.priorityClassName", f"is {name!r}, but services may only name these: {allowed}",
                       PRIORITY_CLASSES)  # fmt: skip
 
 
@@ -274,7 +274,7 @@ def _toleration_refusals(tolerations: Sequence[Part], path: str) -> Iterator[Ref
     for number, one in enumerate(tolerations):
         key, field = one.get("key") or "", f"{path}[{number}]"
         if not key:
-            yield Refusal(field, "tolerates every taint, those of the control plane too: name a key",
+            yield Refusal(field, "tolerates every taint, including those of the control plane: set a key",
                           Allowance.CONTROL_PLANE)  # fmt: skip
         elif key in _CONTROL_PLANE_TAINTS:
             yield Refusal(f"{field}.key", f"is {key}, which keeps pods off the control plane", Allowance.CONTROL_PLANE)
@@ -284,11 +284,11 @@ def _annotation_refusals(annotations: Mapping[str, str]) -> Iterator[Refusal]:
     for key, value in annotations.items():
         field = f"spec.podAnnotations[{key}]"
         if key.startswith(_APPARMOR) and value not in ("", "runtime/default") and not value.startswith("localhost/"):
-            yield Refusal(field, "takes the container's profile away", Allowance.PRIVILEGED)
+            yield Refusal(field, "removes the container's profile", Allowance.PRIVILEGED)
         elif key.startswith(_INJECTED_VOLUMES):
-            yield Refusal(field, "has an injector add volumes of any kind", Allowance.FOREIGN_VOLUMES)
+            yield Refusal(field, "lets an injector add volumes of any kind", Allowance.FOREIGN_VOLUMES)
 
 
 def _given(part: Part) -> Iterator[tuple[str, Any]]:
-    """Return the fields of a part that say something."""
+    """Return the fields of a part that are set."""
     return ((name, value) for name, value in part.items() if value is not None)

@@ -1,22 +1,21 @@
-"""What a ModelRouter becomes in a cluster: its config, its pods, the Service before them. Pure.
+"""Render the objects of a ModelRouter in a cluster: config, pods, Service, network policy. Pure.
 
-The pods have no token of the API server and no right there, so no ServiceAccount of their own either. They read two
-folders that a kubelet keeps true: the config, whose change they take up without ending, and the keys of backends and
-clients, as files and by name.
+The pods have no API token, no permissions, and therefore no ServiceAccount of their own. They read two folders that the
+kubelet updates: the config, which they reload without a restart, and the keys of backends and clients, as named files.
 
-Whom its pods may talk to is an allow-list, so that what the router must not send it cannot send:
+The network policy is an allow-list of destinations, so that the router cannot send data to any other:
 
-| destination | what is open |
+| destination | allowed |
 |---|---|
-| every router | DNS, to the pods of the cluster and to a node's own cache |
+| every router | DNS, to the pods of the cluster and to a node's DNS cache |
 | an InferenceService in pods | its pods, at their port |
-| an InferenceService on hosts | each host's address and port, as its EndpointSlice has them |
+| an InferenceService on hosts | each host's address and port, from its EndpointSlice |
 | a provider that is `cloud` | its port, at public addresses only |
-| a provider that is `local`, by name | its port, at private addresses only: the name cannot lead the data out |
+| a provider that is `local`, by name | its port, at private addresses only, whatever the name resolves to |
 | a provider inside the cluster (`http://NAME.NAMESPACE.svc…`) | the pods of that namespace |
 | a provider by address | that address and port |
 
-A cluster's network has to enforce NetworkPolicies; one that does not lets everything pass.
+The cluster's network has to enforce NetworkPolicies; otherwise everything is allowed.
 """
 
 import ipaddress
@@ -50,7 +49,7 @@ _PRIVATE_IPV4: Final = (
 )
 _PRIVATE_IPV6: Final = ("::1/128", "fc00::/7", "fe80::/10")
 _NODE_DNS_CACHE: Final = "169.254.20.10/32"
-"""Where NodeLocal DNSCache listens (Kubernetes, "Using NodeLocal DNSCache in Kubernetes Clusters")."""
+"""Address of NodeLocal DNSCache (Kubernetes, "Using NodeLocal DNSCache in Kubernetes Clusters")."""
 
 _NAMESPACE_NAME: Final = "kubernetes.io/metadata.name"
 
@@ -70,18 +69,18 @@ def _dns() -> Rule:
 
 
 def to_service(name: str) -> Rule:
-    """Return the way to an InferenceService of the router's namespace, as far as pods serve it."""
+    """Return the rule for the pods of an InferenceService in the router's namespace."""
     selector = {"podSelector": {"matchLabels": {SERVICE_LABEL: label_value(name)}}}
     return {"to": [selector], "ports": [_tcp(PORT_NAME)]}
 
 
 def to_host(address: str, port: int) -> Rule:
-    """Return the way to an address outside the pods."""
+    """Return the rule for one address and port."""
     return {"to": [_block(address)], "ports": [_tcp(port)]}
 
 
 def to_provider(url: str, *, local: bool) -> Rule:
-    """Return the way to what a URL names; `local` says that what is sent stays here."""
+    """Return the rule for the server of a URL; `local` restricts a name to private addresses."""
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
     try:
@@ -109,33 +108,33 @@ def _tcp(port: int | str) -> dict[str, Any]:
 
 
 PORT: Final = 8080
-"""Where the container listens, whatever the Service's port is."""
+"""Port of the container, whatever the Service's port is."""
 
 ADMIN_PORT: Final = 9090
-"""Where metrics, probes and the state of the backends are; the Service does not lead there."""
+"""Port for metrics, probes and the health of backends; not a port of the Service."""
 
 METRICS_PORT_NAME: Final = "metrics"
 
 JOB: Final = "llmkube-router"
-"""The label `job` of everything that is scraped from routers."""
+"""Value of the label `job` on all metrics of routers."""
 
 DRAINED: Final = "/drained"
-"""What the admin port answers once a router that is about to end has no request left."""
+"""Path on the admin port that answers once a terminating router has no requests left."""
 
 EVERY_ADDRESS: Final = "::"
-"""What `llmkube router` takes for all addresses of its pod."""
+"""Address by which `llmkube router` listens on all addresses of its pod."""
 
 CONFIG_FOLDER: Final = "/etc/llmkube/router"
 CONFIG_FILE: Final = "config.json"
 KEYS_FOLDER: Final = "/etc/llmkube/router-keys"
-"""Folder of folders with keys: of backends, of services, of the clients' teams."""
+"""Folder with one folder of keys each for backends, services and the clients' teams."""
 
 _KEYS: Final = "keys-"
 _CONTAINER: Final = "router-proxy"
 _SUFFIX: Final = "-router-proxy"
 _SCRATCH: Final = "/tmp"  # noqa: S108 (a volume of the pod's own)
 _DRAIN_SECONDS: Final = 300
-"""How long answers may go on once a pod has to end."""
+"""Limit for requests in flight once a pod is deleted."""
 
 _END_SECONDS: Final = 30
 _REPLICAS: Final = 1
@@ -143,7 +142,7 @@ _REPLICAS: Final = 1
 
 @attrs.frozen(eq=False, kw_only=True)
 class RouterManifests:
-    """The objects of one router; without a budget where one pod alone serves, a monitor where none is wanted."""
+    """Desired objects of a router; `budget` is None for a single pod, and `monitor` if PodMonitors are disabled."""
 
     config: dict[str, Any]
     deployment: dict[str, Any]
@@ -154,12 +153,12 @@ class RouterManifests:
 
 
 def router_objects_name(router: str) -> str:
-    """Return what all objects of a router are called, as the Go implementation's are."""
+    """Return the name of all objects of a router, the same as in the Go implementation."""
     return service_name(f"{router.replace('.', '-')}{_SUFFIX}")
 
 
 def router_selector(router: ModelRouter) -> dict[str, str]:
-    """Return what selects a router's pods: as the Go implementation's, whose Deployment may be taken over."""
+    """Return the selector of a router's pods: the Go implementation's, whose Deployment may be taken over."""
     return {"app": router_objects_name(router.key.name), ROUTER_LABEL: label_value(router.key.name)}
 
 
@@ -171,14 +170,14 @@ def render_router(
     keys: Iterable[KeyFile],
     destinations: Iterable[Rule],
 ) -> RouterManifests:
-    """Return the objects of a router.
+    """Return the desired objects of a router.
 
     Args:
         router: The router.
-        config: What it runs by, in its written form.
-        settings: What the operator says about pods.
+        config: Its encoded config.
+        settings: The operator's settings for pods.
         keys: The keys that it reads, each in a folder of `KEYS_FOLDER`.
-        destinations: Whom its pods may talk to.
+        destinations: Rules for the servers that its pods may connect to.
     """
     replicas = (router.spec.proxy or ProxySpec()).replicas or _REPLICAS
     selector = router_selector(router)
@@ -258,7 +257,7 @@ def _deployment(
 
 def _pod_context(settings: WorkloadSettings) -> dict[str, Any]:
     context: dict[str, Any] = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
-    if settings.fs_group is None:  # OpenShift gives the user itself
+    if settings.fs_group is None:  # OpenShift assigns the user
         return context
     return {**context, "runAsUser": IMAGE_USER, "runAsGroup": IMAGE_USER, "fsGroup": IMAGE_USER}
 
@@ -278,7 +277,7 @@ def _container(proxy: ProxySpec, settings: WorkloadSettings, folders: Iterable[M
         "image": proxy.image or settings.image,
         "resources": dict(amounts),
         "ports": [{"name": name, "containerPort": number, "protocol": "TCP"} for name, number in ports],
-        # TERM waits until the proxies of the cluster know that the pod goes, and its last request has its answer.
+        # Delays SIGTERM until the cluster's proxies know that the pod is terminating and its requests are complete.
         "lifecycle": {"preStop": {"httpGet": {"path": DRAINED, "port": METRICS_PORT_NAME, "scheme": "HTTP"}}},
         "startupProbe": _probe("/healthz", period=1, failures=60),
         "livenessProbe": _probe("/healthz", period=10, failures=3),
@@ -292,9 +291,9 @@ def _probe(path: str, *, period: int, failures: int) -> dict[str, Any]:
 
 
 def _key_volumes(keys: Iterable[KeyFile]) -> list[dict[str, Any]]:
-    """Return one volume for each folder with keys; only the named entries of a Secret are in it.
+    """Return one volume for each folder of keys, with only the named entries of a Secret.
 
-    A Secret may be missing: what needs it says so then, and the rest serves. A kubelet renews the files.
+    Secrets are optional: if one is missing, only what needs it fails, and reports that. The kubelet updates the files.
     """
     sources: dict[str, list[dict[str, Any]]] = {}
     whole_secrets: dict[str, str] = {}

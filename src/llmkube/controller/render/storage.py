@@ -1,15 +1,15 @@
-"""How the pods of a service get at the weights: volumes, mounts, and what runs before the engine. Pure.
+"""Volumes, mounts and init containers through which a service's pods get the weights. Pure.
 
-| source | who brings the weights | where the engine finds them |
+| source | weights are supplied by | the engine finds them in |
 |---|---|---|
 | `http(s)://`, `hf://`, `org/repo`, `s3://`, `builtin://` | a Job, into the namespace's claim | `/models/<key>/` |
-| the same, with `modelCache` of the service | an init container, into a volume of the pod's own | `/models/<key>/` |
+| the same, with the service's `modelCache` | an init container, into a volume of the pod | `/models/<key>/` |
 | the same, with `--cache-mode perService` | an init container, into a claim of the service | `/models/<key>/` |
-| `pvc://CLAIM/PATH` | a user, before | `/model-source/PATH` |
+| `pvc://CLAIM/PATH` | the user, in advance | `/model-source/PATH` |
 | `oci://IMAGE` | the kubelet, as a volume (Kubernetes 1.35) | `/model-source/` and the Model's first file |
-| `file://PATH`, an absolute path | a user, on every node; only below `host_paths` | `/model-source/NAME` |
+| `file://PATH`, an absolute path | the user, on every node; only below `host_paths` | `/model-source/NAME` |
 
-The container that runs `llmkube fetch` is alone in a Job, or before the engine in a pod.
+The container that runs `llmkube fetch` is the only one of a Job, or an init container of the engine's pod.
 """
 
 import hashlib
@@ -51,17 +51,17 @@ _SCRATCH: Final = "/tmp"  # noqa: S108 (a volume of the pod's own)
 
 
 def writing_group(settings: WorkloadSettings) -> dict[str, Any]:
-    """Return the part of a pod's security context by which our image may write to a volume."""
+    """Return the fields of a pod's security context that let our image write to a volume."""
     if settings.fs_group is None:
         return {}
-    # Without the policy the kubelet walks over all of a volume's files at each start.
+    # Without this policy the kubelet visits every file of the volume at each start.
     return {"fsGroup": settings.fs_group, "fsGroupChangePolicy": "OnRootMismatch"}
 
 
 def fetch_container(model: Model, settings: WorkloadSettings, *more: str) -> dict[str, Any]:
     """Return the container that runs `llmkube fetch`; it needs the volumes `models`, `scratch` and perhaps `ca`.
 
-    The source is in its environment: a URL may hold a password, and a command line is public.
+    The source is passed in the environment: a URL may contain a password, and a command line is public.
     """
     spec = model.spec
     args = ["fetch", "--to", f"{CACHE_FOLDER}/{cache_key(spec)}", "--model-store", f"{CACHE_FOLDER}/.store"]
@@ -75,7 +75,7 @@ def fetch_container(model: Model, settings: WorkloadSettings, *more: str) -> dic
     env: list[dict[str, Any]] = [{"name": "LLMKUBE_SOURCE", "value": literal(spec.source)}]
     env.append({"name": "HOME", "value": _SCRATCH})
     if spec.source_secret_ref:
-        # By name, and not the whole Secret: what else is in it is none of the container's business.
+        # Single entries and not the whole Secret, which may contain more.
         for name in VARIABLES if spec.source.startswith("s3://") else ("HF_TOKEN",):
             reference = {"name": spec.source_secret_ref.name, "key": name, "optional": True}
             env.append({"name": name, "valueFrom": {"secretKeyRef": reference}})
@@ -92,7 +92,7 @@ def llmkube_container(
     env: Sequence[Mapping[str, Any]],
     mounts: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """Return a container that runs `llmkube`, with nothing but what it is given."""
+    """Return a container that runs `llmkube` with least privileges."""
     return {
         "name": FETCH,
         "image": settings.image,
@@ -120,18 +120,18 @@ def fetch_volumes(settings: WorkloadSettings) -> tuple[dict[str, Any], ...]:
 
 
 CACHE_CLAIM: Final = "llmkube-model-cache"
-"""The claim that all Models of a namespace share."""
+"""Name of the claim that all Models of a namespace share."""
 
 _SERVICE_CLAIM: Final = "-model-cache"
 _MAX_NAME: Final = 253
 
 DRAFT_FOLDER: Final = "/draft-source"
-"""Where a draft lies that is on another volume than the model."""
+"""Folder of a draft that is on another volume than the model."""
 
 
 @attrs.frozen
 class Storage:
-    """What a pod needs to have its weights: the engine's file, its folder, volumes, mounts, and what runs before."""
+    """Storage of a pod's weights: the engine's file, its folder, volumes, mounts and init containers."""
 
     path: str = ""
     folder: str = ""
@@ -142,26 +142,26 @@ class Storage:
 
 @attrs.frozen
 class Weights:
-    """Where the pods of a service find the weights of its Model and of its draft."""
+    """Storage of the weights of a service's Model and its draft."""
 
     model: Storage = Storage()
     draft: Storage = Storage()
 
 
 def cache_claim(namespace: str, settings: WorkloadSettings) -> dict[str, Any]:
-    """Return the claim of a namespace; it has no owner, so that weights outlive the Models that brought them."""
+    """Return the claim of a namespace; it has no owner, so that weights outlive their Models."""
     return _claim({"name": CACHE_CLAIM, "namespace": namespace}, settings)
 
 
 def service_claim(service: InferenceService, settings: WorkloadSettings) -> dict[str, Any]:
-    """Return the claim of a service, which goes with it; of the name that the Go implementation gives it."""
+    """Return the claim of a service, which owns it; its name is the same as in the Go implementation."""
     name = service_claim_name(service.key.name)
     owners = [controller_reference(service)]
     return _claim({"name": name, "namespace": service.key.namespace, "ownerReferences": owners}, settings)
 
 
 def service_claim_name(service: str) -> str:
-    """Return the name of the claim that is a service's own."""
+    """Return the name of a service's own claim."""
     name = f"{service}{_SERVICE_CLAIM}"
     if len(name) <= _MAX_NAME:
         return name
@@ -170,12 +170,12 @@ def service_claim_name(service: str) -> str:
 
 
 def serving_storage(service: InferenceService, model: Model, path: str, settings: WorkloadSettings) -> Storage:
-    """Return what a service's pods need to find the weights at `path`, which the Model's status or source names."""
+    """Return the storage for weights at `path`, which the Model's status or source names."""
     volume = source_volume(model)
     if volume is not None:
         return _mounted(path, volume, SOURCE_FOLDER)
     if not fetches_itself(service, settings):
-        # Read-only for the container, not for the volume: a Job on the same node may be writing to it.
+        # The mount is read-only but the volume is not: a Job on the same node may be writing to it.
         claim = {"claimName": CACHE_CLAIM}
         return _mounted(path, {"name": "models", "persistentVolumeClaim": claim}, CACHE_FOLDER)
     return Storage(
@@ -188,7 +188,7 @@ def serving_storage(service: InferenceService, model: Model, path: str, settings
 
 
 def draft_storage(weights: Weights) -> Storage:
-    """Return a draft's storage with a name and a place of its own, where it would take those of another volume."""
+    """Return a draft's storage, with another volume name and folder if they would collide with the model's."""
     draft = weights.draft
     taken = {volume["name"] for volume in weights.model.volumes if volume not in draft.volumes}
     if not taken.intersection(volume["name"] for volume in draft.volumes):
@@ -209,27 +209,27 @@ def draft_storage(weights: Weights) -> Storage:
 
 
 def source_volume(model: Model) -> dict[str, Any] | None:
-    """Return the volume on which a Model's weights are already; None for what has to be fetched."""
+    """Return the volume that already holds a Model's weights; None if they have to be fetched."""
     source = source_of(model.spec)
     if isinstance(source, VolumeSource):
         claim = {"claimName": claim_path(source)[0], "readOnly": True}
         return {"name": "model-source", "persistentVolumeClaim": claim}
-    if isinstance(source, ImageSource):  # a tag may come to mean another image: the kubelet asks at each start
+    if isinstance(source, ImageSource):  # a tag may be moved to another image: the kubelet checks at each start
         image = {"reference": source.image, "pullPolicy": "IfNotPresent" if ":" in source.reference else "Always"}
         return {"name": "model-source", "image": image}
     if isinstance(source, LocalFile):
-        # The folder and not the file: the parts of a split model lie side by side.
+        # The folder and not the file, for the other parts of a split model.
         return {"name": "model-source", "hostPath": {"path": posixpath.dirname(source.path), "type": "Directory"}}
     return None
 
 
 def fetches_itself(service: InferenceService, settings: WorkloadSettings) -> bool:
-    """Whether a service's pods fetch the weights into a volume of their own, and not the Model's Job."""
+    """Whether a service's pods fetch the weights into their own volume, instead of the Model's Job."""
     return settings.cache_per_service or names_own_cache(service)
 
 
 def names_own_cache(service: InferenceService) -> bool:
-    """Whether a service says where its own weights are kept, whatever the operator says of all services."""
+    """Whether a service's spec names the volume of its weights, which overrides the operator's setting."""
     cache = service.spec.model_cache
     return cache is not None and (cache.persistence == "Ephemeral" or bool(cache.claim_name))
 

@@ -1,7 +1,7 @@
-"""Phase, conditions and numbers of an object, derived from what is there. Pure: one function per kind.
+"""Derive the status of an object from the observed state. Pure: one function per kind.
 
-service_status                                    served by hosts, alone or beside pods
-pod_service_status                                served by pods
-model_status, router_status                       of Models and routers, wherever they are
-pods, job_result, supply                          what those are derived from
+service_status                                    services on hosts, alone or in addition to pods
+pod_service_status                                services in pods
+model_status, router_status                       Models and routers, on hosts and in pods
+pods, job_result, supply                          inputs of these
 """

@@ -1,8 +1,8 @@
-"""What is known of a Model's Job: its end, and the last words of the container that ran `llmkube fetch`. Pure.
+"""Result of a Model's Job: its completion, and the termination message of `llmkube fetch`. Pure.
 
-The header of a file that is not fetched is read by a Job as well, once a pod serves it; nothing waits for that. Before
-that it could take a volume away that only one node at a time may have. So a file that no service uses is not read. What
-is found holds for this source on this volume: with another claim of that name it is read again.
+The header of a mounted file is read by a Job as well, but only once a pod serves the file, so the header of an unused
+file is never read: an earlier Job could attach a ReadWriteOnce volume to another node. Nothing waits for that Job. Its
+result is valid for this source on this volume, and a new claim of the same name has it read again.
 """
 
 from collections.abc import Sequence
@@ -26,14 +26,14 @@ from llmkube.weights.source import ImageSource, LocalFile, VolumeSource
 
 @attrs.frozen
 class JobFacts:
-    """What is known of a Model's weights: its Job, that Job's pods, and the claim: its own, or the namespace's.
+    """Observed state of a Model's weights: its Job, the Job's pods, and the claim.
 
     Attributes:
-        job: The Job of this very source.
-        pods: That Job's.
-        claim: The one that holds the weights, or shall.
-        percent: How far the Job says that it is; None when it has not said.
-        obstacle: Why the Job could not be made, where the Model does not wait for it; empty when it could.
+        job: The Job of the current source.
+        pods: Pods of that Job.
+        claim: The claim for the weights: the Model's own, or the namespace's.
+        percent: Progress that the Job reports; None if it has not reported any.
+        obstacle: Reason why an optional Job could not be created; empty if there is none.
     """
 
     job: Job | None = None
@@ -44,23 +44,23 @@ class JobFacts:
 
 
 def read_fetched(pods: Sequence[Pod]) -> Fetched | None:
-    """Return what a fetch that succeeded has left, or None when no pod left a result."""
+    """Return the result of a successful fetch; None if no pod reported one."""
     ends = [end for pod in pods if (end := terminated_state(pod, FETCH)) is not None and not end.exit_code]
     return next(filter(None, (parse_fetch_result(end.message) for end in ends)), None)
 
 
 def read_failure(pods: Sequence[Pod]) -> tuple[str, str]:
-    """Return reason and message of the newest fetch that failed; both empty when none has said anything."""
+    """Return reason and message of the newest failed fetch; both empty if none failed."""
     newest = sorted(pods, key=lambda pod: pod.metadata.creation_timestamp or "", reverse=True)
     for pod in newest:
         end = terminated_state(pod, FETCH)
         if end is None or not end.exit_code:
             continue
         if end.reason == Reason.OOM_KILLED:
-            return Reason.OOM_KILLED, "fetching was killed because it used more memory than its node has"
+            return Reason.OOM_KILLED, "the fetch was killed: it used more memory than its node has"
         tail = end.message.strip().splitlines()
-        words = tail[-1] if tail else f"fetching ended with exit code {end.exit_code}"
-        return parse_failure(end.message) or (Reason.FETCH_FAILED, words)
+        message = tail[-1] if tail else f"the fetch exited with code {end.exit_code}"
+        return parse_failure(end.message) or (Reason.FETCH_FAILED, message)
     return "", ""
 
 
@@ -70,12 +70,12 @@ def is_complete(job: Job | None) -> bool:
 
 
 def is_failed(job: Job | None) -> bool:
-    """Whether a Job has been given up."""
+    """Whether a Job has failed."""
     return _holds(job, "Failed")
 
 
 def ended_at(job: Job | None) -> str:
-    """Return when a Job has ended, as Kubernetes writes it; empty while it has not."""
+    """Return when a Job finished, as an RFC 3339 timestamp; empty while it has not."""
     for kind in ("Complete", "Failed"):
         found = find_condition(job.status.conditions, kind) if job is not None else None
         if job is not None and found is not None and found.status == "True":
@@ -92,7 +92,7 @@ INSPECTED: Final = "Inspected"
 
 
 def is_mounted(model: Model) -> bool:
-    """Whether a Model's weights are where pods can mount them already."""
+    """Whether pods mount a Model's weights directly, without a fetch."""
     try:
         return isinstance(source_of(model.spec), VolumeSource | LocalFile | ImageSource)
     except WeightsError:
@@ -100,18 +100,18 @@ def is_mounted(model: Model) -> bool:
 
 
 def is_inspected(model: Model) -> bool:
-    """Whether a Model's file is one whose header a Job reads."""
+    """Whether a Job should read the header of a Model's file."""
     return model.spec.format == "gguf" and is_mounted(model)
 
 
 def is_known(model: Model, observed: JobFacts) -> bool:
-    """Whether the status holds the header of this very file."""
+    """Whether the status has the header of the current file."""
     status = model.status
     return status.gguf is not None and (status.cache_key, status.cache_volume) == _identity(model, observed)
 
 
 def inspected_facts(model: Model, observed: JobFacts) -> dict[str, Any]:
-    """Return what the status holds of the file; nothing before it has been read."""
+    """Return the status fields of the file; empty before its header has been read."""
     if is_known(model, observed):
         size, gguf = model.status.size, model.status.gguf
     else:
@@ -125,9 +125,9 @@ def inspected_facts(model: Model, observed: JobFacts) -> dict[str, Any]:
 
 
 def inspection_statement(model: Model, observed: JobFacts) -> Statement:
-    """Say how reading the header goes."""
+    """Return the condition for reading the header."""
     if inspected_facts(model, observed):
-        return Statement(INSPECTED, True, Reason.HEADER_READ, "status.gguf holds what the header says")
+        return Statement(INSPECTED, True, Reason.HEADER_READ, "status.gguf has the header's data")
     reason, message = _inspection_problem(observed)
     return Statement(INSPECTED, False, reason, message)
 
@@ -136,20 +136,17 @@ def _inspection_problem(observed: JobFacts) -> tuple[str, str]:
     if observed.obstacle:
         return Reason.JOB_REFUSED, observed.obstacle
     if observed.job is None:
-        return Reason.NOT_IN_USE, "its header is read once a pod that serves it runs"
+        return Reason.NOT_IN_USE, "its header is read once a pod that serves it is running"
     name = observed.job.key.name
     reason, message = read_failure(observed.pods)
     if is_failed(observed.job):
-        why = message or "the Job failed and left no message: its pod may not fit on the node, or not get the volume"
-        return reason or Reason.INSPECTION_FAILED, f"{why}; delete Job {name} to try again at once"
+        why = message or "the Job failed without a message: its pod may not fit on the node, or not get the volume"
+        return reason or Reason.INSPECTION_FAILED, f"{why}; delete Job {name} to retry at once"
     trouble = trouble_of(observed.pods)
-    return (
-        (trouble.reason, trouble.message)
-        if trouble is not None
-        else (Reason.INSPECTING, f"Job {name} reads its header")
-    )
+    inspecting = Reason.INSPECTING, f"Job {name} is reading its header"
+    return (trouble.reason, trouble.message) if trouble is not None else inspecting
 
 
 def _identity(model: Model, observed: JobFacts) -> tuple[str, str]:
-    """Return the source's key, and the volume where it has one."""
+    """Return the source's key, and the uid of the claim, if there is one."""
     return cache_key(model.spec), observed.claim.metadata.uid if observed.claim is not None else ""

@@ -1,48 +1,48 @@
-"""The status of a Model, in a cluster and on hosts. Pure.
+"""Derive the status of a Model, in pods and on hosts. Pure.
 
-Of one that pods serve:
+For a Model in pods:
 
-| what is known | phase | reason |
+| observed | phase | reason |
 |---|---|---|
-| every service's engine fetches for itself, or only it could | Ready | RuntimeResolved |
+| every service's engine fetches the weights itself, or only the engine could | Ready | RuntimeResolved |
 | the source cannot be fetched or mounted | Failed | SourceInvalid, SourceUnsupported, SourceNotAllowed, … |
 | `pvc://`, the claim is missing | Failed | PVCNotFound |
-| `pvc://`, the claim has no volume yet; perhaps it gets one with the first pod | Pending | PVCNotBound |
+| `pvc://`, the claim is not bound yet; it may be bound with the first pod | Pending | PVCNotBound |
 | `pvc://`, the claim is bound | Ready | PVCModelReady |
-| a path on the nodes, below a folder that is allowed | Ready | NodePath |
-| `oci://`, with the file that the engine is given | Ready | ImageVolume |
-| every service has a volume of its own, and fetches into that | Ready | WorkloadResolved |
-| the weights of this very source are on the namespace's claim | Ready | ModelReady |
-| the Job has failed | Failed | what `llmkube fetch` said, or what kept its pod from running |
+| a path on the nodes, below an allowed folder | Ready | NodePath |
+| `oci://` with the engine's file | Ready | ImageVolume |
+| every service fetches into its own volume | Ready | WorkloadResolved |
+| the weights of the current source are on the namespace's claim | Ready | ModelReady |
+| the Job has failed | Failed | as reported by `llmkube fetch`, or why its pod could not run |
 | the Job's pod cannot start | Pending | ImagePullBackOff, Unschedulable, … |
-| a pod of the Job has failed, and the Job tries again | Downloading | what `llmkube fetch` said |
-| the Job's pod runs, or has ended well | Downloading | DownloadStarted |
-| nothing yet | Pending | Pending |
+| a pod of the Job has failed, and the Job retries | Downloading | as reported by `llmkube fetch` |
+| the Job's pod is running, or has succeeded | Downloading | DownloadStarted |
+| none of these | Pending | Pending |
 
-Who brings the weights is decided in `supply`; what is read of a mounted file, in `job_result`. A Job that
-fetches tells how far it is, in steps of five percent (`reconcile.pod_answers`). What is mounted is Ready at once;
-another Job reads its header meanwhile.
+`supply` decides how the weights are supplied, and `job_result` reads the header of a mounted file. The progress of a
+fetch is reported in steps of five percent (`reconcile.pod_polling`). A mounted Model is Ready at once; another Job
+reads its header later.
 
-A source that is followed (`refreshPolicy: OnChange`) is looked at again by the same Job, made anew: what it finds
-changed it fetches into another folder, and the new path in the status is what replaces the services' pods. Until then,
-and when the look fails, the Model stays Ready with what it has; the condition UpToDate says how the last look went.
-Weights are on a volume, and go with it: when the claim is not there any more, or was made anew, nothing that was
-remembered or told of the old one counts.
+A source with `refreshPolicy: OnChange` is revalidated by the same Job, created again: if the source has changed, the
+Job fetches it into another folder, and the new path in the status causes the services' pods to be replaced. Until then,
+and if the revalidation fails, the Model stays Ready with the files that it has; the condition UpToDate reports the last
+revalidation. Weights are lost with their volume: if the claim is gone or was created again, no result of the old one is
+valid any more.
 
-That the weights are there is remembered in the status, together with the key of the source that they came from: Jobs
-and pods go, and so does the message that a container leaves. It is the one thing that the controller reads back.
+The status records where the weights are and the key of their source, because Jobs, pods and their termination messages
+are deleted. These are the only fields of the status that the controller reads back.
 
-Of one that hosts serve, from what they report about its file:
+For a Model on hosts, from their reports:
 
-| what is known | phase | reason |
+| observed | phase | reason |
 |---|---|---|
-| `Fetched` holds | Ready | ModelReady |
-| `Fetched` does not hold, for any reason but `Fetching` | Failed | that reason |
+| `Fetched` is True | Ready | ModelReady |
+| `Fetched` is not True, for any reason but `Fetching` | Failed | that reason |
 | no live host serves the accelerator | Pending | NoHost |
-| `Fetched` is at `Fetching` | Downloading, or Copying for a file that is on the host | DownloadStarted, CopyStarted |
-| nothing yet | Pending | Pending |
+| `Fetched` has the reason `Fetching` | Downloading, or Copying for a local file | DownloadStarted, CopyStarted |
+| none of these | Pending | Pending |
 
-The first row that fits wins. A `Fetched` condition about an older spec says nothing about this one.
+The first matching row applies. A `Fetched` condition of an older generation is ignored.
 """
 
 import datetime
@@ -90,12 +90,12 @@ _LOCAL_PREFIXES: Final = ("/", "file://", "builtin://")
 
 
 def accelerator_of(model: Model) -> str:
-    """What a Model asks to run on."""
+    """Return the accelerator that a Model requires."""
     return model.spec.hardware.accelerator
 
 
 def assess_model(model: Model, hosts: LiveHosts) -> Verdict:
-    """Decide a Model's phase."""
+    """Return a Model's phase and the reason for it."""
     fetched = current(model.status.conditions, FETCHED, model.metadata.generation)
     if fetched is not None and fetched.status == "True":
         return Verdict("Ready", Reason.MODEL_READY, fetched.message or "the file is in place")
@@ -105,26 +105,26 @@ def assess_model(model: Model, hosts: LiveHosts) -> Verdict:
     if not hosts.serving(accelerator):
         return Verdict("Pending", Reason.NO_HOST, no_host_message(accelerator, hosts))
     if fetched is None:
-        return Verdict("Pending", Reason.PENDING, "waiting for a host to fetch it once a service uses it")
+        return Verdict("Pending", Reason.PENDING, "a host fetches it once a service uses it")
     if model.spec.source.startswith(_LOCAL_PREFIXES):
         return Verdict("Copying", Reason.COPY_STARTED, fetched.message)
     return Verdict("Downloading", Reason.DOWNLOAD_STARTED, fetched.message)
 
 
 def no_host_message(accelerator: str, hosts: LiveHosts) -> str:
-    """Say that no host serves an accelerator, and what would help, or when a host that serves nothing now will."""
+    """Return the message that no host serves an accelerator, with a fix or the end of the hosts' cordon."""
     none = f"no live host serves accelerator {accelerator}"
     if hosts.cordons:
         return f"{none}; " + ", ".join(f"{host} is cordoned {end}" for host, end in sorted(hosts.cordons.items()))
-    return f"{none}; start `llmkube agent --accelerator {accelerator}` on one"
+    return f"{none}; start `llmkube agent --accelerator {accelerator}` on a host"
 
 
 def quantization_statement(model: Model, found: str) -> Statement:
-    """Say whether a file is quantized as the spec says; where either says nothing, nothing contradicts.
+    """Return the condition whether the file has the quantization of the spec; True if either is unknown.
 
     Args:
         model: The Model.
-        found: What the file's header says; empty when none was read.
+        found: Quantization in the file's header; empty if none was read.
     """
     wanted = model.spec.quantization or ""
     if not wanted or not found:
@@ -133,23 +133,23 @@ def quantization_statement(model: Model, found: str) -> Statement:
         return Statement(QUANTIZATION_MATCHES, True, Reason.NOT_COMPARED, message)
     if _plain(wanted) == _plain(found):
         return Statement(QUANTIZATION_MATCHES, True, Reason.MATCHES, f"the file is {found}")
-    message = f"spec.quantization is {wanted}, but the header says {found}: correct it, or name another file"
+    message = f"spec.quantization is {wanted}, but the file's header has {found}: correct it, or name another file"
     return Statement(QUANTIZATION_MATCHES, False, Reason.QUANTIZATION_MISMATCH, message)
 
 
 def label_quantization(model: Model, found: str) -> dict[str, str]:
-    """Return `status.quantization`, if there is one; the arguments are those of `quantization_statement`."""
+    """Return `status.quantization`, if it is known; for the arguments see `quantization_statement`."""
     label = found or model.spec.quantization
     return {"quantization": label} if label else {}
 
 
 def derive_model_status(model: Model, hosts: LiveHosts, *, now: datetime.datetime) -> dict[str, Any]:
-    """Return the part of a Model's status that the controller owns.
+    """Return the status fields of a Model on hosts that the controller owns.
 
     Args:
         model: The Model as observed, with the host's conditions.
         hosts: The hosts that are alive.
-        now: The time of a condition that flips here.
+        now: Transition time of conditions that change.
     """
     verdict = assess_model(model, hosts)
     ready = verdict.phase == "Ready"
@@ -178,18 +178,18 @@ def _plain(label: str) -> str:
 
 
 def assess_supply(model: Model, supply: Supply, observed: JobFacts) -> Verdict:
-    """Decide a Model's phase; the table above."""
+    """Return a Model's phase and reason by the first table above."""
     if supply.by == "nothing":
         return Verdict("Failed", supply.reason, supply.message)
     if supply.by == "runtime":
-        return Verdict("Ready", Reason.RUNTIME_RESOLVED, "the engine fetches it for itself")
+        return Verdict("Ready", Reason.RUNTIME_RESOLVED, "the engine fetches it itself")
     if supply.by == "node":
-        return Verdict("Ready", Reason.NODE_PATH, "it is expected on every node that serves it")
+        return Verdict("Ready", Reason.NODE_PATH, "the file has to exist on every node that serves it")
     if supply.by == "image":
         return Verdict("Ready", "ImageVolume", "the kubelet mounts it into each pod that serves it")
     if supply.by == "pods":
-        early = "; spec.prefetch has no effect, for each service has a volume of its own" if model.spec.prefetch else ""
-        return Verdict("Ready", Reason.WORKLOAD_RESOLVED, f"each pod fetches it into a volume of its own{early}")
+        early = "; spec.prefetch has no effect: each service has its own volume" if model.spec.prefetch else ""
+        return Verdict("Ready", Reason.WORKLOAD_RESOLVED, f"each pod fetches it into its own volume{early}")
     if supply.by == "claim":
         return _assess_claim(model, observed.claim)
     return _assess_job(model, observed)
@@ -198,13 +198,13 @@ def assess_supply(model: Model, supply: Supply, observed: JobFacts) -> Verdict:
 def derive_supplied_status(
     model: Model, supply: Supply, observed: JobFacts, *, now: datetime.datetime
 ) -> dict[str, Any]:
-    """Return the status of a Model that pods serve, except what only a host could say.
+    """Return the status of a Model in pods, without the fields that only hosts report.
 
     Args:
         model: The Model as observed.
-        supply: Who brings its weights.
-        observed: What is known of that.
-        now: The time of a condition that flips here.
+        supply: The supply of its weights.
+        observed: The observed state of that.
+        now: Transition time of conditions that change.
     """
     verdict = assess_supply(model, supply, observed)
     facts = _facts(model, supply, observed) if verdict.phase == "Ready" else {}
@@ -228,10 +228,10 @@ def derive_supplied_status(
 
 def _assess_claim(model: Model, claim: PersistentVolumeClaim | None) -> Verdict:
     source = source_of(model.spec)
-    assert isinstance(source, VolumeSource), "choose_supply has looked"
+    assert isinstance(source, VolumeSource), "checked by choose_supply"
     name, _ = claim_path(source)
     if claim is None:
-        return Verdict("Failed", Reason.PVC_NOT_FOUND, f'there is no PersistentVolumeClaim "{name}" in this namespace')
+        return Verdict("Failed", Reason.PVC_NOT_FOUND, f'PersistentVolumeClaim "{name}" not found in this namespace')
     if claim.status.phase != "Bound":
         return Verdict("Pending", Reason.PVC_NOT_BOUND, f'PersistentVolumeClaim "{name}" is not bound to a volume yet')
     return Verdict("Ready", Reason.PVC_MODEL_READY, f'it is on PersistentVolumeClaim "{name}"')
@@ -247,33 +247,32 @@ def _assess_job(model: Model, observed: JobFacts) -> Verdict:
         return Verdict("Pending", Reason.PENDING, "waiting for the Job that fetches it")
     if fetched is not None and is_complete(job):
         return Verdict("Ready", Reason.MODEL_READY, f"{format_bytes(fetched.size_bytes)} on the namespace's volume")
-    running = any(
-        pod.status.phase == "Running" for pod in observed.pods
-    )  # or seen to: pods and Jobs are told separately
+    # A pod may still be seen running after its Job is complete: the two caches are updated separately.
+    running = any(pod.status.phase == "Running" for pod in observed.pods)
     if is_complete(job) and not running:
-        return Verdict("Pending", Reason.NO_RESULT, f"Job {job.key.name} has ended, but its pod left no result")
+        return Verdict("Pending", Reason.NO_RESULT, f"Job {job.key.name} is complete, but its pod left no result")
     reason, message = read_failure(observed.pods)
     if is_failed(job):
         failed = find_condition(job.status.conditions, "Failed")
         reported = (failed.reason, failed.message) if failed else ("", "")
-        again = f"; delete Job {job.key.name} to try again at once"
+        again = f"; delete Job {job.key.name} to retry at once"
         return Verdict("Failed", reason or reported[0] or Reason.FETCH_FAILED, f"{message or reported[1]}{again}")
     trouble = trouble_of(observed.pods)
     if trouble is not None and not reason:
         return Verdict("Pending", trouble.reason, trouble.message)
     share = "" if observed.percent is None or not running else f": {observed.percent} %"
     if reason and fetched is None:
-        return Verdict("Downloading", reason, f"{message}; the Job tries again{share}")
+        return Verdict("Downloading", reason, f"{message}; the Job retries{share}")
     if running or fetched is not None:
-        return Verdict("Downloading", Reason.DOWNLOAD_STARTED, f"Job {job.key.name} fetches it{share}")
-    # A Job whose pods a quota forbids, or lack a ConfigMap, says that in Events alone, and those are not read.
+        return Verdict("Downloading", Reason.DOWNLOAD_STARTED, f"Job {job.key.name} is fetching it{share}")
+    # A quota that forbids the Job's pods, or a missing ConfigMap, is reported only in Events, which are not read.
     name = job.key.name
-    message = f"Job {name} waits for its pod to start; `kubectl describe job {name}` shows why"
+    message = f"Job {name} is waiting for its pod to start; `kubectl describe job {name}` shows why"
     return Verdict("Pending", Reason.PENDING, message)
 
 
 def _facts(model: Model, supply: Supply, observed: JobFacts) -> dict[str, Any]:
-    """Return what the status holds about the weights: from the fetch that has just ended, or as it stands there."""
+    """Return the status fields of the weights: from a fetch that has just finished, or as recorded in the status."""
     if supply.by != "job":
         path = weights_path(model, supply)
         read = inspected_facts(model, observed) if has_header_read(model, supply) else {}
@@ -286,7 +285,7 @@ def _facts(model: Model, supply: Supply, observed: JobFacts) -> dict[str, Any]:
         gguf, files = status.gguf, status.staged_files
     else:
         fetched = newer or read_fetched(observed.pods)
-        assert fetched is not None, "it is Ready by the result of the fetch"
+        assert fetched is not None, "the Model is Ready because of this result"
         facts = {"size": format_bytes(fetched.size_bytes), "sha256": fetched.sha256}
         facts["path"] = f"{CACHE_FOLDER}/{key}/{fetched.path}"
         if refreshes_on_change(model.spec):
@@ -308,7 +307,7 @@ _LONG_AGO: Final = datetime.datetime.min.replace(tzinfo=datetime.UTC)
 
 
 def without_lost_volume(model: Model, claim: PersistentVolumeClaim | None) -> Model:
-    """Return the Model without what its status says of a volume that is gone."""
+    """Return the Model without the status fields of a volume that is gone."""
     volume = model.status.cache_volume
     if not volume or (claim is not None and claim.metadata.uid == volume):
         return model
@@ -316,7 +315,7 @@ def without_lost_volume(model: Model, claim: PersistentVolumeClaim | None) -> Mo
 
 
 def is_from_old_volume(job: Job | None, claim: PersistentVolumeClaim | None) -> bool:
-    """Whether what a Job has fetched went with an earlier claim: each Job is made after its claim."""
+    """Whether a Job's files were lost with an earlier claim: a Job is always created after its claim."""
     if job is None or not ended_at(job):
         return False
     made = job.metadata.creation_timestamp or ""
@@ -326,32 +325,33 @@ def is_from_old_volume(job: Job | None, claim: PersistentVolumeClaim | None) -> 
 def revalidate_in_seconds(
     model: Model, job: Job | None, settings: WorkloadSettings, now: datetime.datetime
 ) -> float | None:
-    """Return how long to wait until a source that has been fetched is looked at again; None when it never is.
+    """Return the seconds until a fetched source is due for revalidation; None if it never is.
 
-    The moments are those of the cluster's clock and `now` is ours; at an hour's interval their difference is nothing.
+    Timestamps are from the cluster's clock and `now` is from ours; with an interval of an hour the skew does not
+    matter.
     """
     if not refreshes_on_change(model.spec) or not is_remembered(model):
         return None
-    looks = filter(None, map(parse_timestamp, (model.status.last_revalidated, ended_at(job))))
-    since = now - max(looks, default=_LONG_AGO)
+    times = filter(None, map(parse_timestamp, (model.status.last_revalidated, ended_at(job))))
+    since = now - max(times, default=_LONG_AGO)
     return max(settings.look_seconds - since.total_seconds(), 0.0)
 
 
 def newer_version(model: Model, observed: JobFacts) -> Fetched | None:
-    """Return what a later look at a source has brought that the status does not tell yet."""
+    """Return the result of a revalidation that is not in the status yet; None if there is none."""
     if not refreshes_on_change(model.spec) or not is_remembered(model) or not is_complete(observed.job):
         return None
     return read_fetched(observed.pods) if ended_at(observed.job) != model.status.last_revalidated else None
 
 
 def up_to_date_statement(model: Model, observed: JobFacts) -> Statement:
-    """Say how the last look at a source went; what it said stays when its Job is gone."""
+    """Return the condition with the result of the last revalidation; it is retained when its Job is gone."""
     fetched = read_fetched(observed.pods) if is_complete(observed.job) else None
     if fetched is not None and fetched.kept:
-        message = f"the file that is there is kept: {fetched.kept}"
+        message = f"the existing file is kept: {fetched.kept}"
         return Statement(UP_TO_DATE, False, Reason.LOOK_FAILED, message)
     if fetched is not None:
-        message = "the file is the one that its source had when it was last asked"
+        message = "the file is the same as at its source when that was last checked"
         return Statement(UP_TO_DATE, True, Reason.IN_SYNC, message)
     before = find_condition(model.status.conditions, UP_TO_DATE)
     if before is not None and is_remembered(model):

@@ -1,27 +1,27 @@
-"""The status of a service that runs as pods, from its Model, its Deployment and its pods. Pure.
+"""Derive the status of a service in pods from its Model, its Deployment and its pods. Pure.
 
-The first row that fits wins; `ready` counts pods that answer, of whatever generation:
+The first matching row applies; `ready` is the number of ready pods, of any generation:
 
-| what is known | phase | reason |
+| observed | phase | reason |
 |---|---|---|
 | `spec.suspend` | Suspended | Suspended |
 | the Model does not exist, nothing is ready | Pending | ModelNotFound |
-| the spec cannot be made into pods, nothing is ready | Failed | Invalid, NotAllowed |
-| an object of that name has another owner, nothing is ready | Failed; Pending if it goes by itself | NameTaken |
-| nothing is wanted | Stopped, or Progressing while something is still ready | ManuallyScaledToZero, Creating |
+| the spec cannot be run in pods, nothing is ready | Failed | Invalid, NotAllowed |
+| an object of that name has another owner, nothing is ready | Failed; Pending if it is being deleted | NameTaken |
+| 0 replicas desired | Stopped, or Progressing while something is still ready | ManuallyScaledToZero, Creating |
 | ready ≥ desired, all pods are of the newest template, and the Model is Ready | Ready | InferenceReady |
-| the Model is not Ready, and no pod waits for it | Failed with it or Pending; Progressing while old pods answer | its |
-| the Model does not exist, and old pods answer | Progressing | ModelNotFound |
+| the Model is not Ready, and no pod waits for it | Failed or Pending; Progressing while old pods are ready | its |
+| the Model does not exist, and old pods are ready | Progressing | ModelNotFound |
 | a pod finds no GPU | WaitingForGPU | WaitingForGPU |
-| pods cannot run, and that does not pass by itself | Failed; Progressing while others answer | ImagePullBackOff, … |
-| pods cannot be made | Failed; Progressing while others answer | PodSecurity, ReplicaFailure |
-| pods do not run yet, and waiting may be enough | Creating, or Progressing | Unschedulable, … |
-| the rollout stands still | Failed; Progressing while others answer | ProgressDeadlineExceeded, ReplicaSetCreateError |
-| some answer | Progressing | Creating |
-| else | Creating | Creating |
+| pods cannot run, for a lasting reason | Failed; Progressing while others are ready | ImagePullBackOff, … |
+| pods cannot be created | Failed; Progressing while others are ready | PodSecurity, ReplicaFailure |
+| pods are not running yet, for a transient reason | Creating, or Progressing | Unschedulable, … |
+| the rollout is stuck | Failed; Progressing while others are ready | ProgressDeadlineExceeded, ReplicaSetCreateError |
+| some pods are ready | Progressing | Creating |
+| otherwise | Creating | Creating |
 
-A bad edit leaves what runs alone: the phase is that of the pods, and `Accepted`, `Degraded` say what is wrong.
-`Available` is a fact of its own: it holds exactly while something answers that shall.
+An invalid edit does not affect running pods: the phase is theirs, and `Accepted` and `Degraded` report the error.
+`Available` is independent of the phase: it is True exactly while a desired replica is ready.
 """
 
 import datetime
@@ -59,26 +59,25 @@ from llmkube.runtimes.container.container_plan import ContainerPlan
 ROLLOUT_DEFERRED: Final = "RolloutDeferred"
 
 _POD_SECURITY: Final = re.compile(r'violates PodSecurity "([a-z]+):[^"]*": (.*)', re.DOTALL)
-"""How the API server's admission says that a namespace's Pod Security standard forbids a pod."""
+"""The API server's message when a namespace's Pod Security standard forbids a pod."""
 
 
 @attrs.frozen(kw_only=True)
 class ServiceFacts:
-    """All that a service's status is derived from.
+    """Everything that a service's status is derived from.
 
     Attributes:
-        model: The verdict on its Model; None when there is no Model.
-        plan: What its container is; None when the spec cannot be made into one, or there is no Model.
-        refusal: Why it cannot; empty when it can.
-        refusal_reason: The same as a word: `Invalid`, or `NotAllowed` where an operator could allow it.
-        obstacle: Why an object could not be written; empty when all could.
-        passing: The obstacle goes by itself: it is what a predecessor of the same name has left.
-        unmet: Fields without an effect for a reason that is not their plan's, each with that reason.
-        deferred: What the replacement of its pods waits for; empty when nothing waits.
-        deployment: Its Deployment, if there is one of ours.
-        route: Its HTTPRoute, if there is one of ours.
-        pods: Its pods.
-        hosts: Its replicas on hosts, where hosts serve it beside the pods.
+        model: Verdict on its Model; None if the Model does not exist.
+        plan: Plan of its container; None if there can be none for the spec, or the Model does not exist.
+        refusal: Reason why pods cannot be planned, as a message; empty if they can.
+        refusal_reason: The same as a condition's reason: `Invalid`, or `NotAllowed` if an operator could allow it.
+        obstacle: Reason why an object could not be written; empty if there is none.
+        passing: The obstacle is transient, such as an object of a deleted service of the same name.
+        unmet: Fields without effect, each with the reason, besides those of the plan.
+        deferred: Reason why the replacement of its pods is deferred; empty if it is not.
+        deployment: Its Deployment; None if there is none that it owns.
+        route: Its HTTPRoute; None if there is none that it owns.
+        hosts: Its replicas on hosts; None if pods alone serve it.
     """
 
     model: Verdict | None = None
@@ -96,12 +95,12 @@ class ServiceFacts:
 
     @property
     def no_gpu(self) -> str:
-        """What the scheduler says if a pod finds no GPU."""
+        """The scheduler's message if a pod finds no GPU; empty otherwise."""
         return shortage_message(self.pods, self.plan.resources.gpu_resource) if self.plan else ""
 
 
 def desired_replicas(service: InferenceService, deployment: Workload | None) -> int:
-    """Return how many pods there shall be: an autoscaler's choice stands while there is one."""
+    """Return the desired number of pods: the autoscaler's, if there is one."""
     if service.spec.suspend or not service.spec.replicas:
         return 0
     scaling = service.spec.autoscaling
@@ -113,7 +112,7 @@ def desired_replicas(service: InferenceService, deployment: Workload | None) -> 
 
 
 def count_pods(service: InferenceService, deployment: Workload | None) -> Replicas:
-    """Count by what the Deployment says of itself."""
+    """Return the numbers of pods by the Deployment's status."""
     desired = desired_replicas(service, deployment)
     if deployment is None:
         return Replicas(desired, running=0, ready=0)
@@ -121,7 +120,7 @@ def count_pods(service: InferenceService, deployment: Workload | None) -> Replic
 
 
 def assess_pods(service: InferenceService, facts: ServiceFacts) -> Verdict:
-    """Decide a service's phase; the table above, from top to bottom."""
+    """Return a service's phase and reason by the table above."""
     replicas = count_pods(service, facts.deployment)
     desired, ready = replicas.desired, replicas.ready
     if service.spec.suspend:
@@ -150,20 +149,20 @@ def derive_pod_status(
     position: int = 0,
     now: datetime.datetime,
 ) -> dict[str, Any]:
-    """Return the status of a service that runs as pods, except `lastUpdated`.
+    """Return the status of a service in pods, except `lastUpdated`.
 
     Args:
         service: The service as observed.
-        facts: What it is derived from.
-        settings: For the endpoint's address.
-        verdict: What `assess_pods` says of its pods.
-        position: Its place in the queue for GPUs, from 1; 0 when it does not wait.
-        now: The time of a condition that flips here.
+        facts: Everything else that the status is derived from.
+        settings: Settings for the endpoint's address.
+        verdict: The result of `assess_pods`.
+        position: Position in the GPU queue, from 1; 0 if it does not wait.
+        now: Transition time of conditions that change.
     """
     replicas = count_pods(service, facts.deployment)
     queued = verdict.phase == WAITING_FOR_GPU and position > 0
     if queued:
-        verdict = attrs.evolve(verdict, message=f"number {position} in the queue; {verdict.message}")
+        verdict = attrs.evolve(verdict, message=f"position {position} in the queue; {verdict.message}")
     counted = total_replicas(replicas, facts.hosts)
     overall = combined_verdict(verdict, counted, facts.hosts)
     failed = "Failed" in (verdict.phase, facts.hosts.verdict.phase if facts.hosts is not None else "")
@@ -187,19 +186,19 @@ def derive_pod_status(
 
 
 def _runtime(service: InferenceService, facts: ServiceFacts) -> str:
-    """Return what the Deployment runs, also after a refused edit, else what is planned or asked for."""
+    """Return the Deployment's runtime, also after a refused edit; without one, the planned or requested runtime."""
     if facts.deployment is not None and (runs := facts.deployment.metadata.labels.get(RUNTIME_LABEL)):
         return runs
     return facts.plan.runtime if facts.plan is not None else service.spec.runtime
 
 
 def wanted_gpus(plan: ContainerPlan) -> str:
-    """Return what a replica waits for, such as `nvidia.com/gpu: 2`."""
+    """Return the GPUs that a replica needs, such as `nvidia.com/gpu: 2`."""
     return f"{plan.resources.gpu_resource}: {plan.resources.gpu_count}"
 
 
 def _is_rolled_out(facts: ServiceFacts) -> bool:
-    """Whether every pod is of the newest template: those of an old one say nothing about the newest spec."""
+    """Whether every pod is of the newest template."""
     deployment = facts.deployment
     if deployment is None:
         return False
@@ -212,7 +211,7 @@ def _is_rolled_out(facts: ServiceFacts) -> bool:
 
 
 def _assess_start(facts: ServiceFacts, model: Verdict, desired: int, ready: int) -> Verdict:
-    """Say why not everything is ready."""
+    """Return why not all replicas are ready."""
     counted = f"{ready} of {desired} replicas ready"
     going = "Progressing" if ready else "Creating"
     broken = "Progressing" if ready else "Failed"
@@ -235,29 +234,29 @@ def _assess_start(facts: ServiceFacts, model: Verdict, desired: int, ready: int)
     stuck = _standstill(facts.deployment)
     if stuck is not None:
         return Verdict(broken, stuck.reason, stuck.message or stuck.reason)
-    return Verdict(going, Reason.CREATING, counted if ready else "waiting for pods to answer")
+    return Verdict(going, Reason.CREATING, counted if ready else "waiting for pods to become ready")
 
 
-def _refused_pods(phase: str, words: str) -> Verdict:
-    """Say why a ReplicaSet cannot make pods, and of a namespace that is closed to them what would open it."""
-    found = _POD_SECURITY.search(words)
+def _refused_pods(phase: str, refusal: str) -> Verdict:
+    """Return why a ReplicaSet cannot create pods; for a Pod Security standard, with a fix."""
+    found = _POD_SECURITY.search(refusal)
     if found is None:
-        return Verdict(phase, Reason.REPLICA_FAILURE, words)
+        return Verdict(phase, Reason.REPLICA_FAILURE, refusal)
     level, violations = found.groups()
-    way_out = (
-        "name an image that runs without root, and its user in spec.podSecurityContext.runAsUser"
+    fix = (
+        "use an image that runs without root, and set its user in spec.podSecurityContext.runAsUser"
         if "runAsNonRoot" in violations
-        else "leave out what it names"
+        else "remove these fields"
     )
     message = (
         f'the namespace enforces the Pod Security standard "{level}", which these pods do not meet: {violations}. '
-        f"To serve it here, {way_out}; else serve it in another namespace"
+        f"To serve it here, {fix}; otherwise serve it in another namespace"
     )
     return Verdict(phase, Reason.POD_SECURITY, message)
 
 
 def _standstill(deployment: Workload | None) -> Condition | None:
-    """Return why a rollout does not go on: no ReplicaSet could be made, or nothing has moved for its deadline."""
+    """Return why a rollout is stuck: no ReplicaSet could be created, or the progress deadline was exceeded."""
     if deployment is None or deployment.status.observed_generation < deployment.metadata.generation:
         return None
     found = find_condition(deployment.status.conditions, "Progressing")
@@ -282,19 +281,21 @@ def _statements(
 
 def _honoured(facts: ServiceFacts, ignored: tuple[str, ...]) -> Statement:
     if facts.plan is None:
-        message = "not known until the spec can be made into pods"
+        message = "unknown until the spec can be run in pods"
         return Statement(SPEC_HONOURED, False, Reason.NOT_PLANNED, message)
     if ignored:
         message = f"these fields are accepted and have no effect on pods: {', '.join(ignored)}"
         return Statement(SPEC_HONOURED, False, Reason.FIELDS_IGNORED, message)
-    return Statement(SPEC_HONOURED, True, Reason.HONOURED, "every given field has its effect")
+    return Statement(SPEC_HONOURED, True, Reason.HONOURED, "every field that is set has an effect")
 
 
 def _rollout(service: InferenceService, facts: ServiceFacts) -> list[Statement]:
     if service.spec.rollout_policy is None and service.spec.max_pod_lifetime_seconds is None:
         return []
     reason, message = (
-        (Reason.PODS_BUSY, facts.deferred) if facts.deferred else (Reason.NOTHING_WAITS, "no pod waits to be replaced")
+        (Reason.PODS_BUSY, facts.deferred)
+        if facts.deferred
+        else (Reason.NOTHING_WAITS, "no pod is waiting to be replaced")
     )
     return [Statement(ROLLOUT_DEFERRED, bool(facts.deferred), reason, message)]
 
@@ -320,10 +321,6 @@ def _endpoint(service: InferenceService, plan: ContainerPlan | None, settings: C
     endpoint, key = service.spec.endpoint, service.key
     path = (plan.endpoint_path if plan else "") or endpoint.path
     url = endpoint_url(
-        service_name(key.name),
-        key.namespace,
-        port=endpoint.port,
-        path=path,
-        cluster_domain=settings.cluster_domain,
+        service_name(key.name), key.namespace, port=endpoint.port, path=path, cluster_domain=settings.cluster_domain
     )
     return url.replace("http://", f"{plan.scheme}://", 1) if plan else url

@@ -1,9 +1,9 @@
-"""What keeps pods from running, in the words of the scheduler, the kubelet and the container itself. Pure.
+"""Report why pods do not run, in the words of the scheduler, the kubelet or the container itself. Pure.
 
-Of several troubles the one that does not pass by itself is reported: an image that cannot be pulled before a container
-that crashes, that before a pod without a node.
+Of several problems, a lasting one takes precedence: an image that cannot be pulled over a container that crashes, and
+that over a pod without a node.
 
-A container that has crashed again and again is started anew each time, and crashes: that stays until it is ready.
+A container in a crash loop is running for a while after each restart; it is reported until it is ready.
 """
 
 import datetime
@@ -22,17 +22,17 @@ _IMAGE_REASONS: Final = frozenset(
 )
 _CONFIG_REASONS: Final = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 LOOPS: Final = 2
-"""After so many restarts a container that is started again has not recovered by that: only an answer shows that."""
+"""After this many restarts, a container has recovered only once it is ready, not when it is running."""
 
 STABLE_RUN: Final = datetime.timedelta(minutes=10)
-"""After a run of this length the kubelet begins anew to count what it waits between two starts."""
+"""After a run of this length the kubelet resets its restart back-off."""
 
 _MAX_MESSAGE_BYTES: Final = 1024
 
 
 @attrs.frozen
 class Trouble:
-    """Why a pod does not run: a word, a sentence, and whether waiting may be enough."""
+    """Problem of a pod; `passing` if it may resolve without any action."""
 
     reason: str
     message: str
@@ -40,9 +40,9 @@ class Trouble:
 
 
 def trouble_of(pods: Iterable[Pod]) -> Trouble | None:
-    """Return the most urgent trouble, or None; pods that are being deleted have none.
+    """Return the most severe problem, or None; pods that are being deleted are ignored.
 
-    Nor have those that the node has ended (Evicted) once there are others: they stay until they are deleted.
+    Failed pods (such as Evicted ones, which stay until they are deleted) are ignored if there are others.
     """
     there = [pod for pod in pods if not pod.metadata.deletion_timestamp]
     alive = [pod for pod in there if pod.status.phase != "Failed"]
@@ -51,7 +51,7 @@ def trouble_of(pods: Iterable[Pod]) -> Trouble | None:
 
 
 def shortage_message(pods: Sequence[Pod], resource: str) -> str:
-    """Return the scheduler's sentence if a pod has no node for want of this resource; else nothing."""
+    """Return the scheduler's message if a pod has no node because this resource is insufficient; otherwise nothing."""
     if not resource:
         return ""
     for pod in pods:
@@ -62,7 +62,7 @@ def shortage_message(pods: Sequence[Pod], resource: str) -> str:
 
 
 def terminated_state(pod: Pod, container: str) -> ContainerTerminated | None:
-    """Return how a container of a pod ended, if it did."""
+    """Return the terminated state of a pod's container; None if it has not terminated."""
     for status in pod.status.container_statuses:
         if status.name == container:
             return status.state.terminated
@@ -110,7 +110,7 @@ def _container_trouble(status: ContainerStatus) -> Trouble | None:
 
 
 def _loops(status: ContainerStatus, last: ContainerTerminated | None) -> bool:
-    """Whether a container that is not ready has ended too often, and too soon, to be expected to get ready."""
+    """Whether an unready container has failed too often, and too soon after its start, to be just restarting."""
     if last is None or not last.exit_code or status.ready or status.restart_count < LOOPS:
         return False
     began, end = parse_timestamp(last.started_at), parse_timestamp(last.finished_at)
@@ -119,12 +119,12 @@ def _loops(status: ContainerStatus, last: ContainerTerminated | None) -> bool:
 
 def _exit_text(last: ContainerTerminated | None) -> str:
     if last is None:
-        return "keeps ending"
+        return "keeps exiting"
     if last.reason == Reason.OOM_KILLED:
-        return "was killed because it used more memory than its limit, or than the node has"
-    words = f"ended with exit code {last.exit_code}"
+        return "was killed: it used more memory than its limit, or than the node has"
+    exited = f"exited with code {last.exit_code}"
     tail = last.message.strip().splitlines()
-    return f"{words}: {tail[-1].strip()}" if tail else words
+    return f"{exited}: {tail[-1].strip()}" if tail else exited
 
 
 def _short(text: str) -> str:

@@ -1,12 +1,12 @@
-"""A ModelRouter's phase, conditions and backends, from its config, its pods and what those say of its backends. Pure.
+"""Derive a ModelRouter's phase, conditions and backends from its config and the reports of its pods. Pure.
 
-| what is known | phase |
+| observed | phase |
 |---|---|
 | the spec is refused, and no pods serve an earlier one | Failed |
-| the API server takes none of its objects, or the pods cannot start | Failed |
+| the API server refuses its objects, or the pods cannot start | Failed |
 | not all of its pods are ready yet | Provisioning |
-| a backend is missing or does not answer, or an earlier spec serves on | Degraded |
-| else | Ready |
+| a backend is missing or unhealthy, or pods still serve an earlier spec | Degraded |
+| otherwise | Ready |
 """
 
 import datetime
@@ -26,11 +26,11 @@ from llmkube.router.config.routing_config import Backend, RoutingConfig
 
 @attrs.frozen(kw_only=True)
 class BackendHealth:
-    """What a router's pods say of one backend.
+    """Health of a backend, as reported by a router's pods.
 
     Attributes:
         healthy: Whether requests are sent to it.
-        message: Why none are.
+        message: Reason if they are not.
     """
 
     healthy: bool
@@ -39,21 +39,21 @@ class BackendHealth:
 
 @attrs.frozen(kw_only=True)
 class RouterFacts:
-    """What is known of a router.
+    """Observed state of a router.
 
     Attributes:
-        config: What it runs by; None when its spec is refused.
-        errors: Why it is refused, field by field.
-        ignored: What has no effect, field by field.
-        refusal: What the API server says of its objects; "" when it takes them.
-        exists: Whether anything runs it, or shall.
-        ready: How many of what runs it answer.
-        wanted: How many shall.
-        is_rolled_out: Whether all of them answer, and are the newest.
-        pods: Those that there are.
-        health: By the backend's name, as far as it is known.
-        endpoint: Where clients reach it.
-        budgets: How much of each budget is taken, in the form of the status.
+        config: Its compiled config; None if its spec is refused.
+        errors: Reasons for the refusal, by field.
+        ignored: Fields without effect, each with the reason.
+        refusal: The API server's error for one of its objects; empty if there is none.
+        exists: Whether it runs, or is about to.
+        ready: Number of ready replicas.
+        wanted: Number of desired replicas.
+        is_rolled_out: Whether all replicas are ready and up to date.
+        pods: Its pods.
+        health: Health by the backend's name, where it is known.
+        endpoint: URL for clients.
+        budgets: Utilization of each budget, in the form of the status.
     """
 
     config: RoutingConfig | None
@@ -71,7 +71,7 @@ class RouterFacts:
 
 
 def deployment_facts(deployment: Deployment | None) -> dict[str, Any]:
-    """Return those of a router's facts that its Deployment shows."""
+    """Return the facts of a router that its Deployment provides."""
     if deployment is None:
         return {}
     status, wanted = deployment.status, deployment.spec.replicas
@@ -89,8 +89,8 @@ def derive_router_status(router: ModelRouter, facts: RouterFacts, *, now: dateti
 
     Args:
         router: The router as observed.
-        facts: What is known of it.
-        now: The time of what flips here.
+        facts: Its observed state.
+        now: Transition time of conditions and probes that change.
     """
     backends = [_backend(one, facts, router.status.backends, now) for one in _backends(router, facts)]
     down = [f"{one['name']}: {one['message']}" for one in backends if one.get("healthy") is False]
@@ -107,7 +107,7 @@ def derive_router_status(router: ModelRouter, facts: RouterFacts, *, now: dateti
 
 
 def unsupported_status(router: ModelRouter, message: str, *, now: datetime.datetime) -> dict[str, Any]:
-    """Return the status of a router that this controller has no place for."""
+    """Return the status of a router that this controller cannot run."""
     result = [Statement(kind, False, Reason.NOT_SUPPORTED, message) for kind in (ACCEPTED, AVAILABLE)]
     generation = router.metadata.generation
     return {"phase": "Failed", "conditions": settle(result, router.status.conditions, generation=generation, now=now)}
@@ -125,15 +125,15 @@ def _phase(facts: RouterFacts, down: list[str], trouble: Trouble | None) -> str:
 
 
 def _statements(facts: RouterFacts, down: list[str], trouble: Trouble | None) -> Iterable[Statement]:
-    serves_on = "; the router serves on by the spec before" if facts.ready else ""
+    serves_on = "; the router keeps serving the previous spec" if facts.ready else ""
     if facts.errors:
         yield Statement(ACCEPTED, False, Reason.INVALID, "; ".join(facts.errors) + serves_on)
     else:
-        yield Statement(ACCEPTED, True, Reason.ACCEPTED, "every field is understood")
+        yield Statement(ACCEPTED, True, Reason.ACCEPTED, "the spec is valid")
         ignored = "; ".join(facts.ignored)
-        message = f"without effect: {ignored}" if ignored else "every field has its effect"
+        message = f"without effect: {ignored}" if ignored else "every field has an effect"
         yield Statement(SPEC_HONOURED, not ignored, Reason.FIELDS_IGNORED if ignored else Reason.HONOURED, message)
-    pods = f"{facts.ready} of {facts.wanted} replicas answer"
+    pods = f"{facts.ready} of {facts.wanted} replicas ready"
     reason = Reason.INFERENCE_READY if facts.ready else Reason.NO_READY_REPLICAS
     yield Statement(AVAILABLE, facts.ready > 0, reason, pods)
     moving = not facts.is_rolled_out and not facts.errors and not facts.refusal
@@ -146,11 +146,11 @@ def _statements(facts: RouterFacts, down: list[str], trouble: Trouble | None) ->
     elif down:
         yield Statement(DEGRADED, True, Reason.BACKENDS_UNAVAILABLE, "; ".join(down))
     else:
-        yield Statement(DEGRADED, False, Reason.HONOURED, "no backend is known to be out of reach")
+        yield Statement(DEGRADED, False, Reason.HONOURED, "no backend is known to be unreachable")
 
 
 def _backends(router: ModelRouter, facts: RouterFacts) -> Iterable[tuple[str, str, Backend | None]]:
-    """Return name and tier of each backend, and what the config has of it."""
+    """Yield name, tier and compiled config of each backend."""
     configured = facts.config.backends if facts.config is not None else {}
     for one in router.spec.backends:
         backend = configured.get(one.name)
@@ -159,10 +159,7 @@ def _backends(router: ModelRouter, facts: RouterFacts) -> Iterable[tuple[str, st
 
 
 def _backend(
-    one: tuple[str, str, Backend | None],
-    facts: RouterFacts,
-    before: tuple[BackendStatus, ...],
-    now: datetime.datetime,
+    one: tuple[str, str, Backend | None], facts: RouterFacts, before: tuple[BackendStatus, ...], now: datetime.datetime
 ) -> dict[str, Any]:
     name, tier, backend = one
     result: dict[str, Any] = {"name": name, "tier": tier, "address": backend.base_url if backend is not None else ""}
@@ -171,7 +168,7 @@ def _backend(
         result |= {"healthy": False, "message": backend.missing}
     elif health is not None:
         result |= {"healthy": health.healthy, "message": health.message}
-    # When it was found so: a time that moved at every look would be a write at every look.
+    # The time of the last change: a time that changed with every probe would cause a write each time.
     last = next((status for status in before if status.name == name), None)
     same = last is not None and (last.healthy, last.message, last.address) == (
         result.get("healthy"),

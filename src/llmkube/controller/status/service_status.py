@@ -1,38 +1,38 @@
-"""An InferenceService's phase, counts, endpoint and conditions, from its Model, its slices and what hosts report. Pure.
+"""Derive the status of an InferenceService on hosts from its Model, its slices and the hosts' reports. Pure.
 
-The first row that fits wins; `ready` counts engines that answer on hosts that are alive:
+The first matching row applies; `ready` is the number of healthy engines on live hosts:
 
-| what is known | phase | reason |
+| observed | phase | reason |
 |---|---|---|
 | `spec.suspend` | Suspended | Suspended |
 | the Model does not exist | Pending | ModelNotFound |
-| nothing is wanted, nothing is ready | Stopped | ManuallyScaledToZero |
-| nothing is wanted, something is still ready | Progressing | Creating |
+| 0 replicas desired, none is ready | Stopped | ManuallyScaledToZero |
+| 0 replicas desired, some are still ready | Progressing | Creating |
 | ready ≥ desired | Ready | InferenceReady |
 | 0 < ready < desired, with too few hosts | Progressing | NoHost |
 | 0 < ready < desired | Progressing | Creating |
 | no live host serves the accelerator | Pending | NoHost |
-| every host that claims it is gone, or its last one has let it go | Pending | NotClaimed |
-| it has `spec.hosts`, and hosts do not run what it asks for | Failed | Invalid |
-| its host says why it fails (`service_health.host_failure`) | Failed | the reason of that condition |
-| the Model's file is on its way | Pending | Fetching |
-| the host will try the fetch again by itself | Pending | FetchFailed, … |
-| no host has claimed it, and none says anything of it | Pending | NotClaimed |
-| the Model's file is not there yet | Pending | Pending |
-| else | Creating | Creating |
+| every host that claims it is gone, or the last one has released it | Pending | NotClaimed |
+| it has `spec.hosts`, and hosts cannot run it | Failed | Invalid |
+| its host reports a failure (`service_health.host_failure`) | Failed | the reason of that condition |
+| the Model's file is being fetched | Pending | Fetching |
+| the host will retry the fetch | Pending | FetchFailed, … |
+| no host has claimed it or reports on it | Pending | NotClaimed |
+| the Model's file does not exist yet | Pending | Pending |
+| otherwise | Creating | Creating |
 
-`Available` is a fact of its own: it holds exactly while something answers, whatever the phase says about the rest.
+`Available` is independent of the phase: it is True exactly while a desired replica is ready.
 
-Where hosts serve a service beside its pods, they report no condition of it: their slices, their claims and the Model
-for hosts say how they do. Both together:
+If hosts serve a service in addition to its pods, they report no conditions: the state of that part follows from their
+slices, their claims and the Model for hosts. Both combined:
 
 | pods | hosts | phase | reason |
 |---|---|---|---|
 | Suspended | any | Suspended | Suspended |
 | Ready or Stopped | Ready or Stopped, not both Stopped | Ready | InferenceReady |
 | Stopped | Stopped | Stopped | ManuallyScaledToZero |
-| any | any, and one replica of either answers | Progressing | of what is not there, the pods' first |
-| any | any, and none answers | of what is not there, the pods' first | the same |
+| any | any, at least one replica is ready | Progressing | of the unready part, pods first |
+| any | any, no replica is ready | of the unready part, pods first | the same |
 """
 
 import datetime
@@ -78,7 +78,7 @@ PRIORITY_WEIGHTS: Final[Mapping[str, int]] = {
     "low": 1_000,
     "batch": 100,
 }
-"""What each tier of `spec.priority` weighs in `status.effectivePriority` and in the order of evictions."""
+"""Weight of each `spec.priority` in `status.effectivePriority` and in the order of evictions."""
 
 WAITING_FOR_GPU: Final = "WaitingForGPU"  # the phase
 _MOVING: Final = frozenset({"Pending", "Creating", "Progressing", WAITING_FOR_GPU})
@@ -93,7 +93,7 @@ _MODE_FLAGS: Final[Mapping[str, str]] = {
 
 @attrs.frozen
 class Replicas:
-    """How many are wanted, how many processes there are, and how many of those answer."""
+    """Numbers of desired replicas, of those that run, and of those that are ready."""
 
     desired: int
     running: int
@@ -103,11 +103,10 @@ class Replicas:
 def count_replicas(
     service: InferenceService, model: Model | None, slices: Iterable[EndpointSlice], hosts: LiveHosts
 ) -> Replicas:
-    """Count engines by what hosts publish; a slice of a host that is gone counts for nothing.
+    """Count engines by the slices of live hosts.
 
-    A host that publishes no address (one machine behind its own gateway) has no slice at all; then its `Loaded`
-    condition is believed for as long as a live host could serve the service, unless it says that it should publish one
-    and cannot.
+    A host that publishes no address (one machine behind its own gateway) has no slices. Then its `Loaded` condition is
+    used, as long as a live host could serve the service, unless the host reports that it failed to publish an address.
     """
     desired = 0 if service.spec.suspend else service.spec.replicas
     slices = tuple(slices)
@@ -119,7 +118,7 @@ def count_replicas(
             for endpoint in endpoint_slice.endpoints
             if endpoint.addresses
         ]
-        ready = sum(endpoint.conditions.ready is not False for endpoint in endpoints)  # None reads as ready
+        ready = sum(endpoint.conditions.ready is not False for endpoint in endpoints)  # None means ready
         return Replicas(desired, running=len(endpoints), ready=ready)
     loaded = find_condition(service.status.conditions, LOADED)
     if loaded is None or not _has_live_host(model, hosts):
@@ -132,7 +131,7 @@ def count_replicas(
 def assess_service(
     service: InferenceService, model: Model | None, replicas: Replicas, hosts: LiveHosts, holders: Sequence[str] = ()
 ) -> Verdict:
-    """Decide a service's phase; the table above, from top to bottom."""
+    """Return a service's phase and reason by the first table above."""
     desired, ready = replicas.desired, replicas.ready
     if service.spec.suspend:
         return suspended_verdict(ready)
@@ -159,26 +158,26 @@ def suspended_verdict(ready: int) -> Verdict:
 
 
 def stopped_verdict(ready: int) -> Verdict:
-    """Return the verdict on a service of which no replica is wanted."""
+    """Return the verdict on a service with 0 desired replicas."""
     if ready:
         return Verdict("Progressing", Reason.CREATING, f"stopping: {ready} still ready")
     return Verdict("Stopped", Reason.MANUALLY_SCALED_TO_ZERO, "spec.replicas is 0")
 
 
 def missing_model_verdict(service: InferenceService) -> Verdict:
-    """Return the verdict on a service whose Model is not there."""
-    return Verdict("Pending", Reason.MODEL_NOT_FOUND, f'there is no Model "{service.spec.model_ref}" in this namespace')
+    """Return the verdict on a service whose Model does not exist."""
+    return Verdict("Pending", Reason.MODEL_NOT_FOUND, f'Model "{service.spec.model_ref}" not found in this namespace')
 
 
 def weight_of(service: InferenceService) -> int:
-    """Return what a service's priority weighs; one that is not known is normal."""
+    """Return the weight of a service's priority; that of `normal` if it is unknown."""
     return PRIORITY_WEIGHTS.get(service.spec.priority, PRIORITY_WEIGHTS["normal"])
 
 
 def phase_statements(
     service: InferenceService, verdict: Verdict, replicas: Replicas, degraded: Statement
 ) -> list[Statement]:
-    """Return the conditions of every service, always: one that is left out could not say that it no longer holds."""
+    """Return the conditions that every service always has: one that is omitted would keep its old value."""
     phase, reason, message = verdict.phase, verdict.reason, verdict.message
     available = replicas.ready > 0 and replicas.desired > 0
     unavailable = Reason.NO_READY_REPLICAS if phase in {"Creating", "Progressing"} else reason
@@ -202,16 +201,16 @@ def derive_service_status(
     holders: Sequence[str] = (),
     now: datetime.datetime,
 ) -> dict[str, Any]:
-    """Return the part of an InferenceService's status that the controller owns, except `lastUpdated`.
+    """Return the status fields of an InferenceService on hosts that the controller owns, except `lastUpdated`.
 
     Args:
         service: The service as observed, with its host's conditions.
-        model: The Model that it refers to, or None when there is none.
-        slices: All slices of this service, of hosts alive or dead.
+        model: The Model that it refers to; None if that does not exist.
+        slices: All slices of the service, also of hosts that are gone.
         hosts: The hosts that are alive.
-        settings: For the endpoint's address.
-        holders: The hosts that claim one of its replicas, alive or dead.
-        now: The time of a condition that flips here.
+        settings: Settings for the endpoint's address.
+        holders: Hosts that claim one of its replicas, alive or gone.
+        now: Transition time of conditions that change.
     """
     replicas = count_replicas(service, model, slices, hosts)
     verdict = assess_service(service, model, replicas, hosts, holders)
@@ -232,7 +231,7 @@ def derive_service_status(
 
 
 def _runtime(service: InferenceService, model: Model | None) -> str:
-    """Return what serves, by its agent, else what is asked for; "" where the host chooses an engine built on MLX."""
+    """Return the agent's runtime, or else the requested one; empty if the host may choose an MLX engine."""
     if service.status.engine is not None:
         return service.status.engine.runtime
     requested = service.spec.runtime
@@ -243,7 +242,7 @@ def _runtime(service: InferenceService, model: Model | None) -> str:
 
 
 def resolve_mode(spec: InferenceServiceSpec) -> str:
-    """What kind of requests a service answers: as it says, else by its engine's flags, else as the engine is run."""
+    """Return a service's mode: from its spec, or else from its engine's flags, or else the default of the runtime."""
     if spec.mode:
         return spec.mode
     modes = (_MODE_FLAGS.get(flag.partition("=")[0]) for flag in (*spec.args, *spec.extra_args))
@@ -251,17 +250,17 @@ def resolve_mode(spec: InferenceServiceSpec) -> str:
 
 
 def host_refusal(service: InferenceService, model: Model) -> str:
-    """Return why no host can serve the replicas of `spec.hosts`, with the way out; "" when one can.
+    """Return why no host can serve the replicas of `spec.hosts`, with a fix; empty if one can.
 
-    Agents say nothing of a service that pods serve, too.
+    Agents themselves report nothing on a service that pods serve as well.
 
     Args:
-        service: The service as hosts are to serve it (`InferenceService.on_hosts`).
+        service: The service in its form for hosts (`InferenceService.on_hosts`).
         model: The Model for hosts.
     """
     runtime = service.spec.runtime
     if runtime not in HOST_ENGINES:
-        return f"spec.hosts: hosts do not run spec.runtime {runtime}: set {DEFAULT_RUNTIME}, or leave spec.hosts out"
+        return f"spec.hosts: hosts do not run spec.runtime {runtime}: set {DEFAULT_RUNTIME}, or remove spec.hosts"
     try:
         host_runtime_of(service, model)
     except PlanError as error:
@@ -270,7 +269,7 @@ def host_refusal(service: InferenceService, model: Model) -> str:
 
 
 def _assess_start(service: InferenceService, model: Model, hosts: LiveHosts, holders: Sequence[str]) -> Verdict:
-    """Say why nothing is ready although a host could serve it."""
+    """Return why nothing is ready although a host could serve it."""
     claimed = [host for host in holders if hosts.is_alive(host)]
     if not claimed and (lost := _lost_host_message(service, holders)):
         return Verdict("Pending", Reason.NOT_CLAIMED, lost)
@@ -281,9 +280,9 @@ def _assess_start(service: InferenceService, model: Model, hosts: LiveHosts, hol
     file = assess_model(model, hosts)
     if file.phase in {"Downloading", "Copying"}:
         return Verdict("Pending", Reason.FETCHING, file.message)
-    if file.phase == "Failed":  # and fetched again without an edit, else it were the host's failure
+    if file.phase == "Failed":  # the host retries it without an edit; otherwise host_failure would have returned it
         return Verdict("Pending", file.reason, file.message)
-    # Also about an older spec: a host that looks after the service will see the new one.
+    # A report on an older spec is enough: a host that serves the service will see the new one.
     has_report = any(find_condition(service.status.conditions, kind) for kind in (ACCEPTED, LOADED))
     if not has_report and not claimed:
         candidates = ", ".join(sorted(hosts.serving(accelerator_of(model))))
@@ -298,7 +297,7 @@ def _assess_start(service: InferenceService, model: Model, hosts: LiveHosts, hol
 
 
 def _lost_host_message(service: InferenceService, holders: Sequence[str]) -> str:
-    """Say how a service has lost its last host; whatever that one has said of it is not true any more."""
+    """Return how a service lost its last host, whose reports are no longer valid; empty if it did not."""
     if holders:
         return f"host {', '.join(holders)} is gone, and no other host has claimed this service yet"
     loaded = find_condition(service.status.conditions, LOADED)
@@ -309,7 +308,7 @@ def _lost_host_message(service: InferenceService, holders: Sequence[str]) -> str
 def _statements(service: InferenceService, verdict: Verdict, replicas: Replicas) -> list[Statement]:
     accepted = current(service.status.conditions, ACCEPTED, service.metadata.generation)
     if accepted is not None and accepted.status == "False":
-        # A bad edit leaves the running engine alone, so the phase may well be Ready.
+        # An invalid edit does not affect the running engine, so the phase may well be Ready.
         degraded = Statement(DEGRADED, True, accepted.reason, accepted.message)
     else:
         degraded = Statement(DEGRADED, verdict.phase == "Failed", verdict.reason, verdict.message)
@@ -318,7 +317,7 @@ def _statements(service: InferenceService, verdict: Verdict, replicas: Replicas)
 
 def _endpoint(service: InferenceService, settings: ControllerSettings) -> str:
     path = service.spec.endpoint.path
-    if path == PATHS["chat"]:  # the schema's default, which knows nothing of modes
+    if path == PATHS["chat"]:  # the schema's default, which does not depend on the mode
         path = PATHS[resolve_mode(service.spec)]
     if settings.gateway_url:
         return f"{settings.gateway_url.rstrip('/')}{path}"
@@ -327,7 +326,7 @@ def _endpoint(service: InferenceService, settings: ControllerSettings) -> str:
 
 
 def _unpublished(service: InferenceService) -> Condition | None:
-    """Return why it cannot be reached, if its host says so."""
+    """Return the condition by which its host reports that it failed to publish an address."""
     published = find_condition(service.status.conditions, PUBLISHED)
     return published if published is not None and published.status == "False" else None
 
@@ -345,7 +344,7 @@ _DONE = frozenset({"Ready", "Stopped"})
 
 @attrs.frozen
 class HostPart:
-    """The replicas of a service on hosts, and the verdict on them."""
+    """Replicas of a service on hosts, and the verdict on them."""
 
     replicas: Replicas
     verdict: Verdict
@@ -360,15 +359,15 @@ def assess_host_part(
     holders: Sequence[str],
     settings: ControllerSettings,
 ) -> HostPart:
-    """Decide how the hosts do that serve a service beside its pods.
+    """Return the state of the replicas on hosts of a service that pods serve as well.
 
     Args:
-        service: The service as hosts are to serve it (`InferenceService.on_hosts`).
-        model: The Model for hosts, or None when there is none.
-        slices: What hosts have published of the service.
+        service: The service in its form for hosts (`InferenceService.on_hosts`).
+        model: The Model for hosts; None if that does not exist.
+        slices: Slices that hosts have published for the service.
         hosts: The hosts that are alive.
-        holders: The hosts that claim one of its replicas, alive or dead.
-        settings: Says what hosts serve.
+        holders: Hosts that claim one of its replicas, alive or gone.
+        settings: Settings with the accelerators that hosts serve.
     """
     unreported = attrs.evolve(service, status=InferenceServiceStatus())
     desired = 0 if service.spec.suspend else service.spec.replicas
@@ -376,7 +375,7 @@ def assess_host_part(
     if model is not None and not settings.is_for_hosts(model):
         served = " or ".join(sorted(settings.host_accelerators))
         message = (
-            f'spec.hosts.modelRef: Model "{model.key.name}" asks for {model.spec.hardware.accelerator}, which pods '
+            f'spec.hosts.modelRef: Model "{model.key.name}" requires {model.spec.hardware.accelerator}, which pods '
             f"serve; name a Model with hardware.accelerator {served}"
         )
         return HostPart(replicas, Verdict("Failed", Reason.INVALID, message))
@@ -386,14 +385,14 @@ def assess_host_part(
 
 
 def unknown_host_part(service: InferenceService) -> HostPart:
-    """Return what there is to say while the controller cannot list what hosts publish."""
+    """Return the state of the replicas on hosts while the controller cannot list what hosts publish."""
     desired = 0 if service.spec.suspend else service.spec.replicas
     message = "the controller cannot list what hosts publish; see its /readyz"
     return HostPart(Replicas(desired, running=0, ready=0), Verdict("Pending", Reason.PENDING, message))
 
 
 def total_replicas(pods: Replicas, part: HostPart | None) -> Replicas:
-    """Return the replicas in pods and on hosts."""
+    """Return the replicas in pods and on hosts together."""
     if part is None:
         return pods
     hosts = part.replicas
@@ -401,12 +400,12 @@ def total_replicas(pods: Replicas, part: HostPart | None) -> Replicas:
 
 
 def combined_verdict(pods: Verdict, counted: Replicas, part: HostPart | None) -> Verdict:
-    """Decide the phase of a service that pods and hosts serve; the table above.
+    """Return the phase and reason of a service that pods and hosts serve, by the second table above.
 
     Args:
-        pods: The verdict on its pods.
+        pods: Verdict on its pods.
         counted: Its replicas in pods and on hosts.
-        part: Those on hosts; None for a service that has none.
+        part: The replicas on hosts; None if there are none.
     """
     if part is None or pods.phase == "Suspended":
         return pods

@@ -1,4 +1,4 @@
-"""Who brings a Model's weights: a Job, each pod, the engine, or a user who has put them where they are. Pure."""
+"""Decide how a Model's weights are supplied: by a Job, each pod, the engine, or the user in advance. Pure."""
 
 import posixpath
 from collections.abc import Sequence
@@ -40,12 +40,12 @@ _BY_FETCHING: Final = (
     "Model.spec.sha256",
     "Model.spec.sourceSecretRef",
 )
-"""Beginnings of the paths of fields that take effect only by a fetch."""
+"""Path prefixes of fields that take effect only in a fetch."""
 
 
 @attrs.frozen
 class User:
-    """How one service wants its weights: its engine fetches for itself, or each of its pods does."""
+    """A service's use of its weights: its engine fetches them itself, or each of its pods does."""
 
     brings_weights: bool = False
     fetches_itself: bool = False
@@ -53,7 +53,7 @@ class User:
 
 @attrs.frozen
 class Supply:
-    """What brings a Model's weights; for `nothing`, why."""
+    """The mode by which a Model's weights are supplied; for `nothing`, with the reason."""
 
     by: SupplyMode
     reason: str = ""
@@ -61,12 +61,12 @@ class Supply:
 
 
 def choose_supply(model: Model, users: Sequence[User], settings: WorkloadSettings) -> Supply:
-    """Decide who brings a Model's weights.
+    """Decide how a Model's weights are supplied.
 
     Args:
         model: The Model.
-        users: How each service that refers to it wants them.
-        settings: Which paths on nodes may be named, and where weights are kept.
+        users: The use of the weights by each service that refers to the Model.
+        settings: Settings for allowed paths on nodes and for volumes.
     """
     fetchers = [user for user in users if not user.brings_weights]
     by_engine = bool(users) and not fetchers and not model.spec.prefetch
@@ -82,14 +82,14 @@ def choose_supply(model: Model, users: Sequence[User], settings: WorkloadSetting
         return Supply("runtime")
     if isinstance(source, BucketFile) and model.spec.format != "gguf":
         advice = (
-            "copy the folder to a PersistentVolumeClaim and write pvc://CLAIM/PATH, or name a Hugging Face repository"
+            "copy the folder to a PersistentVolumeClaim and use pvc://CLAIM/PATH, or name a Hugging Face repository"
         )
         message = f"{source.redacted}: only GGUF files are fetched from a bucket, not {model.spec.format}: {advice}"
         return Supply("nothing", Reason.SOURCE_UNSUPPORTED, message)
     if isinstance(source, HubRepository) and model.spec.format != "gguf":
-        return Supply("runtime")  # tens of files in a layout that only the engine's own loader knows
+        return Supply("runtime")  # dozens of files in a layout that only the engine's own loader knows
     if settings.cache_per_service:
-        return Supply("pods")  # also before there is a service: no other volume would be looked at
+        return Supply("pods")  # also before there is a service: no other volume would be used
     if fetchers and all(user.fetches_itself for user in fetchers) and not model.spec.prefetch:
         return Supply("pods")
     refusals = fetch_refusals(model.spec, settings)
@@ -97,15 +97,15 @@ def choose_supply(model: Model, users: Sequence[User], settings: WorkloadSetting
 
 
 def without_effect(model: Model, supply: Supply, paths: Sequence[str]) -> tuple[str, ...]:
-    """Return the paths of fields without effect, once it is known who brings the weights.
+    """Return the paths of fields without effect, given how the weights are supplied.
 
     Args:
         model: The Model.
-        supply: Who brings its weights.
-        paths: Those that have none by the container's plan, which does not know that.
+        supply: The supply of its weights.
+        paths: Paths without effect by the container's plan, which does not depend on the supply.
     """
     if supply.by in ("job", "pods"):
-        kept = (_TOLERATIONS, _PREFETCH) if supply.by == "pods" else ()  # pods tolerate what their service says
+        kept = (_TOLERATIONS, _PREFETCH) if supply.by == "pods" else ()  # pods have their service's tolerations
         return tuple(path for path in paths if path in kept or not path.startswith((_SOURCE, *_BY_FETCHING)))
     if supply.by == "image":
         paths = tuple(path for path in paths if path not in ("Model.spec.files", "Model.spec.mmproj"))
@@ -119,17 +119,17 @@ def without_effect(model: Model, supply: Supply, paths: Sequence[str]) -> tuple[
 
 
 def is_remembered(model: Model) -> bool:
-    """Whether the status says that the weights of this very source are on the namespace's claim."""
+    """Whether the status records that the weights of the current source are on the namespace's claim."""
     return model.status.cache_key == cache_key(model.spec) and bool(model.status.path)
 
 
 def has_header_read(model: Model, supply: Supply) -> bool:
-    """Whether a Job reads the header of a file that is not fetched."""
+    """Whether a Job reads the header of a mounted file."""
     return supply.by in ("claim", "node", "image") and is_inspected(model)
 
 
 def weights_path(model: Model, supply: Supply) -> str:
-    """Return where a pod finds the weights, once the Model is Ready; empty when only a finished fetch could tell."""
+    """Return the path of the weights in a pod once the Model is Ready; empty if only a finished fetch determines it."""
     if supply.by == "job":
         return model.status.path if is_remembered(model) else ""
     if supply.by in ("runtime", "nothing"):
@@ -146,20 +146,20 @@ def weights_path(model: Model, supply: Supply) -> str:
 
 
 def _as_it_is(source: VolumeSource | ImageSource | OllamaModel) -> Supply:
-    """Return the engine that brings what LLMKube does not download.
+    """Return the supply of a source that LLMKube does not download.
 
     Raises:
-        WeightsError: It is no path on a claim.
+        WeightsError: The source is not a path on a claim.
     """
     if isinstance(source, VolumeSource):
         claim_path(source)
         return Supply("claim")
     if isinstance(source, OllamaModel):
-        message = f"{source.redacted} is pulled by the Ollama of a host, and pods are given files: {REMEDY}"
+        message = f"{source.redacted} is pulled by Ollama on a host, but pods need files: {REMEDY}"
         return Supply("nothing", Reason.SOURCE_UNSUPPORTED, message)
     if source.file:
         return Supply("image")
-    message = f"{source.redacted} names an image and no file in it: name the engine's file in Model.spec.files"
+    message = f"{source.redacted} names an image but no file in it: set the engine's file in Model.spec.files"
     return Supply("nothing", Reason.SOURCE_INVALID, message)
 
 
@@ -172,8 +172,8 @@ def _on_node(source: LocalFile, settings: WorkloadSettings) -> Supply:
         return Supply("node")
     allowed = ", ".join(settings.host_paths) or "none"
     message = (
-        f"{source.path} is a path on a node, and pods may mount only the folders of the chart's "
+        f"{source.path} is a path on a node, but pods may mount only the folders of the chart's "
         f"workloads.allow.hostPaths, --host-path of the controller ({allowed}); copy the file to a "
-        "PersistentVolumeClaim and write pvc://CLAIM/PATH, or add its folder there"
+        "PersistentVolumeClaim and use pvc://CLAIM/PATH, or add its folder there"
     )
     return Supply("nothing", Reason.SOURCE_NOT_ALLOWED, message)

@@ -1,5 +1,5 @@
-"""What the controller writes: only on a difference, and never over an object that it does not own.
+"""Write objects and statuses: only if something differs, and never over an object that the controller does not own.
 
-owned_objects, owned_kinds  server-side applies of what services, Models and routers own
-status_writer               status of Models, InferenceServices and ModelRouters; what a new phase causes
+owned_objects, owned_kinds  server-side applies of the objects of services, Models and routers
+status_writer               status of Models, InferenceServices and ModelRouters; Events and metrics of new phases
 """

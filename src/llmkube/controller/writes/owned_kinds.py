@@ -1,6 +1,6 @@
-"""The kinds of objects that the controller makes: for InferenceServices and Models in pods, and for ModelRouters.
+"""Kinds of objects that the controller creates for InferenceServices, Models and ModelRouters in pods.
 
-Kinds that not every cluster has are followed for as long as the API server serves them.
+Optional kinds are watched for as long as the API server serves them.
 """
 
 import random
@@ -27,7 +27,7 @@ class OwnedKinds:
     def __init__(self, client: Client, informers: PodInformers) -> None:
         self.deployments = OwnedObjects(client, informers.deployments)
         self.groups = OwnedObjects(client, informers.groups)
-        # Agents list the port of their engine in the same Service while a Model moves to a host.
+        # Agents own a port of the same Service while a Model moves to a host.
         self.kubernetes_services = OwnedObjects(client, informers.kubernetes_services, AGENT_MANAGER)
         self.autoscalers = OwnedObjects(client, informers.autoscalers)
         self.budgets = OwnedObjects(client, informers.budgets)
@@ -40,19 +40,18 @@ class OwnedKinds:
 
 
 INSTALL_POLL_SECONDS: Final = 300.0
-"""Between two looks whether LeaderWorkerSet, a Prometheus operator, Pyrra or the Gateway API has been installed."""
+"""Interval between checks whether LeaderWorkerSet, Prometheus operator, Pyrra or Gateway API have been installed."""
 
 DISCOVERY_SECONDS: Final = 30.0
-"""How long such a look may take."""
+"""Timeout of such a check."""
 
 
 @attrs.frozen(eq=False)
 class OptionalKinds:
-    """Kinds that operators of others bring.
+    """Kinds of third-party operators, which a cluster may lack.
 
     Attributes:
-        client: The API server.
-        namespace: The namespace to look at, or None for all of them.
+        namespace: The namespace to watch, or None for all.
         changed: Called when a kind has been installed or uninstalled; it must not block.
     """
 
@@ -62,11 +61,11 @@ class OptionalKinds:
     _checked: set[type[Any]] = attrs.field(factory=set, init=False)
 
     def has_checked(self, kind: type[Any]) -> bool:
-        """Whether it is known if the API server serves a kind: before, nothing can be said to be missing."""
+        """Whether it has been checked if the API server serves a kind; until then the kind cannot be called missing."""
         return kind in self._checked
 
     async def run(self, informer: Informer[Any], handle: Callable[[Event[Any]], None], rng: random.Random) -> Never:
-        """Run an informer from the moment that its kind is installed until it is uninstalled, again and again."""
+        """Run an informer whenever its kind is installed, until cancelled."""
         while True:
             while not await self.serves(informer.kind):
                 if not self.has_checked(informer.kind):
@@ -80,12 +79,12 @@ class OptionalKinds:
                 self._checked.add(informer.kind)
                 self.changed()
                 await informer.uninstalled.wait()
-                nursery.cancel_scope.cancel(reason="the kind is not served any more")
+                nursery.cancel_scope.cancel(reason="the kind is no longer served")
             informer.clear()
             self.changed()
 
     async def apply(self, owned: OwnedObjects[Any], manifest: dict[str, Any] | None, key: Key, uid: str) -> None:
-        """Write or remove an object of such a kind, where it is known; that it was uninstalled fails no owner."""
+        """Write or remove an object of an optional kind, if it is served; an uninstalled kind is no error."""
         if not owned.informer.is_known:
             return
         try:
@@ -101,8 +100,8 @@ class OptionalKinds:
         owned.informer.uninstalled.set()
 
     async def serves(self, kind: type[Any]) -> bool:
-        """Whether the API server serves a kind, and lets us see it."""
-        with trio.move_on_after(DISCOVERY_SECONDS):  # a server that is silent is asked again, like one that says no
+        """Whether the API server serves a kind and permits listing it."""
+        with trio.move_on_after(DISCOVERY_SECONDS):  # a timeout is retried like a refusal
             try:
                 await self.client.list(kind, namespace=self.namespace, label_selector=OURS)
             except ApiError:

@@ -1,13 +1,13 @@
-"""Write the objects that we own: only where they differ, only onto the state that was seen, never another owner's.
+"""Write owned objects: only if they differ, only at the version that was compared, and never those of another owner.
 
-* **Compared** field by field: what others have added (an injected annotation, a defaulted field) is theirs.
-* **Made** by an apply that can only create (`NO_VERSION`), and made again only for an owner that is still there.
-* **Taken over** once, where another controller has made it for the same owner: nothing of its fields stays.
-* **Changed** and **removed** at the very version that was compared: who wrote in between is not overwritten, also by a
-  controller that has lost its Lease and does not know it yet (its machine was suspended).
-* **Left alone** while it has another owner: a foreign one, or a predecessor of the same name that is being collected.
-* **Shared** with another program of ours: what that has set stays. Such an object is made anew where it has to change,
-  and let go of instead of removed.
+* **Compare** field by field, ignoring what others have added (an injected annotation, a defaulted field).
+* **Create** by an apply that cannot update (`NO_VERSION`); create again only if the owner still exists.
+* **Take over** an object that another controller has created for the same owner: none of that controller's fields stay.
+* **Update** and **delete** only at the version that was compared. A write in between is not overwritten, not even by a
+  controller that has lost its Lease without noticing (its machine was suspended).
+* **Never touch** an object of another owner, such as a deleted predecessor of the same name.
+* **Share** an object with an agent, and retain the agent's fields. To change such an object, delete it and create it
+  again; to remove it, only release our fields.
 """
 
 from collections.abc import Mapping
@@ -42,43 +42,42 @@ from llmkube.k8s.workloads import PersistentVolumeClaim
 T = TypeVar("T", bound=Object)
 
 _AMOUNTS: Final = frozenset({"requests", "limits", "sizeLimit", "averageValue"})
-"""Fields whose values a server spells in its own way: 1000m is 1 to it."""
+"""Fields whose values a server normalizes: 1000m becomes 1."""
 
 _OWNERS: Final[Mapping[str, type[Object]]] = {
     kind.RESOURCE.kind: kind for kind in (InferenceService, Model, ModelRouter, PersistentVolumeClaim)
 }
-"""What objects are made for."""
+"""Kinds of owners."""
 
 REFUSED: Final = (NameTakenError, BadRequestError, ForbiddenError, InvalidError, SchemaMismatchError)
-"""Errors of a manifest whose name is taken, or that the API server refuses: it alone knows many rules of a spec.
+"""Errors of a manifest whose name is taken or which the API server refuses.
 
-A quota that is used up, and most admission webhooks, say Forbidden: the status of the service has to show it.
+Only the API server knows all rules of a spec, quotas and admission webhooks. The status of the owner shows the error.
 """
 
 _PRESERVED_MANAGERS: Final = frozenset({"kube-controller-manager", "kubelet", "kube-scheduler"})
-"""Who sets fields of our objects besides us, and may go on to."""
+"""Field managers whose fields are retained when an object is taken over."""
 
 REFUSED_RETRY_SECONDS: Final = 60.0
-"""Between two tries to make such an object: what has its name is not watched, and a node port or a quota may become
-free."""
+"""Interval between retries after such an error: the object with that name is not watched, and a node port or a quota
+may become available."""
 
 NO_VERSION: Final = str(2**63 - 1)
-"""A resourceVersion that no object has: etcd counts its writes in 64 bits with a sign, from 1.
+"""A resourceVersion that no object has: etcd numbers its writes with signed 64-bit integers, from 1.
 
-kube-apiserver (1.36) compares it where an object exists, in the transaction that writes: 409, nothing is changed. Where
-there is none it creates, and drops it. No other field does that: an apply ignores a wrong creationTimestamp and
-generation, keeps a deletionTimestamp in what it creates, and does not create with a uid.
+If an object exists, kube-apiserver (1.36) compares the version in the writing transaction, and answers 409 without a
+change. If none exists, it creates one and ignores the version. No other field has this effect: an apply ignores a wrong
+creationTimestamp and generation, retains a deletionTimestamp in what it creates, and does not create with a uid.
 """
 
 
 @attrs.frozen
 class _Record(Generic[T]):
-    """The last state of an object that needs no write, and the manifest that says so.
+    """The last state of an object that matched its manifest.
 
     Attributes:
-        manifest: What the object shall be.
-        live: The object: the answer to our write, or what the cache had when it was compared.
-        is_answer: It is the answer to a write, so the cache may still lag behind it.
+        live: The object: the response to our write, or the cached object that was compared.
+        is_answer: It is the response to a write, which the cache may not have yet.
     """
 
     manifest: Mapping[str, Any]
@@ -88,12 +87,12 @@ class _Record(Generic[T]):
 
 @attrs.define(eq=False)
 class OwnedObjects(Generic[T]):
-    """All objects of one kind that the controller has made.
+    """All objects of one kind that the controller has created.
 
     Attributes:
-        client: The API server.
-        informer: Those with our label.
-        sharer: How the field managers of another program begin that writes such objects for the same owners, if any.
+        informer: Cache of the objects with our label.
+        sharer: Prefix of the field managers of another program that writes these objects for the same owners; empty if
+            there is none.
     """
 
     client: Client
@@ -103,11 +102,11 @@ class OwnedObjects(Generic[T]):
 
     @property
     def kind(self) -> type[T]:
-        """Their kind."""
+        """The kind of these objects."""
         return self.informer.kind
 
     def get(self, key: Key) -> T | None:
-        """Return the object as far as we know it: the answer to our last write while the cache still lags behind."""
+        """Return the newest known version of an object: until the cache catches up, the response to our write."""
         cached, last = self.informer.get(key), self._records.get(key)
         if last is None or not last.is_answer:
             return cached
@@ -118,25 +117,25 @@ class OwnedObjects(Generic[T]):
         return last.live if not position or is_older(position, version) else None
 
     async def ensure(self, manifest: Mapping[str, Any]) -> T:
-        """Make the object as the manifest has it, and return it; one write at most, and none if it is so already.
+        """Create or update an object by its manifest if they differ, and return it.
 
-        A read comes only after a refusal to make it, or before it is made again. A caller that hands over the same
-        manifest again (the same object, unchanged) is spared the comparison.
+        The object is read only if it cannot be created, is taken over or shared; its owner before it is created again.
+        The comparison is skipped if the manifest is the same Python object as before and only the status has changed.
 
         Raises:
-            NameTakenError: There is an object of that name which is not this owner's.
-            ConflictError: It, or its owner, has changed meanwhile; look again.
-            NotFoundError: Its owner is gone.
-            ApiError: The API server could not or would not.
+            NameTakenError: An object of that name has another owner.
+            ConflictError: The object or its owner has changed meanwhile; reconcile again.
+            NotFoundError: The owner is gone.
+            ApiError: The request failed or was refused.
         """
         key = Key.of(manifest)
         live = self.get(key)
         if live is None:
             if key in self._records:
-                # It has vanished. If its owner has too, the garbage collector would take away what is made here again.
+                # It has vanished. If its owner has too, the garbage collector would delete a new object again.
                 await self._confirm_owner(manifest)
             try:
-                # The cache holds only what has our label, and a plain apply would merge into an object that has none.
+                # The cache has only objects with our label, and a plain apply would merge into one without it.
                 return await self._apply(key, manifest, NO_VERSION)
             except ConflictError as refusal:
                 live = await self._read_unseen(key, refusal)
@@ -151,18 +150,19 @@ class OwnedObjects(Generic[T]):
         if await self._is_shared(live):
             await self._delete(live)
             return await self._apply(key, manifest, NO_VERSION)
-        if DIGEST not in live.metadata.annotations:  # it was made for this owner, and not by this controller
+        if DIGEST not in live.metadata.annotations:  # another controller created it for this owner
             live = await self._take_over(live)
         return await self._apply(key, manifest, live.metadata.resource_version)
 
     async def label_predecessors(self, key: Key, owner_uid: str) -> None:
-        """Put our label on what another controller has made for this owner, so that the cache has it from now on.
+        """Add our label to an object that another controller created for this owner, so that the cache includes it.
 
-        Nothing else of it changes before it is taken over (`ensure`). Asked of the server: the cache has only ours.
+        Nothing else is changed before it is taken over (`ensure`). This reads from the API server, since the cache has
+        only objects with our label.
 
         Raises:
-            ConflictError: It has changed meanwhile.
-            ApiError: The API server could not or would not.
+            ConflictError: The object has changed meanwhile.
+            ApiError: The request failed or was refused.
         """
         if key in self._records or self.informer.get(key) is not None:
             return
@@ -177,15 +177,15 @@ class OwnedObjects(Generic[T]):
         await self.client.patch(self.kind, key, patch, field_manager=CONTROLLER_FIELD_MANAGER)
 
     async def ensure_or_remove(self, manifest: dict[str, Any] | None, key: Key, owner_uid: str) -> None:
-        """Write the object that is wanted, or delete this owner's if none is."""
+        """Create or update the object by its manifest, or delete this owner's if there is none."""
         await (self.remove(key, owner_uid) if manifest is None else self.ensure(manifest))
 
     async def remove(self, key: Key, owner_uid: str) -> None:
-        """Delete the object if it is there and this owner's, or what we have set of it if another program shares it.
+        """Delete the object if it belongs to this owner, or only our fields if another program shares it.
 
         Raises:
-            ConflictError: It has changed meanwhile, or is another one; look again.
-            ApiError: The API server could not or would not.
+            ConflictError: The object has changed meanwhile, or is another one; reconcile again.
+            ApiError: The request failed or was refused.
         """
         live = self.get(key)
         self.forget(key)
@@ -197,7 +197,7 @@ class OwnedObjects(Generic[T]):
             return
 
     def is_own(self, live: T) -> bool:
-        """Whether an object is as our last write has left it; the reconcile that wrote it has seen this state."""
+        """Whether an object is unchanged since our last write, whose reconcile has seen this version."""
         last = self._records.get(live.key)
         return last is not None and last.is_answer and _is_same(last.live, live)
 
@@ -210,14 +210,14 @@ class OwnedObjects(Generic[T]):
         kind = _OWNERS[desired["kind"]]
         owner = await self.client.get(kind, Key(manifest["metadata"]["namespace"], desired["name"]))
         if owner.metadata.uid != desired["uid"]:
-            raise ConflictError(f"{desired['kind']} {owner.key} was deleted and made anew meanwhile")
+            raise ConflictError(f"{desired['kind']} {owner.key} was deleted and created again meanwhile")
 
     async def _read_unseen(self, key: Key, refusal: ConflictError) -> T:
-        """Return what the cache lacks: it lags behind, our label was removed, or the object has another owner."""
+        """Read an object that the cache lacks: it is not up to date, our label was removed, or the owner is another."""
         try:
             return await self.client.get(self.kind, key)
         except NotFoundError:
-            raise refusal from None  # gone again: the next look makes it
+            raise refusal from None  # gone again: the next reconcile creates it
 
     async def _apply(self, key: Key, manifest: Mapping[str, Any], version: str) -> T:
         body = {**manifest, "metadata": {**manifest["metadata"], "resourceVersion": version}}
@@ -226,18 +226,18 @@ class OwnedObjects(Generic[T]):
         return answer
 
     async def _is_shared(self, live: T) -> bool:
-        """Whether the sharer has set fields of an object; asked of the server, for caches keep no managedFields."""
+        """Whether the sharer has set fields of an object; read from the API server, since caches omit managedFields."""
         if not self.sharer:
             return False
         newest = await self.client.get(self.kind, live.key)
         return any(str(entry.get("manager")).startswith(self.sharer) for entry in newest.metadata.managed_fields)
 
     async def _take_over(self, live: T) -> T:
-        """Become the manager of every field that another controller has set, so that our next apply removes the rest.
+        """Become the manager of all fields of another controller, so that our next apply removes obsolete ones.
 
-        An apply alone would merge: the fields that we do not name (init containers, volumes, annotations) would stay.
-        Writing the managers anew is how a client-side owner becomes one by apply (client-go's `csaupgrade`). What
-        Kubernetes' own controllers have set stays theirs.
+        An apply alone would merge, and retain fields that we do not set (init containers, volumes, annotations).
+        Rewriting managedFields is the way to migrate a client-side owner to server-side apply (client-go's
+        `csaupgrade`). Kubernetes' own controllers keep their fields.
         """
         newest = await self.client.get(self.kind, live.key)
         taken: dict[str, Any] = {}
@@ -268,23 +268,23 @@ class OwnedObjects(Generic[T]):
         )
 
     async def _release(self, live: T) -> None:
-        """Apply nothing: what only this controller has set goes, and the rest stays."""
+        """Apply an empty manifest, which removes the fields that only this controller has set."""
         seen = live.metadata
         metadata = {"name": seen.name, "namespace": seen.namespace, "resourceVersion": seen.resource_version}
         body = {"apiVersion": self.kind.RESOURCE.api_version, "kind": self.kind.RESOURCE.kind, "metadata": metadata}
         await self.client.apply(self.kind, body, field_manager=CONTROLLER_FIELD_MANAGER)
 
     def _is_known(self, manifest: Mapping[str, Any], live: T) -> bool:
-        """Whether these two have been compared before, or the one is the server's answer to the other."""
+        """Whether this manifest is known to match this object, apart from its status."""
         last = self._records.get(live.key)
         return last is not None and last.manifest is manifest and differs_in_status_only(last.live, live)
 
     def _is_up_to_date(self, manifest: Mapping[str, Any], live: T) -> bool:
         actual = encode(live)
-        # A field that we no longer want leaves no trace in what there is: the digest in the manifest differs then.
+        # This cannot detect a field that a new manifest omits, but then the digest in the annotations differs.
         if is_subset(manifest, actual):
             return True
-        # Asked for before, and the server made something else of it: asking again would change nothing.
+        # The same manifest was applied before and the server changed it: applying it again would change nothing.
         last = self._records.get(live.key)
         if last is None or last.manifest != manifest or last.live.metadata.uid != live.metadata.uid:
             return False
@@ -292,16 +292,16 @@ class OwnedObjects(Generic[T]):
 
     def _name_taken(self, live: T, owner: Mapping[str, Any]) -> NameTakenError:
         theirs, kind = controller_key(live, owner["kind"]), owner["kind"]
-        why = f"exists already and does not belong to this {kind}; rename the {kind}, or delete that object"
+        why = f"already exists and does not belong to this {kind}; rename the {kind}, or delete that object"
         if theirs is not None:
-            why = f"belongs to another {kind}, or is being deleted; this object leaves it alone"
+            why = f"belongs to another {kind}, or is being deleted; it is not touched"
         error = NameTakenError(f'{self.kind.RESOURCE.kind} "{live.key.name}" {why}')
         error.passing = bool(live.metadata.deletion_timestamp) or (theirs is not None and theirs.name == owner["name"])
         return error
 
 
 def _union(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of both (`FieldsV1`)."""
+    """Return the union of two sets of fields (`FieldsV1`)."""
     return {**one, **{name: _union(one.get(name, {}), inner) for name, inner in other.items()}}
 
 
@@ -311,7 +311,7 @@ def _is_same(one: Object, other: Object) -> bool:
 
 
 def differs_in_status_only(one: Object, other: Object) -> bool:
-    """Whether two states of an object differ in nothing that a manifest can ask for; most changes are of the status."""
+    """Whether two versions of an object differ in nothing that a manifest can set; most changes are to the status."""
     if _is_same(one, other):
         return True
     mine, its = one.metadata, other.metadata
@@ -325,9 +325,9 @@ def differs_in_status_only(one: Object, other: Object) -> bool:
 
 
 def is_subset(desired: Any, actual: Any, *, amount: bool = False) -> bool:
-    """Whether everything that is wanted is there; what is there besides does not count.
+    """Whether the actual value contains everything in the desired one; additional fields are ignored.
 
-    Lists have to be of the same length; nothing and an empty list or map are the same; amounts are compared by value.
+    Lists must have the same length. None equals an empty list or map. Amounts are compared by value.
     """
     if isinstance(desired, Mapping):
         held = actual or {}
@@ -350,7 +350,7 @@ def _same_amount(desired: Any, actual: Any) -> bool:
 
 
 def _project(desired: Any, actual: Any) -> Any:
-    """Return what is there of the fields that are wanted."""
+    """Return the actual values of the desired fields."""
     if isinstance(desired, Mapping) and isinstance(actual, Mapping):
         return {name: _project(value, actual.get(name)) for name, value in desired.items()}
     if isinstance(desired, list | tuple) and isinstance(actual, list | tuple) and len(desired) == len(actual):

@@ -1,15 +1,15 @@
-"""Write a status only where it differs, and only onto the state that it was derived from.
+"""Write a status only if it differs, and only at the version of the object that it was derived from.
 
-A controller whose own write wakes it up must find nothing to do.
+A reconcile that our own write has triggered must have nothing to write.
 
-Two things would make a naive comparison write again and again. The cache lags behind our own write, so for a while the
-object there is the one that we have just replaced; and a server with an older schema may drop a field that we apply.
-The writer therefore keeps one record per object: what it asked for, and the object as it was then.
+A naive comparison would write again and again for two reasons. The cache lags behind our own write, so for a while it
+has the object that was just replaced; and a server with an older schema may drop a field that we apply. The writer
+therefore stores one record per object: the status that it applied, and the object at that time.
 
-Every write carries the resourceVersion of the object that it was derived from. That is the one precondition that
-kube-apiserver (1.36) honours in an apply: a foreign `metadata.uid` is ignored there, and the status of a deleted object
-would land on a new one of the same name. A stale version is a ConflictError. It means that a newer state exists, whose
-event wakes the object if it matters here; trying again with the old state could only fail again.
+Every write has the resourceVersion of the object that the status was derived from. This is the only precondition that
+kube-apiserver (1.36) checks in an apply: it ignores a wrong `metadata.uid`, so the status of a deleted object would be
+written to a new one of the same name. A stale version is a ConflictError: a newer version exists, whose event triggers
+a reconcile if it matters here. A retry with the old version would fail again.
 """
 
 import datetime
@@ -42,7 +42,7 @@ PERMISSIONS: Final = tuple(
 )
 
 EVENT_TYPES: Final[Mapping[str, EventType]] = {"Ready": "Normal", "Failed": "Warning"}
-"""The phases whose coming is an Event: those that users wait for, and those that they have to look at."""
+"""Phases that emit an Event when they begin: users wait for one, and have to act on the other."""
 
 _Fields = dict[str, Any]
 _Status = ModelStatus | InferenceServiceStatus | ModelRouterStatus
@@ -50,12 +50,12 @@ _Status = ModelStatus | InferenceServiceStatus | ModelRouterStatus
 
 @attrs.frozen
 class _Record(Generic[T]):
-    """The last status of an object that needs no write, and the request that says so.
+    """The last state of an object that matched the status to write.
 
     Attributes:
-        base_version: The version of the object in the cache, from which the status was derived.
-        status: The request, as JSON.
-        live: The object: the answer to our write, or what the cache had when it was compared.
+        base_version: Version of the cached object from which the status was derived.
+        status: The status to write, as JSON.
+        live: The object: the response to our write, or the cached object that was compared.
     """
 
     base_version: str
@@ -65,10 +65,7 @@ class _Record(Generic[T]):
 
 @attrs.define(eq=False)
 class StatusWriter(Generic[T]):
-    """The only door through which the controller writes the status of one kind; `emit` is called for what was written.
-
-    It gets the object as it was before, and the status.
-    """
+    """The only writer of one kind's status; `on_write` is called with the object before the write, and the status."""
 
     _client: Client
     _kind: type[T]
@@ -76,7 +73,7 @@ class StatusWriter(Generic[T]):
     _records: dict[Key, _Record[T]] = attrs.field(factory=dict, init=False)
 
     def newest(self, cached: T) -> T:
-        """Return the object as far as we know it: the answer to our last write while the cache still lags behind it."""
+        """Return the newest known version of an object: until the cache catches up, the response to our write."""
         last = self._last(cached)
         if last is not None and last.base_version == cached.metadata.resource_version:
             return last.live
@@ -85,29 +82,29 @@ class StatusWriter(Generic[T]):
     async def write(
         self, cached: T, status: Mapping[str, Any], *, extra: Mapping[str, Any] = MappingProxyType({})
     ) -> bool:
-        """Apply a status unless the object has it already; return whether anything was sent.
+        """Apply a status unless the object has it already; return whether it was applied.
 
         Args:
-            cached: The object from the cache; compared is what `newest` says of it.
+            cached: The object from the cache; its `newest` version is compared.
             status: The fields that we own, as JSON.
-            extra: Fields that are written with the others but do not cause a write, such as the time of it.
+            extra: Fields that are written together with the others but cause no write, such as its time.
 
         Raises:
-            ConflictError: The object has changed since, or is another one by now; look at it again.
-            NotFoundError: It is no more.
-            ApiError: The API server could not or would not.
+            ConflictError: The object has changed meanwhile, or is another one; reconcile it again.
+            NotFoundError: The object is gone.
+            ApiError: The request failed or was refused.
         """
         observed = self.newest(cached)
         last, base_version = self._last(cached), cached.metadata.resource_version
         if last is not None and last.status == status and last.live.status == observed.status:
-            return False  # found before; what else changes of an object changes nothing in that
-        if observed.status.wire.given:  # else there is nothing yet
+            return False  # compared before, and the status has not changed since
+        if observed.status.wire.given:  # otherwise it has no status yet
             held = self._fields(observed.status, status)
             if held == self._fields(decode(type(observed.status), status), status):
                 self._records[cached.key] = _Record(base_version, status, observed)
                 return False
             if last is not None and last.status == status and held == self._fields(last.live.status, status):
-                return False  # asked for before, and the server keeps something else: asking again changes nothing
+                return False  # applied before, and the server stored something else: applying it again changes nothing
         answer = await self._client.apply(
             self._kind,
             self._manifest(observed, {**status, **extra}),
@@ -120,16 +117,16 @@ class StatusWriter(Generic[T]):
         return True
 
     def is_own(self, obj: T) -> bool:
-        """Whether an object is as our last reconcile has left it: no other program has written since."""
+        """Whether an object is unchanged since our last reconcile."""
         last = self._last(obj)
         return last is not None and last.live.metadata.resource_version == obj.metadata.resource_version
 
     def forget(self, key: Key) -> None:
-        """Drop the record of an object that is gone or no longer ours."""
+        """Drop the record of an object that is gone or that we no longer reconcile."""
         self._records.pop(key, None)
 
     def _last(self, cached: T) -> _Record[T] | None:
-        """Return the record of this very object, not of a predecessor of the same name."""
+        """Return the record of this object, but not that of a predecessor of the same name."""
         last = self._records.get(cached.key)
         return last if last is not None and last.live.metadata.uid == cached.metadata.uid else None
 
@@ -144,7 +141,7 @@ class StatusWriter(Generic[T]):
 
     @staticmethod
     def _fields(typed: _Status, requested: Mapping[str, Any]) -> _Fields:
-        """Return the values of the fields that are asked for; of the conditions, those of the types that are."""
+        """Return the values of the requested fields, and the conditions of the requested types."""
         kind: type = type(typed)
         fields = {slot.key: getattr(typed, slot.attribute) for slot in wire_fields(kind) if slot.key in requested}
         found = {condition.type: condition for condition in typed.conditions}
@@ -153,14 +150,14 @@ class StatusWriter(Generic[T]):
 
 @attrs.frozen(eq=False)
 class PhaseChanges:
-    """Where new phases are recorded."""
+    """Emit logs, Events and metrics for new phases."""
 
     recorder: EventRecorder
     durations: Durations
     utcnow: Callable[[], datetime.datetime]
 
     def emit(self, before: Model | InferenceService, status: Mapping[str, Any]) -> None:
-        """Tell of a status that has just been written, if its phase is another one than before."""
+        """Report a status that was just written if its phase has changed."""
         phase = status["phase"]
         if phase == before.status.phase:
             return

@@ -1,6 +1,6 @@
-"""Who we are and where the server is: kubeconfig or service account in, an authenticated transport out.
+"""Authentication: an authenticated transport from a kubeconfig or a service account.
 
-kubeconfig, config  picks the source, and says what is in it; the kubernetes package reads the service account
-credentials         tokens, files and exec plug-ins, renewed in time
-transport           the connection, its TLS; watches have a pool of their own
+kubeconfig, config  choose and read the configuration; the kubernetes package reads the service account
+credentials         tokens, token files and exec plugins, renewed before they expire
+transport           connections and TLS; watches have their own pool
 """

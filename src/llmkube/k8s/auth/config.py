@@ -1,4 +1,4 @@
-"""A cluster and our identity in it, as a value; no secret shows in any repr."""
+"""The configuration of one cluster: server, TLS and identity, as a value; no secret appears in any repr."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,21 +10,21 @@ from llmkube.base.errors import UserError
 
 
 class ConfigError(UserError):
-    """A kubeconfig, or something that it points to, cannot be used as it is."""
+    """A kubeconfig, or a file that it refers to, cannot be used."""
 
 
 def is_token(text: Any) -> bool:
-    """Say whether something can stand in a header as a bearer token; what cannot would be quoted in an error."""
+    """Return whether a value is valid as a bearer token in a header; an error would quote an invalid one."""
     return isinstance(text, str) and text != "" and text.isascii() and text.isprintable() and " " not in text
 
 
 Pem = bytes | Path
-"""A certificate or key: as it stands in the configuration, or in a file, which may be replaced while we run."""
+"""A certificate or key: inline, or in a file, which may be replaced while we run."""
 
 
 @attrs.frozen
 class ClientCertificate:
-    """Our side of mutual TLS."""
+    """The client certificate and key for mutual TLS."""
 
     certificate: bytes = attrs.field(repr=False)
     key: bytes = attrs.field(repr=False)
@@ -32,14 +32,14 @@ class ClientCertificate:
 
 @attrs.frozen(kw_only=True)
 class TlsSettings:
-    """How the server proves itself to us, and we to it.
+    """The TLS settings for both sides of a connection.
 
     Attributes:
-        ca: Whom to trust; None means the system's authorities.
+        ca: Trusted authorities; None means the system's.
         certificate: Our own certificate (and its chain), or None.
         key: Its private key.
         server_name: The name to expect in the server's certificate instead of the URL's host, or empty.
-        insecure: Believe any server.
+        insecure: Do not verify the server's certificate.
     """
 
     ca: Pem | None = attrs.field(default=None, repr=False)
@@ -56,14 +56,14 @@ class Anonymous:
 
 @attrs.frozen
 class BearerToken:
-    """A token that stands in the kubeconfig."""
+    """A token that is inline in the kubeconfig."""
 
     token: str = attrs.field(repr=False)
 
 
 @attrs.frozen
 class TokenFile:
-    """A token that another program keeps fresh in a file, as the kubelet does for service accounts."""
+    """A token in a file that another program updates, as the kubelet does for service accounts."""
 
     path: Path
 
@@ -81,16 +81,16 @@ class ExecPlugin:
     """A program that prints a token or a certificate (client.authentication.k8s.io).
 
     Attributes:
-        api_version: The version of the protocol that the kubeconfig asks for.
+        api_version: The version of the protocol, from the kubeconfig.
         argv: The program and its arguments; a relative program with a slash is relative to the kubeconfig.
         env: Added to our own environment.
-        install_hint: What to tell the user when the program is missing.
-        cluster: What the program gets about the cluster, or None when it did not ask.
-        deadline_seconds: How long it may take.
+        install_hint: The hint for the user when the program is missing.
+        cluster: The cluster information for the program (provideClusterInfo), or None.
+        deadline_seconds: The time after which the program is killed.
     """
 
     api_version: str
-    argv: tuple[str, ...] = attrs.field(repr=False)  # some people pass secrets as arguments
+    argv: tuple[str, ...] = attrs.field(repr=False)  # may contain secrets
     env: Mapping[str, str] = attrs.field(factory=dict, repr=False)
     install_hint: str = ""
     cluster: Mapping[str, Any] | None = attrs.field(default=None, repr=False)
@@ -107,16 +107,16 @@ Identity = Anonymous | BearerToken | TokenFile | BasicAuth | ExecPlugin
 
 @attrs.frozen(kw_only=True)
 class ClusterConfig:
-    """Everything that is needed to talk to one cluster.
+    """The configuration of one cluster.
 
     Attributes:
         server: The base URL; may have a path.
         namespace: The default namespace of the context.
         context: The kubeconfig's context, or "in-cluster".
-        tls: How both sides prove themselves.
-        identity: Who we are.
+        tls: The TLS settings for both sides.
+        identity: The credentials, or their source.
         headers: Impersonation headers.
-        proxy_url: The http or https proxy that the kubeconfig names, or empty; may contain a password.
+        proxy_url: The http or https proxy from the kubeconfig, or empty; may contain a password.
     """
 
     server: str

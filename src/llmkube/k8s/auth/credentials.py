@@ -1,4 +1,4 @@
-"""Credentials that stay fresh: token files are read again when they change, exec plugins run again before expiry."""
+"""Credentials that renew themselves: token files are reread when they change, exec plugins run again before expiry."""
 
 import base64
 import json
@@ -18,14 +18,14 @@ REFRESH_AFTER: Final = 0.8
 """The share of a credential's lifetime after which it is renewed."""
 
 RETRY_SECONDS: Final = 10.0
-"""While an old credential is still good, a plugin that failed is not run again sooner."""
+"""The pause after a failed plugin, while its last credential is valid."""
 
 _STDERR_CHARACTERS = 300
 
 
 @attrs.frozen
 class Credential:
-    """What proves who we are, now: an Authorization header, a client certificate, both or neither."""
+    """Current credentials: an Authorization header, a client certificate, both or neither."""
 
     authorization: str = attrs.field(default="", repr=False)
     certificate: ClientCertificate | None = attrs.field(default=None, repr=False)
@@ -52,16 +52,16 @@ class FixedCredentials:
     credential: Credential
 
     async def current(self) -> Credential:
-        """Return the one there is."""
+        """Return the credential."""
         return self.credential
 
     async def renew(self, refused: Credential) -> Credential:
-        """Return the one there is: there is no other."""
+        """Return the same credential: there is no other."""
         return self.credential
 
 
 class TokenFileCredentials:
-    """A token that the kubelet, or another program, keeps fresh in a file."""
+    """A token in a file that the kubelet or another program updates."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -69,12 +69,12 @@ class TokenFileCredentials:
         self._credential = Credential()
 
     async def current(self) -> Credential:
-        """Read the file if it has changed; when it cannot be read now, the last token serves on."""
+        """Read the file if it has changed; if it cannot be read, return the last token."""
         self._read(force=False)
         return self._credential
 
     async def renew(self, refused: Credential) -> Credential:
-        """Read the file in any case: some file systems keep the modification time."""
+        """Read the file unconditionally: some file systems keep the modification time."""
         self._read(force=True)
         return self._credential
 
@@ -85,7 +85,7 @@ class TokenFileCredentials:
             if force or stamp != self._stamp:
                 token = self._path.read_text(encoding="ascii").strip()
                 if not is_token(token):
-                    raise ValueError("there is no token in it")
+                    raise ValueError("it contains no token")
                 self._credential, self._stamp = Credential(f"Bearer {token}"), stamp
         except (OSError, ValueError) as error:
             if self._stamp is None:
@@ -94,14 +94,14 @@ class TokenFileCredentials:
 
 @attrs.frozen
 class IssuedCredential:
-    """What a plugin printed."""
+    """A credential from a plugin."""
 
     credential: Credential
     expires_at: datetime | None
 
 
 class ExecCredentials:
-    """Credentials that a plugin prints; it runs once for all who wait, ahead of expiry, and after a 401."""
+    """Credentials that a plugin prints; it runs once for all waiting tasks, before expiry and after a 401."""
 
     def __init__(self, plugin: ExecPlugin, utcnow: Callable[[], datetime]) -> None:
         self._plugin = plugin
@@ -111,7 +111,7 @@ class ExecCredentials:
         self._refresh_at: datetime | None = None
 
     async def current(self) -> Credential:
-        """Return the credential, renewed late in its lifetime; a failed renewal matters only once it ended."""
+        """Return the credential, renewed late in its lifetime; a failed renewal is raised only after its expiry."""
         async with self._lock:
             if self._issued is None or self._is_due(self._refresh_at):
                 try:
@@ -123,7 +123,7 @@ class ExecCredentials:
             return self._issued_credential()
 
     async def renew(self, refused: Credential) -> Credential:
-        """Run the plugin, unless another task has since the refused credential was issued."""
+        """Run the plugin, unless another task has already replaced the refused credential."""
         async with self._lock:
             if self._issued is None or self._issued.credential == refused:
                 await self._run()
@@ -144,14 +144,14 @@ class ExecCredentials:
 
 
 Credentials = FixedCredentials | TokenFileCredentials | ExecCredentials
-"""A source: `current` returns a credential that should be good, `renew` another one after a 401 if there is any."""
+"""A source: `current` returns the credential, `renew` another one after a 401 if there is any."""
 
 
 async def run_plugin(plugin: ExecPlugin) -> bytes:
-    """Run a plugin without a terminal and return what it printed; it is killed at its deadline.
+    """Run a plugin without a terminal and return its output; it is killed at its deadline.
 
     Raises:
-        CredentialsError: It is missing, failed or took too long; its own last words are quoted.
+        CredentialsError: It is missing, failed or took too long; the end of its stderr is quoted.
     """
     info: dict[str, Any] = {"interactive": False}
     if plugin.cluster is not None:
@@ -174,7 +174,7 @@ async def run_plugin(plugin: ExecPlugin) -> bytes:
 
 
 def parse_exec_credential(plugin: ExecPlugin, output: bytes) -> IssuedCredential:
-    """Read an ExecCredential; errors never quote it, since it holds the secret."""
+    """Parse an ExecCredential; errors never quote it, since it contains the secret."""
     try:
         printed = json.loads(output)
         if printed["kind"] != "ExecCredential" or printed["apiVersion"] != plugin.api_version:
@@ -189,10 +189,10 @@ def parse_exec_credential(plugin: ExecPlugin, output: bytes) -> IssuedCredential
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         # the cause may quote the output, so it is not chained
         raise CredentialsError(
-            f"auth plugin {plugin.program} printed no usable ExecCredential ({type(error).__name__})"
+            f"auth plugin {plugin.program} printed no valid ExecCredential ({type(error).__name__})"
         ) from None
     if token and not is_token(token):
-        raise CredentialsError(f"auth plugin {plugin.program} printed a token with characters that no token has")
+        raise CredentialsError(f"auth plugin {plugin.program} printed a token with invalid characters")
     if not token and certificate is None:
         raise CredentialsError(f"auth plugin {plugin.program} printed neither a token nor a certificate with its key")
     return IssuedCredential(Credential(f"Bearer {token}" if token else "", certificate), expires_at)

@@ -1,10 +1,8 @@
-"""Find the cluster that the user means, in the order that kubectl uses; read kubeconfigs and service accounts.
+"""Read kubeconfigs and service accounts, in kubectl's order of precedence.
 
-This is the only module that knows the `kubernetes` package.
-
-The package reads service accounts. Kubeconfigs are read here: the package runs exec plugins without a deadline, prefers
-the last current-context where kubectl prefers the first, and leaves keys behind in temporary files. Nor does a command
-wait for its import, which takes longer than everything else in an agent's start.
+The only module that imports the `kubernetes` package, and only for service accounts. The package's kubeconfig loader is
+not used: it runs exec plugins without a deadline, prefers the last current-context where kubectl prefers the first, and
+leaves keys behind in temporary files. Its import takes longer than the rest of an agent's start, so commands avoid it.
 """
 
 import base64
@@ -36,12 +34,12 @@ _EXEC_API_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.
 _EXEC_CONFIG_EXTENSION = "client.authentication.k8s.io/exec"
 
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""libyaml's, where PyYAML has it: every command reads a kubeconfig."""
+"""libyaml's if available, for speed: every command reads a kubeconfig."""
 
 
 def read_service_account(directory: Path, environ: Mapping[str, str]) -> ClusterConfig:
-    """Return the configuration of the pod that we run in; ConfigError when its files are not there."""
-    # 0.2 s, which only a pod pays
+    """Return the configuration of the pod that we run in; ConfigError when its files are missing."""
+    # The import takes 0.2 s, only in a pod.
     from kubernetes.client import Configuration  # noqa: PLC0415 (see above)
     from kubernetes.config.config_exception import ConfigException  # noqa: PLC0415 (see above)
     from kubernetes.config.incluster_config import InClusterConfigLoader  # noqa: PLC0415 (see above)
@@ -67,12 +65,12 @@ def read_kubeconfig(paths: str, context: str | None) -> ClusterConfig:
     """Return the configuration of one context.
 
     Args:
-        paths: One file, or several as in `KUBECONFIG`: separated by colons, the first to name something wins, those
-            that do not exist are passed over.
-        context: None means the current one.
+        paths: One file, or several separated by colons as in `KUBECONFIG`: the first file with an entry wins, missing
+            files are skipped.
+        context: None means the current context.
 
     Raises:
-        ConfigError: As `load_config` says.
+        ConfigError: As documented for `load_config`.
     """
     names = [os.path.expanduser(name) for name in paths.split(os.pathsep) if name]  # noqa: PTH111 - raises for ~nobody
     files = [KubeconfigFile.read(Path(name)) for name in names if Path(name).exists()]
@@ -80,7 +78,7 @@ def read_kubeconfig(paths: str, context: str | None) -> ClusterConfig:
         raise ConfigError(f"kubeconfig {paths} does not exist")
     current = [file.entries["current-context"] for file in files if file.entries.get("current-context")]
     if context is None and not current:
-        raise ConfigError(f"kubeconfig {paths} has no current-context: choose a context by name")
+        raise ConfigError(f"kubeconfig {paths} has no current-context; choose a context by name")
     name = context if context is not None else str(current[0])
     chosen = _find(files, "context", name)
     cluster = _find(files, "cluster", chosen.text("cluster"))
@@ -90,7 +88,7 @@ def read_kubeconfig(paths: str, context: str | None) -> ClusterConfig:
 
 @attrs.frozen
 class KubeconfigFile:
-    """One kubeconfig as it stands; what is in it may still be anything."""
+    """One kubeconfig as parsed YAML; its entries are not validated."""
 
     path: Path
     entries: Mapping[str, Any] = attrs.field(repr=False)
@@ -100,73 +98,73 @@ class KubeconfigFile:
         """Read a file.
 
         Raises:
-            ConfigError: It cannot be read, or is no mapping in YAML.
+            ConfigError: The file cannot be read, or is not a YAML mapping.
         """
         try:
             entries = yaml.load(path.read_text("utf-8"), Loader=_LOADER)  # noqa: S506 - both are safe
         except (yaml.YAMLError, OSError, ValueError) as error:
             raise ConfigError(f"kubeconfig {path} cannot be read: {error}") from error
         if not isinstance(entries, Mapping):
-            raise ConfigError(f"kubeconfig {path} cannot be read: it is {'no mapping' if entries else 'empty'}")
+            raise ConfigError(f"kubeconfig {path} cannot be read: it is {'not a mapping' if entries else 'empty'}")
         return cls(path, entries)
 
     def named(self, section: str) -> Mapping[str, Any]:
-        """The entries of `clusters`, `contexts` or `users` by their names; of two of one name the first.
+        """Return the entries of `clusters`, `contexts` or `users` by name; the first entry of a name wins.
 
         Raises:
-            ConfigError: It is not a list of named things.
+            ConfigError: The section is not a list of entries with names.
         """
         try:
             return {entry["name"]: entry for entry in reversed(self.entries.get(f"{section}s") or [])}
         except (TypeError, KeyError) as error:
-            raise ConfigError(f"kubeconfig {self.path} cannot be read: {section}s is no list of names") from error
+            raise ConfigError(f"kubeconfig {self.path} cannot be read: {section}s is not a list of names") from error
 
 
 @attrs.frozen
 class Section:
-    """One named entry of a kubeconfig, with the folder that its relative paths start from."""
+    """One named entry of a kubeconfig, with the folder that its relative paths are resolved against."""
 
     label: str
     entries: Mapping[str, Any] = attrs.field(repr=False)
     directory: Path
 
     def text(self, name: str) -> str:
-        """A string, empty when absent."""
+        """Return a string; "" when absent."""
         value = self.entries.get(name)
         if value is None:
             return ""
-        if not isinstance(value, str):  # a token of digits without quotes, for one, reads as a number
+        if not isinstance(value, str):  # for example, YAML reads an unquoted token of digits as a number
             raise ConfigError(f"{self.label}: {name} must be a string, not {type(value).__name__}", field=name)
         return value
 
     def flag(self, name: str) -> bool:
-        """A boolean, False when absent."""
+        """Return a boolean; False when absent."""
         value = self.entries.get(name)
         if value is not None and not isinstance(value, bool):
             raise ConfigError(f"{self.label}: must be true or false, not {value!r}", field=name)
         return bool(value)
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """A list of strings, empty when absent."""
+        """Return a list of strings; empty when absent."""
         values = self.entries.get(name) or []
         if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
             raise ConfigError(f"{self.label}: must be a list of strings", field=name)
         return tuple(values)
 
     def mapping(self, name: str) -> Mapping[str, Any]:
-        """A mapping, empty when absent."""
+        """Return a mapping; empty when absent."""
         value = self.entries.get(name) or {}
         if not isinstance(value, Mapping):
             raise ConfigError(f"{self.label}: must be a mapping", field=name)
         return value
 
     def path(self, name: str) -> Path | None:
-        """A path, made absolute from the kubeconfig's folder; None when absent."""
+        """Return a path, resolved against the kubeconfig's folder; None when absent."""
         text = self.text(name)
         return self.directory / text if text else None
 
     def pem(self, name: str) -> Pem | None:
-        """Certificates or a key: inline data wins over a file, as in kubectl."""
+        """Return certificates or a key; inline data takes precedence over a file, as in kubectl."""
         data = self.text(f"{name}-data")
         if data:
             try:
@@ -177,7 +175,7 @@ class Section:
 
 
 def _find(files: Sequence[KubeconfigFile], section: str, name: str) -> Section:
-    """Return one entry of `clusters`, `contexts` or `users`: the first file that has it wins."""
+    """Return one entry of `clusters`, `contexts` or `users`; the first file that has it wins."""
     read = ", ".join(str(file.path) for file in files)
     if not name:
         raise ConfigError(f"kubeconfig {read}: the context names no {section}")
@@ -194,7 +192,7 @@ def _find(files: Sequence[KubeconfigFile], section: str, name: str) -> Section:
 def _is_http(server: str) -> bool:
     try:
         return urllib.parse.urlsplit(server).scheme in {"http", "https"}
-    except ValueError:  # brackets around what is no IPv6 address
+    except ValueError:  # brackets around something other than an IPv6 address
         return False
 
 
@@ -210,11 +208,9 @@ def _cluster_config(name: str, context: Section, cluster: Section, user: Section
         insecure=cluster.flag("insecure-skip-tls-verify"),
     )
     if (tls.certificate is None) != (tls.key is None):
-        raise ConfigError(f"{user.label}: client-certificate and client-key come together")
+        raise ConfigError(f"{user.label}: client-certificate and client-key must be given together")
     if tls.insecure and tls.ca is not None:
-        raise ConfigError(
-            f"{cluster.label}: insecure-skip-tls-verify and a certificate-authority contradict each other"
-        )
+        raise ConfigError(f"{cluster.label}: insecure-skip-tls-verify cannot be combined with a certificate-authority")
     return ClusterConfig(
         server=server.rstrip("/"),
         namespace=context.text("namespace") or "default",
@@ -227,7 +223,7 @@ def _cluster_config(name: str, context: Section, cluster: Section, user: Section
 
 
 def _identity(user: Section, cluster: Section) -> Identity:
-    """Say who we are; where several are given, the order is client-go's."""
+    """Return the identity; among several methods, client-go's order of precedence applies."""
     if "auth-provider" in user.entries:
         raise ConfigError(
             f"{user.label}: auth-provider was removed from Kubernetes; use an exec plugin", field="auth-provider"
@@ -238,7 +234,7 @@ def _identity(user: Section, cluster: Section) -> Identity:
     token = user.text("token").strip()
     if token:
         if not is_token(token):
-            raise ConfigError(f"{user.label}: has characters that no token has", field="token")
+            raise ConfigError(f"{user.label}: has characters that are invalid in a token", field="token")
         return BearerToken(token)
     if user.text("username"):
         return BasicAuth(user.text("username"), user.text("password"))
@@ -256,14 +252,14 @@ def _exec_plugin(section: Section, cluster: Section) -> ExecPlugin:
     if not command:
         raise ConfigError(f"{section.label}: must name a program", field="command")
     if section.text("interactiveMode") == "Always":
-        raise ConfigError(f"{section.label}: Always needs a terminal, and a daemon has none", field="interactiveMode")
+        raise ConfigError(f"{section.label}: Always requires a terminal; a daemon has none", field="interactiveMode")
     if "/" in command:
         command = str(section.directory / command)
     env = section.entries.get("env") or []
     try:
         env = {str(item["name"]): str(item["value"]) for item in env}
     except (TypeError, KeyError) as error:
-        raise ConfigError(f"{section.label}: must be a list of name and value", field="env") from error
+        raise ConfigError(f"{section.label}: must be a list of names and values", field="env") from error
     return ExecPlugin(
         api_version=api_version,
         argv=(command, *section.texts("args")),
@@ -274,7 +270,7 @@ def _exec_plugin(section: Section, cluster: Section) -> ExecPlugin:
 
 
 def _exec_cluster(cluster: Section) -> Mapping[str, Any]:
-    """Return what a plugin with provideClusterInfo gets: the Cluster type of client.authentication.k8s.io/v1."""
+    """Return the cluster information for a plugin (provideClusterInfo): a client.authentication.k8s.io/v1 Cluster."""
     ca = cluster.pem("certificate-authority")
     try:
         ca_data = ca.read_bytes() if isinstance(ca, Path) else ca or b""
@@ -303,7 +299,7 @@ def _impersonation(user: Section) -> tuple[tuple[str, str], ...]:
         headers += [(extra, str(value)) for value in values]
     headers = [(name, value) for name, value in headers if value]
     if headers and not user.text("as"):
-        raise ConfigError(f"{user.label}: as-uid, as-groups and as-user-extra need as", field="as")
+        raise ConfigError(f"{user.label}: as-uid, as-groups and as-user-extra require as", field="as")
     return tuple(headers)
 
 
@@ -311,7 +307,7 @@ def _proxy_url(cluster: Section, tls: TlsSettings) -> str:
     url = cluster.text("proxy-url")
     if url and urllib.parse.urlsplit(url).scheme not in ("http", "https"):
         raise ConfigError(f"{cluster.label}: only http and https proxies are supported", field="proxy-url")
-    if url and tls.server_name:  # httpcore checks the tunnelled server against the URL's host alone
+    if url and tls.server_name:  # httpcore verifies a tunnelled server only against the URL's host
         raise ConfigError(f"{cluster.label}: cannot be combined with proxy-url", field="tls-server-name")
     return url
 
@@ -326,17 +322,17 @@ def load_config(
     environ: Mapping[str, str] = os.environ,
     service_account: Path = SERVICE_ACCOUNT,
 ) -> ClusterConfig:
-    """Return the configuration of the cluster that is meant.
+    """Return the configuration of the selected cluster.
 
     Args:
-        kubeconfig: A file that must exist; None looks at `KUBECONFIG` (a list of files, merged as kubectl does),
-            `~/.kube/config`, and then at the service account of the pod that we run in.
+        kubeconfig: A file that must exist; None uses the first of `KUBECONFIG` (a list of files, merged as in kubectl),
+            `~/.kube/config`, and the service account of the pod that we run in.
         context: A context of the kubeconfig; None means its current one.
-        environ: The environment.
-        service_account: Where a pod finds its token.
+        environ: The environment variables.
+        service_account: The folder with a pod's token.
 
     Raises:
-        ConfigError: There is no configuration, or it cannot be used; the message names the file and the entry.
+        ConfigError: No configuration was found, or it is invalid; the message names the file and the entry.
     """
     home = Path(environ.get("HOME") or Path.home()) / ".kube" / "config"
     if kubeconfig is not None:
@@ -347,4 +343,4 @@ def load_config(
         return read_kubeconfig(str(home), context)
     if environ.get("KUBERNETES_SERVICE_HOST"):
         return read_service_account(service_account, environ)
-    raise ConfigError(f"no cluster: no --kubeconfig, KUBECONFIG is not set, {home} does not exist, and this is no pod")
+    raise ConfigError(f"no cluster: no --kubeconfig, KUBECONFIG is not set, {home} does not exist, not in a pod")

@@ -1,7 +1,7 @@
-"""An httpx transport that brings credentials and TLS, and keeps both fresh.
+"""An httpx transport that adds credentials and TLS, and renews both.
 
-Authentication sits below the client: a client over an in-memory transport has none, and is the same client. Private
-keys touch the disk only as files of mode 0600, for an instant.
+Authentication is below the client, so the same client runs over an in-memory transport without any. Private keys are on
+the disk only for an instant, as files of mode 0600.
 """
 
 import os
@@ -29,19 +29,20 @@ KEEPALIVE_EXPIRY_SECONDS: Final = 60.0
 """Below kube-apiserver's own idle limit of 90 s, above the 10 s of a Lease: renewals reuse their connection."""
 
 CLOSE_SECONDS: Final = 2.0
-"""How long the goodbyes to a pool's peers may take."""
+"""The time limit for closing the connections of a pool."""
 
 
 class AuthTransport(httpx.AsyncBaseTransport):
-    """Send requests as the identity that the configuration names.
+    """Send requests with the identity of the configuration.
 
-    A 401 renews the credentials and repeats the request, once. When a certificate, key or CA file changes, or a plugin
-    issues another certificate, new requests go over new connections; the old ones close when their answers have ended.
+    After a 401, the credentials are renewed and the request is repeated once. When a certificate, key or CA file
+    changes, or a plugin issues another certificate, new requests use new connections; the old ones close when their
+    responses have ended.
 
     Args:
-        config: Where to connect, and as whom.
-        connect: Makes what really sends, from a TLS context; by default a pool of TCP connections.
-        utcnow: The wall clock, which expiry times are compared with.
+        config: The server, TLS settings and identity.
+        connect: Returns the underlying transport for a TLS context; by default a pool of TCP connections.
+        utcnow: The wall clock, for expiry times.
 
     Raises:
         ConfigError: A certificate or key cannot be used.
@@ -62,7 +63,7 @@ class AuthTransport(httpx.AsyncBaseTransport):
         self._pool = _Pool(self._connect, config.tls, None)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send a request with fresh credentials; CredentialsError when there are none to be had."""
+        """Send a request with current credentials; CredentialsError when there are none."""
         credential = await self._credentials.current()
         headers = [*request.headers.raw, *self._headers]
         response = await self._send(request, headers, credential)
@@ -85,12 +86,12 @@ class AuthTransport(httpx.AsyncBaseTransport):
     ) -> httpx.Response:
         pool = await self._choose_pool(credential.certificate)
         auth = [(b"Authorization", credential.authorization.encode())] if credential.authorization else []
-        request.headers = httpx.Headers([*headers, *auth])  # as httpx's own `Auth` does: a second Request costs more
+        request.headers = httpx.Headers([*headers, *auth])  # as httpx's `Auth` does; cheaper than a second Request
         held = False
         pool.hold()
         try:
             response = await pool.transport.handle_async_request(request)
-            if not isinstance(response.stream, httpx.ByteStream):  # that one is here already, and holds no connection
+            if not isinstance(response.stream, httpx.ByteStream):  # a ByteStream is in memory and holds no connection
                 assert isinstance(response.stream, httpx.AsyncByteStream)
                 response.stream, held = _PooledStream(response.stream, pool), True
         finally:
@@ -99,7 +100,7 @@ class AuthTransport(httpx.AsyncBaseTransport):
         return response
 
     async def _choose_pool(self, issued: ClientCertificate | None) -> "_Pool":
-        """Return the lane for the certificates of now; a rotation that is half done leaves us in the old one."""
+        """Return the pool for the current certificates; during an unfinished rotation, the old pool."""
         old = self._pool
         if old.issued == issued and old.stamp == stamp_of(self._config.tls):
             return old
@@ -114,28 +115,28 @@ class AuthTransport(httpx.AsyncBaseTransport):
 
 
 class _Pool:
-    """A pool of connections with one TLS context; held once for each answer that is still being read."""
+    """A pool of connections with one TLS context; held once for each response that is being read."""
 
     def __init__(self, connect: Connect, settings: TlsSettings, issued: ClientCertificate | None) -> None:
-        self.stamp = stamp_of(settings)  # before reading: a change in between is noticed next time
+        self.stamp = stamp_of(settings)  # before reading, so that a change in between is detected next time
         self.issued = issued
         self.transport = connect(make_context(settings, issued))
         self._open_responses = 0
         self._retired = False
 
     def hold(self) -> None:
-        """Stay open; `release` has to follow."""
+        """Keep the pool open until `release`."""
         self._open_responses += 1
 
     async def release(self) -> None:
-        """Close if this lane is retired and this was its last answer."""
+        """Close the pool if it is retired and this was its last response."""
         self._open_responses -= 1
         if self._retired:
             with trio.move_on_after(CLOSE_SECONDS, shield=True):
                 await self._close_if_unused()
 
     async def retire(self) -> None:
-        """Close when the last answer has ended."""
+        """Close the pool when its last response has ended."""
         self._retired = True
         await self._close_if_unused()
 
@@ -145,7 +146,7 @@ class _Pool:
 
 
 class _PooledStream(httpx.AsyncByteStream):
-    """An answer's body that keeps its lane open until it is closed."""
+    """A response body that keeps its pool open until it is closed."""
 
     def __init__(self, stream: httpx.AsyncByteStream, pool: _Pool) -> None:
         self._stream = stream
@@ -164,11 +165,11 @@ class _PooledStream(httpx.AsyncByteStream):
 
 
 Stamp = tuple[tuple[int, int, int], ...]
-"""Changes when any of the files does: modification time, inode and size of each."""
+"""Modification time, inode and size of each file: differs when any file changes."""
 
 
 def stamp_of(settings: TlsSettings) -> Stamp:
-    """Return the present stamp of the files that the settings name; cheap enough for every request (stat)."""
+    """Return the current stamp of the files in the settings; cheap enough for every request (stat)."""
     paths = [pem for pem in (settings.ca, settings.certificate, settings.key) if isinstance(pem, Path)]
     stamps = []
     for path in paths:
@@ -182,18 +183,18 @@ def stamp_of(settings: TlsSettings) -> Stamp:
 
 
 def make_context(settings: TlsSettings, issued: ClientCertificate | None = None) -> ssl.SSLContext:
-    """Return a TLS context for the settings as they are now.
+    """Return a TLS context for the settings; reads their files.
 
     Args:
-        settings: From the configuration; files are read.
-        issued: A certificate that an exec plugin issued, used instead of the settings' own.
+        settings: From the configuration.
+        issued: A certificate from an exec plugin, which replaces the one in the settings.
 
     Raises:
-        ConfigError: A file cannot be read, or is not what it should be.
+        ConfigError: A file cannot be read or has invalid content.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # X.509 strict mode, on by default since Python 3.13, refuses the CAs that kubeadm and k3s make; Go accepts them
+    # X.509 strict mode, on by default since Python 3.13, rejects the CAs of kubeadm and k3s; Go accepts them
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     if settings.insecure:
         context.check_hostname = False
@@ -210,14 +211,14 @@ def make_context(settings: TlsSettings, issued: ClientCertificate | None = None)
 
 
 def _trust(context: ssl.SSLContext, ca: Pem) -> None:
-    try:  # what is not ASCII is a comment: bundles name their authorities
+    try:  # non-ASCII text is in comments: bundles name their authorities
         context.load_verify_locations(cadata=_read(ca).decode("ascii", errors="ignore"))
     except (ssl.SSLError, ValueError) as error:
-        raise ConfigError(f"certificate-authority {_label(ca)} holds no usable certificate: {error}") from error
+        raise ConfigError(f"certificate-authority {_label(ca)} has no valid certificate: {error}") from error
 
 
 def _load_certificate(context: ssl.SSLContext, pair: ClientCertificate) -> None:
-    # OpenSSL reads certificates from files only; mkstemp makes a file that only we can read, and it is gone at once
+    # OpenSSL loads key pairs only from files; mkstemp creates one that only we can read, and it is removed at once
     descriptor, path = tempfile.mkstemp(suffix=".pem")
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -230,8 +231,8 @@ def _load_certificate(context: ssl.SSLContext, pair: ClientCertificate) -> None:
 
 
 def _no_password() -> str:
-    """Refuse encrypted keys: OpenSSL would ask on the terminal, and a daemon would hang there."""
-    raise ValueError("the key is encrypted, and a daemon cannot ask for its password")
+    """Reject encrypted keys: OpenSSL would prompt on the terminal, where a daemon would hang."""
+    raise ValueError("the key is encrypted, and a daemon cannot prompt for its password")
 
 
 def _read(pem: Pem) -> bytes:

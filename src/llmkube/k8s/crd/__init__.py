@@ -1,9 +1,9 @@
-"""Our kinds as attrs classes: the only source of the CRD YAML, of docs/crds.md and of what is decoded. Pure.
+"""Our kinds as attrs classes: the only source of the CRD YAML, of docs/crds.md and of decoding. Pure.
 
 inferenceservice, model, modelrouter         the kinds
 router_policy                                part of ModelRouter
 placement, serving, podparts, meta           parts of their specs
-pairing                                      what a Model and a service must agree on
+pairing                                      compatibility of runtimes, formats and hardware
 definitions                                  CustomResourceDefinitions from the classes
-first_api                                    objects of the first API, converted
+first_api                                    conversion of objects of the first API
 """

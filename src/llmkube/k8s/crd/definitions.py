@@ -1,11 +1,9 @@
-"""The CRD YAML, made from the classes: what the codec reads is what the API server enforces.
+"""Generate CustomResourceDefinitions from the classes, so that the API server enforces what the codec reads.
 
-What a class carries as a free-form part of a pod is spelled out from `podparts`.
-
-The output is an `apiextensions.k8s.io/v1` CustomResourceDefinition with a structural schema. Defaults are those of the
-classes. A block whose absence means all of its defaults (`Hardware`) is filled in by the API server only where its
-field says `apply_default=True`; elsewhere the API server leaves the object as short as the user wrote it, and the
-class supplies the same values.
+The output is `apiextensions.k8s.io/v1` with structural schemas; free-form parts of a pod get theirs from `podparts`.
+Defaults are those of the classes. A block whose absence means all of its defaults (`Hardware`) is filled in by the API
+server only if its field has `apply_default=True`; otherwise the stored object stays as short as the user wrote it, and
+the class supplies the same values.
 """
 
 import collections.abc
@@ -25,7 +23,7 @@ from llmkube.k8s.fields import REQUIRED, Column, IntOrString, Rule, SchemaFacts,
 from llmkube.k8s.resource import Object, Resource
 
 KINDS: Final[tuple[type[Object], ...]] = (Model, InferenceService, ModelRouter)
-"""Every custom kind of the project, in the order in which a cluster should learn them."""
+"""All custom kinds of the project, in the order in which to create them."""
 
 _SCALARS: Final[dict[Any, dict[str, Any]]] = {
     str: {"type": "string"},
@@ -35,7 +33,7 @@ _SCALARS: Final[dict[Any, dict[str, Any]]] = {
     IntOrString: {"x-kubernetes-int-or-string": True},
 }
 
-# The identity of an object comes first in every CRD; the words are ours.
+# The first properties of every CRD; the descriptions are ours.
 _TYPE_META: Final[dict[str, Any]] = {
     "apiVersion": {"type": "string", "description": "Group and version of this representation."},
     "kind": {"type": "string", "description": "Kind of the object."},
@@ -43,10 +41,10 @@ _TYPE_META: Final[dict[str, Any]] = {
 
 
 def crd_manifest(kind: type[Object]) -> dict[str, Any]:
-    """The CustomResourceDefinition of one kind.
+    """Return the CustomResourceDefinition of one kind.
 
     Args:
-        kind: A class with `RESOURCE`, and `COLUMNS` and `SCALE` where it has them.
+        kind: A class with `RESOURCE`, and optionally `COLUMNS` and `SCALE`.
     """
     resource = kind.RESOURCE
     columns: Iterable[Column] = getattr(kind, "COLUMNS", ())
@@ -79,12 +77,12 @@ def crd_manifest(kind: type[Object]) -> dict[str, Any]:
 
 
 def all_crds() -> list[dict[str, Any]]:
-    """The definitions of every custom kind, fresh on each call."""
+    """Return the definitions of all custom kinds, new on each call."""
     return [crd_manifest(kind) for kind in KINDS]
 
 
 def crds_yaml(crds: Iterable[Mapping[str, Any]] | None = None) -> str:
-    """Definitions as one YAML stream, the same bytes for the same classes; all of ours where none are given."""
+    """Return definitions as one YAML stream, deterministically; by default, those of all custom kinds."""
     given = all_crds() if crds is None else crds
     return yaml.safe_dump_all(given, sort_keys=False, explicit_start=True, width=120, allow_unicode=True)
 
@@ -100,7 +98,7 @@ def _kind_schema(kind: type) -> dict[str, Any]:
 
 
 def object_schema(cls: type) -> dict[str, Any]:
-    """The structural schema of one wire class: a property per field, its rules, its description."""
+    """Return the structural schema of one wire class: a property per field, rules and description."""
     schema: dict[str, Any] = {
         "type": "object",
         "description": inspect.cleandoc(cls.__doc__ or "").partition("\n\n")[0],
@@ -147,7 +145,7 @@ def _type_schema(annotation: Any, facts: SchemaFacts) -> dict[str, Any]:
 
 
 def _item_schema(annotation: Any, facts: SchemaFacts) -> dict[str, Any]:
-    """What one item of a list is; the rules of its class travel with it."""
+    """Return the schema of one item of a list, with the rules of its class."""
     schema = _type_schema(annotation, facts)
     return schema if facts.items is None else {**schema, **_bounds(facts.items), **_rules(facts.items.rules)}
 
@@ -179,7 +177,7 @@ def _rule(rule: Rule) -> dict[str, str]:
 
 
 def _default(slot: WireField) -> dict[str, Any]:
-    """A scalar's default, or `{}` for a block that the API server is to fill in; nothing for empty and for None."""
+    """Return a scalar's default, `{}` for a block that the API server fills in; nothing for empty defaults and None."""
     default = slot.default
     if default is REQUIRED or default is None or default in ("", ()) or slot.facts.required:
         return {}

@@ -1,4 +1,4 @@
-"""A manifest of the first API (`llmkube.io/v1alpha1`) becomes a Model and an InferenceService of today's.
+"""Convert an InferenceService of the first API (`llmkube.io/v1alpha1`) to a Model and an InferenceService.
 
 The old kind had model and service in one object:
 
@@ -12,7 +12,7 @@ spec:
   resources: {gpuCount: 2}     # on metal: {gpuLayers: 99}
 ```
 
-Fields that today's InferenceService knows by the same name are taken over; every other one is named as lost.
+Fields that the current InferenceService has under the same name are copied; a remark names each other field.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,17 +38,17 @@ JsonObject = dict[str, Any]
 
 
 class ConversionError(UserError):
-    """The old manifest does not say which model it means."""
+    """The old manifest is of another kind or does not name a model."""
 
 
 @attrs.frozen
 class Conversion:
-    """What an old manifest says in today's words.
+    """The objects that replace an old manifest.
 
     Attributes:
         model: The Model.
         service: The InferenceService that refers to it.
-        remarks: What was left out and what to look at, one sentence each, beginning with the old field's path.
+        remarks: The dropped fields and points to check, one sentence each, beginning with the old field's path.
     """
 
     model: JsonObject
@@ -57,18 +57,18 @@ class Conversion:
 
 
 def is_old(body: Mapping[str, Any]) -> bool:
-    """Whether an object is of the first API."""
+    """Return whether an object is of the first API."""
     return str(body.get("apiVersion")).partition("/")[0] == OLD_GROUP
 
 
 def convert(body: Mapping[str, Any]) -> Conversion:
-    """Return the Model and the InferenceService that an old InferenceService stands for.
+    """Return the Model and the InferenceService that replace an old InferenceService.
 
     Raises:
         ConversionError: It is of another kind, or names no model.
     """
     if body.get("kind") != "InferenceService":
-        raise ConversionError(f"{body.get('kind')} is not a kind of {OLD_GROUP} that is known", field="kind")
+        raise ConversionError(f"{body.get('kind')} is not a known kind of {OLD_GROUP}", field="kind")
     old = _Remaining(dict(body))
     for name in ("apiVersion", "kind"):
         old.pop(name)
@@ -99,7 +99,7 @@ def _model_spec(old: "_Remaining") -> JsonObject:
     spec: JsonObject = {"source": _source(old), "format": "gguf"}
     in_model, in_spec = old.pop("spec", "model", "accelerator"), old.pop("spec", "accelerator")
     if None not in (in_model, in_spec) and in_model != in_spec:
-        old.remark(f"spec.model.accelerator: {in_model} is left out, because spec.accelerator is {in_spec}")
+        old.remark(f"spec.model.accelerator: {in_model} dropped, because spec.accelerator is {in_spec}")
     accelerator = in_model if in_spec is None else in_spec
     hardware: JsonObject = {} if accelerator is None else {"accelerator": accelerator}
     layers = old.pop("spec", "resources", "gpuLayers")
@@ -115,23 +115,23 @@ def _source(old: "_Remaining") -> str:
     source, name = old.pop("spec", "model", "source"), old.pop("spec", "model", "name")
     if isinstance(source, str) and source.startswith(_URLS):
         if name is not None:
-            old.remark(f"spec.model.name: {name!r} is not needed: the source is an address")
+            old.remark(f"spec.model.name: {name!r} dropped, because the source is a URL or path")
         return source
     if source not in {None, *_HUB}:
-        raise ConversionError(f"{source!r} is neither {_HUB[0]} nor an address", field="spec.model.source")
+        raise ConversionError(f"{source!r} is neither {_HUB[0]} nor a URL or path", field="spec.model.source")
     if not isinstance(name, str) or not name:
-        raise ConversionError("is missing; name the repository, as ORG/REPO", field="spec.model.name")
+        raise ConversionError("missing; set the repository, as ORG/REPO", field="spec.model.name")
     old.remark(
-        f"spec.model.name: {name} may have several files, and the old manifest does not say which:"
-        " name one in the Model's spec.files if it does"
+        f"spec.model.name: {name} may have several files, and the old manifest does not choose one;"
+        " if it does, set the Model's spec.files"
     )
     if "gguf" not in name.lower():
-        old.remark(f"spec.model.name: {name} does not look like gguf: set the Model's spec.format if it is another")
+        old.remark(f"spec.model.name: {name} does not look like gguf; set the Model's spec.format if it is not")
     return f"hf://{name}"
 
 
 def _copy_known_fields(old: "_Remaining", spec: JsonObject) -> None:
-    """Take over what an InferenceService of today knows by the same name, resources field by field."""
+    """Copy the fields that the current InferenceService has under the same name; blocks field by field."""
     rest = old.rest.get("spec")
     if not isinstance(rest, dict):
         return
@@ -148,27 +148,27 @@ def _copy_known_fields(old: "_Remaining", spec: JsonObject) -> None:
 
 
 def _dropped(rest: Any, path: str = "") -> Iterator[str]:
-    """Say what was not converted, leaf by leaf; of what the server writes by itself, once and for all."""
+    """Yield a remark for each leaf that was not converted; one for the status, and one per field of the server."""
     if path == "status":
-        yield "status: is left out; the controller writes a new one"
+        yield "status: dropped; the controller sets a new one"
     elif path.startswith("metadata.") and path.count(".") == 1 and path.rpartition(".")[2] in _SERVER_FIELDS:
-        yield f"{path}: is left out; the API server writes a new one"
+        yield f"{path}: dropped; the API server sets a new one"
     elif isinstance(rest, dict) and rest:
         for name, value in rest.items():
             yield from _dropped(value, f"{path}.{name}" if path else name)
     elif path:
-        yield f"{path}: {rest!r} is no field of {InferenceService.RESOURCE.api_version}, and is left out"
+        yield f"{path}: {rest!r} dropped, because {InferenceService.RESOURCE.api_version} has no such field"
 
 
 @attrs.define(eq=False)
 class _Remaining:
-    """What of an object is not converted yet, and what there is to say about the rest."""
+    """The part of an object that is not converted yet, and the remarks about it."""
 
     rest: JsonObject
     remarks: list[str] = attrs.Factory(list)
 
     def pop(self, *path: str) -> Any:
-        """Return the value at a path and remove it; None where there is none."""
+        """Remove and return the value at a path; None if there is none."""
         self.rest, value = _without(self.rest, path)
         return value
 
@@ -177,7 +177,7 @@ class _Remaining:
 
 
 def _without(obj: JsonObject, path: Sequence[str]) -> tuple[JsonObject, Any]:
-    """Return an object without the value at a path, and without what holds nothing any more; and the value."""
+    """Return an object without the value at a path and without the mappings that this empties; and the value."""
     step, *rest = path
     if step not in obj:
         return obj, None

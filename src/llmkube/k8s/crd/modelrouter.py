@@ -1,4 +1,4 @@
-"""A ModelRouter sends requests to local and external backends by rules; what is sensitive stays local or is refused."""
+"""The kind ModelRouter: rules that route requests to local and external backends; sensitive data stays local."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final
@@ -17,37 +17,37 @@ ROUTER_PHASES: Final = ("Pending", "Provisioning", "Ready", "Degraded", "Failed"
 
 @attrs.frozen(kw_only=True)
 class BackendStatus(Wired):
-    """What is known of one backend."""
+    """Observed state of one backend."""
 
     name: str = field("Name of the backend.", REQUIRED)
-    tier: str = field("Where the data goes.", "")
+    tier: str = field("Tier of the backend: local or cloud.", "")
     address: str = field("URL that requests are sent to.", "")
-    healthy: bool | None = field("The backend can be used.")
-    message: str = field("Why it cannot.", "")
-    last_probe_time: str | None = field("When it was last looked at.", format="date-time")
+    healthy: bool | None = field("Whether the backend can be used.")
+    message: str = field("Why the backend cannot be used.", "")
+    last_probe_time: str | None = field("When the backend was last probed.", format="date-time")
 
 
 @attrs.frozen(kw_only=True)
 class BudgetStatus(Wired):
-    """How much of one budget is used."""
+    """Usage of one budget."""
 
     name: str = field("Name of the budget.", REQUIRED)
-    tokens_used: int | None = field("Tokens in the current window.", format="int64")
-    usd_used: str = field("Dollars in the current window.", "")
-    utilization: str = field("Share that is used, as a decimal number.", "")
+    tokens_used: int | None = field("Tokens used in the current window.", format="int64")
+    usd_used: str = field("US dollars used in the current window.", "")
+    utilization: str = field("Share of the budget that is used, as a decimal number.", "")
 
 
 @attrs.frozen(kw_only=True)
 class ModelRouterStatus(Wired):
-    """How routing goes."""
+    """Observed state of a router."""
 
-    phase: str = field("Where the router stands.", "", enum=ROUTER_PHASES)
-    conditions: tuple[Condition, ...] = field("Statements about the router, one per type.", (), list_map_keys=("type",))
-    endpoint: str = field("URL that clients use.", "")
-    active_rules: int | None = field("Rules that are in force.")
-    backends: tuple[BackendStatus, ...] = field("What is known of each backend.", ())
-    budget_utilization: tuple[BudgetStatus, ...] = field("How much of each budget is used.", ())
-    gateway: GatewayStatus | None = field("How an AI gateway exposes the router.")
+    phase: str = field("Current phase of the router.", "", enum=ROUTER_PHASES)
+    conditions: tuple[Condition, ...] = field("Conditions of the router, one per type.", (), list_map_keys=("type",))
+    endpoint: str = field("URL for clients.", "")
+    active_rules: int | None = field("Number of active rules.")
+    backends: tuple[BackendStatus, ...] = field("Observed state of each backend.", ())
+    budget_utilization: tuple[BudgetStatus, ...] = field("Usage of each budget.", ())
+    gateway: GatewayStatus | None = field("Exposure of the router through an AI gateway.")
     last_updated: str | None = field("When the status last changed.", format="date-time")
 
 
@@ -61,7 +61,7 @@ LOCAL: Final = "local"
 CLOUD: Final = "cloud"
 TIERS: Final = (LOCAL, CLOUD)
 
-# The cost of a rule is reckoned with the longest lists and texts that the schema admits
+# The API server estimates the cost of a rule with the longest lists and strings that the schema admits
 _MAX_BACKENDS: Final = 64
 _MAX_RULES: Final = 64
 _MAX_ROUTE_BACKENDS: Final = 16
@@ -78,14 +78,14 @@ _TIME: Final[Mapping[str, Any]] = {"pattern": DURATION, "max_length": 32, "rules
 
 @attrs.frozen(kw_only=True)
 class ExternalBackend(Wired):
-    """A provider outside the cluster."""
+    """Provider outside the cluster."""
 
     RULES: ClassVar = (
         Rule("!(self.provider in ['bedrock', 'vertex_ai']) || has(self.url)", "this provider needs a url"),
     )
-    provider: str = field("Kind of the provider: decides protocol and credentials.", REQUIRED, enum=PROVIDERS)
+    provider: str = field("Provider, which determines protocol and credentials.", REQUIRED, enum=PROVIDERS)
     model: str = field("Model id at the provider.", REQUIRED, min_length=1)
-    url: str | None = field("Base URL; unset means the provider's own.", pattern=r"^https?://[^\s]+$", max_length=2048)
+    url: str | None = field("Base URL; defaults to the provider's.", pattern=r"^https?://[^\s]+$", max_length=2048)
     credentials_secret_ref: LocalObjectReference | None = field(
         "Secret with the provider's usual key, such as ANTHROPIC_API_KEY.", atomic=True
     )
@@ -93,16 +93,16 @@ class ExternalBackend(Wired):
 
 @attrs.frozen(kw_only=True)
 class HealthCheck(Wired):
-    """How a backend is probed."""
+    """Health check of a backend."""
 
-    path: str | None = field("Path to ask, from the root of the backend's host; unset means /health.")
-    interval_seconds: int = field("Seconds between two probes.", 10, minimum=1)
-    timeout_seconds: int = field("Seconds to wait for an answer.", 2, minimum=1)
+    path: str | None = field("Path to probe, from the root of the backend's host; defaults to /health.")
+    interval_seconds: int = field("Interval of probes in seconds.", 10, minimum=1)
+    timeout_seconds: int = field("Timeout of a probe in seconds.", 2, minimum=1)
 
 
 @attrs.frozen(kw_only=True)
 class Cost(Wired):
-    """What a million tokens cost, in US dollars, as decimal numbers."""
+    """Prices of a million tokens in US dollars, as decimal numbers."""
 
     prompt_usd: str | None = field("Price of a million prompt tokens.", pattern=DECIMAL, name="promptUSD")
     completion_usd: str | None = field("Price of a million completion tokens.", pattern=DECIMAL, name="completionUSD")
@@ -110,7 +110,7 @@ class Cost(Wired):
 
 @attrs.frozen(kw_only=True)
 class Backend(Wired):
-    """One destination of requests: an InferenceService, or an external provider."""
+    """Destination of requests: an InferenceService or an external provider."""
 
     RULES: ClassVar = (
         Rule(
@@ -129,29 +129,27 @@ class Backend(Wired):
     )
     external: ExternalBackend | None = field("Provider outside the cluster.")
     tier: str | None = field(
-        "Where the data goes. Unset means local for an InferenceService and cloud for an external provider; a provider "
-        "without a url is cloud whatever this says.",
+        "Whether data stays local or leaves for the cloud. Defaults to local for an InferenceService and cloud for an "
+        "external provider; a provider without a url is always cloud.",
         enum=TIERS,
     )
     region: str | None = field(
-        "Where the data goes, such as eu; a request whose header x-llmkube-region names regions reaches no backend "
-        "without one of them.",
+        "Region of the backend, such as eu; a request whose header x-llmkube-region names regions is sent only to "
+        "backends in one of them.",
         min_length=1,
         max_length=NAME_CHARACTERS,
     )
-    display_name: str | None = field("Model id that clients see; unset means name.", min_length=1)
-    capabilities: tuple[str, ...] = field("Tags that rules can ask for.", (), max_items=32, items=DATA_CLASS)
-    weight: int | None = field("Share of the requests under strategy weighted.", minimum=0)
-    timeout: str | None = field("Longest wait for the first byte of an answer.", **_TIME)
-    health_check: HealthCheck | None = field("How the backend is probed.")
+    display_name: str | None = field("Model id for clients; defaults to name.", min_length=1)
+    capabilities: tuple[str, ...] = field("Tags that rules can require.", (), max_items=32, items=DATA_CLASS)
+    weight: int | None = field("Weight of the backend, for strategy weighted.", minimum=0)
+    timeout: str | None = field("Timeout for the first byte of a response.", **_TIME)
+    health_check: HealthCheck | None = field("Health check of the backend.")
     cost_per_million_tokens: Cost | None = field("Prices, for budgets.")
 
     @property
     def effective_tier(self) -> str:
-        """The tier as given, else what the kind of backend implies: what leaves the cluster is cloud.
-
-        The Go implementation's schema filled in `local` for every backend: a stored router says it of OpenAI as well.
-        """
+        """The given tier, else the default of the kind of backend; a provider without a url is always cloud."""
+        # The Go implementation's schema set `local` as the default of every backend: stored routers have it for OpenAI.
         if self.external is not None and self.external.url is None:
             return CLOUD
         return self.tier or (CLOUD if self.external else LOCAL)
@@ -162,78 +160,76 @@ class Backend(Wired):
 
 @attrs.frozen(kw_only=True)
 class Match(Wired):
-    """Conditions that a request meets all of."""
+    """Criteria that a request must all meet."""
 
     data_classification: tuple[str, ...] = field(
-        "Data classes, of which the request has one; upper and lower case are the same.",
+        "Data classes, of which the request must have one; not case-sensitive.",
         (),
         max_items=MAX_CLASSES,
         items=DATA_CLASS,
     )
     models: tuple[str, ...] = field(
-        "Patterns (* and ?) of which the request's model fits one.", (), max_items=64, items=SchemaFacts(min_length=1)
+        "Patterns (* and ?), of which one must match the model.", (), max_items=64, items=SchemaFacts(min_length=1)
     )
-    headers: Mapping[str, str] = field("Headers with these values.", dict)
+    headers: Mapping[str, str] = field("Headers and their required values.", dict)
     required_capabilities: tuple[str, ...] = field(
-        "Tags that a backend of the route must have, all of them.", (), max_items=32, items=DATA_CLASS
+        "Tags that a backend of the route must all have.", (), max_items=32, items=DATA_CLASS
     )
     task_complexity: str | None = field("Complexity that the request declares.", enum=("simple", "moderate", "complex"))
-    latency_slo_ms: int | None = field("Latency that the request may take, in ms.", minimum=1, name="latencySLOMs")
+    latency_slo_ms: int | None = field("Latency objective of the request in ms.", minimum=1, name="latencySLOMs")
 
 
 @attrs.frozen(kw_only=True)
 class Route(Wired):
-    """Where a request goes."""
+    """Backends for the requests of a rule."""
 
     backends: tuple[str, ...] = field(
-        "Names of backends, best first.",
+        "Names of backends in order of preference.",
         REQUIRED,
         min_items=1,
         max_items=_MAX_ROUTE_BACKENDS,
         items=SchemaFacts(min_length=1, max_length=NAME_CHARACTERS),
     )
-    strategy: str = field("How a backend is chosen.", "primary-fallback", enum=ROUTE_STRATEGIES)
+    strategy: str = field("Strategy for choosing a backend.", "primary-fallback", enum=ROUTE_STRATEGIES)
 
 
 @attrs.frozen(kw_only=True)
 class RouterRule(Wired):
-    """One rule; the first that matches decides."""
+    """Routing rule; the first match applies."""
 
     name: str = field("Name in logs and metrics.", REQUIRED, pattern=ROUTER_NAME, max_length=NAME_CHARACTERS)
-    match: Match = field("Conditions that the request meets all of; none means every request.", Match)
-    route: Route = field("Where the request goes.", REQUIRED)
-    fail_closed: bool | None = field("Refuses when no backend of the route can answer, and never falls through.")
-    timeout: str | None = field("Longest wait for the first byte of an answer; wins over the backend's.", **_TIME)
+    match: Match = field("Criteria that a request must all meet; empty matches every request.", Match)
+    route: Route = field("Backends for matching requests.", REQUIRED)
+    fail_closed: bool | None = field("Whether to refuse a request if no backend of the route can serve it.")
+    timeout: str | None = field("Timeout for the first byte of a response; overrides the backend's.", **_TIME)
 
 
-# -- what routes -------------------------------------------------------------------------------------------------------
+# -- the data plane ----------------------------------------------------------------------------------------------------
 
 
 @attrs.frozen(kw_only=True)
 class ProxySpec(Wired):
-    """The pods that route."""
+    """Pods of the router."""
 
-    image: str | None = field("Container image; unset means the controller's own.", min_length=1)
+    image: str | None = field("Container image; defaults to the controller's.", min_length=1)
     image_pull_secrets: tuple[LocalObjectReference, ...] = field("Secrets for pulling the image.", ())
-    replicas: int | None = field("How many pods; unset means 1.", minimum=1, maximum=10)
+    replicas: int | None = field("Number of pods; defaults to 1.", minimum=1, maximum=10)
     resources: Mapping[str, Any] | None = field(
         "Requests and limits of the container, as in a pod.", pod_part="ResourceRequirements"
     )
     node_selector: Mapping[str, str] = field("Labels that a node must have.", dict)
     response_header_timeout: str | None = field(
-        "Longest wait for the first byte of an answer, where neither rule nor backend says.", **_TIME
+        "Timeout for the first byte of a response, unless the rule or backend has one.", **_TIME
     )
-    quarantine_duration: str | None = field(
-        "How long a backend that failed is left alone.", pattern=DURATION, max_length=32
-    )
-    revision_history_limit: int | None = field("Old ReplicaSets to keep.", minimum=0)
+    quarantine_duration: str | None = field("Quarantine of a failed backend.", pattern=DURATION, max_length=32)
+    revision_history_limit: int | None = field("Number of old ReplicaSets to retain.", minimum=0)
 
 
 @attrs.frozen(kw_only=True)
 class MCPServer(Wired):
     """Reserved."""
 
-    enabled: bool | None = field("Reserved; nothing reads it.")
+    enabled: bool | None = field("Reserved; ignored.")
 
 
 # -- the kind ---------------------------------------------------------------------------------------------------------
@@ -254,7 +250,7 @@ _IS_LOCAL: Final = (
 
 @attrs.frozen(kw_only=True)
 class ModelRouterSpec(Wired):
-    """Which backends there are, and which requests go where."""
+    """Desired state of a router: backends, rules and policy."""
 
     RULES: ClassVar = (
         Rule(
@@ -294,26 +290,26 @@ class ModelRouterSpec(Wired):
     backends: tuple[Backend, ...] = field(
         "Destinations of requests.", REQUIRED, min_items=1, max_items=_MAX_BACKENDS, list_map_keys=("name",)
     )
-    rules: tuple[RouterRule, ...] = field("Rules; the first that matches decides.", (), max_items=_MAX_RULES)
+    rules: tuple[RouterRule, ...] = field("Routing rules; the first match applies.", (), max_items=_MAX_RULES)
     default_route: str | None = field(
-        "Backend for requests that no rule matches; unset refuses them.", max_length=NAME_CHARACTERS
+        "Backend for requests that match no rule; unset refuses them.", max_length=NAME_CHARACTERS
     )
     default_route_strategy: str = field(
-        "Static takes defaultRoute; BackendNameMatch first looks for a backend by the request's model.",
+        "Static uses defaultRoute; BackendNameMatch first looks up a backend by the request's model.",
         "Static",
         enum=DEFAULT_ROUTES,
     )
-    policy: RouterPolicy | None = field("What holds for all rules.")
-    endpoint: EndpointSpec = field("How clients reach the router.", EndpointSpec)
-    proxy: ProxySpec | None = field("The pods that route.")
-    data_plane: str = field("Who routes: pods of ours, or an AI gateway.", "Proxy", enum=DATA_PLANES)
+    policy: RouterPolicy | None = field("Policy for all rules.")
+    endpoint: EndpointSpec = field("Endpoint for clients.", EndpointSpec)
+    proxy: ProxySpec | None = field("Pods of the router.")
+    data_plane: str = field("Data plane: pods of LLMKube, or an AI gateway.", "Proxy", enum=DATA_PLANES)
     gateway_ref: GatewayReference | None = field("Gateway to attach to, for dataPlane Gateway.")
     mcp_server: MCPServer | None = field("Reserved.")
 
 
 @attrs.frozen(kw_only=True)
 class ModelRouter(Object):
-    """One endpoint in front of local and external models."""
+    """One endpoint for local and external models."""
 
     RESOURCE: ClassVar[Resource] = Resource(
         GROUP,
@@ -331,4 +327,4 @@ class ModelRouter(Object):
         Column("Age", ".metadata.creationTimestamp", "date"),
     )
     spec: ModelRouterSpec
-    status: ModelRouterStatus = field("How routing goes.", ModelRouterStatus)
+    status: ModelRouterStatus = field("Observed state of the router.", ModelRouterStatus)

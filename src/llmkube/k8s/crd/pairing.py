@@ -1,8 +1,8 @@
-"""The runtimes, and which of them reads which format: what a Model and a service have to agree on.
+"""The runtimes with the formats that they read and the hardware that they run on.
 
-No schema of one of the two can say it. gguf goes with llama.cpp, mlx with the engines built on MLX, the rest with vLLM,
-TGI and their like. A generic container reads what it reads; only mlx is nothing for it. gguf is also the default of
-`spec.format`, so the user may not have chosen it: an engine that brings its own weights is not held to it.
+No schema can check a Model against a service. gguf requires llama.cpp, mlx an engine built on MLX, the other formats
+vLLM, TGI and similar engines. A generic container is assumed to read all formats but mlx. gguf is also the default of
+`spec.format`, so it may not be the user's choice: it is not checked for an engine that fetches its own weights.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,14 +24,14 @@ _TENSORS: Final = ("safetensors", "pytorch", "custom")
 
 @attrs.frozen
 class RuntimeFacts:
-    """What objects have to know of a runtime; what it does are rows of the same name in `llmkube.runtimes`.
+    """The formats and the hardware of a runtime; `llmkube.runtimes` implements the runtime of the same name.
 
     Attributes:
         name: The value of `spec.runtime`.
-        enum: Its place among the values in the schema, to which a new one is added as the last.
-        pods: The formats that it is handed in a pod; () of one that pods do not run.
-        hosts: Those that it is handed on a host; () of one that agents do not run.
-        hardware: What it computes on; () of one that computes on all.
+        enum: Its position among the values in the schema; new ones are appended.
+        pods: The formats that it reads in a pod; () if it does not run in pods.
+        hosts: The formats that it reads on a host; () if agents do not run it.
+        hardware: The accelerators that it runs on; () for all.
     """
 
     name: str
@@ -42,11 +42,11 @@ class RuntimeFacts:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """All formats that it reads."""
+        """The formats that the runtime reads."""
         return self.pods or self.hosts
 
     def computes_on(self, accelerator: str) -> bool:
-        """Whether it runs on this hardware."""
+        """Return whether the runtime runs on this accelerator."""
         return not self.hardware or accelerator in self.hardware
 
 
@@ -68,32 +68,32 @@ RUNTIMES: Final[Mapping[str, RuntimeFacts]] = {
         RuntimeFacts("generic", 4, pods=(GGUF, *_TENSORS)),
     )
 }
-"""All runtimes by name, in the order in which they are proposed; one that is not listed (a plug-in's) reads all."""
+"""All runtimes by name, in the order in which messages suggest them; a plugin's, not listed here, reads all formats."""
 
 RUNTIME_NAMES: Final = tuple(sorted(RUNTIMES, key=lambda name: RUNTIMES[name].enum))
 """The values of `spec.runtime`."""
 
 HOST_ENGINES: Final = tuple(name for name, facts in RUNTIMES.items() if facts.hosts)
-"""What agents run today, in the order in which they are proposed."""
+"""The runtimes that agents run, in the order in which messages suggest them."""
 
 
 def host_engines_for(model_format: str, accelerator: str) -> list[str]:
-    """Return what agents run with weights of this format on this hardware."""
+    """Return the runtimes that agents run with this format on this accelerator."""
     rows = RUNTIMES.items()
     return [name for name, facts in rows if model_format in facts.hosts and facts.computes_on(accelerator)]
 
 
 def resolve_runtime(runtime: str, model_format: str, accelerator: str, *, mlx_runtime: str = MLX_RUNTIME) -> str:
-    """Return the engine that a service gets: the default one, on metal and with mlx weights, is built on MLX.
+    """Return the runtime that serves a service: an MLX runtime instead of the default for mlx weights on metal.
 
     The API server writes the default runtime into every object, so `llamacpp` may not be the user's choice;
-    `llama-server` is, and stays.
+    `llama-server` always is, and is not replaced.
 
     Args:
         runtime: The service's `spec.runtime`.
         model_format: The Model's `spec.format`.
         accelerator: The Model's `spec.hardware.accelerator`.
-        mlx_runtime: Which of the engines built on MLX the host takes by default (`mlx_runtime_of`).
+        mlx_runtime: The host's default MLX runtime (`mlx_runtime_of`).
     """
     if (runtime, model_format, accelerator) == (DEFAULT_RUNTIME, MLX, METAL):
         return mlx_runtime
@@ -101,20 +101,20 @@ def resolve_runtime(runtime: str, model_format: str, accelerator: str, *, mlx_ru
 
 
 def mlx_runtime_of(*, has_omlx: bool) -> str:
-    """Return the engine built on MLX that a host takes where none is named: oMLX where it is there, else mlx-lm."""
+    """Return a host's default MLX runtime: oMLX if installed, else mlx-lm."""
     return OMLX if has_omlx else MLX_RUNTIME
 
 
 def pod_mismatch(runtime: str, model_format: str, accelerator: str, *, brings_weights: bool = False) -> str:
-    """Return why an engine in a pod cannot serve a Model of this format, with the way out; empty when it can.
+    """Return why an engine in a pod cannot serve a Model of this format, with a fix; empty if it can.
 
-    The fields to blame are the service's `spec.runtime` and `Model.spec.format`.
+    The cause is in the service's `spec.runtime` and `Model.spec.format`.
 
     Args:
         runtime: The service's `spec.runtime`.
         model_format: The Model's `spec.format`.
         accelerator: The Model's `spec.hardware.accelerator`.
-        brings_weights: The engine fetches for itself (tgi, personaplex, `skipModelInit`), and is handed no file.
+        brings_weights: The engine fetches the weights itself (tgi, personaplex, `skipModelInit`).
     """
     facts = RUNTIMES.get(runtime)
     readable = FORMATS if facts is None else facts.reads
@@ -122,13 +122,13 @@ def pod_mismatch(runtime: str, model_format: str, accelerator: str, *, brings_we
         return ""
     fitting = [name for name, facts in RUNTIMES.items() if model_format in facts.pods]
     other = _other_runtime(fitting or host_engines_for(model_format, accelerator))
-    return f"{_format_problem(runtime, readable, model_format)}: set that format{other}"
+    return f"{_format_problem(runtime, readable, model_format)}; use weights in that format{other}"
 
 
 def host_mismatch(engine: str, model_format: str, accelerator: str) -> str:
-    """Return why a host's engine cannot serve a Model of this format, with the way out; empty when it can.
+    """Return why a host's engine cannot serve a Model of this format, with a fix; empty if it can.
 
-    The way out is one that a host has: an agent starts no pods.
+    The fix names only runtimes of hosts: an agent starts no pods.
 
     Args:
         engine: One of `HOST_ENGINES`.
@@ -140,25 +140,25 @@ def host_mismatch(engine: str, model_format: str, accelerator: str) -> str:
         return ""
     problem, fitting = _format_problem(engine, readable, model_format), host_engines_for(model_format, accelerator)
     if fitting:
-        return f"{problem}: set that format{_other_runtime(fitting)}"
+        return f"{problem}; use weights in that format{_other_runtime(fitting)}"
     served = [name for name in FORMATS if host_engines_for(name, accelerator)]
-    return f"{problem}: name weights in {' or '.join(served)}, which an agent serves on {accelerator}"
+    return f"{problem}; use weights in {' or '.join(served)}, which an agent serves on {accelerator}"
 
 
 def hardware_mismatch(engine: str, model_format: str, accelerator: str) -> str:
-    """Return why a host's engine does not compute on this hardware, with the way out; empty when it does.
+    """Return why a host's engine does not run on this accelerator, with a fix; empty if it does.
 
-    The field to blame is `Model.spec.hardware.accelerator`. The arguments are those of `host_mismatch`.
+    The cause is in `Model.spec.hardware.accelerator`. The arguments are those of `host_mismatch`.
     """
     facts = RUNTIMES[engine]
     if facts.computes_on(accelerator):
         return ""
     other = _other_runtime(host_engines_for(model_format, accelerator))
-    return f"{engine} computes on {' or '.join(facts.hardware)}, not {accelerator}: set that{other}"
+    return f"{engine} runs on {' or '.join(facts.hardware)}, not {accelerator}; change the accelerator{other}"
 
 
 def _other_runtime(fitting: Sequence[str]) -> str:
-    return f", or spec.runtime to {' or '.join(fitting)}" if fitting else ""
+    return f", or set spec.runtime to {' or '.join(fitting)}" if fitting else ""
 
 
 def _format_problem(engine: str, readable: tuple[str, ...], model_format: str) -> str:

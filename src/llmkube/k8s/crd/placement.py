@@ -1,4 +1,4 @@
-"""Where a model runs, what it may take, and how its pods come and go: hardware, resources, replicas, roll-outs."""
+"""Parts of specs about placement: hardware, resources, endpoints, autoscaling, caches, rollouts."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final
@@ -15,22 +15,22 @@ GPU_SHARING_MODES: Final = ("exclusive", "shared", "partitioned")
 SERVICE_TYPES: Final = ("ClusterIP", "NodePort", "LoadBalancer")
 
 _EXTENDED_RESOURCE: Final = r"^[a-z0-9.\-]+/[a-z0-9._\-]+$"
-_QUANTITY_CHARACTERS: Final = 64  # more than any amount needs; a rule's cost is reckoned with the longest text
+_QUANTITY_CHARACTERS: Final = 64  # more than any quantity needs; a rule's cost is estimated with the longest string
 
 # -- of a Model -------------------------------------------------------------------------------------------------------
 
 
 @attrs.frozen(kw_only=True)
 class Sharding(Wired):
-    """Split one model over several GPUs."""
+    """Distribution of one model over several GPUs."""
 
-    strategy: str = field("How the model is cut up.", "layer", enum=SPLIT_STRATEGIES)
-    layer_split: tuple[str, ...] = field('Layer range per GPU, such as "0-24"; unset means equal shares.', ())
+    strategy: str = field("Strategy for splitting the model.", "layer", enum=SPLIT_STRATEGIES)
+    layer_split: tuple[str, ...] = field('Layer range per GPU, such as "0-24"; defaults to equal shares.', ())
 
 
 @attrs.frozen(kw_only=True)
 class ResourceClaim(Wired):
-    """A device that the cluster hands out by a claim (dynamic resource allocation)."""
+    """Device that is allocated by a claim (dynamic resource allocation)."""
 
     RULES: ClassVar = (
         Rule(
@@ -41,13 +41,13 @@ class ResourceClaim(Wired):
     name: str = field("Name of the claim within the pod.", REQUIRED, min_length=1, max_length=63)
     resource_claim_name: str | None = field("ResourceClaim that all replicas share.", **NAMED)
     resource_claim_template_name: str | None = field(
-        "ResourceClaimTemplate that each replica gets a claim of its own from.", **NAMED
+        "ResourceClaimTemplate from which each replica gets its own claim.", **NAMED
     )
 
 
 @attrs.frozen(kw_only=True)
 class GPU(Wired):
-    """The GPUs that a model wants."""
+    """GPUs of a model."""
 
     RULES: ClassVar = (
         Rule(
@@ -55,22 +55,20 @@ class GPU(Wired):
             "resourceName and resourceClaims exclude each other",
         ),
     )
-    enabled: bool | None = field("Marks the model as made for a GPU; count decides how many it gets.")
-    count: int | None = field(
-        "GPUs per replica; above 0 it wins over the service's resources.gpu.", minimum=0, maximum=8
-    )
-    layers: int | None = field("Layers to offload to the GPU; -1 means all of them.", minimum=-1)
+    enabled: bool | None = field("Whether the model is meant for a GPU; count sets the number of GPUs.")
+    count: int | None = field("GPUs per replica; above 0, overrides the service's resources.gpu.", minimum=0, maximum=8)
+    layers: int | None = field("Number of layers to offload to the GPU; -1 means all.", minimum=-1)
     memory: str | None = field("Memory that one GPU must have.", pattern=QUANTITY)
-    vendor: str = field("Maker of the GPU.", "nvidia", enum=GPU_VENDORS)
+    vendor: str = field("Vendor of the GPU.", "nvidia", enum=GPU_VENDORS)
     runtime: str | None = field("Compute stack for AMD GPUs.", enum=("vulkan", "rocm"))
-    sharding: Sharding | None = field("How several GPUs share the model.")
+    sharding: Sharding | None = field("Distribution of the model over several GPUs.")
     resource_name: str | None = field(
-        "Extended resource that pods request instead of the vendor's own.",
+        "Extended resource that pods request, instead of the vendor's.",
         pattern=_EXTENDED_RESOURCE,
         max_length=NAME_BYTES,
     )
     toleration_key: str | None = field(
-        "Taint that pods tolerate, where it is not called as the resource is.",
+        "Key of the taint that pods tolerate, if it is not the name of the resource.",
         pattern=_EXTENDED_RESOURCE,
         max_length=NAME_BYTES,
     )
@@ -81,20 +79,20 @@ class GPU(Wired):
 
 @attrs.frozen(kw_only=True)
 class Hardware(Wired):
-    """What a model runs on, and how much of the host's memory it may take."""
+    """Hardware that a model runs on, and its share of the host's memory."""
 
     accelerator: str = field(
         "Hardware that serves the model; metal always means a host agent.", "cpu", enum=ACCELERATORS
     )
     gpu: GPU | None = field("GPU count, offload and split.")
     memory_budget: str | None = field(
-        "Memory cap of the serving process; wins over memoryFraction, and over a host agent's budget by default.",
+        "Memory limit of the serving process; overrides memoryFraction and, by default, a host agent's budget.",
         pattern=QUANTITY,
         max_length=_QUANTITY_CHARACTERS,
         rules=(POSITIVE,),
     )
     memory_fraction: float | None = field(
-        "Share of the host's memory that the model may take.", minimum=0, exclusive_minimum=True, maximum=1
+        "Share of the host's memory that the model may use.", minimum=0, exclusive_minimum=True, maximum=1
     )
 
 
@@ -103,7 +101,7 @@ class ModelResources(Wired):
     """CPU and memory that serving pods request for this model."""
 
     cpu: str | None = field("CPU request.", pattern=QUANTITY)
-    memory: str | None = field("Memory request; leave room above the file's size for the KV cache.", pattern=QUANTITY)
+    memory: str | None = field("Memory request; add memory for the KV cache to the file's size.", pattern=QUANTITY)
 
 
 # -- of an InferenceService -------------------------------------------------------------------------------------------
@@ -111,23 +109,23 @@ class ModelResources(Wired):
 
 @attrs.frozen(kw_only=True)
 class GPUSharing(Wired):
-    """Whether a replica has its GPU for itself."""
+    """Sharing of a GPU with other pods."""
 
     RULES: ClassVar = (
         Rule("self.mode != 'partitioned' || has(self.profile)", "mode partitioned needs a profile", ".profile"),
         Rule("self.mode == 'partitioned' || !has(self.profile)", "profile needs mode partitioned", ".profile"),
         Rule("self.mode == 'shared' || !has(self.memoryLimitGiB)", "memoryLimitGiB needs mode shared"),
     )
-    mode: str = field("Whole GPUs, a shared one, or a partition of one.", "exclusive", enum=GPU_SHARING_MODES)
+    mode: str = field("Exclusive GPUs, a shared GPU, or a partition of one.", "exclusive", enum=GPU_SHARING_MODES)
     profile: str | None = field("Partition profile, such as 1g.24gb.", min_length=1)
     memory_limit_gib: int | None = field(
-        "GiB of GPU memory that the service counts for.", minimum=1, name="memoryLimitGiB"
+        "GiB of GPU memory that are accounted to the service.", minimum=1, name="memoryLimitGiB"
     )
 
 
 @attrs.frozen(kw_only=True)
 class ServiceResources(Wired):
-    """What each replica requests."""
+    """Resource requests of each replica."""
 
     RULES: ClassVar = (
         Rule(
@@ -140,38 +138,36 @@ class ServiceResources(Wired):
     cpu: str | None = field("CPU request per replica.", pattern=QUANTITY)
     memory: str | None = field("Memory request per replica.", pattern=QUANTITY)
     host_memory: str | None = field(
-        "Memory request when part of the model stays on the CPU; wins over memory.", pattern=QUANTITY
+        "Memory request if part of the model stays on the CPU; overrides memory.", pattern=QUANTITY
     )
-    ephemeral_storage: str | None = field(
-        "Node storage that is requested, and the most that is granted.", pattern=QUANTITY
-    )
-    gpu_memory: str | None = field("Memory that one GPU must have; a note for people.", pattern=QUANTITY)
-    gpu_sharing: GPUSharing | None = field("Whether a replica has its GPU for itself.")
+    ephemeral_storage: str | None = field("Request and limit of ephemeral storage.", pattern=QUANTITY)
+    gpu_memory: str | None = field("Memory that one GPU must have; informational only.", pattern=QUANTITY)
+    gpu_sharing: GPUSharing | None = field("Sharing of a GPU with other pods.")
 
 
 @attrs.frozen(kw_only=True)
 class GatewayReference(Wired):
-    """Name a Gateway, here or in another namespace."""
+    """Reference to a Gateway in this or another namespace."""
 
     name: str = field("Name of the Gateway.", REQUIRED, **NAMED)
-    namespace: str | None = field("Namespace of the Gateway; unset means the object's own.", max_length=63)
+    namespace: str | None = field("Namespace of the Gateway; defaults to the object's.", max_length=63)
 
 
 @attrs.frozen(kw_only=True)
 class GatewayExposure(Wired):
-    """Offer the service through an AI gateway."""
+    """Exposure of the service through an AI gateway."""
 
     RULES: ClassVar = (
         Rule("!has(self.enabled) || !self.enabled || has(self.gatewayRef)", "an enabled gateway needs a gatewayRef"),
     )
-    enabled: bool | None = field("Turns the exposure on.")
+    enabled: bool | None = field("Whether to expose the service.")
     gateway_ref: GatewayReference | None = field("Gateway to attach to.")
-    model_name: str | None = field("Model name that clients send; unset means the modelRef.", min_length=1)
+    model_name: str | None = field("Model name that clients send; defaults to the modelRef.", min_length=1)
 
 
 @attrs.frozen(kw_only=True)
 class EndpointSpec(Wired):
-    """How clients reach the service."""
+    """Endpoint for clients."""
 
     RULES: ClassVar = (
         Rule(
@@ -185,15 +181,13 @@ class EndpointSpec(Wired):
     node_port: int | None = field(
         "Fixed port on every node, for type NodePort.", minimum=30000, maximum=32767, rendered=True
     )
-    path: str = field("Path that is appended in status.endpoint.", "/v1/chat/completions")
-    gateway: GatewayExposure | None = field(
-        "Leads clients of a Gateway to the service, by model name or path.", rendered=True
-    )
+    path: str = field("Path of the URL in status.endpoint.", "/v1/chat/completions")
+    gateway: GatewayExposure | None = field("Exposure through a Gateway, by model name or path.", rendered=True)
 
 
 @attrs.frozen(kw_only=True)
 class ScalingMetric(Wired):
-    """One figure that drives the autoscaler."""
+    """Metric for the autoscaler."""
 
     RULES: ClassVar = (
         Rule("self.type != 'Resource' || self.name in ['cpu', 'memory']", "a Resource is cpu or memory", ".name"),
@@ -208,48 +202,48 @@ class ScalingMetric(Wired):
         ),
     )
     type: str = field(
-        "Pods averages a metric over pods; Resource looks at cpu or memory.", REQUIRED, enum=("Pods", "Resource")
+        "Pods uses a metric averaged over pods; Resource uses cpu or memory.", REQUIRED, enum=("Pods", "Resource")
     )
     name: str = field("Name of the metric, or cpu or memory.", REQUIRED, **NAMED)
     target_average_value: str | None = field(
-        "Wanted average per pod; unset means 2 for type Pods.",
+        "Target average per pod; defaults to 2 for type Pods.",
         pattern=QUANTITY,
         max_length=_QUANTITY_CHARACTERS,
         rules=(POSITIVE,),
     )
-    target_average_utilization: int | None = field("Wanted percentage of the request, for type Resource.", minimum=1)
+    target_average_utilization: int | None = field("Target percentage of the request, for type Resource.", minimum=1)
 
 
 @attrs.frozen(kw_only=True)
 class Autoscaling(Wired):
-    """Let an autoscaler choose the replica count; spec.replicas is where it starts."""
+    """Autoscaling of the replica count, starting from spec.replicas."""
 
     RULES: ClassVar = (Rule("self.minReplicas <= self.maxReplicas", "minReplicas must not exceed maxReplicas"),)
-    max_replicas: int = field("Highest replica count.", REQUIRED, minimum=1, maximum=100)
-    min_replicas: int = field("Lowest replica count.", 1, minimum=1, maximum=10)
+    max_replicas: int = field("Maximum replica count.", REQUIRED, minimum=1, maximum=100)
+    min_replicas: int = field("Minimum replica count.", 1, minimum=1, maximum=10)
     metrics: tuple[ScalingMetric, ...] = field(
-        "What to scale on; empty means the runtime's own queue metric.", (), max_items=16
+        "Metrics to scale on; defaults to the runtime's queue metric.", (), max_items=16
     )
 
 
 @attrs.frozen(kw_only=True)
 class EnvVar(Wired):
-    """One environment variable of the engine."""
+    """Environment variable of the engine."""
 
     name: str = field("Name of the variable.", REQUIRED, min_length=1)
     value: str | None = field("Literal value.")
     value_from: Mapping[str, Any] | None = field(
-        "Where the value comes from, as in a pod: secretKeyRef and the like.", pod_part="EnvVarSource"
+        "Source of the value, as in a pod, such as secretKeyRef.", pod_part="EnvVarSource"
     )
 
 
 @attrs.frozen(kw_only=True)
 class ProbeOverrides(Wired):
-    """Replace the runtime's probes one by one; each is a pod's Probe."""
+    """Probes that replace the runtime's, individually; each is a Probe as in a pod."""
 
-    startup: Mapping[str, Any] | None = field("Replaces the startup probe.", pod_part="Probe")
-    liveness: Mapping[str, Any] | None = field("Replaces the liveness probe.", pod_part="Probe")
-    readiness: Mapping[str, Any] | None = field("Replaces the readiness probe.", pod_part="Probe")
+    startup: Mapping[str, Any] | None = field("Startup probe.", pod_part="Probe")
+    liveness: Mapping[str, Any] | None = field("Liveness probe.", pod_part="Probe")
+    readiness: Mapping[str, Any] | None = field("Readiness probe.", pod_part="Probe")
 
 
 CACHE_PERSISTENCE: Final = ("Cached", "Ephemeral")
@@ -258,7 +252,7 @@ SLO_INDICATORS: Final = ("availability", "latency")
 
 @attrs.frozen(kw_only=True)
 class ModelCache(Wired):
-    """Where a service's pods keep the weights."""
+    """Storage of the weights for the pods of a service."""
 
     RULES: ClassVar = (
         Rule(
@@ -267,79 +261,77 @@ class ModelCache(Wired):
         ),
     )
     persistence: str | None = field(
-        "Cached keeps weights on a volume of the namespace, Ephemeral fetches them for each pod; unset means Cached.",
+        "Cached stores weights on a volume of the namespace, Ephemeral fetches them for each pod; defaults to Cached.",
         enum=CACHE_PERSISTENCE,
     )
-    claim_name: str | None = field("PersistentVolumeClaim to use instead of the namespace's own.", **NAMED)
+    claim_name: str | None = field("PersistentVolumeClaim to use instead of the namespace's.", **NAMED)
 
 
 @attrs.frozen(kw_only=True)
 class Fabric(Wired):
-    """How one member of a group over several nodes reaches the others."""
+    """Network between the members of a multi-node group, for one member."""
 
-    address: str | None = field("Address of the member in the fabric.", **NAMED)
-    socket_interface: str | None = field("Network interface for the first contact.", min_length=1)
-    ib_hca: str | None = field("RDMA devices, as NCCL names them.", min_length=1, name="ibHCA")
+    address: str | None = field("Address of the member in this network.", **NAMED)
+    socket_interface: str | None = field("Network interface for the rendezvous.", min_length=1)
+    ib_hca: str | None = field("RDMA devices, in NCCL's notation (NCCL_IB_HCA).", min_length=1, name="ibHCA")
 
 
 @attrs.frozen(kw_only=True)
 class MemberCache(Wired):
-    """Where one member of a group keeps the weights."""
+    """Storage of the weights for one member of a multi-node group."""
 
     claim_name: str | None = field("PersistentVolumeClaim of the member.", **NAMED)
 
 
 @attrs.frozen(kw_only=True)
 class Member(Wired):
-    """One node of a group over several nodes."""
+    """One member of a multi-node group."""
 
     node: str = field("Name of the node.", REQUIRED, **NAMED)
-    fabric: Fabric | None = field("How it reaches the others.")
-    model_cache: MemberCache | None = field("Where it keeps the weights.")
+    fabric: Fabric | None = field("Network to the other members.")
+    model_cache: MemberCache | None = field("Storage of the weights.")
 
 
 @attrs.frozen(kw_only=True)
 class MultiNode(Wired):
-    """One model over several nodes, as the Go implementation writes it: the first node answers, the others compute."""
+    """Serving of one model over several nodes, compatible with the Go implementation."""
 
-    members: tuple[Member, ...] = field("The nodes, the first of which answers.", REQUIRED, min_items=1, max_items=64)
+    members: tuple[Member, ...] = field("Nodes; the first serves requests.", REQUIRED, min_items=1, max_items=64)
     rdma_resource: str | None = field("Extended resource that each member requests.", min_length=1)
-    ib_gid_index: int | None = field("Index of the RoCE address, as NCCL counts.", minimum=0, name="ibGIDIndex")
-    rendezvous_port: int | None = field("Port of the first contact.", minimum=1, maximum=65535)
+    ib_gid_index: int | None = field("Index of the RoCE GID, as in NCCL.", minimum=0, name="ibGIDIndex")
+    rendezvous_port: int | None = field("Port of the rendezvous.", minimum=1, maximum=65535)
 
 
 @attrs.frozen(kw_only=True)
 class HostReplicas(Wired):
-    """Replicas on hosts beside those in pods: clients find both behind the one Service."""
+    """Replicas on hosts, in addition to those in pods, behind the same Service."""
 
     model_ref: str = field(
-        "Name of the Model for hosts in the same namespace, such as the same weights for metal.",
-        REQUIRED,
-        **NAMED,
+        "Name of the Model for hosts in the same namespace, such as the same weights for metal.", REQUIRED, **NAMED
     )
-    replicas: int = field("How many hosts serve it, besides spec.replicas pods.", 1, minimum=0, maximum=10)
+    replicas: int = field("Number of hosts, in addition to spec.replicas pods.", 1, minimum=0, maximum=10)
 
 
 @attrs.frozen(kw_only=True)
 class RolloutPolicy(Wired):
-    """When a change may replace running pods."""
+    """Restrictions on when an edit may replace running pods."""
 
-    wait_for_idle: bool | None = field("Holds an edit back until no replica has a request.")
-    idle_timeout_seconds: int = field("Longest wait for idle replicas, in seconds; 0 means 300.", 300, minimum=0)
-    force: bool | None = field("Rolls at once, busy or not.")
+    wait_for_idle: bool | None = field("Whether to defer an edit until no replica has a request.")
+    idle_timeout_seconds: int = field("Maximum wait for idle replicas, in seconds; 0 means 300.", 300, minimum=0)
+    force: bool | None = field("Whether to roll out at once, without waiting for idle replicas.")
 
 
 @attrs.frozen(kw_only=True)
 class Disruption(Wired):
-    """When node autoscalers must leave the pods alone."""
+    """Protection of the pods from node autoscalers."""
 
-    protect_startup: bool = field("Protects pods while they load, also where disruption is not given.", True)
-    protect_always: bool | None = field("Protects pods all the time.")
+    protect_startup: bool = field("Whether to protect pods while they load; also applies without disruption.", True)
+    protect_always: bool | None = field("Whether to protect pods at all times.")
 
 
 @attrs.frozen(kw_only=True)
 class SLO(Wired):
-    """A service level objective, for Pyrra."""
+    """Service level objective, for Pyrra."""
 
     RULES: ClassVar = (
         Rule(
@@ -349,7 +341,7 @@ class SLO(Wired):
         ),
     )
     objective: str = field(
-        "Wanted percentage, as a decimal number from 50 to 99.999.",
+        "Target percentage, as a decimal number from 50 to 99.999.",
         REQUIRED,
         pattern=DECIMAL,
         max_length=16,
@@ -360,11 +352,11 @@ class SLO(Wired):
             ),
         ),
     )
-    indicator: str = field("What is measured.", "availability", enum=SLO_INDICATORS)
+    indicator: str = field("Service level indicator.", "availability", enum=SLO_INDICATORS)
     latency_threshold: str | None = field(
-        "Seconds that an answer may take, as a decimal number: a bound of the engine's own histogram.",
+        "Maximum seconds of a response, as a decimal number: a bucket bound of the engine's histogram.",
         pattern=DECIMAL,
         max_length=16,
     )
     window: str = field("Rolling window.", "28d", pattern=r"^[0-9]+[mhdw]$")
-    name: str | None = field("Name of the objective; unset means made up from the service's.", max_length=NAME_BYTES)
+    name: str | None = field("Name of the objective; defaults to a name from the service's.", max_length=NAME_BYTES)

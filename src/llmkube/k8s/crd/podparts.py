@@ -1,8 +1,8 @@
-"""The parts of a pod that our kinds carry as free-form maps are spelled out in the CRDs, as Kubernetes types them.
+"""The schemas of the parts of a pod that our kinds hold as free-form maps.
 
-No class decodes them: renderers pass them on to the pod as they came, and a cache of ten thousand services pays nothing
-for the three hundred fields in `podparts.json`. The API server knows them all, so that `kubectl explain` shows them and
-a misspelled `tcpSocket.prot` is refused when it is applied, not when a pod is made.
+No class decodes these parts: renderers pass them to the pod unchanged, and a cache of ten thousand services has no cost
+for the three hundred fields in `podparts.json`. The CRDs have all of them, so `kubectl explain` shows them and a
+misspelled `tcpSocket.prot` is refused when the object is applied, not when a pod is created.
 
 Facts: the Kubernetes API, v1.36, types of `k8s.io/api/core/v1`, as structural schemas by their Kubernetes names.
 """
@@ -20,7 +20,7 @@ def _text() -> bytes:
 
 
 def pod_parts() -> dict[str, dict[str, Any]]:
-    """Return the structural schema of each part, fresh on each call: YAML would write a shared node as a reference."""
+    """Return the structural schema of each part, new on each call: YAML would write a shared node as an alias."""
     parts: dict[str, dict[str, Any]] = json_text.loads(_text())
     return parts
 

@@ -1,4 +1,4 @@
-"""How engines serve a model: the options of each runtime that are more than one flag."""
+"""Options of the runtimes that are more than one flag."""
 
 from typing import ClassVar, Final
 
@@ -23,7 +23,7 @@ _WITHOUT_DRAFT: Final = (
 )  # fmt: skip
 SPECULATION_TYPES: Final = (*_WITH_DRAFT, *_WITH_OPTIONAL_DRAFT, *_WITHOUT_DRAFT)
 
-# An API server compares a whole number with the bounds' whole parts: to it, 0 is not below 0.1
+# An API server compares an integer with the truncated bounds: 0 is then not below 0.1
 _NOT_ZERO: Final = (Rule("self != 0.0", "must be at least 0.1"),)
 
 # -- llama.cpp --------------------------------------------------------------------------------------------------------
@@ -31,16 +31,16 @@ _NOT_ZERO: Final = (Rule("self != 0.0", "must be at least 0.1"),)
 
 @attrs.frozen(kw_only=True)
 class RopeScaling(Wired):
-    """Stretch a model's context beyond what it was trained for."""
+    """RoPE scaling, which extends the context beyond the trained one."""
 
-    type: str = field("Method of stretching.", REQUIRED, enum=("linear", "yarn", "longrope"))
-    factor: str | None = field("How far to stretch, as a decimal number.", pattern=DECIMAL)
+    type: str = field("Scaling method.", REQUIRED, enum=("linear", "yarn", "longrope"))
+    factor: str | None = field("Scaling factor, as a decimal number.", pattern=DECIMAL)
     original_context: int | None = field("Trained context in tokens, for yarn.", minimum=128)
 
 
 @attrs.frozen(kw_only=True)
 class SpeculativeDecoding(Wired):
-    """Guess several tokens ahead and let the model check them in one pass (llama.cpp)."""
+    """Speculative decoding in llama.cpp: several tokens are drafted and verified in one pass."""
 
     RULES: ClassVar = (
         Rule(
@@ -54,14 +54,14 @@ class SpeculativeDecoding(Wired):
         Rule("!(has(self.draftModel) && has(self.draftModelRef))", "draftModel and draftModelRef exclude each other"),
     )
     type: str = field(
-        "Who guesses: a draft model, the model's own extra heads, or n-grams of the text so far.",
+        "Source of the draft: a draft model, the model's own extra heads, or n-grams of the preceding text.",
         REQUIRED,
         enum=SPECULATION_TYPES,
     )
-    draft_model: str | None = field("Draft file among the Model's files.", **NAMED)
-    draft_model_ref: str | None = field("Name of a Model that holds the draft.", **NAMED)
-    n_draft_max: int | None = field("Most tokens to guess at once.", minimum=1)
-    p_min: float | None = field("Least probability at which guessing goes on.", minimum=0, maximum=1)
+    draft_model: str | None = field("File of the draft model, one of the Model's files.", **NAMED)
+    draft_model_ref: str | None = field("Name of the Model with the draft model.", **NAMED)
+    n_draft_max: int | None = field("Maximum tokens per draft.", minimum=1)
+    p_min: float | None = field("Minimum probability at which drafting continues.", minimum=0, maximum=1)
 
 
 # -- vLLM -------------------------------------------------------------------------------------------------------------
@@ -72,33 +72,33 @@ class VLLMSpeculative(Wired):
     """Speculative decoding in vLLM."""
 
     RULES: ClassVar = (Rule("!has(self.enabled) || !self.enabled || has(self.model)", "speculation needs a model"),)
-    enabled: bool | None = field("Turns speculation on.")
-    model: str | None = field("Draft model, as vLLM names it.", min_length=1)
-    num_speculative_tokens: int = field("Tokens to guess at once.", 4, minimum=1, maximum=16)
+    enabled: bool | None = field("Whether to use speculative decoding.")
+    model: str | None = field("Draft model, in vLLM's notation.", min_length=1)
+    num_speculative_tokens: int = field("Number of tokens per draft.", 4, minimum=1, maximum=16)
 
 
 @attrs.frozen(kw_only=True)
 class VLLMConfig(Wired):
-    """Options of the vLLM runtime."""
+    """Options of the runtime vllm."""
 
     max_model_len: int | None = field("Context length in tokens.", minimum=1)
     dtype: str | None = field("Type of weights and activations.", enum=("auto", "float16", "bfloat16"))
     quantization: str | None = field("Quantization method of the weights.", enum=VLLM_QUANTIZATIONS)
-    tensor_parallel_size: int | None = field("GPUs that share each layer; unset means all of the replica's.", minimum=1)
-    pipeline_parallel_size: int | None = field("GPUs that hold one layer after the other.", minimum=1)
+    tensor_parallel_size: int | None = field("Number of GPUs per layer; defaults to all of a replica.", minimum=1)
+    pipeline_parallel_size: int | None = field("Number of pipeline stages, each with part of the layers.", minimum=1)
     gpu_memory_utilization: float | None = field(
-        "Share of GPU memory to take.", minimum=0.1, maximum=0.99, rules=_NOT_ZERO
+        "Share of GPU memory to use.", minimum=0.1, maximum=0.99, rules=_NOT_ZERO
     )
-    max_num_batched_tokens: int | None = field("Most tokens in one step.", minimum=512)
+    max_num_batched_tokens: int | None = field("Maximum tokens per step.", minimum=512)
     kv_cache_dtype: str = field("Type of the KV cache.", "auto", enum=KV_DTYPES)
-    kv_cache_custom_dtype: str | None = field("KV cache type that a fork knows; wins over kvCacheDtype.")
-    cpu_offload_gb: int | None = field("GiB of weights to keep in host memory.", minimum=0, name="cpuOffloadGB")
+    kv_cache_custom_dtype: str | None = field("KV cache type of a vLLM fork; overrides kvCacheDtype.")
+    cpu_offload_gb: int | None = field("GiB of weights in host memory.", minimum=0, name="cpuOffloadGB")
     attention_backend: str | None = field("Attention implementation.", enum=VLLM_ATTENTION)
-    enable_prefix_caching: bool | None = field("Reuse the KV cache of common prefixes.")
-    enable_chunked_prefill: bool | None = field("Mix pieces of long prompts with decoding.")
-    enable_expert_parallel: bool | None = field("Spread experts over GPUs.")
+    enable_prefix_caching: bool | None = field("Whether to reuse the KV cache of common prefixes.")
+    enable_chunked_prefill: bool | None = field("Whether to mix chunks of long prompts with decoding.")
+    enable_expert_parallel: bool | None = field("Whether to distribute experts over GPUs.")
     speculative: VLLMSpeculative | None = field("Speculative decoding.")
-    hf_token_secret_ref: SecretKeySelector | None = field("Hugging Face token, given as HF_TOKEN.", atomic=True)
+    hf_token_secret_ref: SecretKeySelector | None = field("Hugging Face token, passed as HF_TOKEN.", atomic=True)
 
 
 # -- SGLang -----------------------------------------------------------------------------------------------------------
@@ -106,10 +106,10 @@ class VLLMConfig(Wired):
 
 @attrs.frozen(kw_only=True)
 class LoRAAdapter(Wired):
-    """An adapter that SGLang loads when it starts."""
+    """LoRA adapter that SGLang loads at startup."""
 
-    name: str = field("Name that requests ask for.", REQUIRED, min_length=1)
-    path: str = field("Where the adapter lies in the container.", REQUIRED, min_length=1)
+    name: str = field("Name of the adapter in requests.", REQUIRED, min_length=1)
+    path: str = field("Path of the adapter in the container.", REQUIRED, min_length=1)
 
 
 @attrs.frozen(kw_only=True)
@@ -123,52 +123,46 @@ class SGLangSpeculative(Wired):
             "acceptance thresholds mean nothing unless enabled is true",
         ),
     )
-    enabled: bool | None = field("Turns speculation on.")
-    algorithm: str | None = field("Who guesses.", enum=("EAGLE", "EAGLE3", "Medusa"))
-    draft_model_path: str | None = field("Draft model, as SGLang names it.", min_length=1)
-    num_draft_tokens: int = field("Tokens to guess at once.", 4, minimum=1)
-    num_steps: int | None = field("Steps of guessing before a check.", minimum=1)
-    eagle_top_k: int | None = field("Guesses to follow at each step.", minimum=1)
-    accept_threshold_single: float | None = field(
-        "Probability from which a single guess is taken.", minimum=0, maximum=1
-    )
-    accept_threshold_acc: float | None = field(
-        "Accumulated probability from which guesses are taken.", minimum=0, maximum=1
-    )
+    enabled: bool | None = field("Whether to use speculative decoding.")
+    algorithm: str | None = field("Drafting algorithm.", enum=("EAGLE", "EAGLE3", "Medusa"))
+    draft_model_path: str | None = field("Draft model, in SGLang's notation.", min_length=1)
+    num_draft_tokens: int = field("Number of tokens per draft.", 4, minimum=1)
+    num_steps: int | None = field("Number of drafting steps per verification.", minimum=1)
+    eagle_top_k: int | None = field("Number of candidates per step.", minimum=1)
+    accept_threshold_single: float | None = field("Acceptance threshold of a single token.", minimum=0, maximum=1)
+    accept_threshold_acc: float | None = field("Acceptance threshold of accumulated tokens.", minimum=0, maximum=1)
 
 
 @attrs.frozen(kw_only=True)
 class SGLangConfig(Wired):
-    """Options of the SGLang runtime."""
+    """Options of the runtime sglang."""
 
     context_length: int | None = field("Context length in tokens.", minimum=128)
     quantization: str | None = field("Quantization method of the weights.", min_length=1)
-    tensor_parallel_size: int | None = field("GPUs that share each layer; unset means all of the replica's.", minimum=1)
-    data_parallel_size: int | None = field("Copies of the model within the process.", minimum=1)
-    expert_parallel_size: int | None = field("GPUs that experts are spread over.", minimum=1)
+    tensor_parallel_size: int | None = field("Number of GPUs per layer; defaults to all of a replica.", minimum=1)
+    data_parallel_size: int | None = field("Number of copies of the model in the process.", minimum=1)
+    expert_parallel_size: int | None = field("Number of GPUs for the experts.", minimum=1)
     mem_fraction_static: float | None = field(
         "Share of GPU memory for weights and KV cache.", minimum=0.1, maximum=0.99, rules=_NOT_ZERO
     )
-    max_running_requests: int | None = field("Most requests at the same time.", minimum=1)
-    chunked_prefill_size: int | None = field("Most tokens of a prompt in one step.", minimum=512)
+    max_running_requests: int | None = field("Maximum concurrent requests.", minimum=1)
+    chunked_prefill_size: int | None = field("Maximum tokens of a prompt per step.", minimum=512)
     kv_cache_dtype: str = field("Type of the KV cache.", "auto", enum=KV_DTYPES)
-    kv_cache_custom_dtype: str | None = field("KV cache type that a fork knows; wins over kvCacheDtype.", min_length=1)
+    kv_cache_custom_dtype: str | None = field("KV cache type of an SGLang fork; overrides kvCacheDtype.", min_length=1)
     attention_backend: str | None = field("Attention implementation.", enum=SGLANG_ATTENTION)
-    enable_prefix_caching: bool | None = field("Reuse the KV cache of common prefixes.")
-    chat_template: str | None = field("Chat template: a name or a path in the container.", min_length=1)
-    reasoning_parser: str | None = field("How thinking is separated from the answer.", enum=("qwen3", "deepseek-r1"))
-    tool_call_parser: str | None = field("How tool calls are separated from the answer.", enum=SGLANG_TOOL_PARSERS)
-    skip_tokenizer_init: bool | None = field("Take and give token numbers, not texts.")
-    trust_remote_code: bool | None = field("Run code that comes with the model.")
-    log_level: str | None = field("What the engine logs.", enum=("debug", "info", "warning", "error"))
-    lora_adapters: tuple[LoRAAdapter, ...] = field("Adapters to load at start; they win over loraModules by name.", ())
-    lora_modules: tuple[str, ...] = field("Adapters to load at start: NAME=PATH.", (), items=SchemaFacts(min_length=1))
-    lora_target_modules: tuple[str, ...] = field(
-        "Layers that adapters may change.", (), items=SchemaFacts(min_length=1)
-    )
-    max_lora_rank: int | None = field("Highest rank of an adapter.", minimum=1)
+    enable_prefix_caching: bool | None = field("Whether to reuse the KV cache of common prefixes.")
+    chat_template: str | None = field("Chat template, by name or path in the container.", min_length=1)
+    reasoning_parser: str | None = field("Parser that extracts reasoning.", enum=("qwen3", "deepseek-r1"))
+    tool_call_parser: str | None = field("Parser that extracts tool calls.", enum=SGLANG_TOOL_PARSERS)
+    skip_tokenizer_init: bool | None = field("Whether requests and responses have token ids instead of text.")
+    trust_remote_code: bool | None = field("Whether to run code from the model's repository.")
+    log_level: str | None = field("Log level of the engine.", enum=("debug", "info", "warning", "error"))
+    lora_adapters: tuple[LoRAAdapter, ...] = field("Adapters loaded at startup; override loraModules by name.", ())
+    lora_modules: tuple[str, ...] = field("Adapters loaded at startup: NAME=PATH.", (), items=SchemaFacts(min_length=1))
+    lora_target_modules: tuple[str, ...] = field("Layers that adapters modify.", (), items=SchemaFacts(min_length=1))
+    max_lora_rank: int | None = field("Maximum rank of an adapter.", minimum=1)
     speculative: SGLangSpeculative | None = field("Speculative decoding.")
-    hf_token_secret_ref: SecretKeySelector | None = field("Hugging Face token, given as HF_TOKEN.", atomic=True)
+    hf_token_secret_ref: SecretKeySelector | None = field("Hugging Face token, passed as HF_TOKEN.", atomic=True)
 
 
 # -- TGI --------------------------------------------------------------------------------------------------------------
@@ -176,7 +170,7 @@ class SGLangConfig(Wired):
 
 @attrs.frozen(kw_only=True)
 class TGIConfig(Wired):
-    """Options of the Text Generation Inference runtime."""
+    """Options of the runtime tgi (Text Generation Inference)."""
 
     RULES: ClassVar = (
         Rule(
@@ -186,8 +180,8 @@ class TGIConfig(Wired):
     )
     quantize: str | None = field("Quantization method.", enum=("bitsandbytes", "gptq", "awq", "eetq"))
     dtype: str | None = field("Type of weights and activations.", enum=("float16", "bfloat16"))
-    max_input_length: int | None = field("Most tokens in a prompt.", minimum=1)
-    max_total_tokens: int | None = field("Most tokens in a prompt and its answer.", minimum=1)
+    max_input_length: int | None = field("Maximum tokens in a prompt.", minimum=1)
+    max_total_tokens: int | None = field("Maximum tokens in a prompt and its output.", minimum=1)
     hf_token_secret_ref: SecretKeySelector | None = field("Hugging Face token.", atomic=True)
 
 
@@ -196,11 +190,11 @@ class TGIConfig(Wired):
 
 @attrs.frozen(kw_only=True)
 class PersonaPlexConfig(Wired):
-    """Options of the PersonaPlex speech-to-speech runtime."""
+    """Options of the runtime personaplex (speech to speech)."""
 
     quantize_4bit: bool | None = field(
-        "Load the weights in 4 bits; the image's server has to know --quantize-4bit, which NVIDIA's own does not.",
+        "Whether to load the weights in 4 bits; the image must support --quantize-4bit, which NVIDIA's does not.",
         name="quantize4Bit",
     )
-    cpu_offload: bool | None = field("Keep part of the weights in host memory.")
-    hf_token_secret_ref: SecretKeySelector | None = field("Hugging Face token, given as HF_TOKEN.", atomic=True)
+    cpu_offload: bool | None = field("Whether to keep part of the weights in host memory.")
+    hf_token_secret_ref: SecretKeySelector | None = field("Hugging Face token, passed as HF_TOKEN.", atomic=True)

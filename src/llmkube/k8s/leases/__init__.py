@@ -1,6 +1,6 @@
-"""Leases: who leads, and which hosts are alive.
+"""Leases: leader election and the liveness of hosts.
 
-lease         held for as long as a body runs; the body is cancelled when the Lease is lost
+lease         holds a Lease while a body runs; the body is cancelled when the Lease is lost
 live_hosts    the hosts whose Leases are renewed; pure
-host_monitor  follows the hosts' Leases
+host_monitor  watches the hosts' Leases
 """

@@ -1,8 +1,8 @@
-"""Know which hosts are alive: follow their Leases, and read a silent one once more before its host counts as gone.
+"""Watch the Leases of hosts to know which hosts are alive; an overdue Lease is read again before its host is gone.
 
-The read matters: while the API server is away no host can renew its Lease, and our watch may be the one thing that is
-broken. As long as a Lease cannot be read no host is declared gone, and after that each one gets a whole Lease's time to
-renew. The controller and every agent judge by this, each with its own clock.
+During an outage of the API server no host can renew its Lease, and our own watch may be broken. While a Lease cannot be
+read, its host is not declared gone; afterwards it has the full duration of its Lease to renew. The controller and every
+agent run this, each with its own clock.
 """
 
 import random
@@ -29,7 +29,7 @@ log = structlog.get_logger()
 PERMISSIONS: Final = (Permission(Lease, LIST_AND_WATCH | {"get"}, place="system"),)
 
 READ_SECONDS: Final = 5.0
-"""How long the second look at a silent Lease may take, and the pause before the next one when it failed."""
+"""The timeout of the read of an overdue Lease, and the pause before the next one if it fails."""
 
 
 @attrs.define(eq=False)
@@ -38,11 +38,11 @@ class HostMonitor:
 
     Attributes:
         client: The API server.
-        namespace: Where hosts keep their Leases.
-        changed: Called when the set of live hosts, or what one of them serves, is another one; it must not block.
+        namespace: The namespace of the hosts' Leases.
+        changed: Called when the set of live hosts, or what a host serves, has changed; it must not block.
         leases: The Leases as last seen.
-        book: When each of them was seen to change.
-        updates: Its version grows when a host comes or goes, or one may be gone sooner than has been known.
+        tracker: The times at which they were seen to change.
+        updates: Its version grows when a host appears or is gone, or when the next deadline becomes earlier.
     """
 
     client: Client
@@ -54,7 +54,7 @@ class HostMonitor:
     _unconfirmed: set[Key] = attrs.field(factory=set)
 
     async def run_reflector(self, rng: random.Random) -> Never:
-        """Never return: follow the Leases."""
+        """Watch the Leases; never return."""
         await run_reflector(
             self.client,
             Lease,
@@ -66,7 +66,7 @@ class HostMonitor:
         )
 
     async def run_expiry(self) -> NoReturn:
-        """Never return: declare a host gone when its Lease has not changed for its duration and a read confirms it."""
+        """Declare a host gone when its Lease has not changed for its duration and a read confirms it; never return."""
         while True:
             version = self.updates.version
             overdue = self.tracker.overdue(trio.current_time())
@@ -77,10 +77,10 @@ class HostMonitor:
                     await self.updates.wait_newer(version)
 
     async def check_gone(self, host: str) -> bool:
-        """Read a host's Lease now, and return whether there is none, or one that has been silent for too long.
+        """Read a host's Lease now and return whether it is missing or has not been renewed in time.
 
         Raises:
-            ExternalError: It is not known.
+            ExternalError: The Lease could not be read.
         """
         key = Key(self.namespace, host)
         try:
@@ -100,7 +100,7 @@ class HostMonitor:
         except NotFoundError:
             self._observe(key, None)
         except (LLMKubeError, trio.TooSlowError) as error:
-            log.warning("cannot tell whether a host is alive", lease=str(key), error=str(error) or "no answer")
+            log.warning("host lease not read", lease=str(key), error=str(error) or "no answer")
             self._unconfirmed.add(key)
             self.tracker.postpone(key, trio.current_time() + READ_SECONDS)
             return
@@ -110,7 +110,7 @@ class HostMonitor:
             self.tracker.observe(lease, now, renewed=key in self._unconfirmed)
             if key in self.tracker.overdue(now):
                 self.tracker.mark_gone(key)
-                log.warning("host is gone: its lease was not renewed", lease=str(key))
+                log.warning("host lost: its lease was not renewed", lease=str(key))
             if self.tracker.hosts != before:
                 self.updates.put_nowait(None)
                 self.changed()
@@ -123,7 +123,7 @@ class HostMonitor:
         else:
             self.tracker.observe(lease, trio.current_time())
         changed = self.tracker.hosts != before
-        if changed or self.tracker.next_deadline < deadline:  # most are renewals, which wake no task
+        if changed or self.tracker.next_deadline < deadline:  # false for most events: renewals wake no task
             self.updates.put_nowait(None)
         if changed:
             self.changed()

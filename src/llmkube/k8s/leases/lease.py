@@ -1,26 +1,26 @@
-"""Leader election: the holder of the Lease acts, the other processes wait, and never two act at a time.
+"""Leader election: one process holds the Lease and acts, the others wait; never do two act at a time.
 
 ```
  candidate ──acquire──▶ holder ──renews every RENEW_SECONDS──▶ …
-     ▲                    │ no renewal for HOLD_SECONDS, or another name in the Lease
+    ▲                    │ no renewal for HOLD_SECONDS, or another holder in the Lease
      └────────────────────┘ the body is cancelled, then LeaseLostError
 ```
 
-Why two holders cannot meet, with nothing but each process's own monotonic clock:
+Two holders never overlap, and only each process's own monotonic clock is used:
 
-* A holder counts from the moment **before** it sent its last successful renewal, and its body is cancelled by Trio's
-  own deadline `HOLD_SECONDS` later, whatever its tasks wait for.
-* A candidate counts from the moment **after** it saw the Lease change, and waits for the whole `leaseDurationSeconds`
-  that stand in the Lease. That is longer; the difference is the time that a cancelled body has for its clean-up.
-* A renewal is one only if it changed the Lease: an API server does not move the version for a write without a change,
-  and a candidate would not see it. So no two renewals of a holder write the same time, even if its clock stands still.
-* Every write carries the resourceVersion that it was decided on, so of two candidates one gets a 409. A renewal that
-  meets a 409 reads again, and goes on only if the Lease still names this holder.
-* The name is this holder's alone: a random suffix separates two processes, or two runs, of the same identity.
+* A holder measures from the moment **before** it sent its last successful renewal; `HOLD_SECONDS` later a Trio deadline
+  cancels its body, whatever its tasks wait for.
+* A candidate measures from the moment **after** it saw the Lease change, and waits for the whole `leaseDurationSeconds`
+  of the Lease. That is longer; the difference is the time that a cancelled body has to clean up.
+* A renewal must change the Lease: an API server does not change the version for a write without a change, and a
+  candidate would not see it. So no two renewals of a holder write the same time, even if its clock does not advance.
+* Every write has the resourceVersion that it is based on, so of two candidates one gets a 409. After a 409, a renewal
+  reads the Lease again and continues only if it still names this holder.
+* The holder's name is unique: a random suffix distinguishes two processes, or two runs, with the same identity.
 
-The times in the Lease are for people and for other programs; none of them is ever compared with a clock here. What
-remains is a machine that was suspended: its clock may have stood still. Until its next renewal is answered, its body
-believes in the Lease; a write that must not come late needs a precondition of its own (a resourceVersion).
+The times in the Lease are for people and for other programs; they are never compared with a clock here. One gap
+remains: the clock of a suspended machine may not have advanced. Until its next renewal is answered, the body assumes
+that it still holds the Lease; a write that must not be late needs its own precondition (a resourceVersion).
 """
 
 import datetime
@@ -46,16 +46,16 @@ from llmkube.k8s.wire.times import micro_timestamp
 PERMISSIONS: Final = (Permission(Lease, frozenset({"get", "create", "patch"}), place="system"),)
 
 DURATION_SECONDS: Final = 30
-"""What stands in the Lease: how long candidates wait after the last change that they saw."""
+"""The `leaseDurationSeconds` of the Lease: the time that candidates wait after the last change that they saw."""
 
 HOLD_SECONDS: Final = 20.0
-"""How long after its last renewal a holder acts: less than the duration by what a cancelled body may need."""
+"""The time after its last renewal for which a holder acts; the rest of the duration is for a cancelled body to end."""
 
 RENEW_SECONDS: Final = 5.0
-"""Between two renewals, and between two looks of a candidate."""
+"""The interval of renewals, and of a candidate's reads."""
 
 RELEASE_SECONDS: Final = 2.0
-"""How long an orderly end may take to hand the Lease back; after that it expires by itself."""
+"""The timeout for releasing the Lease on exit; if it fails, the Lease expires."""
 
 _log = structlog.get_logger()
 
@@ -66,7 +66,7 @@ class LeaseLostError(ExternalError):
 
 @attrs.define(eq=False)
 class _Candidate:
-    """One attempt to hold one Lease, under a unique identity."""
+    """One attempt to hold one Lease with a unique identity."""
 
     client: Client
     key: Key
@@ -76,16 +76,16 @@ class _Candidate:
 
     writes: int = 0
 
-    # Set while the Lease is held: the version that our last renewal made, and when that renewal was sent.
+    # Set while the Lease is held: the version of our last renewal, and the time at which it was sent.
     version: str = ""
     renewed_at: float = -math.inf
 
-    # What was seen of another holder, and when.
+    # The version of another holder's Lease, and when it was first seen.
     seen: str = ""
     seen_at: float = 0.0
 
     async def acquire(self) -> None:
-        """Return once the Lease names us; no failure of the API server ends this."""
+        """Return when we hold the Lease; failures of the API server are retried."""
         logged_holder = ""
         while True:
             try:
@@ -97,12 +97,12 @@ class _Candidate:
                 if other is None:
                     return
                 if other != logged_holder:
-                    _log.info("lease is held by another", lease=str(self.key), holder=other)
+                    _log.info("lease held by another process", lease=str(self.key), holder=other)
                     logged_holder = other
             await trio.sleep(self._pause_seconds())
 
     async def renew(self, scope: trio.CancelScope) -> None:
-        """Renew, and move the scope's deadline with each renewal; return when another process holds the Lease."""
+        """Renew the Lease, extending the scope's deadline each time; return when another process holds it."""
         while True:
             await trio.sleep(self._pause_seconds())
             try:
@@ -119,21 +119,21 @@ class _Candidate:
                 scope.deadline = self.renewed_at + HOLD_SECONDS
 
     async def release(self) -> None:
-        """Hand the Lease back, so that the next one need not wait; only if it is still ours, and best effort."""
+        """Release the Lease if it is still ours, so that the next holder need not wait; best effort."""
         try:
             await self._write_if_ours({"holderIdentity": "", "leaseDurationSeconds": 1})
         except LLMKubeError as error:
-            _log.info("lease not handed back; it will expire", lease=str(self.key), error=str(error))
+            _log.info("lease not released; it will expire", lease=str(self.key), error=str(error))
 
     async def _try_acquire(self) -> str | None:
-        """Take the Lease if it is free; return the name of its holder if it is not."""
+        """Acquire the Lease if it is free; otherwise return the name of its holder."""
         try:
             lease = await self.client.get(Lease, self.key)
         except NotFoundError:
             await self._create()
             return None
         spec, version = lease.spec, f"{lease.metadata.uid}/{lease.metadata.resource_version}"
-        if spec.holder_identity and spec.holder_identity != self.holder:  # ours: taken by a call whose answer was lost
+        if spec.holder_identity and spec.holder_identity != self.holder:  # ours: a write whose response was lost
             if version != self.seen:
                 self.seen, self.seen_at = version, trio.current_time()
             if trio.current_time() < self.seen_at + (spec.lease_duration_seconds or DURATION_SECONDS):
@@ -153,22 +153,22 @@ class _Candidate:
         self.version, self.renewed_at = lease.metadata.resource_version, sent_at
 
     async def _write_if_ours(self, spec: Mapping[str, Any]) -> bool:
-        """Change the Lease; False when it names another holder or is gone."""
+        """Update the Lease; return False if it has another holder or is gone."""
         try:
             await self._write(self.version, spec)
         except NotFoundError:
             return False
         except ConflictError:
-            # A write of ours whose answer was lost, a new label, or a new holder: only a read can tell.
+            # A write of ours whose response was lost, a new label, or a new holder: only a read shows which.
             lease = await self.client.get(Lease, self.key)
             if lease.spec.holder_identity != self.holder:
-                _log.warning("lease was taken", lease=str(self.key), holder=lease.spec.holder_identity)
+                _log.warning("lease lost to another process", lease=str(self.key), holder=lease.spec.holder_identity)
                 return False
             await self._write(lease.metadata.resource_version, spec)
         return True
 
     async def _write(self, over_version: str, spec: Mapping[str, Any]) -> None:
-        """Change the Lease if it is still at that version; only then are we its holder from this moment on."""
+        """Update the Lease if it still has that version; if so, we hold it from the time of sending."""
         sent_at = trio.current_time()
         patch = {"metadata": {"resourceVersion": over_version}, "spec": {**spec, "renewTime": self._now()}}
         lease = await self.client.patch(Lease, self.key, patch)
@@ -180,7 +180,7 @@ class _Candidate:
         return {"holderIdentity": self.holder, "leaseDurationSeconds": DURATION_SECONDS}
 
     def _now(self) -> str:
-        """The time of day, with the number of the write for its microseconds."""
+        """Return the wall-clock time with the number of the write as its microseconds, so that each write differs."""
         self.writes += 1
         moment = self.utcnow().astimezone(datetime.UTC).replace(microsecond=self.writes % 1_000_000)
         return micro_timestamp(moment)
@@ -198,28 +198,28 @@ async def hold_lease(
     utcnow: Callable[[], datetime.datetime],
     rng: random.Random,
 ) -> AsyncGenerator[str, None]:
-    """Hold a Lease; the body is cancelled when it is lost.
+    """Hold a Lease while the body runs; the body is cancelled when the Lease is lost.
 
-    Entering waits until the Lease is ours, however long that takes. Leaving hands it back, after the body has ended.
-    Like a nursery, this wraps what the body raises in an exception group.
+    Entering blocks until the Lease is ours, without a limit. The Lease is released after the body has ended. Like a
+    nursery, this wraps exceptions of the body in an exception group.
 
     Args:
-        client: Where the Lease is.
-        key: Which Lease; it is created when there is none, its namespace is not.
-        identity: Who we are, for people who read the Lease; a random suffix is added.
-        utcnow: The wall clock, for the timestamps in the Lease and for nothing else.
-        rng: Makes the suffix and spreads pauses; it must not be seeded alike in two candidates.
+        client: The API server of the Lease.
+        key: The Lease; it is created if missing, its namespace is not.
+        identity: Our name, for people who read the Lease; a random suffix is added.
+        utcnow: The wall clock, only for the timestamps in the Lease.
+        rng: For the suffix and the jitter of pauses; two candidates must not have the same seed.
 
     Yields:
-        The name under which the Lease is held.
+        The holder's name in the Lease.
 
     Raises:
-        LeaseLostError: The Lease was lost, and the body was cancelled for it.
+        LeaseLostError: The Lease was lost, and the body was cancelled.
     """
     candidate = _Candidate(client, key, f"{identity}_{rng.getrandbits(48):012x}", utcnow, rng)
     await candidate.acquire()
     _log.info("lease acquired", lease=str(key), holder=candidate.holder)
-    ended = False
+    finished = False
     try:
         async with trio.open_nursery() as nursery:
             scope = nursery.cancel_scope
@@ -231,11 +231,11 @@ async def hold_lease(
 
             nursery.start_soon(renew)
             yield candidate.holder
-            ended = True
+            finished = True
             scope.cancel(reason="the body has ended")
     finally:
         if trio.current_time() < candidate.renewed_at + HOLD_SECONDS:
             with trio.move_on_after(RELEASE_SECONDS, shield=True):
                 await candidate.release()
-    if not ended:
-        raise LeaseLostError(f"the Lease {key} is lost: it was not renewed in time, or another process holds it")
+    if not finished:
+        raise LeaseLostError(f"Lease {key} lost: it was not renewed in time, or another process holds it")

@@ -1,9 +1,8 @@
-"""Which hosts are there: judged by when we saw their Leases change, never by what their clocks say. Pure.
+"""Determine which hosts are alive from when we saw their Leases change, never from their clocks. Pure.
 
-A Lease carries the holder's wall clock, and two machines' clocks are never compared here. What counts is our own
-monotonic clock: a Lease that has not changed for its whole duration since *we* saw it change belongs to a host that is
-gone. A program that has just started therefore believes every Lease for its whole duration. Time is an argument
-throughout, so a test needs no clock.
+The times in a Lease are from the holder's wall clock and are not used. A host is gone if its Lease has not changed for
+its whole duration since *we* saw it change, by our own monotonic clock. So a program that has just started assumes that
+every Lease is live for its whole duration. The time is always an argument, so tests need no clock.
 """
 
 import math
@@ -17,7 +16,7 @@ from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import ACCELERATORS_ANNOTATION, CORDON_ANNOTATION, HOST_LABEL, MEMORY_FREE_ANNOTATION
 
 DEFAULT_LEASE_SECONDS: Final = 40.0
-"""How long a Lease that does not say is good for."""
+"""The duration of a Lease that has none."""
 
 
 _MAX_DIGITS: Final = 19
@@ -29,18 +28,18 @@ class LiveHosts:
 
     Attributes:
         accelerators: Empty for a host that serves nothing now.
-        cordons: The hosts among them whose owners have taken them back, and until when.
+        cordons: The cordoned hosts among them, and the end of each cordon.
     """
 
     accelerators: Mapping[str, frozenset[str]] = attrs.field(factory=dict)
     cordons: Mapping[str, str] = attrs.field(factory=dict)
 
     def is_alive(self, host: str) -> bool:
-        """Whether this host holds a live Lease."""
+        """Return whether this host holds a live Lease."""
         return host in self.accelerators
 
     def serving(self, accelerator: str) -> frozenset[str]:
-        """The live hosts that serve an accelerator."""
+        """Return the live hosts that serve an accelerator."""
         return frozenset(host for host, served in self.accelerators.items() if accelerator in served)
 
 
@@ -58,9 +57,9 @@ class _ObservedLease:
 
 @attrs.define(eq=False)
 class LeaseTracker:
-    """Remember when each Lease was last seen to change; every time is a reading of one monotonic clock, in seconds.
+    """A record of when each Lease was last seen to change; all times are seconds of one monotonic clock.
 
-    Nothing expires by itself: `overdue` names the Leases to read again, and who has read one calls `observe` or
+    Nothing expires by itself: `overdue` returns the Leases to read again; after a read, the caller calls `observe` or
     `mark_gone`.
     """
 
@@ -78,19 +77,19 @@ class LeaseTracker:
 
     @property
     def free_bytes(self) -> dict[str, int]:
-        """How much memory each live host has said to have free; 0 where it has not said."""
+        """The free memory that each live host reports, in bytes; 0 where it reports none."""
         return {s.host: s.free_bytes for s in self._observed.values() if s.is_alive}
 
     @property
     def next_deadline(self) -> float:
-        """When the next Lease becomes overdue; infinity when none can."""
+        """The time at which the next Lease becomes overdue; infinity if none can."""
         return min((s.deadline for s in self._observed.values() if s.is_alive), default=math.inf)
 
     def observe(self, lease: Lease, now: float, *, renewed: bool = False) -> None:
-        """Take note of a Lease; only a change, or `renewed`, restarts its clock.
+        """Record a Lease; only a change, or `renewed`, restarts its duration.
 
         Args:
-            lease: The Lease as the API server has it. One without our label is ignored.
+            lease: The Lease as read from the API server. One without our label is ignored.
             now: The monotonic time.
             renewed: Treat it as changed: during an outage of the API server no host could renew its Lease.
         """
@@ -111,20 +110,20 @@ class LeaseTracker:
         )
 
     def forget(self, key: Key) -> None:
-        """Drop a Lease that was deleted: its host is gone at once."""
+        """Remove a deleted Lease: its host is gone at once."""
         self._observed.pop(key, None)
 
     def overdue(self, now: float) -> tuple[Key, ...]:
-        """The Leases of hosts held to be alive that have not changed for their whole duration."""
+        """Return the Leases of live hosts that have not changed for their whole duration."""
         return tuple(key for key, s in self._observed.items() if s.is_alive and s.deadline <= now)
 
     def postpone(self, key: Key, until: float) -> None:
-        """Look again at a later time: whether the host is alive is not known now."""
+        """Defer the deadline of a Lease, when it is unknown whether its host is alive."""
         if key in self._observed:
             self._observed[key] = attrs.evolve(self._observed[key], deadline=until)
 
     def mark_gone(self, key: Key) -> None:
-        """Hold a host for dead until its Lease changes again."""
+        """Treat a host as gone until its Lease changes again."""
         if key in self._observed:
             self._observed[key] = attrs.evolve(self._observed[key], is_alive=False)
 

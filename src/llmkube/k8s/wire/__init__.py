@@ -1,9 +1,9 @@
-"""What agent, controller and command line say to each other through objects. Pure.
+"""The vocabulary that agent, controller and command line share in objects. Pure.
 
-service_health        how a service does: the one judgement that all readers share
-reasons               every reason, and what it means to a reader
-conditions            set, find and compare them
-names, times          labels and names, RFC 3339
-name_rules            which names are allowed, in kube-apiserver's words
-termination_message   what a Job's container leaves behind
+service_health        the health of a service, which all readers share
+reasons               the reasons of conditions and what they mean to a reader
+conditions            condition types; create, find and compare conditions
+names, times          labels, annotations and names; RFC 3339
+name_rules            the validation of names, with kube-apiserver's messages
+termination_message   the result that a Job's container leaves for the controller
 """

@@ -1,7 +1,7 @@
-"""Conditions as Kubernetes wants them: what holds, why, since when, and for which generation of the spec. Pure.
+"""Conditions, as the Kubernetes API conventions define them. Pure.
 
-A transition time moves only when the status flips. `kubectl wait --for=condition=Available` compares the condition's
-`observedGeneration` with the object's, so every condition carries the generation that it was derived from.
+The transition time changes only when the status flips. `kubectl wait --for=condition=Available` compares the
+condition's `observedGeneration` with the object's, so every condition has the generation that it was derived from.
 """
 
 import datetime
@@ -15,27 +15,27 @@ from llmkube.base.messages import shorten
 from llmkube.k8s.crd.meta import Condition
 from llmkube.k8s.wire.times import timestamp
 
-# Of every object, by the controller
+# On every object, by the controller
 AVAILABLE: Final = "Available"
 PROGRESSING: Final = "Progressing"
 DEGRADED: Final = "Degraded"
 SUSPENDED: Final = "Suspended"
 
-# Of a service, by the program that serves it: the agent of a host, or the controller for pods
+# On a service, by the program that serves it: the agent of a host, or the controller for pods
 ACCEPTED: Final = "Accepted"
 SPEC_HONOURED: Final = "SpecHonoured"
 
-# Of a service, by agents alone
+# On a service, only by agents
 LOADED: Final = "Loaded"
 UP_TO_DATE: Final = "UpToDate"
 PUBLISHED: Final = "Published"
 MEMORY_PRESSURE: Final = "MemoryPressure"
 
-# Of a Model, by agents alone
+# On a Model, only by agents
 FETCHED: Final = "Fetched"
 
 MAX_MESSAGE_BYTES: Final = 8192
-"""Kubernetes allows 32,768 characters in a condition; a quarter is already more than a person reads."""
+"""Kubernetes allows 32,768 characters in a condition's message; a quarter is more than a person reads."""
 
 _MAX_REASON: Final = 1024
 _NOT_IN_REASONS: Final = re.compile(r"[^A-Za-z0-9_,:]+")
@@ -43,7 +43,7 @@ _NOT_IN_REASONS: Final = re.compile(r"[^A-Za-z0-9_,:]+")
 
 @attrs.frozen
 class Verdict:
-    """Where an object stands: its phase, the reason as a word for programs, and a sentence for people."""
+    """The assessment of an object: its phase, the reason for programs, and a message for people."""
 
     phase: str
     reason: str
@@ -52,9 +52,9 @@ class Verdict:
 
 @attrs.frozen
 class Statement:
-    """A condition before it has a time: whether it holds (None: it is not known) and why.
+    """A condition without its times: whether it holds (None: unknown) and why.
 
-    One that was derived from an older generation of the object than the rest names it.
+    `generation` is set if it was derived from an older generation of the object than the others.
     """
 
     type: str
@@ -70,7 +70,7 @@ class Statement:
 
 
 def find_condition(conditions: Iterable[Condition], kind: str) -> Condition | None:
-    """Return the condition of one type, or None when it was never stated."""
+    """Return the condition of a type, or None if there is none."""
     return next((condition for condition in conditions if condition.type == kind), None)
 
 
@@ -80,20 +80,20 @@ def settle(
     """Return the statements as conditions, each with the time at which its status last flipped.
 
     Args:
-        statements: What is true now, one of each type.
-        observed: The conditions that the object carries; those of other writers are ignored.
+        statements: The current statements, one of each type.
+        observed: The present conditions of the object; those of other types are ignored.
         generation: The `metadata.generation` that the statements were derived from.
-        now: The time of a flip that happens here.
+        now: The transition time of a status that flips now.
     """
     before = {one.type: (one.status, one.last_transition_time) for one in observed}
     return [settled(each, before.get(each.type), generation=generation, now=now) for each in statements]
 
 
 def current(conditions: Iterable[Condition], kind: str, generation: int) -> Condition | None:
-    """Return a condition that is about this generation of the spec, or None.
+    """Return the condition of a type if it is about this generation of the spec, else None.
 
-    An edit makes a verdict on the previous spec obsolete: a crash loop is not held against the spec that ends it. A
-    writer that does not say which generation it saw is believed.
+    After an edit, the conditions of the previous spec are obsolete: the new spec may end a crash loop. A condition
+    without a generation is taken to be current.
     """
     found = find_condition(conditions, kind)
     if found is None or (found.observed_generation or generation) < generation:
@@ -107,10 +107,10 @@ def settled(
     """Return one statement as a condition.
 
     Args:
-        statement: What is true now.
-        before: Status and transition time of the condition that it replaces; None when there is none.
+        statement: The current statement.
+        before: The status and transition time of the condition that it replaces, or None.
         generation: The `metadata.generation` that it was derived from.
-        now: The time of a flip that happens here.
+        now: The transition time if the status flips now.
     """
     is_unchanged = before is not None and before[0] == statement.status and before[1]
     return {
@@ -124,6 +124,6 @@ def settled(
 
 
 def _to_reason(reason: str) -> str:
-    """Return a reason as the schema wants it: the kubelet's own has dots and slashes (`OutOfnvidia.com/gpu`)."""
+    """Return a reason that the schema accepts; the kubelet's have dots and slashes (`OutOfnvidia.com/gpu`)."""
     word = _NOT_IN_REASONS.sub("_", reason)[:_MAX_REASON].strip("_,:")
     return word if word[:1].isalpha() else f"Reason_{word}".rstrip("_")

@@ -1,7 +1,7 @@
-"""Names, labels and qualified keys are judged in kube-apiserver's words.
+"""Validate names, labels and qualified keys, with kube-apiserver's messages.
 
-Each rule takes a text and answers with what is wrong with it; an empty answer means that it is fine.
-Facts: RFC 1123 and 1035 labels as `k8s.io/apimachinery/pkg/util/validation` applies them.
+Each function returns the problems of a text, empty if it is valid.
+Facts: RFC 1123 and 1035 labels as in `k8s.io/apimachinery/pkg/util/validation`.
 """
 
 import re
@@ -34,7 +34,7 @@ def _matches(pattern: str, text: str) -> bool:
 
 
 def label(text: str) -> str:
-    """Judge an RFC 1123 label: the name of a namespace."""
+    """Validate an RFC 1123 label: the name of a namespace."""
     if _matches(_LABEL, text):
         return _length(text, _MAX_LABEL, "characters")
     if "." in text and not subdomain(text):
@@ -46,7 +46,7 @@ def label(text: str) -> str:
 
 
 def label_1035(text: str) -> str:
-    """Judge an RFC 1035 label: the name of a service."""
+    """Validate an RFC 1035 label: the name of a Service."""
     if _matches(_LABEL_1035, text):
         return _length(text, _MAX_LABEL, "characters")
     return (
@@ -57,7 +57,7 @@ def label_1035(text: str) -> str:
 
 
 def subdomain(text: str) -> str:
-    """Judge an RFC 1123 subdomain: the name of nearly everything."""
+    """Validate an RFC 1123 subdomain: the name of most kinds."""
     if _matches(_SUBDOMAIN, text):
         return _length(text, _MAX_SUBDOMAIN, "characters")
     return (
@@ -68,12 +68,12 @@ def subdomain(text: str) -> str:
 
 
 def label_key(text: str) -> tuple[str, ...]:
-    """Return everything that is wrong with a label's key."""
+    """Return all problems of a label's key."""
     return tuple(problem.replace("a qualified name", "a valid label key", 1) for problem in qualified_all(text))
 
 
 def port_name(text: str) -> tuple[str, ...]:
-    """Return everything that is wrong with a port's name (RFC 6335)."""
+    """Return all problems of a port's name (RFC 6335)."""
     problem = []
     if len(text) > _MAX_PORT_NAME:
         problem.append(f"must be no more than {_MAX_PORT_NAME} characters")
@@ -89,13 +89,13 @@ def port_name(text: str) -> tuple[str, ...]:
 
 
 def qualified_all(text: str) -> tuple[str, ...]:
-    """Return everything that is wrong with a qualified name."""
+    """Return all problems of a qualified name."""
     problem = qualified(text)
     return (problem, _NAME_PART) if problem == _NO_NAME_PART else (problem,) if problem else ()
 
 
 def qualified(text: str) -> str:
-    """Judge a qualified name: a label's key, an annotation's key, a finalizer."""
+    """Validate a qualified name: a label's key, an annotation's key, a finalizer."""
     prefix, slash, name = text.rpartition("/")
     if "/" in prefix or (slash and not prefix):
         if not prefix:
@@ -115,7 +115,7 @@ def qualified(text: str) -> str:
 
 
 def label_value(text: str) -> str:
-    """Judge a label's value."""
+    """Validate a label's value."""
     if too_long := _length(text, _MAX_LABEL):
         return too_long
     if _matches(_LABEL_VALUE, text):

@@ -1,14 +1,14 @@
-"""Names that both programs derive for themselves, so that they meet without asking each other.
+"""Names, labels and annotations that agent and controller derive independently and identically.
 
-A host publishes a Service and one EndpointSlice per InferenceService and host; the controller finds them again by name
-and label. Kubernetes is stricter about these names than about the names of our own kinds:
+A host publishes a Service and one EndpointSlice per InferenceService and host; the controller finds them by name and
+label. Kubernetes is stricter about these names than about the names of our own kinds:
 
-* a Service is a DNS-1035 label (RFC 1035: at most 63 characters, a letter first), because it becomes one label of a
-  host name, while an InferenceService may be called anything that is a DNS-1123 subdomain (253, dots, digits first);
-* an EndpointSlice and a Lease are DNS-1123 subdomains;
+* a Service's name is a DNS-1035 label (RFC 1035: at most 63 characters, a letter first), because it becomes one label
+  of a host name; an InferenceService's may be any DNS-1123 subdomain (253 characters, dots, digits first);
+* the names of EndpointSlices and Leases are DNS-1123 subdomains;
 * a label's value has at most 63 characters.
 
-Every function here is a pure function of its arguments and idempotent where that makes sense.
+Each function depends only on its arguments and is idempotent where applicable.
 """
 
 import hashlib
@@ -19,19 +19,19 @@ MAX_LABEL: Final = 63
 """The longest DNS label and the longest label value, in characters."""
 
 SERVICE_LABEL: Final = "inference.llmkube.dev/service"
-"""Label on the Service and the slices of an InferenceService; its value is `label_value(name)`."""
+"""Label on the Service and the slices of an InferenceService: `label_value(name)`."""
 
 HOST_LABEL: Final = "inference.llmkube.dev/host"
-"""Label on slices and Leases; its value is `host_id(host_name)`."""
+"""Label on slices and Leases: `host_id(host_name)`."""
 
 RESTARTED_AT: Final = "kubectl.kubernetes.io/restartedAt"
-"""Annotation of pods, in `spec.podAnnotations`: another value starts them anew, as after `kubectl rollout restart`."""
+"""Annotation on pods, in `spec.podAnnotations`: a new value restarts them, as `kubectl rollout restart` does."""
 
 ACCELERATORS_ANNOTATION: Final = "inference.llmkube.dev/accelerators"
 """Annotation on a host's Lease: the accelerators that it serves, comma-separated."""
 
 MACHINE_ANNOTATION: Final = "inference.llmkube.dev/machine"
-"""Annotation on a host's Lease: which machine it is, so that another one of the same name is told from it."""
+"""Annotation on a host's Lease: the identity of the machine, which tells apart two machines of one name."""
 
 AGENT_VERSION_ANNOTATION: Final = "inference.llmkube.dev/agent-version"
 """Annotation on a host's Lease: the version of its agent."""
@@ -40,43 +40,43 @@ ENGINE_ANNOTATION: Final = "inference.llmkube.dev/engine"
 """Annotation on a host's Lease: its engine and that engine's build."""
 
 MEMORY_TOTAL_ANNOTATION: Final = "inference.llmkube.dev/memory-total-bytes"
-"""Annotation on a host's Lease: how much memory it has."""
+"""Annotation on a host's Lease: its memory."""
 
 MEMORY_BUDGET_ANNOTATION: Final = "inference.llmkube.dev/memory-budget-bytes"
-"""Annotation on a host's Lease: how much of its memory models may take together."""
+"""Annotation on a host's Lease: the memory budget of all its models together."""
 
 MEMORY_FREE_ANNOTATION: Final = "inference.llmkube.dev/memory-free-bytes"
-"""Annotation on a host's Lease: how much memory one more model could get, when it was renewed."""
+"""Annotation on a host's Lease: the memory that was available to one more model at the last renewal."""
 
 SERVICES_ANNOTATION: Final = "inference.llmkube.dev/services"
-"""Annotation on a host's Lease: how many services it looks after."""
+"""Annotation on a host's Lease: the number of services that it manages."""
 
 ADDRESS_ANNOTATION: Final = "inference.llmkube.dev/address"
-"""Annotation on a host's Lease: the address that it advertises; empty when it publishes none."""
+"""Annotation on a host's Lease: the address that it advertises; empty if it advertises none."""
 
 ADDRESS_REASON_ANNOTATION: Final = "inference.llmkube.dev/address-reason"
-"""Annotation on a host's Lease: why it advertises that address, or why none."""
+"""Annotation on a host's Lease: the reason why it advertises that address, or none."""
 
 CREDENTIAL_ANNOTATION: Final = "inference.llmkube.dev/credential"
-"""Annotation on a host's Lease: what is wrong with the host's credential, and what mends it."""
+"""Annotation on a host's Lease: the problem of the host's credential, and its fix."""
 
 CORDON_ANNOTATION: Final = "inference.llmkube.dev/cordon"
-"""Annotation on a host's Lease: its owner has taken it back, until when; it then lists no accelerator."""
+"""Annotation on a host's Lease: the end of the host's cordon; a cordoned host lists no accelerator."""
 
 ADDRESSES_ANNOTATION: Final = "inference.llmkube.dev/addresses"
-"""Annotation on a host's ServiceAccount: the networks in which its engines may be, as CIDRs with commas between."""
+"""Annotation on a host's ServiceAccount: the networks in which its engines may be, as comma-separated CIDRs."""
 
 HOST_ACCOUNT_PREFIX: Final = "llmkube-agent-"
-"""What comes before `host_id(host_name)` in the name of a host's ServiceAccount."""
+"""The prefix of `host_id(host_name)` in the name of a host's ServiceAccount."""
 
 CLAIM_LABEL: Final = "inference.llmkube.dev/claim"
-"""Label on a claim, the Lease by which a host runs one replica; its value is `label_value(name)` of the service."""
+"""Label on a claim, the Lease by which a host takes one replica: `label_value(name)` of the service."""
 
 CLAIMED_ANNOTATION: Final = "inference.llmkube.dev/inferenceservice"
 """Annotation on a claim: `namespace/name` of the service."""
 
 SLOT_ANNOTATION: Final = "inference.llmkube.dev/slot"
-"""Annotation on a claim: which replica it is about, from 0."""
+"""Annotation on a claim: the index of the replica, from 0."""
 
 MANAGED_BY_LABEL: Final = "endpointslice.kubernetes.io/managed-by"
 """The well-known label that keeps other controllers away from a slice."""
@@ -85,13 +85,13 @@ SERVICE_NAME_LABEL: Final = "kubernetes.io/service-name"
 """The well-known label that ties a slice to its Service."""
 
 SERVICE_PORT: Final = 8080
-"""The port of every Service in front of a host's engine; the engine's own port is in the slice."""
+"""The port of every Service for an engine on a host; the engine's own port is in the slice."""
 
 AGENT_MANAGER: Final = "llmkube-agent"
 """Value of `MANAGED_BY_LABEL` on the slices that agents write."""
 
 PREDECESSOR_LABEL: Final = "llmkube.ai/managed-by"
-"""Label on the Services, slices and Endpoints of the Go implementation's agent; its value is `PREDECESSOR`."""
+"""Label on the Services, slices and Endpoints of the Go implementation's agent: `PREDECESSOR`."""
 
 PREDECESSOR: Final = "metal-agent"
 """Value of `PREDECESSOR_LABEL`."""
@@ -100,7 +100,7 @@ PREDECESSOR_SERVICE_LABEL: Final = "llmkube.ai/inference-service"
 """Label on the same objects: the InferenceService's name."""
 
 CONTROLLER_FIELD_MANAGER: Final = "llmkube-controller"
-"""Field manager of everything that the controller applies."""
+"""Field manager of all applies by the controller."""
 
 _DIGEST_CHARS: Final = 6
 _MAX_SUBDOMAIN: Final = 253
@@ -110,15 +110,15 @@ _DNS_1123_SUBDOMAIN: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-
 
 
 def is_object_name(name: str) -> bool:
-    """Whether Kubernetes allows this name for our kinds: a DNS-1123 subdomain, which is no way out of a folder."""
+    """Return whether a name is valid for our kinds: a DNS-1123 subdomain, which cannot lead out of a folder."""
     return len(name) <= _MAX_SUBDOMAIN and _DNS_1123_SUBDOMAIN.fullmatch(name) is not None
 
 
 def service_name(isvc_name: str) -> str:
-    """Return the name of the Service in front of an InferenceService: its own name wherever a Service may have it.
+    """Return the name of the Service for an InferenceService: its own name if that is valid for a Service.
 
-    Any other name is spelled with the characters that a Service allows and gets `-` and 6 hex digits of its SHA-256, so
-    that `a.b` and `a-b`, or two names that differ beyond the 63rd character, never share a Service.
+    Other names are reduced to the characters that a Service allows, with `-` and 6 hex digits of their SHA-256, so that
+    `a.b` and `a-b`, or two names that differ only after the 63rd character, never share a Service.
     """
     if len(isvc_name) <= MAX_LABEL and _DNS_1035_LABEL.fullmatch(isvc_name):
         return isvc_name
@@ -129,10 +129,10 @@ def service_name(isvc_name: str) -> str:
 
 
 def host_id(host_name: str) -> str:
-    """Return the name by which a host is known: the name of its Lease, a part of its slices' names and a label's value.
+    """Return the id of a host: the name of its Lease, a part of its slices' names, and a label's value.
 
-    A name that is a DNS-1123 subdomain of at most 63 characters is itself; any other one (`Ann's Mac`, `mac_mini`) is
-    respelled and gets 6 hex digits of its SHA-256; so does one that would be the name of another kind of Lease of ours.
+    A DNS-1123 subdomain of at most 63 characters is unchanged; any other name (`Ann's Mac`, `mac_mini`) is reduced to
+    valid characters, with 6 hex digits of its SHA-256; so is a name that is reserved for our other Leases.
     """
     reserved = host_name.startswith(_RESERVED_PREFIXES)
     if len(host_name) <= MAX_LABEL and _DNS_1123_SUBDOMAIN.fullmatch(host_name) and not reserved:
@@ -144,33 +144,30 @@ def host_id(host_name: str) -> str:
 
 
 def label_value(name: str) -> str:
-    """Return an object's name as a label's value: itself up to 63 characters, else its head and 6 hex of its SHA-256.
+    """Return an object's name as a label's value: unchanged up to 63 characters, else its head and 6 hex digits.
 
-    A DNS-1123 subdomain is a valid label value as it is, except that it may be four times too long.
+    A DNS-1123 subdomain is a valid label value except for its length, up to 253. The digits are of its SHA-256.
     """
     return name if len(name) <= MAX_LABEL else _with_digest(name, name)
 
 
 def slice_name(service: str, host: str, family: Literal["IPv4", "IPv6"] = "IPv4") -> str:
-    """Return the name of the EndpointSlice in which one host lists its endpoint of one Service.
-
-    The separator is a dot, which no Service's name can contain: with a hyphen, `chat` on `mac-studio` and `chat-mac` on
-    `studio` would be one object that two hosts overwrite in turn. The family is part of the name because a slice's
-    `addressType` cannot be changed. At most 132 characters; a slice's name may have 253.
+    """Return the name of the EndpointSlice of one host for one Service; at most 132 of 253 characters.
 
     Args:
-        service: What `service_name` returned.
+        service: The result of `service_name`.
         host: The host's name, in any spelling.
-        family: Of the address in the slice.
+        family: The address family of the slice, part of the name because a slice's `addressType` is immutable.
     """
+    # A Service's name has no dot. With a hyphen, `chat` on `mac-studio` and `chat-mac` on `studio` would be one object.
     return f"{service}.{host_id(host)}" + (".ipv6" if family == "IPv6" else "")
 
 
 def claim_name(namespace: str, isvc_name: str, slot: int) -> str:
     """Return the name of the Lease by which a host claims one replica of an InferenceService.
 
-    A namespace has no dots and neither has a slot's number, so the name of the service is all that lies between them,
-    whatever dots it has. A name that would be too long for a Lease gets a digest instead of its end.
+    The name of the service may contain dots; the namespace and the slot have none, so the parts are unambiguous. If the
+    result would be too long for a Lease, a digest replaces the end of the service's name.
     """
     name = f"claim.{namespace}.{isvc_name}.{slot}"
     if len(name) <= _MAX_SUBDOMAIN:
@@ -181,7 +178,7 @@ def claim_name(namespace: str, isvc_name: str, slot: int) -> str:
 
 
 def endpoint_url(service: str, namespace: str, *, port: int, path: str, cluster_domain: str = "cluster.local") -> str:
-    """Return the URL at which a client in the cluster reaches a Service; `path` begins with a slash or is empty."""
+    """Return the URL of a Service for clients in the cluster; `path` begins with a slash or is empty."""
     return f"http://{service}.{namespace}.svc.{cluster_domain}:{port}{path}"
 
 

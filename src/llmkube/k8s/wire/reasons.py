@@ -1,8 +1,8 @@
-"""The reasons of conditions: one word for programs, and what it means to its reader. Pure.
+"""The reasons of conditions, and what each means to a reader. Pure.
 
-The words are the wire's: agents and the controller write them, every reader decides by `Reason.meaning`. What the
-kubelet and other programs say about pods (`OutOfcpu` …) is not ours to list in full: `Reason.of` returns None for a
-word that is not here, and the condition `Degraded` then says whether the service fails.
+Agents and the controller write them; readers decide by `Reason.meaning`. The reasons that the kubelet and other
+programs give for pods (`OutOfcpu` …) are not all listed: `Reason.of` returns None for an unknown one, and the condition
+`Degraded` then states whether the service fails.
 """
 
 import enum
@@ -11,7 +11,7 @@ from typing import Final, Self
 
 
 class Meaning(enum.Enum):
-    """What a reason asks of its reader."""
+    """The meaning of a reason to a reader, and the action to take."""
 
     FINE = enum.auto()
     """Nothing is wrong."""
@@ -20,39 +20,39 @@ class Meaning(enum.Enum):
     """Nothing runs, as the spec asks."""
 
     WAITING = enum.auto()
-    """It is on its way: wait."""
+    """In progress: wait."""
 
     RECOVERING = enum.auto()
-    """Something went wrong, and the program mends it by itself: wait."""
+    """A problem from which the program recovers by itself: wait."""
 
     RETRIED = enum.auto()
-    """An attempt has failed; the program tries again, and the engine's log says more."""
+    """An attempt has failed and is retried; see the engine's log."""
 
     USER = enum.auto()
-    """It stays until the user edits an object or mends what it names."""
+    """Persists until the user edits an object or fixes what it refers to."""
 
     HOST = enum.auto()
-    """It stays until the host or the cluster is mended."""
+    """Persists until the host or the cluster is fixed."""
 
     @property
     def is_failing(self) -> bool:
-        """Whether a reader should be told of a failure, and not to wait."""
+        """Whether to report a failure instead of waiting."""
         return self in {Meaning.RETRIED, Meaning.USER, Meaning.HOST}
 
 
 class Reason(enum.StrEnum):
-    """Every reason that our programs write, with its meaning."""
+    """A reason that our programs write, with its meaning."""
 
     meaning: Meaning
 
     def __new__(cls, word: str, meaning: Meaning) -> Self:
-        """Make a member: the word is its value, the meaning an attribute."""
+        """Create a member whose value is the word, with the meaning as an attribute."""
         member = str.__new__(cls, word)
         member._value_ = word
         member.meaning = meaning
         return member
 
-    # Loaded, of an engine on a host (docs/architecture.md has the states)
+    # Loaded, for an engine on a host (docs/architecture.md has the states)
     PENDING = "Pending", Meaning.WAITING
     WAITING_FOR_MODEL = "WaitingForModel", Meaning.WAITING
     INSUFFICIENT_MEMORY = "InsufficientMemory", Meaning.RECOVERING
@@ -91,7 +91,7 @@ class Reason(enum.StrEnum):
     NAME_TAKEN = "NameTaken", Meaning.USER
     BACKENDS_UNAVAILABLE = "BackendsUnavailable", Meaning.RECOVERING
 
-    # UpToDate, Published, MemoryPressure, of a host
+    # UpToDate, Published, MemoryPressure, on a host
     UP_TO_DATE = "UpToDate", Meaning.FINE
     REPLACING = "Replacing", Meaning.WAITING
     NOT_SERVING = "NotServing", Meaning.WAITING
@@ -117,7 +117,7 @@ class Reason(enum.StrEnum):
     PODS_BUSY = "PodsBusy", Meaning.WAITING
     NOTHING_WAITS = "NothingWaits", Meaning.FINE
 
-    # of a Deployment and its pods: the ones that a reader can do something about
+    # Deployments and their pods: the reasons that a reader can act on
     WAITING_FOR_GPU = "WaitingForGPU", Meaning.WAITING
     INSUFFICIENT_GPU = "InsufficientGPU", Meaning.WAITING
     UNSCHEDULABLE = "Unschedulable", Meaning.RECOVERING
@@ -136,7 +136,7 @@ class Reason(enum.StrEnum):
     PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded", Meaning.HOST
     REPLICA_SET_CREATE_ERROR = "ReplicaSetCreateError", Meaning.HOST
 
-    # Fetched, of a host, and why a fetch fails, in a pod as well
+    # Fetched, on a host; and the failures of a fetch, also in a pod
     FETCHED = "Fetched", Meaning.FINE
     FETCHING = "Fetching", Meaning.WAITING
     FETCH_FAILED = "FetchFailed", Meaning.RECOVERING
@@ -186,7 +186,7 @@ class Reason(enum.StrEnum):
 
     @classmethod
     def of(cls, word: str) -> "Reason | None":
-        """Return the reason of that word; None for a word of another program."""
+        """Return the reason of a word; None for another program's."""
         return _BY_WORD.get(word)
 
 
@@ -194,6 +194,6 @@ _BY_WORD: Final[Mapping[str, Reason]] = {reason.value: reason for reason in Reas
 
 
 def is_failing(word: str, *, unknown: bool) -> bool:
-    """Whether a reason says that waiting is no plan; `unknown` is the answer for a word of another program."""
+    """Return whether a reason means failure, so that waiting will not help; `unknown` for another program's reason."""
     reason = Reason.of(word)
     return unknown if reason is None else reason.meaning.is_failing

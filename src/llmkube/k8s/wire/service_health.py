@@ -1,4 +1,4 @@
-"""How a service does, since when, why, and what it waits for: one judgement, shared by all who ask. Pure.
+"""Derive the health of services and Models from their conditions, identically for all readers. Pure.
 
 ```
  agents:      Accepted, Fetched, Loaded, UpToDate, Published ─▶ host_failure ─▶ the controller's phase and Degraded
@@ -8,8 +8,8 @@
                                 service_health ─▶ Health ─▶ deploy, up --ask, status, chat, logs
 ```
 
-Of a service on hosts the agents' conditions are read, which are fresher than the controller's; of a service in pods the
-controller's, which are the only ones. A condition about an older generation of the spec is not believed.
+For a service on hosts, the agents' conditions are used, which are newer than the controller's; for a service in pods,
+the controller's, which are the only ones. A condition about an older generation of the spec is ignored.
 """
 
 import enum
@@ -35,40 +35,40 @@ from llmkube.k8s.wire.conditions import (
 from llmkube.k8s.wire.reasons import Meaning, Reason, is_failing
 
 STEPS: Final = ("fetch", "load", "ready")
-"""What happens to a service, in this order, before it can be asked."""
+"""The steps of a service before it serves requests, in order."""
 
 _STOPPED_PHASES: Final = frozenset({"Stopped", "Suspended"})
 _KIND_AT_FAULT: Final = {ACCEPTED: InferenceService.RESOURCE.kind, FETCHED: Model.RESOURCE.kind}
 
 
 class State(enum.Enum):
-    """What a reader does about a service."""
+    """The state of a service, and what the reader should do."""
 
     READY = enum.auto()
-    """Ask it."""
+    """It serves requests."""
 
     STOPPED = enum.auto()
     """Nothing runs, as its spec asks: start it."""
 
     WAITING = enum.auto()
-    """It is on its way, or it recovers by itself: wait."""
+    """It is starting, or recovers by itself: wait."""
 
     FAILING = enum.auto()
-    """Waiting is no plan: mend what the reason names."""
+    """Waiting will not help: fix what the reason names."""
 
 
 @attrs.frozen
 class Health:
-    """How a service does.
+    """The health of a service or a Model.
 
     Attributes:
-        state: What a reader does about it.
-        done: How many of `STEPS` are done.
-        reason: Why it is not ready, as a word (`Reason`, or one that the kubelet uses).
-        message: The same in words; the lines after the first are the engine's own.
-        since: When the condition that says so last flipped, as RFC 3339; empty when no condition says it.
-        faulty_kind: The kind whose present spec is at fault; empty where no spec is.
-        serving: Whether an engine answers all the same, until the user edits what is wrong.
+        state: Ready, stopped, waiting or failing.
+        done: The number of completed `STEPS`.
+        reason: Why it is not ready, as a word (`Reason`, or one of the kubelet).
+        message: The same as a sentence; the lines after the first are from the engine.
+        since: The transition time of the condition behind this, as RFC 3339; empty without a condition.
+        faulty_kind: The kind whose current spec is the cause; empty if no spec is.
+        serving: Whether an engine serves nevertheless, until the user fixes the object.
     """
 
     state: State
@@ -81,7 +81,7 @@ class Health:
 
     @property
     def failing(self) -> bool:
-        """Whether waiting is no plan."""
+        """Whether waiting will not help."""
         return self.state is State.FAILING
 
     @property
@@ -91,12 +91,7 @@ class Health:
 
 
 def service_health(service: InferenceService, model: Model | None) -> Health:
-    """Judge a service by the conditions that it and its Model carry.
-
-    Args:
-        service: The service as observed.
-        model: The Model that it refers to; None if there is none.
-    """
+    """Return the health of a service from its own conditions and those of its Model; None if there is no Model."""
     health = _evaluate(service, model)
     loaded = find_condition(service.status.conditions, LOADED)
     reason = Reason.of(health.reason)
@@ -106,7 +101,7 @@ def service_health(service: InferenceService, model: Model | None) -> Health:
 
 def _evaluate(service: InferenceService, model: Model | None) -> Health:
     if model is None:
-        message = f"there is no Model {service.spec.model_ref} in namespace {service.key.namespace}"
+        message = f"Model {service.spec.model_ref} not found in namespace {service.key.namespace}"
         return Health(State.FAILING, 0, Reason.MODEL_NOT_FOUND, message, faulty_kind=service.RESOURCE.kind)
     accepted = current(service.status.conditions, ACCEPTED, service.metadata.generation)
     if accepted is not None and accepted.status == "False":
@@ -124,7 +119,7 @@ def _evaluate(service: InferenceService, model: Model | None) -> Health:
 
 
 def model_health(model: Model) -> Health:
-    """Judge a Model by its conditions; `done` is 1 when its file is there."""
+    """Return the health of a Model from its conditions; `done` is 1 when its file is present."""
     generation = model.metadata.generation
     fetched = current(model.status.conditions, FETCHED, generation)
     if fetched is not None:
@@ -134,7 +129,7 @@ def model_health(model: Model) -> Health:
         return _failing(fetched, 0) if failing else _health(fetched, State.WAITING, 0)
     available = current(model.status.conditions, AVAILABLE, generation)
     if available is None:
-        return Health(State.WAITING, 0, Reason.PENDING, "waiting for an agent or the controller to take it up")
+        return Health(State.WAITING, 0, Reason.PENDING, "waiting for an agent or the controller to process it")
     if available.status == "True":
         return _health(available, State.READY, 1)
     degraded = current(model.status.conditions, DEGRADED, generation)
@@ -144,10 +139,10 @@ def model_health(model: Model) -> Health:
 
 
 def host_failure(service: InferenceService, model: Model | None) -> Condition | None:
-    """Return the condition of an agent that says why this spec fails on its host; None while waiting may be enough.
+    """Return an agent's condition that explains why this spec fails on its host; None while waiting may help.
 
-    While the file is on its way, or the agent has not looked at the newest Model, what the engine did with the file
-    before it counts for nothing.
+    While the file is being fetched, or the agent has not processed the newest Model, the engine's failures with the
+    previous file are ignored.
     """
     generation = service.metadata.generation
     accepted = current(service.status.conditions, ACCEPTED, generation)
@@ -166,15 +161,15 @@ def host_failure(service: InferenceService, model: Model | None) -> Condition | 
 
 
 def _is_edited(model: Model) -> bool:
-    """Whether no agent has looked at the newest spec of a Model that one has looked at before."""
+    """Return whether a Model was edited since an agent last processed it."""
     conditions, generation = model.status.conditions, model.metadata.generation
     return find_condition(conditions, FETCHED) is not None and current(conditions, FETCHED, generation) is None
 
 
 def _is_up_to_date(loaded: Condition, service: InferenceService, model: Model) -> bool:
-    """Whether what an agent says of an engine that does not serve is about the newest specs.
+    """Return whether an agent's condition of an engine that does not serve is about the newest specs.
 
-    A wait may go on as it was once the agent has looked at an edit; a failure is that of the spec before.
+    After the agent has accepted an edit, an earlier wait may continue; an earlier failure is about the previous spec.
     """
     if _is_edited(model):
         return False
@@ -187,20 +182,20 @@ def _is_up_to_date(loaded: Condition, service: InferenceService, model: Model) -
 
 
 def is_reported_by_host(service: InferenceService) -> bool:
-    """Whether an agent looks after the service: then its conditions say how it does."""
-    if service.spec.hosts is not None and service.status.selector:  # it looks after some replicas, beside pods
+    """Return whether an agent manages the service, so that its conditions determine the health."""
+    if service.spec.hosts is not None and service.status.selector:  # agents manage only some replicas, pods the rest
         return False
     loaded = find_condition(service.status.conditions, LOADED)
     return loaded is not None and loaded.reason != Reason.RELEASED
 
 
 def pods_of(service: InferenceService) -> str:
-    """Return the label selector of the service's pods; empty for a service that hosts serve."""
+    """Return the label selector of the service's pods; empty for a service on hosts."""
     return "" if is_reported_by_host(service) else service.status.selector
 
 
 def unready_condition(service: InferenceService) -> Condition | None:
-    """Return the controller's condition that says why a service is not ready; None when it is, or is stopped."""
+    """Return the controller's condition that explains why a service is not ready; None if it is ready or stopped."""
     conditions = service.status.conditions
     available = find_condition(conditions, AVAILABLE)
     if available is None or available.status == "True":
@@ -224,12 +219,12 @@ def _host_health(service: InferenceService, model: Model, *, is_accepted: bool) 
         return _failing(failure, done)
     if fetched is not None and not done:
         return _health(fetched, State.WAITING, 0)
-    loaded = find_condition(service.status.conditions, LOADED)  # also about an older spec: it is what runs
+    loaded = find_condition(service.status.conditions, LOADED)  # may be about an older spec, which still runs
     if loaded is None or not (is_accepted if loaded.status == "True" else _is_up_to_date(loaded, service, model)):
-        return Health(State.WAITING, done, Reason.PENDING, "waiting for the agent to look at it")
+        return Health(State.WAITING, done, Reason.PENDING, "waiting for the agent to process it")
     if loaded.status == "True":
         return _update_health(service) or _replica_health(service, loaded)
-    if done and loaded.reason == Reason.FETCHING:  # its Model was written first; the service is a step behind
+    if done and loaded.reason == Reason.FETCHING:  # the Model was written first; the service is not up to date yet
         return Health(State.WAITING, done, Reason.FETCHING)
     return _health(loaded, State.WAITING, done)
 
@@ -240,16 +235,16 @@ def _replica_health(service: InferenceService, loaded: Condition) -> Health:
     progressing = find_condition(service.status.conditions, PROGRESSING)
     if service.status.phase == "Progressing" and progressing is not None:  # other replicas are missing
         return _health(progressing, State.WAITING, 2)
-    return Health(State.WAITING, 2, Reason.PENDING, "the engine answers; waiting for the controller to see it")
+    return Health(State.WAITING, 2, Reason.PENDING, "the engine is ready; waiting for the controller")
 
 
 def _update_health(service: InferenceService) -> Health | None:
-    """Where the replacement of an engine stands that serves from an older spec; None when it serves the newest."""
+    """Return the health while an engine that serves an older spec is replaced; None if it serves the newest."""
     if find_condition(service.status.conditions, UP_TO_DATE) is None:
         return None
     newest = current(service.status.conditions, UP_TO_DATE, service.metadata.generation)
     if newest is None:
-        return Health(State.WAITING, 1, Reason.PENDING, "waiting for the agent to look at it")
+        return Health(State.WAITING, 1, Reason.PENDING, "waiting for the agent to process it")
     if newest.status != "False":
         return None
     return _failing(newest, 1) if is_failing(newest.reason, unknown=False) else _health(newest, State.WAITING, 1)
@@ -258,7 +253,7 @@ def _update_health(service: InferenceService) -> Health | None:
 def _controller_health(service: InferenceService, available: Condition | None) -> Health:
     done = int(bool(service.status.model_ready))
     if available is None:
-        return Health(State.WAITING, done, Reason.PENDING, "waiting for the controller to look at it")
+        return Health(State.WAITING, done, Reason.PENDING, "waiting for the controller to process it")
     if service.status.phase == "Ready":
         return _health(available, State.READY, len(STEPS))
     degraded = current(service.status.conditions, DEGRADED, service.metadata.generation)

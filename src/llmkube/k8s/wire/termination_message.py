@@ -1,7 +1,7 @@
-"""What a Model's Job and the controller say to each other: one JSON object, left where Kubernetes keeps it. Pure.
+"""The result of a Model's Job for the controller: one JSON object in the container's termination message. Pure.
 
-`llmkube fetch` writes it, the kubelet puts it into the pod's status, and the controller reads it there. It may come
-from a container of another version, or from none of ours: what does not decode says nothing.
+`llmkube fetch` writes it, the kubelet copies it into the pod's status, and the controller reads it there. It may be
+from a container of another version, or not from ours at all: a message that cannot be decoded is ignored.
 """
 
 import json
@@ -15,29 +15,29 @@ from llmkube.k8s.crd.model import GGUFStatus
 from llmkube.k8s.fields import REQUIRED, Wired, field
 
 TERMINATION_LOG: Final = "/dev/termination-log"
-"""Where the kubelet looks for a container's message, unless the pod names another file."""
+"""The file of a container's termination message, unless the pod names another."""
 
 MAX_BYTES: Final = 4096
-"""What the kubelet keeps of it; the rest is cut off, and what is left is no JSON."""
+"""The kubelet's limit; it truncates a longer message, which is then no longer JSON."""
 
 REACHED: Final = "ok"
-"""What `llmkube reach` tells of an address at which the right host answers."""
+"""The result of `llmkube reach` for an address at which the right host answers."""
 
 _NOT_A_MESSAGE: Final = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, DecodeError)
 
 
 @attrs.frozen(kw_only=True)
 class Fetched(Wired):
-    """What `llmkube fetch` tells of a fetch that has succeeded.
+    """The result of a successful `llmkube fetch`.
 
     Attributes:
-        path: Where the engine's file is, below the folder that was asked for.
-        size_bytes: Of all files together.
-        sha256: Digest of the engine's file, if it is a single one.
-        gguf: What its header says.
-        files: All of them, by name.
-        etag: The server's word for the version.
-        kept: Why the source could not be compared with what was there; empty when it was.
+        path: The engine's file, relative to the requested folder.
+        size_bytes: The size of all files together.
+        sha256: The digest of the engine's file, if it is a single one.
+        gguf: The facts from its header.
+        files: The names of all files.
+        etag: The ETag of the source.
+        kept: Why the source could not be compared with the present files; empty if it was.
     """
 
     path: str = field("", REQUIRED)
@@ -50,7 +50,7 @@ class Fetched(Wired):
 
 
 def to_bytes(message: Mapping[str, Any]) -> bytes:
-    """Return a message of at most `MAX_BYTES`: the last of many files with long names are left out."""
+    """Return a message of at most `MAX_BYTES`; if needed, the last file names are omitted."""
     files: Sequence[str] = message.get("files", ())
     while files and len(_to_json(message)) > MAX_BYTES:
         files = files[:-1]
@@ -59,7 +59,7 @@ def to_bytes(message: Mapping[str, Any]) -> bytes:
 
 
 def truncate(text: str, max_bytes: int) -> str:
-    """Return the beginning of a text that takes so many bytes in JSON."""
+    """Return the beginning of a text that takes at most `max_bytes` in JSON."""
     size = 0
     for index, character in enumerate(text):
         size += len(_to_json(character)) - len('""')
@@ -69,17 +69,17 @@ def truncate(text: str, max_bytes: int) -> str:
 
 
 def parse_fetch_result(text: str) -> Fetched | None:
-    """Return what a fetch that has succeeded tells; None when the message is not one of ours."""
+    """Return the result of a successful fetch; None if the message is not ours."""
     try:
         result = decode(Fetched, json.loads(text))
     except _NOT_A_MESSAGE:
         return None
-    leads_out = result.path.startswith("/") or ".." in result.path.split("/")  # of the folder that was asked for
+    leads_out = result.path.startswith("/") or ".." in result.path.split("/")  # of the requested folder
     return None if leads_out else result
 
 
 def parse_failure(text: str) -> tuple[str, str] | None:
-    """Return the reason and the sentence of a fetch that has failed; None when the message is not one of ours."""
+    """Return the reason and the message of a failed fetch; None if the message is not ours."""
     try:
         failure = json.loads(text)
         return str(failure["reason"]), str(failure["message"])
@@ -88,7 +88,7 @@ def parse_failure(text: str) -> tuple[str, str] | None:
 
 
 def parse_reach_result(text: str) -> str | None:
-    """Return what `llmkube reach` tells of an address; None when the message is not one of ours."""
+    """Return the result of `llmkube reach` for an address; None if the message is not ours."""
     try:
         return str(json.loads(text)["result"])
     except _NOT_A_MESSAGE:
@@ -96,5 +96,5 @@ def parse_reach_result(text: str) -> str | None:
 
 
 def _to_json(message: object) -> bytes:
-    # In UTF-8: escapes would be three times as long, or six.
+    # UTF-8: escapes would take two to three times as many bytes.
     return json.dumps(message, separators=(",", ":"), ensure_ascii=False).encode(errors="replace")

@@ -1,6 +1,6 @@
-"""`llmkube-llama-server`: llama.cpp as it comes with the xllamacpp package, under llama-server's own flags.
+"""`llmkube-llama-server`: llama.cpp from the xllamacpp package, with llama-server's flags.
 
-    llama_params  the table of flags (flags.toml), and what it sets
+    llama_params  the table of flags (flags.toml), and their conversion to the engine's parameters
     llama_server  the program
-Used where no llama-server is installed; the supervisor treats it like any other engine.
+It is used if no llama-server is installed; the supervisor treats it like any other engine.
 """

@@ -1,7 +1,7 @@
-"""llama-server's flags over the engine's CommonParams (`flags.toml`): all that the bundled server honours.
+"""The flags that the bundled server supports (`flags.toml`), and the attributes of CommonParams that they set.
 
 Names and meanings are those of llama.cpp's own llama-server
-(https://github.com/ggml-org/llama.cpp/blob/master/tools/server/README.md). A row that has no effect does not belong.
+(https://github.com/ggml-org/llama.cpp/blob/master/tools/server/README.md). Every flag in the table has an effect.
 """
 
 import argparse
@@ -15,20 +15,20 @@ from typing import Any, Final, NamedTuple
 DEFAULT_PORT: Final = 8080
 
 Settings = dict[str, Any]
-"""What to set, by attribute of CommonParams."""
+"""Values by attribute of CommonParams."""
 
 
 class Member(NamedTuple):
-    """A member of one of the engine's enumerations, by name: the engine itself is imported only to serve."""
+    """A member of one of the engine's enumerations, by name, because the engine is imported only to serve."""
 
     kind: str
     name: str
 
 
 class Choice:
-    """Read one of a few words as a member: `on auto dio=DIRECT_IO`, where a member is named unlike its word.
+    """Parser of a word for a member of an enumeration, from a list such as `on auto dio=DIRECT_IO`.
 
-    With `many`, read several of them with commas in between, as a list.
+    With `many`, it parses several words separated by commas into a list.
     """
 
     def __init__(self, kind: str, words: str, *, many: bool = False) -> None:
@@ -38,7 +38,7 @@ class Choice:
         self.metavar = "{" + ",".join(self._members) + "}"
 
     def __call__(self, text: str) -> Member | list[Member]:
-        """Argparse calls this with what the user wrote."""
+        """Parse a value of the command line."""
         words = _words(text) if self._many else [text]
         if unknown := [word for word in words if word not in self._members]:
             raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not one of {', '.join(self._members)}")
@@ -47,7 +47,7 @@ class Choice:
 
 
 class Value(NamedTuple):
-    """A flag with a value, for one or more attributes of the engine's CommonParams (`a.b` reaches into a part)."""
+    """A flag with a value, for one or more attributes of the engine's CommonParams (`a.b` for nested ones)."""
 
     names: str
     targets: str
@@ -57,7 +57,7 @@ class Value(NamedTuple):
 
 
 class Switch(NamedTuple):
-    """A flag without a value, and what it sets."""
+    """A flag without a value, and the attributes that it sets."""
 
     names: str
     sets: Mapping[str, Any]
@@ -97,7 +97,7 @@ def _numbers(text: str) -> list[float]:
 
 
 def _seed(text: str) -> int:
-    return int(text) % 2**32  # -1 is the engine's word for a random one
+    return int(text) % 2**32  # -1 becomes the engine's value for a random seed
 
 
 def _file(text: str) -> str:
@@ -111,14 +111,14 @@ def _keys(text: str) -> list[str]:
     lines = (line.strip() for line in _file(text).splitlines())
     if keys := [line for line in lines if line and not line.startswith("#")]:
         return keys
-    raise argparse.ArgumentTypeError(f"{text} holds no key")  # the engine would take an empty list for "let all in"
+    raise argparse.ArgumentTypeError(f"{text} contains no key")  # with an empty list the engine would need no key
 
 
 def _template_values(text: str) -> dict[str, str]:
     values = json.loads(text)
     if not isinstance(values, dict):
         raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object")
-    return {name: json.dumps(value) for name, value in values.items()}  # the engine keeps each as JSON text
+    return {name: json.dumps(value) for name, value in values.items()}  # the engine expects each as JSON text
 
 
 # Expert weights, as llama.cpp matches them for its own --cpu-moe (LLM_FFN_EXPS_REGEX)
@@ -161,7 +161,7 @@ FLAGS: Final[Mapping[str, tuple[Value | Switch, ...]]] = {
     title: tuple(_flag(names, row) for names, row in rows.items()) for title, rows in _TABLE["flags"].items()
 }
 
-# The engine lets a model file bring its own sampling; what the command line sets must win over that
+# A model file may set its own sampling defaults; the command line has to override them
 _USER_SET: Final[Mapping[str, str]] = {
     "sampling.temp": "TEMP",
     "sampling.top_k": "TOP_K",
@@ -172,7 +172,7 @@ _USER_SET: Final[Mapping[str, str]] = {
 
 
 def record(settings: Settings, flag: Value | Switch, value: Any) -> None:
-    """Note what a flag sets; of two values for one attribute the later wins, but tensor overrides add up."""
+    """Record the value of a flag; a later value replaces an earlier one, except that tensor overrides are combined."""
     sets = flag.sets if isinstance(flag, Switch) else dict.fromkeys(flag.targets.split(), value)
     for target, new in sets.items():
         earlier = settings.get(target) if target == "tensor_buft_overrides" else None
@@ -180,10 +180,10 @@ def record(settings: Settings, flag: Value | Switch, value: Any) -> None:
 
 
 def apply(settings: Settings, engine: Any) -> Any:
-    """Return the engine's CommonParams with the settings in them.
+    """Return the engine's CommonParams with these settings.
 
     Raises:
-        ValueError: The engine does not take a value.
+        ValueError: The engine rejects a value.
     """
     params = engine.CommonParams()
     params.port = DEFAULT_PORT
@@ -192,11 +192,11 @@ def apply(settings: Settings, engine: Any) -> Any:
         owner, _, name = target.rpartition(".")
         part = operator.attrgetter(owner)(params) if owner else params
         if target == "tensor_split":
-            value = [*value, *params.tensor_split[len(value) :]]  # noqa: PLW2901 (the engine wants its full length)
+            value = [*value, *params.tensor_split[len(value) :]]  # noqa: PLW2901 (the engine expects the full length)
         try:
             setattr(part, name, _resolve(value, engine))
         except (ValueError, OverflowError, TypeError) as exc:
-            raise ValueError(f"the engine does not take {value!r} for {target}: {exc}") from exc
+            raise ValueError(f"the engine rejects {value!r} for {target}: {exc}") from exc
         if target in _USER_SET:
             bit = getattr(engine.common_params_sampling_config, f"COMMON_PARAMS_SAMPLING_CONFIG_{_USER_SET[target]}")
             params.sampling.user_sampling_config |= bit.value

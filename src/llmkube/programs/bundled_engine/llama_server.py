@@ -1,7 +1,7 @@
-"""A llama-server for people who have none: its command line, over the llama.cpp in the `xllamacpp` wheel.
+"""Bundled llama-server: llama-server's command line for the llama.cpp in the `xllamacpp` wheel.
 
-One process per served model starts here, so nothing but argparse and the engine is imported. What it honours is the
-table `llama_params.FLAGS`: `--help` lists exactly that, and any other flag is refused by name.
+Every served model is a process of this program, so it imports nothing but argparse and the engine. It supports the
+flags in `llama_params.FLAGS`, which `--help` lists; any other flag is rejected by name.
 """
 
 import argparse
@@ -20,16 +20,16 @@ from llmkube.programs.bundled_engine.llama_params import FLAGS, Settings, Switch
 
 PROGRAM: Final = "llmkube-llama-server"
 SMALL_MODEL_BYTES: Final = 16 * 1024**2
-"""A model file below this is computed by one thread: a layer takes so little that each further thread spins while it
-waits for the others, 7 s of processor instead of 0.03 s for an answer of the demo on a busy machine."""
+"""Size below which a model runs on one thread. Its layers take so little time that further threads only spin while they
+wait for each other: a response of the demo model takes 7 s of CPU time on a busy machine instead of 0.03 s."""
 
 
 def parse(argv: Sequence[str]) -> Settings:
-    """Read the command line; says what is wrong in one line and exits with 2 when it cannot be honoured."""
+    """Parse the command line; on an error, print one line and exit with 2."""
     parser = argparse.ArgumentParser(
         PROGRAM,
         usage=f"{PROGRAM} --model FILE [flags]",
-        description="llama.cpp's HTTP server, from the xllamacpp wheel. It honours these flags and no others.",
+        description="llama.cpp's HTTP server, from the xllamacpp wheel. It supports only these flags.",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=_version())
@@ -46,14 +46,14 @@ def parse(argv: Sequence[str]) -> Settings:
     _, unknown = parser.parse_known_args(argv)
     if unknown:
         name = next((word for word in unknown if word.startswith("-")), unknown[0]).partition("=")[0]
-        parser.error(f"{name} is not honoured by the engine that comes with LLMKube; --help lists what is")
+        parser.error(f"{name} is not honoured by the engine that comes with LLMKube; --help lists the flags that are")
     if "model.path" not in settings:
-        parser.error("name a model file with --model")
+        parser.error("no model file: set it with --model")
     return settings
 
 
 def _store_action(settings: Settings, flag: Value | Switch) -> type[argparse.Action]:
-    """Make the kind of action that notes a flag in the settings; argparse asks for a class."""
+    """Return an argparse action that records a flag in the settings; argparse expects a class."""
 
     class StoreAction(argparse.Action):
         def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
@@ -63,17 +63,17 @@ def _store_action(settings: Settings, flag: Value | Switch) -> type[argparse.Act
 
 
 def remedy(error: ImportError) -> str:
-    """Return what to install: the package, or the library that it needs of the system and a minimal Linux lacks."""
+    """Return what to install: the package, or a system library that it needs and a minimal Linux lacks."""
     if "libgomp.so.1" in str(error):
         return "install the system's OpenMP library (Debian: apt-get install libgomp1; Fedora: dnf install libgomp)"
     return "pip install xllamacpp"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until SIGTERM or SIGINT; return 0 then, and 1 with one line on stderr when serving is impossible."""
+    """Serve until SIGTERM or SIGINT, and return 0; return 1 with one line on stderr if serving is impossible."""
     settings = parse(sys.argv[1:] if argv is None else argv)
     try:
-        import xllamacpp as engine  # noqa: PLC0415 (100 MB that --help and --version do without)
+        import xllamacpp as engine  # noqa: PLC0415 (100 MB that --help and --version do not need)
     except ImportError as exc:
         return _fail(f"the bundled engine cannot be loaded ({exc}): {remedy(exc)}")
     model = Path(settings["model.path"])
@@ -87,27 +87,27 @@ def main(argv: Sequence[str] | None = None) -> int:
                 _check_address(host, params.port)
     except (OSError, ValueError) as exc:
         return _fail(str(exc))
-    # Loading holds the interpreter's lock, so no Python handler would run before its end: the kernel's default does
+    # Loading holds the GIL, so that no Python handler would run until it is finished; the default action does not wait
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     try:
         server = engine.Server(params)
     except (RuntimeError, ValueError):
-        return _fail(f"the engine could not serve {model}; its own words are above")
+        return _fail(f"the engine could not serve {model}; see its output above")
     wait_for_signal = _catch_signals()
     print(f"{PROGRAM}: serving {model} on {server.listening_address}", flush=True)
     wait_for_signal()
     print(f"{PROGRAM}: stopping", flush=True)
-    # Not by way of the engine's destructor: with a stream in flight it waits for that stream's next ping, 30
-    # seconds (measured). The agent has drained before it sends the signal; the kernel closes what is left.
+    # Skip the engine's destructor: with a stream in flight it waits for that stream's next ping, 30 seconds
+    # (measured). The agent drains before it sends the signal, and the kernel closes remaining connections.
     os._exit(0)
 
 
 def _catch_signals() -> Callable[[], object]:
-    """Catch SIGTERM and SIGINT; the result waits for one of them.
+    """Catch SIGTERM and SIGINT, and return a function that waits for one of them.
 
-    The kernel may hand a signal to any of the engine's threads, which would not wake a main thread that sleeps in
-    Python: the wake-up descriptor works from all of them.
+    The kernel may deliver a signal to any of the engine's threads, which would not wake the main thread; the wake-up
+    file descriptor does.
     """
     read_fd, write_fd = os.pipe()
     os.set_blocking(write_fd, False)

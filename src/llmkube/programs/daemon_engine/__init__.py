@@ -1,17 +1,17 @@
-"""One model of a shared daemon as an engine of ours: a process that the agent supervises like llama-server.
+"""Serve one model of a shared daemon as an engine: a process that the agent supervises like llama-server.
 
-ollama_program, omlx_program   what runs: a command line, whose server is used
-omlx_model                     the model, as the keeper handles it
+ollama_program, omlx_program   the programs: command line, choice of the server
+omlx_model                     an oMLX model, as the keeper's adapter
 ollama_api, omlx_api           the servers' HTTP APIs
-ollama_weights                 brings a model into Ollama's store
-omlx_server                    an `omlx serve` of our own, and its folder
-serving                        what both programs share: their options, a front until a stop
-front                          what clients and the agent reach; the model's name; `/metrics` and `/slots`
-keeper                         looks, decides, acts
-keeping                        what to do next so that a model stays, or is gone, from what was seen: pure
-model_lock                     who else uses the model, and whether a killed front has left it loaded
-server                         a server that is borrowed, or ours; questions to it; what the kernel shows
-processes                      which processes are a daemon's: pure
+ollama_weights                 imports a model into Ollama's store
+omlx_server                    our own `omlx serve`, and its folder
+serving                        what both programs share: options, the front, the stop
+front                          the HTTP API for clients and the agent: model name, `/metrics`, `/slots`
+keeper                         samples, decides, acts
+decisions                      the next act to load or unload a model, from samples: pure
+model_lock                     other users of the model, and whether a killed front has left it loaded
+server                         a borrowed or our own server: requests, processes
+processes                      recognizes a daemon's processes: pure
 
-A daemon that we did not start is borrowed: it is told to load and to unload our model, and never ended.
+A daemon that we did not start is borrowed: we load and unload our model in it, but never stop it.
 """

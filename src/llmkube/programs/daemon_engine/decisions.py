@@ -1,15 +1,15 @@
-"""What to do next so that a model stays loaded, or is gone, from what the server says and the kernel shows. Pure.
+"""Decide the next act that keeps a model loaded, or unloads it, from the server's list and its processes. Pure.
 
 ```
  no answer ─────────────▶ wait; too long ─▶ give up, with the address
  another release ───────▶ prepare again
- not prepared ──────────▶ PREPARE ─▶ LOAD ─▶ seen in both ─▶ ready, RENEW each minute
- listed, no process ────▶ at the second look: LOAD
- a process, not listed ─▶ wait until it is gone; else END it (ours), or give up (not ours)
- neither ───────────────▶ LOAD, later each time that it was taken away
+ not prepared ──────────▶ PREPARE ─▶ LOAD ─▶ confirmed by both ─▶ ready, RENEW each minute
+ listed, no process ────▶ in a second sample as well: LOAD
+ a process, not listed ─▶ wait until it exits; otherwise END it (ours), or give up (not ours)
+ neither ───────────────▶ LOAD, with a longer pause after each time that it was unloaded
 ```
 
-The server is one witness, the kernel the other. Only what both say is believed: Ollama lists a model whose process was
+A state is trusted only if the server's list and its processes agree: Ollama has listed a model whose process was
 killed, and has kept a process whose model it did not list (ollama issue 17792).
 """
 
@@ -19,18 +19,17 @@ from typing import Final, Literal
 import attrs
 
 UNKNOWN_RELEASE: Final = "of an unknown release"
-"""The version of a server that does not tell one; a sentence goes on with it."""
+"""The version of a server that does not report one, in messages."""
 
 
 @attrs.frozen(kw_only=True)
 class DaemonTexts:
-    """What is said of one daemon.
+    """Texts for messages about one daemon.
 
     Attributes:
-        name: What people call it.
-        moved: What to do where it listens elsewhere now.
-        search: What is looked for before a load.
-        gone: What an unload that has succeeded is seen by.
+        moved: Fix if it listens at another address now.
+        search: Log message of the preparation of a load.
+        gone: Log message of a completed unload.
     """
 
     name: str = "the server"
@@ -41,21 +40,20 @@ class DaemonTexts:
 
 @attrs.frozen(kw_only=True)
 class DaemonSample:
-    """One look.
+    """One sample of a daemon's state.
 
     Attributes:
-        texts: What is said of the daemon.
-        answers: Whether the server answers: `yes`, `late` (it listens, but says nothing in time) or `gone`.
-        url: Where it was asked.
-        problem: What it has answered instead of what it was asked for; "" where it has said nothing.
-        version: What it says that it is.
+        answers: Whether the server answers: `yes`, `late` (it listens, but times out) or `gone`.
+        url: Address of the server.
+        problem: Unexpected response; empty if there was none.
+        version: Version that the server reports.
         listed: Whether it lists our model as loaded.
-        others_listed: How many other models it lists.
+        others_listed: Number of other models that it lists.
         holders: Its processes that hold our weights.
         others: Its processes that hold other weights.
-        orphans: Processes that hold our weights, and whose server has ended.
-        visible: Whether its processes can be seen; without that its word stands alone.
-        owned: Whether it was started by us.
+        orphans: Processes that hold our weights, but whose server has exited.
+        visible: Whether its processes can be inspected; otherwise only its list is used.
+        owned: Whether we started it.
     """
 
     texts: DaemonTexts = DaemonTexts()
@@ -73,7 +71,7 @@ class DaemonSample:
 
     @property
     def loaded(self) -> bool:
-        """Whether server and kernel both say that our weights are loaded.
+        """Whether our weights are loaded by the server's list and by its processes.
 
         Two names of one file share a process, which is listed under one of them.
         """
@@ -84,17 +82,17 @@ class DaemonSample:
 
 
 def holders_text(pids: tuple[int, ...]) -> str:
-    """Return that these processes hold the model, in words."""
+    """Return a clause such as "process 12 holds it"."""
     one = len(pids) == 1
     return f"{'process' if one else 'processes'} {', '.join(map(str, pids))} {'holds' if one else 'hold'} it"
 
 
 SAMPLE_SECONDS: Final = 5.0
-"""Between two looks while all is well."""
+"""Interval between samples in a normal state."""
 
 
 class Act(enum.Enum):
-    """What is to be done."""
+    """An act of the keeper."""
 
     NOTHING = "nothing"
     PREPARE = "prepare"
@@ -108,7 +106,7 @@ class Act(enum.Enum):
 
 @attrs.frozen
 class Step:
-    """What to do now, and when to look again; `reason` is for the log, and "" when there is nothing to say."""
+    """The next act, and the pause until the next sample; `reason` is a log message, or empty."""
 
     act: Act
     reason: str = ""
@@ -116,40 +114,40 @@ class Step:
 
 
 RECHECK_SECONDS: Final = 1.0
-"""Between two looks while something is odd: a process ends within a second after its model is not listed any more."""
+"""Interval between samples in an inconsistent state: a process exits within a second after its model was unlisted."""
 
 CONFIRM_SECONDS: Final = 2.0
-"""So long something odd lasts before it is believed."""
+"""Duration after which an inconsistent state is trusted."""
 
 RENEW_SECONDS: Final = 60.0
-"""Between two renewals of a model's stay, which is five minutes: what a killed front leaves goes by itself."""
+"""Interval between renewals of a model's keep-alive of five minutes, after which a killed front's model is unloaded."""
 
 LOST_SECONDS: Final = 30.0
-"""So long a server may be away: one that is upgraded starts again within seconds."""
+"""Limit for a server that does not run: after an upgrade it starts again within seconds."""
 
 LATE_SECONDS: Final = 120.0
-"""So long a server may leave questions unanswered: one that loads from a slow disk is late."""
+"""Limit for a server that does not answer: it may be loading from a slow disk."""
 
 STALE_SECONDS: Final = 15.0
-"""So long a process may hold a model that is not listed."""
+"""Limit for a process that holds an unlisted model."""
 
 LOSS_WINDOW_SECONDS: Final = 600.0
-"""How long it counts that a model was taken away."""
+"""Period in which losses of the model are counted."""
 
 MAX_FAILURES: Final = 3
-"""In a row, before it is given up: the agent starts the engine again later, and says why it had ended."""
+"""Consecutive failures before giving up: the agent restarts the engine later, and reports the reason."""
 
 MAX_PAUSE_SECONDS: Final = 60.0
 
 
 @attrs.frozen(kw_only=True)
 class Outcome:
-    """How an act has ended.
+    """Result of an act.
 
     Attributes:
-        error: What went wrong; "" when nothing did.
-        missing: The server does not know the model any more.
-        final: To repeat it would fail again.
+        error: Error message; empty on success.
+        missing: The server no longer has the model.
+        final: A retry would fail again.
     """
 
     error: str = ""
@@ -159,21 +157,21 @@ class Outcome:
 
 @attrs.frozen(kw_only=True)
 class KeeperState:
-    """What is remembered between looks.
+    """State between samples.
 
     Attributes:
-        ready: Whether requests are let through.
+        ready: Whether requests are forwarded.
         prepared: Whether the server has the model in its store.
-        version: What the server was at the last look.
-        unconfirmed: It has answered that the model is loaded, and no look has confirmed that yet.
-        doubt: What differs between the server's word and the kernel's; "" when nothing does.
-        doubt_since: Since when.
-        silent_since: Since when it has not answered; None while it does.
-        failures: Acts in a row that have failed.
-        last_error: What the last of them said.
-        not_before: No act before this time.
-        losses: When the model was taken away.
-        renewed_at: When its stay was prolonged.
+        version: Version of the server at the last sample.
+        unconfirmed: The server has reported a successful load, which no sample has confirmed yet.
+        doubt: Kind of disagreement between the server's list and its processes; empty if there is none.
+        doubt_since: Start of the disagreement.
+        silent_since: Time since which the server has not answered; None while it does.
+        failures: Consecutive failed acts.
+        last_error: Error of the last failed act.
+        not_before: Earliest time of the next act.
+        losses: Times at which the model was unloaded by others.
+        renewed_at: Time of the last renewal.
     """
 
     ready: bool = False
@@ -191,7 +189,7 @@ class KeeperState:
 
 
 def decide(state: KeeperState, sample: DaemonSample, now: float) -> tuple[KeeperState, Step]:
-    """Take one look into account while the model is to be loaded; return what to do."""
+    """Return the next state and step after a sample, while the model should be loaded."""
     if sample.answers != "yes":
         return _unanswered(state, sample, now)
     reason = ""
@@ -200,7 +198,7 @@ def decide(state: KeeperState, sample: DaemonSample, now: float) -> tuple[Keeper
         state = attrs.evolve(state, silent_since=None)
     if sample.version != state.version:
         if state.version:
-            reason = f"{sample.texts.name} is {sample.version} now, and was {state.version}"
+            reason = f"{sample.texts.name} changed from {state.version} to {sample.version}"
         # Another release, or another server at this address, may have another store.
         state = attrs.evolve(state, version=sample.version, prepared=False)
     state, step = _answered(state, sample, now)
@@ -208,14 +206,14 @@ def decide(state: KeeperState, sample: DaemonSample, now: float) -> tuple[Keeper
 
 
 def after_action(state: KeeperState, act: Act, outcome: Outcome, now: float) -> tuple[KeeperState, str]:
-    """Take the end of an act into account; return with it why all is given up, or ""."""
+    """Return the next state after an act, and the reason for giving up, or an empty string."""
     if not outcome.error:
         if act is Act.PREPARE:
             return attrs.evolve(state, prepared=True, not_before=0.0), ""
         if act is Act.LOAD:
             return attrs.evolve(state, unconfirmed=True, renewed_at=now, doubt="", not_before=0.0), ""
         return attrs.evolve(state, renewed_at=now), ""
-    if act is Act.RENEW:  # the next look tells whether it is still loaded
+    if act is Act.RENEW:  # the next sample shows whether it is still loaded
         return attrs.evolve(state, renewed_at=now), ""
     if outcome.missing:
         state = attrs.evolve(state, prepared=False)
@@ -230,18 +228,18 @@ def _unanswered(state: KeeperState, sample: DaemonSample, now: float) -> tuple[K
     first = state.silent_since is None
     silent = now - since
     if sample.answers == "late":
-        # Late is not gone: what is loaded answers meanwhile.
+        # A late server is not gone: a loaded model still answers.
         state = attrs.evolve(state, silent_since=since)
         if silent >= LATE_SECONDS:
-            reason = f"{sample.texts.name} at {sample.url} has answered nothing for {silent:.0f} s"
+            reason = f"{sample.texts.name} at {sample.url} has not answered for {silent:.0f} s"
             if sample.problem:
-                reason = f"{sample.texts.name} at {sample.url} gave no model for {silent:.0f} s: {sample.problem}"
+                reason = f"{sample.texts.name} at {sample.url} returned no model for {silent:.0f} s: {sample.problem}"
             return attrs.evolve(state, ready=False), Step(Act.GIVE_UP, reason)
         return state, Step(Act.NOTHING, f"{sample.texts.name} at {sample.url} does not answer in time" if first else "")
     state = attrs.evolve(state, silent_since=since, ready=False, prepared=False)
     if silent >= LOST_SECONDS or sample.owned:
         where = "" if sample.owned else f"; if it listens elsewhere, {sample.texts.moved}"
-        return state, Step(Act.GIVE_UP, f"no {sample.texts.name} answers at {sample.url} any more{where}")
+        return state, Step(Act.GIVE_UP, f"no {sample.texts.name} answers at {sample.url} any longer{where}")
     reason = f"no {sample.texts.name} answers at {sample.url}; it may start again" if first else ""
     return state, Step(Act.NOTHING, reason, RECHECK_SECONDS)
 
@@ -259,15 +257,15 @@ def _answered(state: KeeperState, sample: DaemonSample, now: float) -> tuple[Kee
 
 
 def _loaded(state: KeeperState, sample: DaemonSample, now: float) -> tuple[KeeperState, Step]:
-    if not state.prepared and now >= state.not_before:  # of another server than before, or of an earlier front
+    if not state.prepared and now >= state.not_before:  # loaded by another server, or by an earlier front
         return state, Step(Act.PREPARE, sample.texts.search, 0.0)
     if not state.prepared:
         return state, Step(Act.NOTHING, wait_seconds=max(0.1, state.not_before - now))
     newly_ready = not state.ready
-    if newly_ready and not state.unconfirmed:  # whatever has loaded it may have done so with other options
+    if newly_ready and not state.unconfirmed:  # another client may have loaded it with other options
         return state, Step(Act.LOAD, "loading the model", 0.0)
     state = attrs.evolve(state, ready=True, unconfirmed=False, doubt="", failures=0, last_error="")
-    reason = f"{sample.texts.name} says that it is loaded"
+    reason = f"{sample.texts.name} reports that the model is loaded"
     if sample.visible:
         reason = f"the model is loaded, and a process of {sample.texts.name} holds it"
     if now - state.renewed_at >= RENEW_SECONDS:
@@ -276,35 +274,35 @@ def _loaded(state: KeeperState, sample: DaemonSample, now: float) -> tuple[Keepe
 
 
 def _held_unlisted(state: KeeperState, sample: DaemonSample, now: float) -> tuple[KeeperState, Step]:
-    """A process holds our weights that the server does not list, or that has no server any more.
+    """Handle a process that holds our weights although the server does not list them or has exited.
 
-    Nothing is loaded beside it: that would take the memory twice.
+    Nothing is loaded meanwhile, since that would use the memory twice.
     """
     pids = (*sample.orphans, *sample.holders)
     if state.doubt != "held":
-        reason = f"{sample.texts.name} does not list the model, and {holders_text(pids)} still"
+        reason = f"{sample.texts.name} does not list the model, but {holders_text(pids)}"
         state = after_loss(attrs.evolve(state, doubt="held", doubt_since=now), now)
         return state, Step(Act.NOTHING, reason, RECHECK_SECONDS)
     if now - state.doubt_since < STALE_SECONDS:
         return state, Step(Act.NOTHING, wait_seconds=RECHECK_SECONDS)
     if sample.owned:
         return attrs.evolve(state, doubt=""), Step(
-            Act.END_RUNNERS, f"{sample.texts.name} lists no such model, and {holders_text(pids)}", RECHECK_SECONDS
+            Act.END_RUNNERS, f"{sample.texts.name} does not list the model, but {holders_text(pids)}", RECHECK_SECONDS
         )
     fix = (
         f"end it: kill {' '.join(map(str, pids))}" if sample.orphans else f"quit {sample.texts.name} and start it again"
     )
-    return state, Step(Act.GIVE_UP, f"{sample.texts.name} lists no such model, and {holders_text(pids)} still; {fix}")
+    return state, Step(Act.GIVE_UP, f"{sample.texts.name} does not list the model, but {holders_text(pids)}; {fix}")
 
 
 def _absent(state: KeeperState, sample: DaemonSample, now: float) -> tuple[KeeperState, Step]:
-    """Nothing is loaded: prepare, or load, unless it has just failed or was taken away too often."""
+    """Prepare or load the model, unless that has just failed or the model was unloaded by others too often."""
     reason = ""
     if state.ready:
-        state, reason = after_loss(state, now), "the model is not loaded any more"
+        state, reason = after_loss(state, now), "the model is no longer loaded"
     elif state.unconfirmed:
-        problem = f"{sample.texts.name} says that it has loaded the model, and "
-        problem += "no process of it holds it" if sample.listed else "does not list it"
+        problem = f"{sample.texts.name} reports that it has loaded the model, but "
+        problem += "none of its processes holds it" if sample.listed else "does not list it"
         state = _failed(attrs.evolve(state, unconfirmed=False, doubt=""), problem, now)
         reason = problem
         if state.failures >= MAX_FAILURES:
@@ -317,7 +315,7 @@ def _absent(state: KeeperState, sample: DaemonSample, now: float) -> tuple[Keepe
 
 
 def after_loss(state: KeeperState, now: float) -> KeeperState:
-    """Return the state after another client, or the server, has unloaded it: it is loaded again at once, or later."""
+    """Return the state after others have unloaded the model; after repeated losses the next load is delayed."""
     if not state.ready:
         return state
     losses = (*(at for at in state.losses if now - at < LOSS_WINDOW_SECONDS), now)
@@ -335,33 +333,31 @@ def _pause(count: int) -> float:
 
 
 UNLOAD_SECONDS: Final = 6.0
-"""For all of an unload: the agent gives an engine ten seconds between TERM and KILL."""
+"""Limit for a complete unload: the agent gives an engine ten seconds between SIGTERM and SIGKILL."""
 
 UNLOAD_AGAIN_SECONDS: Final = 2.0
-"""Until an unload is repeated: another client may have had it loaded anew."""
+"""Interval between repeated unloads: another client may have loaded the model again."""
 
 
 def unload(sample: DaemonSample, since: float, requested_at: float | None, now: float) -> Step:
-    """Return what to do while the model is to go.
+    """Return the next step while the model should be unloaded.
 
     Args:
-        sample: One look.
-        since: When the unload began.
-        requested_at: When the server was asked last to unload; None before that.
-        now: The time.
+        sample: The current sample.
+        since: Start of the unload.
+        requested_at: Time of the last unload request; None if there was none.
+        now: The current time.
     """
     remaining = (*sample.holders, *sample.orphans)
     shared = sample.visible and not sample.listed and not sample.orphans and sample.loaded
-    known = sample.answers == "yes" or sample.visible  # by one witness at least
+    known = sample.answers == "yes" or sample.visible  # by the list or by the processes
     if requested_at is not None and known and not sample.listed and (not remaining or shared):
         return Step(Act.DONE, _unloaded_text(sample, shared=shared))
     if sample.answers == "gone" and not remaining:
-        return Step(Act.DONE, f"{sample.texts.name} does not {'run' if sample.visible else 'answer'} any more")
+        return Step(Act.DONE, f"{sample.texts.name} no longer {'runs' if sample.visible else 'answers'}")
     if now - since >= UNLOAD_SECONDS:
         if sample.owned and remaining:
-            reason = (
-                f"{holders_text(remaining)} {UNLOAD_SECONDS:g} s after {sample.texts.name} was told to unload the model"
-            )
+            reason = f"{holders_text(remaining)} {UNLOAD_SECONDS:g} s after {sample.texts.name} was asked to unload it"
             return Step(Act.END_RUNNERS, reason, 0.1)
         return Step(Act.GIVE_UP, _still_loaded_text(sample, remaining))
     if sample.answers != "gone" and (requested_at is None or now - requested_at >= UNLOAD_AGAIN_SECONDS):
@@ -371,15 +367,15 @@ def unload(sample: DaemonSample, since: float, requested_at: float | None, now: 
 
 def _unloaded_text(sample: DaemonSample, *, shared: bool) -> str:
     if shared:
-        return "another name of the same weights is loaded, and keeps their process"
+        return "the same weights are loaded by another name, which keeps the process"
     if not sample.visible:
-        return f"{sample.texts.name} says that the model is unloaded; its processes cannot be seen here"
+        return f"{sample.texts.name} reports that the model is unloaded; its processes are not visible here"
     return sample.texts.gone
 
 
 def _still_loaded_text(sample: DaemonSample, remaining: tuple[int, ...]) -> str:
     if remaining:
-        problem = f"{sample.texts.name} was told to unload the model, and {holders_text(remaining)} still"
-        return f"{problem}; quit {sample.texts.name} to have the memory back"
-    problem = f"{sample.texts.name} at {sample.url} was told to unload the model, and lists it still"
-    return f"{problem}: it answers other requests with it"
+        problem = f"{sample.texts.name} was asked to unload the model, but {holders_text(remaining)}"
+        return f"{problem}; quit {sample.texts.name} to free the memory"
+    problem = f"{sample.texts.name} at {sample.url} was asked to unload the model, but still lists it"
+    return f"{problem}: other clients use it"

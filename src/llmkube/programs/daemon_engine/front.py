@@ -1,7 +1,7 @@
-"""What clients and the agent reach: `/health`, `/metrics`, `/slots`, `/props` and `/v1/…` as llama-server has them.
+"""HTTP API for clients and the agent: `/health`, `/metrics`, `/slots`, `/props` and `/v1/…`, as in llama-server.
 
-Only these paths lead to the daemon, and with our model alone: a client with this engine's key cannot pull or delete
-models, nor use the other models of its owner.
+Only some paths are forwarded to the daemon, and only with our model: a client with this engine's key can neither pull
+or delete models, nor use the other models of the daemon's owner.
 """
 
 import re
@@ -27,33 +27,33 @@ _KEYS: Final = (b'"model":', b'"model": ')
 
 
 class RequestBodyError(Exception):
-    """A request's body is no JSON object; says so to the client."""
+    """The body of a request is not a JSON object; the message is sent to the client."""
 
 
 def with_model(body: bytes, name: str) -> bytes:
-    """Return a request's body that asks for this model: a client can reach one alone, whatever it asks for.
+    """Return the body of a request with `model` set to this model, whatever the client requested.
 
-    Go's JSON reader, Ollama's, takes `"Model"` for `"model"`, and the last of several: so no key that it would take is
-    left beside ours.
+    Ollama's JSON reader (Go's) ignores the case of keys and uses the last of several, so all other spellings of `model`
+    are removed.
 
     Raises:
-        RequestBodyError: It is no JSON object.
+        RequestBodyError: The body is not a JSON object.
     """
     try:
-        said: Any = orjson.loads(body)
+        request: Any = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise RequestBodyError(f"the body is not JSON: {error}") from error
-    if not isinstance(said, dict):
+    if not isinstance(request, dict):
         raise RequestBodyError("the body must be a JSON object")
-    kept = {key: value for key, value in said.items() if key.casefold() != "model"}
-    return orjson.dumps({"model": name} | kept)
+    others = {key: value for key, value in request.items() if key.casefold() != "model"}
+    return orjson.dumps({"model": name} | others)
 
 
 @attrs.define(eq=False)
 class ModelNameRewriter:
-    """Put the name that clients know in the place of the daemon's, in an answer that comes in pieces.
+    """Replace the daemon's name of the model by the one for clients, in a response that arrives in pieces.
 
-    Text of a model cannot be taken for it: within a JSON string, quotes have a backslash before them.
+    Text that the model generates cannot match, because quotes in a JSON string are escaped.
     """
 
     _theirs: tuple[bytes, ...]
@@ -62,11 +62,11 @@ class ModelNameRewriter:
 
     @classmethod
     def between(cls, theirs: str, ours: str) -> "ModelNameRewriter":
-        """Replace one name by another, whether or not a daemon writes a space after a colon."""
+        """Return a rewriter from one name to the other, with and without a space after the colon."""
         return cls(tuple(key + orjson.dumps(theirs) for key in _KEYS), _KEYS[0] + orjson.dumps(ours))
 
     def feed(self, piece: bytes) -> bytes:
-        """Return what can be sent; the beginning of a name waits for its rest, which no end of an event is."""
+        """Return the bytes to send; a partial match, which never ends an event, is retained for the next piece."""
         data = self._pending + piece
         for theirs in self._theirs:
             data = data.replace(theirs, self._ours)
@@ -75,13 +75,13 @@ class ModelNameRewriter:
         return data[: len(data) - tail]
 
     def end(self) -> bytes:
-        """Return what has waited."""
+        """Return the retained bytes."""
         pending, self._pending = self._pending, b""
         return pending
 
 
 def _partial_match(name: bytes, data: bytes) -> int:
-    """Return how many bytes of a name the data end with, of one that is not complete."""
+    """Return the length of the longest proper prefix of the name with which the data ends."""
     return next((n for n in range(min(len(name) - 1, len(data)), 0, -1) if data.endswith(name[:n])), 0)
 
 
@@ -93,44 +93,44 @@ _TAIL_BYTES: Final = 512
 
 @attrs.define(eq=False)
 class UsageReader:
-    """Read how many tokens an answer says that it has taken; the last word in it counts."""
+    """Read the token usage that a response reports; its last occurrence applies."""
 
     _tail: bytes = b""
 
     def feed(self, piece: bytes) -> None:
-        """Take in a piece of the answer."""
+        """Process a piece of the response."""
         self._tail = (self._tail + piece)[-_TAIL_BYTES:]
 
     def tokens(self) -> tuple[int, int]:
-        """Return those of the prompt and those of the answer; 0 where it does not say."""
-        said = {name: int(number) for name, number in _USAGE.findall(self._tail)}
+        """Return the numbers of prompt and completion tokens; 0 if not reported."""
+        usage = {name: int(number) for name, number in _USAGE.findall(self._tail)}
         return (
-            said.get(b"prompt_tokens", said.get(b"input_tokens", 0)),
-            said.get(b"completion_tokens", said.get(b"output_tokens", 0)),
+            usage.get(b"prompt_tokens", usage.get(b"input_tokens", 0)),
+            usage.get(b"completion_tokens", usage.get(b"output_tokens", 0)),
         )
 
 
 PROXIED: Final = frozenset(
     {"/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/messages"}
 )
-"""What of the daemon is passed on."""
+"""Paths that are forwarded to the daemon."""
 
 EMBEDDINGS: Final = frozenset({"/v1/embeddings"})
 
 THREAD_BYTES: Final = 256 * 1024
-"""A larger body is read and written anew in a thread."""
+"""Size above which a body is rewritten in a thread."""
 
 log = structlog.get_logger()
 
 
 def judge_of(keys: frozenset[str]) -> RequestFilter:
-    """Return what lets requests in that show a key; without keys all are let in, as by llama-server."""
+    """Return a filter that requires one of these keys; without keys it admits all requests, like llama-server."""
     digests = frozenset(map(digest_of_key, keys))
 
     def judge(head: RequestHead, _peer: str) -> Response | None:
         if not digests or (head.path in OPEN_PATHS and is_read_only(head)) or presents_key(head, digests):
             return None
-        return key_refusal("this engine asks for a key: send `Authorization: Bearer KEY`")
+        return key_refusal("this engine requires a key: send `Authorization: Bearer KEY`")
 
     return judge
 
@@ -138,17 +138,17 @@ def judge_of(keys: frozenset[str]) -> RequestFilter:
 def handler_of(
     keeper: Keeper, client: HttpClient, alias: str, counters: Counters, *, embeds: bool = False
 ) -> StreamHandler:
-    """Return what answers requests.
+    """Return the handler of requests.
 
     Args:
-        keeper: Knows whether the model is loaded.
-        client: Reaches the daemon.
-        alias: The name that clients know the model by.
-        counters: What is counted.
-        embeds: Whether embeddings alone are served.
+        keeper: Keeps the model loaded, and knows whether it is.
+        client: Client for the daemon.
+        alias: Name of the model for clients.
+        counters: Counters for `/metrics` and `/slots`.
+        embeds: Whether only embeddings are served.
     """
     proxied = EMBEDDINGS if embeds else PROXIED
-    said: dict[str, Callable[[], Response]] = {
+    local: dict[str, Callable[[], Response]] = {
         "/metrics": lambda: Response(200, Headers.of({"Content-Type": METRICS_TYPE}), counters.metrics()),
         "/slots": lambda: Response(200, Headers.of({"Content-Type": "application/json"}), counters.slots()),
         "/props": lambda: Response.json(200, {"model_alias": alias, "build_info": keeper.build}),
@@ -160,8 +160,8 @@ def handler_of(
 
     async def handle(exchange: StreamExchange) -> None:
         path, method = exchange.head.path, exchange.head.method
-        if path in said and method in ("GET", "HEAD"):
-            await exchange.respond(said[path]())
+        if path in local and method in ("GET", "HEAD"):
+            await exchange.respond(local[path]())
         elif path not in proxied or method != "POST":
             await exchange.respond(_error(404, "File Not Found", "not_found_error"))
         elif not keeper.ready:
@@ -192,10 +192,10 @@ async def _forward(
     url = adapter.url + exchange.request.origin_target
     try:
         async with client.open_stream("POST", url, headers=headers, body=body) as answer:
-            if answer.status in (401, 403):  # it is our key that it refuses, or misses: the client's was good
+            if answer.status in (401, 403):  # our key is refused or missing; the client's was valid
                 keeper.sample_soon()
-                said = f"{adapter.texts.name} refuses requests of this host with {answer.status}"
-                await exchange.respond(_error(502, said, "server_error"))
+                message = f"{adapter.texts.name} refuses requests of this host with {answer.status}"
+                await exchange.respond(_error(502, message, "server_error"))
                 return
             names, usage = ModelNameRewriter.between(adapter.name, alias), UsageReader()
             lines = answer.headers.end_to_end().without("content-length")
@@ -213,10 +213,10 @@ async def _forward(
     except HttpError as error:
         keeper.sample_soon()
         if exchange.begun:
-            raise  # half an answer is out: the server closes the connection, so that it is not taken for a whole
-        said = f"{adapter.texts.name} did not answer"
-        log.warning(said, error=str(error))
-        await exchange.respond(_error(502, said, "server_error"))
+            raise  # a partial response was sent: the server closes the connection, which marks it as incomplete
+        message = f"{adapter.texts.name} did not answer"
+        log.warning(message, error=str(error))
+        await exchange.respond(_error(502, message, "server_error"))
 
 
 def _loading() -> Response:

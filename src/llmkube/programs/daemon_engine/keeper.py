@@ -1,4 +1,4 @@
-"""Looks at one model, decides, acts; and unloads it at the end. `decisions` and `unloading` decide, and say why."""
+"""Keep one model loaded: sample, decide, act; and unload it at the end. `decisions` decides."""
 
 import abc
 from collections.abc import Sequence
@@ -26,12 +26,12 @@ from llmkube.programs.daemon_engine.server import DaemonError, ProcessTable
 
 
 class Adapter(abc.ABC):
-    """One model of one daemon. All methods but `sample`, `cpu_seconds` and `end` raise `DaemonError`.
+    """One model of one daemon. All methods except `sample`, `cpu_seconds` and `end` may raise `DaemonError`.
 
     Attributes:
-        texts: What is said of this daemon.
-        name: What the model is called in requests to the daemon.
-        table: The processes.
+        texts: Texts for messages about this daemon.
+        name: Name of the model in requests to the daemon.
+        table: The process table.
     """
 
     __slots__ = ()
@@ -42,25 +42,25 @@ class Adapter(abc.ABC):
     @property
     @abc.abstractmethod
     def url(self) -> str:
-        """Where the daemon answers."""
+        """Base URL of the daemon."""
 
     @property
     def headers(self) -> Headers:
-        """What requests to the daemon have to carry, such as its key."""
+        """Headers for requests to the daemon, such as its key."""
         return NO_HEADERS
 
     @property
     @abc.abstractmethod
     def lock_key(self) -> str:
-        """What tells the model from all others of this machine, for other fronts on it; "" of a server that is ours."""
+        """Key that identifies the model on this machine, shared by all of its fronts; empty for a server of our own."""
 
     @abc.abstractmethod
     async def sample(self) -> DaemonSample:
-        """Ask the daemon, and look at the processes."""
+        """Query the daemon and its processes."""
 
     @abc.abstractmethod
     async def prepare(self) -> None:
-        """Have the model among those of the daemon.
+        """Make the model available in the daemon.
 
         Raises:
             OSError: The weights cannot be read.
@@ -68,18 +68,18 @@ class Adapter(abc.ABC):
 
     @abc.abstractmethod
     async def load(self) -> None:
-        """Have it loaded; it takes as long as that takes."""
+        """Load the model, and wait until it is loaded."""
 
     async def renew(self) -> None:
-        """Prolong its stay, where a daemon ends that by itself."""
+        """Renew the keep-alive of the model, if the daemon has one."""
         await trio.lowlevel.checkpoint()
 
     @abc.abstractmethod
     async def unload(self) -> None:
-        """Have it unloaded; the answer may come before that is done."""
+        """Request to unload the model; this may return before it is unloaded."""
 
     async def cpu_seconds(self, pids: Sequence[int]) -> float:
-        """Return what these processes have used of the processors."""
+        """Return the CPU time of these processes."""
         return await self.table.cpu_seconds(pids)
 
     async def end(self, pids: Sequence[int]) -> None:
@@ -88,32 +88,32 @@ class Adapter(abc.ABC):
 
 
 PROGRESS_SECONDS: Final = 5.0
-"""Between two lines while a load moves: the agent gives up a load of which nothing moves for two minutes."""
+"""Interval between log lines of a load that makes progress: without any for two minutes, the agent gives up."""
 
 UNLOAD_LIMIT_SECONDS: Final = decisions.UNLOAD_SECONDS + 2.0
-"""For all that an unload may take, whatever hangs."""
+"""Limit for an unload, whatever hangs."""
 
 log = structlog.get_logger()
 
 
 class GivenUpError(ExternalError):
-    """The model cannot be kept loaded; says why, and what helps."""
+    """The model cannot be kept loaded; the message has the reason and a fix."""
 
 
 @attrs.define(eq=False)
 class Counters:
-    """The counts of one engine since it was started: what the agent reads of it, under llama.cpp's names.
+    """Counters of one engine since its start, which the agent reads under llama.cpp's names.
 
-    A daemon counts for all of its clients, or for none. Requests are counted as they pass, tokens as answers name them
-    (`usage`), and pieces of a stream as decodes. The processor time of the process that computes stands among the
-    slots: through a long prompt nothing else moves.
+    A daemon's own counters are for all of its clients, or do not exist. Requests are counted as they pass, tokens from
+    the `usage` of responses, and pieces of a stream as decodes. The CPU time of the process that computes is reported
+    with the slots, because nothing else changes during a long prompt.
 
     Attributes:
-        processing: Requests that are with the daemon.
+        processing: Requests in flight to the daemon.
         prompt_tokens: Tokens of prompts.
-        predicted_tokens: Tokens of answers.
-        decodes: Pieces of answers that have come.
-        runner_cpu_seconds: What the process that holds the model has used.
+        predicted_tokens: Tokens of responses.
+        decodes: Pieces of responses received.
+        runner_cpu_seconds: CPU time of the process that holds the model.
     """
 
     processing: int = 0
@@ -123,7 +123,7 @@ class Counters:
     runner_cpu_seconds: float = 0.0
 
     def metrics(self) -> bytes:
-        """Return them in Prometheus' format, under llama.cpp's names."""
+        """Return the counters in Prometheus' text format, under llama.cpp's names."""
         return (
             f"# TYPE llamacpp:prompt_tokens_total counter\nllamacpp:prompt_tokens_total {self.prompt_tokens}\n"
             f"# TYPE llamacpp:tokens_predicted_total counter\nllamacpp:tokens_predicted_total {self.predicted_tokens}\n"
@@ -133,21 +133,21 @@ class Counters:
         ).encode()
 
     def slots(self) -> bytes:
-        """Return one slot per request, and no word of what it asks."""
+        """Return one slot per request, without its content."""
         slot = {"is_processing": True, "runner_cpu_seconds": round(self.runner_cpu_seconds, 2)}
         return orjson.dumps([{"id": number, **slot} for number in range(self.processing)])
 
 
 @attrs.define(eq=False)
 class Keeper:
-    """Keeps one model loaded.
+    """Keep one model loaded.
 
     Attributes:
         adapter: The model in its daemon.
-        counters: Told what the process that holds it has used.
-        lock: Who else uses the model.
-        state: What is remembered between looks.
-        sample: The last look.
+        counters: Updated with the CPU time of the process that holds the model.
+        lock: Lock shared with the model's other users.
+        state: State between samples.
+        sample: The last sample.
     """
 
     adapter: Adapter
@@ -159,24 +159,24 @@ class Keeper:
 
     @property
     def ready(self) -> bool:
-        """Whether requests may go to the server."""
+        """Whether requests may be forwarded to the server."""
         return self.state.ready
 
     @property
     def build(self) -> str:
-        """The release of the server that has answered last; "" while it is not known."""
+        """The release of the server that answered last; empty while it is unknown."""
         return "" if self.state.version == UNKNOWN_RELEASE else self.state.version
 
     def sample_soon(self) -> None:
-        """A request has failed: look now, and not in some seconds."""
+        """Sample now instead of at the next interval, since a request has failed."""
         self._wake.set()
 
     async def run(self) -> None:
-        """Keep it loaded until cancelled.
+        """Keep the model loaded until cancelled.
 
         Raises:
-            GivenUpError: It cannot be kept.
-            ModelLockError: It cannot be told who else uses it.
+            GivenUpError: The model cannot be kept loaded.
+            ModelLockError: The model's lock cannot be used.
         """
         await self.lock.share()
         while True:
@@ -194,7 +194,7 @@ class Keeper:
     async def _wait(self, seconds: float) -> None:
         with trio.move_on_after(seconds):
             await self._wake.wait()
-            await trio.sleep(min(seconds, 0.2))  # many requests fail at once, and are one reason to look
+            await trio.sleep(min(seconds, 0.2))  # many requests that fail at once cause one sample
         self._wake = trio.Event()
 
     async def _act(self, step: Step) -> None:
@@ -216,7 +216,7 @@ class Keeper:
             else:
                 await self._end_runners()
         except DaemonError as error:
-            # What it refuses with 4xx it would refuse again; but a model that is not there is made again.
+            # A 4xx would be repeated, except that a missing model is prepared again.
             missing = error.status == 404 and act is not Act.PREPARE
             return Outcome(error=str(error), missing=missing, final=400 <= error.status < 500 and not missing)
         except OSError as error:
@@ -227,8 +227,8 @@ class Keeper:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._log_load_progress)
             error = await self._load_error()
-            nursery.cancel_scope.cancel(reason="the load has ended")
-        if error is not None:  # raised in there it would come as a group
+            nursery.cancel_scope.cancel(reason="the load is finished")
+        if error is not None:  # raised in the nursery, it would be wrapped in a group
             raise error
 
     async def _load_error(self) -> DaemonError | None:
@@ -239,7 +239,7 @@ class Keeper:
         return None
 
     async def _log_load_progress(self) -> None:
-        """Write a line whenever the process that loads has moved."""
+        """Log a line whenever the process that loads has used CPU time."""
         before = -1.0
         while True:
             await trio.sleep(PROGRESS_SECONDS)
@@ -251,25 +251,25 @@ class Keeper:
             before = used
 
     async def _end_runners(self) -> None:
-        sample = await self.adapter.sample()  # a number may be another process' by now
+        sample = await self.adapter.sample()  # a pid may be another process's by now
         pids = (*sample.holders, *sample.orphans)
         message = f"ending the processes of our own {self.adapter.texts.name} that hold the model"
         log.warning(message, pids=pids)
         await self.adapter.end(pids)
 
-    # -- the end --------------------------------------------------------------------------------------------------
+    # -- unloading ------------------------------------------------------------------------------------------------
 
     async def unload(self) -> bool:
-        """Have it unloaded, and return whether its memory is back; bounded, and it shields itself.
+        """Unload the model, and return whether its memory is free; bounded, and shielded from cancellation.
 
-        What others use stays, and counts as given back: the last of them has it unloaded.
+        A model that others use stays loaded, and True is returned: the last user unloads it.
 
         Raises:
-            ModelLockError: It cannot be told who else uses it.
+            ModelLockError: The model's lock cannot be used.
         """
         with trio.move_on_after(UNLOAD_LIMIT_SECONDS, shield=True):
             if not await self.lock.exclusive():
-                log.info("another engine of this host uses the model, which stays loaded")
+                log.info("model kept loaded: another engine of this host uses it")
                 return True
             released = await self._unload()
             if released:
@@ -280,10 +280,10 @@ class Keeper:
         return False
 
     async def unload_left(self) -> bool:
-        """Have unloaded what an engine that was killed has left; return whether none of that is loaded any more.
+        """Unload the model if a killed engine has left it loaded; return whether it is no longer loaded.
 
         Raises:
-            ModelLockError: It cannot be told whether there is any.
+            ModelLockError: The model's lock cannot be used.
         """
         return await self.unload() if await self.lock.has_leftover() else True
 
@@ -300,8 +300,8 @@ class Keeper:
                 try:
                     await self.adapter.unload()
                 except DaemonError as error:
-                    if error.status != 404:  # a model that it does not know is not loaded
-                        message = f"{sample.texts.name} did not take the unload; it is repeated"
+                    if error.status != 404:  # an unknown model is not loaded
+                        message = f"{sample.texts.name} did not accept the unload; it will be repeated"
                         log.warning(message, error=str(error))
             elif step.act is Act.END_RUNNERS:
                 await self._end_runners()

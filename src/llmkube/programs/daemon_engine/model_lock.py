@@ -1,8 +1,8 @@
-"""Who uses one model of a borrowed daemon, and whether one who has died has left it loaded.
+"""Lock of one model of a borrowed daemon: who uses the model, and whether a dead front has left it loaded.
 
-Each front holds a shared lock of a file of the model, in the agent's state directory; who has the exclusive one uses
-the model alone. The kernel drops a dead process's lock. A byte in the file says that the model was not unloaded since
-a front has begun to use it, and outlives the front.
+Each front holds a shared lock on a file for the model in the agent's state directory; a front with the exclusive lock
+is the only user. The kernel releases the lock of a dead process. A byte in the file, which outlives the front, marks
+that the model has been used and not unloaded since.
 """
 
 import errno
@@ -24,60 +24,60 @@ from llmkube.base.errors import ExternalError
 T = TypeVar("T")
 
 RETRY_SECONDS: Final = 0.2
-"""Between two looks at a lock while another front unloads the model, which takes some seconds at most."""
+"""Interval between attempts to lock while another front unloads the model, which takes some seconds at most."""
 
 _FOLDER: Final = "daemon-models"
 _MARK: Final = b"1"
 
 
 class ModelLockError(ExternalError):
-    """The file of a model's lock cannot be used; names it, and what helps."""
+    """A model's lock file cannot be used; the message has its path and a fix."""
 
 
 class ModelLock:
-    """One front's part in the lock of one model, here of one that only this front can use.
+    """A front's lock on one model; this class is for a model that only this front can use.
 
-    All methods of one that is shared raise `ModelLockError`.
+    All methods of a shared one may raise `ModelLockError`.
     """
 
     async def share(self) -> None:
-        """Use the model from now on, beside others; wait while one of them unloads it."""
+        """Share the model with other fronts from now on; wait while one of them unloads it."""
         await trio.lowlevel.checkpoint()
 
     async def exclusive(self) -> bool:
-        """Whether no other front uses the model; then none begins to until this lock is let go."""
+        """Return whether no other front uses the model; if so, none can start to until this lock is released."""
         await trio.lowlevel.checkpoint()
         return True
 
     async def has_leftover(self) -> bool:
-        """Whether a front that has died may have left the model loaded; then none uses it until this lock is let go."""
+        """Return whether a dead front may have left the model loaded; if so, this lock is exclusive."""
         await trio.lowlevel.checkpoint()
         return False
 
     async def clear(self) -> None:
-        """The model is unloaded."""
+        """Record that the model is unloaded."""
         await trio.lowlevel.checkpoint()
 
 
 OpenLock = Callable[[str], AbstractAsyncContextManager[ModelLock]]
-"""Opens the lock of a model, by what tells it from all others on this machine; leaving it lets the lock go."""
+"""Context manager that opens the lock of a model, by the key that identifies it on this machine."""
 
 
 def lock_opener(state_dir: str) -> OpenLock:
-    """Return what opens the locks of the agent with this state directory; "" of a front that no agent has started."""
+    """Return the opener of locks in an agent's state directory; empty for a front that no agent has started."""
     return partial(open_model_lock, Path(state_dir) / _FOLDER if state_dir else None)
 
 
 @asynccontextmanager
 async def open_model_lock(folder: Path | None, model: str) -> AsyncIterator[ModelLock]:
-    """Have the lock of a model during the block.
+    """Open the lock of a model for the duration of the block.
 
     Args:
-        folder: Where the files of all models are; made if it is missing.
-        model: What tells the model from all others; "" of one that ends with its front.
+        folder: Folder of the lock files; created if it is missing.
+        model: Key that identifies the model; empty for one that is unloaded with its front.
 
     Raises:
-        ModelLockError: Its file cannot be made.
+        ModelLockError: The lock file cannot be created.
     """
     if folder is None or not model:
         await trio.lowlevel.checkpoint()
@@ -93,18 +93,18 @@ async def open_model_lock(folder: Path | None, model: str) -> AsyncIterator[Mode
 
 @attrs.define(eq=False)
 class _Descriptor:
-    """A file that threads use which their tasks may have left: closed once none of them is at it.
+    """A file descriptor that abandoned threads may still use; it is closed once none of them does.
 
-    Its number would else be that of another file, which such a thread then locks or writes.
+    Otherwise its number could be reused for another file, which such a thread would then lock or write.
     """
 
     fd: int
-    _mutex: threading.Lock = attrs.field(factory=threading.Lock)  # held for no call that can wait
+    _mutex: threading.Lock = attrs.field(factory=threading.Lock)  # never held during a call that can block
     _users: int = 0
     _is_closed: bool = False
 
     def use(self, step: Callable[[int], object]) -> object:
-        """Call with the descriptor, in a thread."""
+        """Call a function with the descriptor; called in a thread."""
         with self._mutex:
             if self._is_closed:
                 raise OSError(errno.EBADF, os.strerror(errno.EBADF))
@@ -117,7 +117,7 @@ class _Descriptor:
                 self._close_if_unused()
 
     def close(self) -> None:
-        """Close it, or have the last thread that uses it do so."""
+        """Close the descriptor, or let the last thread that uses it do so."""
         with self._mutex:
             self._is_closed = True
             self._close_if_unused()
@@ -129,32 +129,32 @@ class _Descriptor:
 
 @attrs.frozen
 class FileLock(ModelLock):
-    """A `ModelLock` that the kernel keeps.
+    """A `ModelLock` by `flock`.
 
     Attributes:
-        path: The file.
-        file: It, opened; the lock goes with it.
+        path: The lock file.
+        file: The open file; closing it releases the lock.
     """
 
     path: Path
     file: _Descriptor
 
     async def share(self) -> None:
-        """Use the model from now on."""
+        """Share the model from now on."""
         while not await self._do(partial(_try_lock, operation=fcntl.LOCK_SH)):  # noqa: ASYNC110 - a lock has no event
             await trio.sleep(RETRY_SECONDS)
         await self._do(lambda fd: os.pwrite(fd, _MARK, 0))
 
     async def exclusive(self) -> bool:
-        """Whether no other front uses the model; where one does, this front has lost its own share as well."""
+        """Return whether no other front uses the model; if one does, this front has lost its shared lock as well."""
         return await self._do(partial(_try_lock, operation=fcntl.LOCK_EX))
 
     async def has_leftover(self) -> bool:
-        """Whether a front that has died may have left it loaded."""
+        """Return whether a dead front may have left the model loaded."""
         return await self.exclusive() and await self._do(lambda fd: os.fstat(fd).st_size > 0)
 
     async def clear(self) -> None:
-        """The model is unloaded."""
+        """Record that the model is unloaded."""
         await self._do(lambda fd: os.ftruncate(fd, 0))
 
     async def _do(self, step: Callable[[int], object]) -> bool:
@@ -165,8 +165,8 @@ async def _in_thread(path: Path, step: Callable[[Path], T]) -> T:
     try:
         return await trio.to_thread.run_sync(step, path, abandon_on_cancel=True)
     except OSError as error:
-        problem = f"the lock of the model, {path}, cannot be used ({error.strerror})"
-        fix = "put the state directory on a local disk that this user may write to"
+        problem = f"the model's lock file {path} cannot be used ({error.strerror})"
+        fix = "use a state directory on a local disk that this user can write to"
         raise ModelLockError(f"{problem}: {fix}") from error
 
 

@@ -1,7 +1,7 @@
-"""Ollama's HTTP API, as far as one model needs it.
+"""The parts of Ollama's HTTP API that one model needs.
 
-Facts: `docs/api.md`, `server/routes.go` and `server/create.go` of https://github.com/ollama/ollama, 0.17.4. Progress
-comes as one JSON object a line; an error in the middle of it comes as a line too, after a 200.
+Sources: `docs/api.md`, `server/routes.go` and `server/create.go` of https://github.com/ollama/ollama, 0.17.4. Progress
+is reported as one JSON object per line; an error after the 200 is such a line as well.
 """
 
 import re
@@ -25,10 +25,10 @@ from llmkube.programs.daemon_engine.server import (
 )
 
 IDLE_SECONDS: Final = 600.0
-"""So long a pull or a creation may say nothing: the server hashes the file of a large model in silence."""
+"""Limit for a pull or a creation without output: the server reports nothing while it hashes a large file."""
 
 LOAD_SECONDS: Final = 3600.0
-"""For a load, in which the server says nothing at all."""
+"""Timeout of a load, during which the server reports nothing."""
 
 PIECE_BYTES: Final = 4 << 20
 
@@ -39,17 +39,12 @@ _FROM: Final = re.compile(r"^FROM\s+\S*(sha256[-:][0-9a-f]{64})", re.MULTILINE)
 _FOLDER: Final = re.compile(r"^FROM\s+(/.*)/blobs/sha256[-:][0-9a-f]{64}", re.MULTILINE)
 
 ProgressCallback = Callable[[str, int, int], None]
-"""Gets what is done, and how many bytes of how many; 0 where there is no number."""
+"""Called with a description, the bytes done and the total bytes; 0 if unknown."""
 
 
 @attrs.frozen
 class OllamaApi:
-    """One server.
-
-    Attributes:
-        http: The way to it.
-        url: Where it is.
-    """
+    """API of one server."""
 
     http: HttpClient
     url: str
@@ -59,34 +54,34 @@ class OllamaApi:
         return DaemonHttp(self.http, self.url, "Ollama", _JSON)
 
     async def version(self) -> str:
-        """Return its release.
+        """Return the server's release.
 
         Raises:
-            DaemonError: It does not answer, or is no Ollama.
+            DaemonError: The server does not answer, or is not Ollama.
         """
         reply = (await self._api.get_object("/api/version")).get("version")
         if not isinstance(reply, str) or not reply:
-            raise DaemonError(f"what answers at {self.url} is no Ollama: it tells no version")
+            raise DaemonError(f"the server at {self.url} is not Ollama: it reports no version")
         return reply
 
     async def loaded(self) -> tuple[str, ...]:
-        """Return the names of what it lists as loaded.
+        """Return the names of the loaded models.
 
         Raises:
-            DaemonError: It does not answer, or says something else.
+            DaemonError: The server does not answer, or the response is malformed.
         """
         models = (await self._api.get_object("/api/ps")).get("models")
         if models is None:
             return ()
         if not isinstance(models, list):
-            raise DaemonError("Ollama's list of loaded models is no list")
+            raise DaemonError("Ollama's list of loaded models is not a list")
         return tuple(str(each.get("name", "")) for each in models if isinstance(each, dict))
 
     async def blob_of(self, name: str) -> str | None:
-        """Return the file of weights of a model in its store, as `sha256-…`; None if it has no such model.
+        """Return the weights file of a model in the store, as `sha256-…`; None if there is no such model.
 
         Raises:
-            DaemonError: It does not answer, or the model's weights are no file in GGUF.
+            DaemonError: The server does not answer, or the weights are not a GGUF file.
         """
         answer = await self.show(name, verbose=False)
         if answer is None:
@@ -94,24 +89,24 @@ class OllamaApi:
         reply = self._api.parse(answer)
         found = _FROM.search(str(reply.get("modelfile", "")))
         if found is None:
-            raise DaemonError(f"Ollama names no file of weights for {name}: only models in GGUF are served here", 400)
+            raise DaemonError(f"Ollama reports no weights file for {name}: only GGUF models can be served", 400)
         return found[1].replace(":", "-")
 
     async def folder_of(self, name: str) -> Path | None:
-        """Return the folder of models that has a model; None if it has no such model, or does not say.
+        """Return the models folder with this model; None if there is no such model, or its folder is not reported.
 
         Raises:
-            DaemonError: It does not answer.
+            DaemonError: The server does not answer.
         """
         answer = await self.show(name, verbose=False)
         found = _FOLDER.search(str(self._api.parse(answer).get("modelfile", ""))) if answer is not None else None
         return Path(found[1]) if found else None
 
     async def show(self, name: str, *, verbose: bool = True) -> bytes | None:
-        """Return what it says of a model in its store, as JSON; None if it has no such model.
+        """Return the description of a model in the store, as JSON; None if there is no such model.
 
         Raises:
-            DaemonError: It does not answer.
+            DaemonError: The server does not answer.
         """
         body = to_json({"model": name, "verbose": verbose})
         answer = await self._api.call(REQUEST_SECONDS * 5, "POST", "/api/show", body, max_bytes=_SHOW_BYTES)
@@ -122,25 +117,25 @@ class OllamaApi:
         return answer.body
 
     async def sizes(self) -> dict[str, int]:
-        """Return the bytes of each model in its store, by name.
+        """Return the size of each model in the store in bytes, by name.
 
         Raises:
-            DaemonError: It does not answer, or says something else.
+            DaemonError: The server does not answer, or refuses the request.
         """
         models = (await self._api.get_object("/api/tags")).get("models")
         found = [each for each in models or () if isinstance(each, dict)] if isinstance(models, list) else []
         return {str(each.get("name", "")): _count(each.get("size")) for each in found}
 
     async def has_blob(self, digest: str) -> bool:
-        """Whether a file with this digest is in its store."""
+        """Return whether the store has a file with this digest."""
         answer = await self._api.call(REQUEST_SECONDS * 5, "HEAD", f"/api/blobs/sha256:{digest}")
         return answer.status == 200
 
     async def upload(self, digest: str, path: Path, report: ProgressCallback) -> None:
-        """Put a file into its store.
+        """Upload a file into the store.
 
         Raises:
-            DaemonError: It did not take it, or it hashes to something else.
+            DaemonError: The server did not accept the file, or its digest differs.
             OSError: The file cannot be read.
         """
         size = (await trio.Path(path).stat()).st_size
@@ -156,57 +151,57 @@ class OllamaApi:
         try:
             answer = await self.http.upload(f"{self.url}/api/blobs/sha256:{digest}", size, write)
         except HttpError as error:
-            raise DaemonError(f"Ollama did not take the weights: {error}", gone=True) from error
+            raise DaemonError(f"Ollama did not accept the weights: {error}", gone=True) from error
         if answer.status not in (200, 201):
             raise self._api.refusal(answer)
 
     async def create(self, name: str, source: Mapping[str, Any], report: ProgressCallback) -> None:
-        """Make a model of a file in its store, or of another model.
+        """Create a model from a file in the store, or from another model.
 
         Args:
-            name: What it is to be called.
-            source: `files` or `from`, and `parameters`, as the API has them.
-            report: Told of the progress.
+            name: Name of the new model.
+            source: `files` or `from`, and `parameters`, as in the API.
+            report: Called with the progress.
 
         Raises:
-            DaemonError: It did not.
+            DaemonError: The model was not created.
         """
         await self._stream_progress("/api/create", {"model": name, **source}, report)
 
     async def pull(self, name: str, report: ProgressCallback) -> None:
-        """Have it fetch a model of its library.
+        """Pull a model from Ollama's library into the store.
 
         Raises:
-            DaemonError: It did not.
+            DaemonError: The model was not pulled.
         """
         await self._stream_progress("/api/pull", {"model": name}, report)
 
     async def load(self, name: str, keep_alive: str, *, embeds: bool = False) -> None:
-        """Have it load a model, and keep it for so long.
+        """Load a model with a keep-alive.
 
         Args:
-            name: The model's.
-            keep_alive: How long, as Ollama writes it.
-            embeds: Whether it computes embeddings alone: Ollama then refuses a request for text.
+            name: Name of the model.
+            keep_alive: Duration in Ollama's format.
+            embeds: Whether it only computes embeddings: Ollama then rejects a request for text.
 
         Raises:
-            DaemonError: It did not.
+            DaemonError: The model was not loaded.
         """
         await self._set_keep_alive(LOAD_SECONDS, name, keep_alive, embeds=embeds)
 
     async def renew(self, name: str, keep_alive: str, *, embeds: bool = False) -> None:
-        """Prolong the stay of a model that is loaded; the arguments are those of `load`.
+        """Renew the keep-alive of a loaded model; for the arguments see `load`.
 
         Raises:
-            DaemonError: It did not, in time.
+            DaemonError: The request failed or timed out.
         """
         await self._set_keep_alive(REQUEST_SECONDS * 5, name, keep_alive, embeds=embeds)
 
     async def unload(self, name: str) -> None:
-        """Tell it to unload a model; it answers before that is done.
+        """Request to unload a model; this returns before it is unloaded.
 
         Raises:
-            DaemonError: It did not take that.
+            DaemonError: The request was not accepted.
         """
         body = to_json({"model": name, "keep_alive": 0, "stream": False})
         self._api.checked_object(await self._api.call(REQUEST_SECONDS, "POST", "/api/generate", body))
@@ -218,7 +213,7 @@ class OllamaApi:
         )
 
     async def _stream_progress(self, path: str, body: Mapping[str, Any], report: ProgressCallback) -> None:
-        """Follow progress to its end, which is `success`: an answer that stops before it has failed."""
+        """Read a stream of progress until `success`; a response that ends before has failed."""
         done = False
         with trio.move_on_after(IDLE_SECONDS) as idle:
             try:
@@ -230,21 +225,22 @@ class OllamaApi:
                         *complete, rest = bytes(lines).split(b"\n")
                         lines = bytearray(rest)
                         if len(lines) > _LINE_BYTES:
-                            raise DaemonError("Ollama's answer has a line without an end")
+                            raise DaemonError("Ollama's response has a line that is too long")
                         for line in filter(None, complete):
                             done = _progress(self._api.parse(line), line, answer.status, report)
                     if lines:
                         done = _progress(self._api.parse(bytes(lines)), bytes(lines), answer.status, report)
             except HttpError as error:
-                raise DaemonError(f"Ollama broke off: {error}", gone=isinstance(error, ConnectError)) from error
+                gone = isinstance(error, ConnectError)
+                raise DaemonError(f"the connection to Ollama broke: {error}", gone=gone) from error
         if idle.cancelled_caught:
-            raise DaemonLateError(f"Ollama has said nothing of {path} for {IDLE_SECONDS:g} s")
+            raise DaemonLateError(f"Ollama has sent nothing for {path} in {IDLE_SECONDS:g} s")
         if not done:
-            raise DaemonError(f"Ollama's answer to {path} ends before its success")
+            raise DaemonError(f"Ollama's response to {path} ended before success")
 
 
 def _progress(reply: Mapping[str, Any], line: bytes, status: int, report: ProgressCallback) -> bool:
-    """Tell of a line; return whether it is the last one of a success."""
+    """Report the progress of a line; return whether it is the final `success`."""
     if "error" in reply or status >= 400:
         raise DaemonError(error_text(reply, line), status if status >= 400 else _status_of(str(reply.get("error", ""))))
     text = str(reply.get("status", ""))[:200]
@@ -253,7 +249,7 @@ def _progress(reply: Mapping[str, Any], line: bytes, status: int, report: Progre
 
 
 def _status_of(error: str) -> int:
-    """Return the status that an error would have had, were its head not sent: what does not exist stays away."""
+    """Return the status for an error after the head was sent: 404 for what does not exist, otherwise 0."""
     return 404 if re.search(r"file does not exist|not found", error) else 0
 
 

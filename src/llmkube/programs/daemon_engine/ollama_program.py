@@ -2,7 +2,7 @@
 
 python -m llmkube.programs.daemon_engine.ollama_program --help
 
-It borrows the server that answers at OLLAMA_HOST, and never ends that one.
+It borrows the server at OLLAMA_HOST if there is one, and never stops that server.
 """
 
 import hashlib
@@ -50,7 +50,7 @@ from llmkube.supervisor.host.processes import OWNER_VARIABLE
 from llmkube.weights.ollama_model import OWN_NAMESPACE
 
 SCAN_SECONDS: Final = 30.0
-"""Between two looks at all processes while nothing changes: a look at a few costs a hundredth."""
+"""Interval between scans of all processes while nothing changes: checking only the known ones costs 1 % of that."""
 
 TEXTS: Final = DaemonTexts(
     name="Ollama",
@@ -59,12 +59,12 @@ TEXTS: Final = DaemonTexts(
 )
 
 _NO_BLOB: Final = "sha256-"
-"""Of a model whose file is not known yet: no process holds it."""
+"""Blob of a model whose file is not known yet; no process holds it."""
 
 
 @attrs.frozen
 class _Scan:
-    """What all processes have shown, and for how long that counts if the few that matter are the same."""
+    """Result of a scan of all processes, reused until `until` if the relevant ones are unchanged."""
 
     facts: tuple[str, tuple[str, ...]]
     holders: Holders
@@ -75,7 +75,7 @@ class _Scan:
 
 
 KEEP_ALIVE: Final = "5m"
-"""How long Ollama keeps the model without a renewal: so long its memory is taken after this process was killed."""
+"""Duration for which Ollama keeps the model loaded without a renewal, and so after this process was killed."""
 
 
 @attrs.define(eq=False)
@@ -83,14 +83,14 @@ class OllamaModel(Adapter):
     """One model of one server.
 
     Attributes:
-        api: The server.
-        port: Where it listens.
-        name: The model's name in its store.
-        table: The processes.
-        weights: Brings the model into the store.
-        embeds: Whether the model computes embeddings alone.
-        server: The server's process, where it is ours; None of a borrowed one, which is looked for.
-        blob: The model's file, once it is known.
+        api: API of the server.
+        port: Port of the server.
+        name: Name of the model in the store.
+        table: The process table.
+        weights: Imports the model into the store.
+        embeds: Whether the model only computes embeddings.
+        server: Process of our own server; None for a borrowed one, whose process is searched for.
+        blob: File of the model; empty until it is known.
     """
 
     texts = TEXTS
@@ -107,16 +107,16 @@ class OllamaModel(Adapter):
 
     @property
     def url(self) -> str:
-        """Where the server answers."""
+        """Base URL of the server."""
         return self.api.url
 
     @property
     def lock_key(self) -> str:
-        """The server and the name, which two engines of one service may share while one replaces the other."""
+        """The server and the model's name, which two engines of one service may share while one replaces the other."""
         return "" if self.server is not None else f"{self.url} {self.name}"
 
     async def sample(self) -> DaemonSample:
-        """Ask the server, and look at the processes."""
+        """Query the server and its processes."""
         version, names, answers = "", tuple[str, ...](), "yes"
         try:
             version = await self.api.version()
@@ -130,7 +130,7 @@ class OllamaModel(Adapter):
         listed = sum(name in ours for name in names)
         return DaemonSample(
             texts=self.texts,
-            answers=answers,  # type: ignore[arg-type]  # one of its three words
+            answers=answers,  # type: ignore[arg-type]  # one of three literals
             url=self.api.url,
             version=version,
             listed=listed > 0,
@@ -143,7 +143,7 @@ class OllamaModel(Adapter):
         )
 
     async def find_holders(self, names: tuple[str, ...]) -> tuple[Holders, int | None]:
-        """Return who holds the model, and the server's pid: those found before, while all of them run."""
+        """Return the processes that hold the model, and the server's pid; cached while all of them run."""
         last, facts = self._last_scan, (self.blob, names)
         recent = last is not None and last.facts == facts and trio.current_time() < last.until
         if last is not None and recent and await self.table.starts(last.pids) == last.starts:
@@ -169,19 +169,19 @@ class OllamaModel(Adapter):
         return holders_of(self.blob or _NO_BLOB, processes, server), server
 
     async def prepare(self) -> None:
-        """Have it in the store."""
+        """Import the model into the store."""
         self.blob = await self.weights.prepare(self.api)
 
     async def load(self) -> None:
-        """Have it loaded, with `KEEP_ALIVE` to stay."""
+        """Load the model for `KEEP_ALIVE`."""
         await self.api.load(self.name, KEEP_ALIVE, embeds=self.embeds)
 
     async def renew(self) -> None:
-        """Give it `KEEP_ALIVE` from now on."""
+        """Renew `KEEP_ALIVE` from now on."""
         await self.api.renew(self.name, KEEP_ALIVE, embeds=self.embeds)
 
     async def unload(self) -> None:
-        """Have it unloaded; also what an earlier front has left, whose file its name tells."""
+        """Unload the model, also if an earlier front has loaded it, whose file is found by the name."""
         if not self.blob:
             self.blob = await self.api.blob_of(self.name) or ""
         await self.api.unload(self.name)
@@ -189,18 +189,18 @@ class OllamaModel(Adapter):
 
 _ALLOWED: Final = re.compile(r"[^a-z0-9._-]+")
 _LONGEST: Final = 80
-"""What a part of a name may have (`types/model/name.go` of Ollama, 0.17.4)."""
+"""Maximum length of a part of a name (`types/model/name.go` of Ollama, 0.17.4)."""
 
 
 def store_name(namespace: str, name: str, *parts: object) -> str:
-    """Return what a service's model is called in Ollama's store.
+    """Return the name of a service's model in Ollama's store.
 
-    While a service is given other weights or another context, the models of both have to have names.
+    It depends on the weights and the context: when those of a service change, both models exist for a while.
 
     Args:
-        namespace: The service's.
-        name: The service's.
-        parts: The weights, and what they are served with.
+        namespace: Namespace of the service.
+        name: Name of the service.
+        parts: The weights, and the settings that they are served with.
     """
     tag = hashlib.sha256(repr(parts).encode()).hexdigest()[:8]
     return f"{OWN_NAMESPACE}/{_ALLOWED.sub('-', f'{namespace}_{name}'.lower())[:_LONGEST]}:{tag}"
@@ -213,19 +213,19 @@ _LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
 
 class DaemonAddressError(Exception):
-    """OLLAMA_HOST names a server that cannot be used from here; says which and why."""
+    """OLLAMA_HOST names a server that cannot be used; the message has the reason."""
 
 
 @attrs.frozen(kw_only=True)
 class Options(FrontOptions):
-    """What to serve, and how.
+    """Options of the program.
 
     Attributes:
-        model: A file in GGUF, or `ollama://name:tag`.
-        store_name: The name in Ollama's store.
-        gpu_layers: Layers on the GPU; None for what Ollama takes.
-        program: Ollama's own program, which is started where no server answers.
-        daemon: Where the server is that is borrowed.
+        model: A GGUF file, or `ollama://name:tag`.
+        store_name: Name of the model in Ollama's store.
+        gpu_layers: Layers on the GPU; None for Ollama's default.
+        program: Ollama's program, which is started if no server answers.
+        daemon: URL of the server to borrow.
     """
 
     model: str
@@ -236,22 +236,22 @@ class Options(FrontOptions):
 
     @property
     def library_name(self) -> str:
-        """The name in Ollama's library; "" of a file."""
+        """Name in Ollama's library; empty for a file."""
         return self.model.removeprefix(_SCHEME) if self.model.startswith(_SCHEME) else ""
 
     @property
     def parameters(self) -> dict[str, int]:
-        """What the model in the store is created with."""
+        """Parameters with which the model in the store is created."""
         given = {"num_ctx": self.context or None, "num_gpu": self.gpu_layers}
         return {name: value for name, value in given.items() if value is not None}
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
-    """Read the command line and OLLAMA_HOST; exits with 2 and one line when that cannot be honoured."""
-    parser = front_parser("ollama-engine", "One model of an Ollama, served as llama-server serves one.")
-    parser.add_argument("--model", required=True, help="file in GGUF, or ollama://NAME:TAG", metavar="MODEL")
+    """Parse the command line and OLLAMA_HOST; on an error, print one line and exit with 2."""
+    parser = front_parser("ollama-engine", "Serve one model of Ollama with llama-server's API.")
+    parser.add_argument("--model", required=True, help="GGUF file, or ollama://NAME:TAG", metavar="MODEL")
     parser.add_argument("--n-gpu-layers", type=int, help="layers on the GPU (default: Ollama's own)")
-    parser.add_argument("--ollama", default="ollama", help="program to start where no server answers")
+    parser.add_argument("--ollama", default="ollama", help="program to start if no server answers")
     given = parser.parse_args(argv)
     namespace, name = service_of(parser, given)
     if not given.model.removeprefix(_SCHEME):
@@ -272,7 +272,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
 
 
 def daemon_url(environ: Mapping[str, str]) -> str:
-    """Return where Ollama's server is asked, by its own variable; where it listens on all addresses, on loopback."""
+    """Return the URL of Ollama's server by its own variable; loopback if it listens on all addresses."""
     given = environ.get("OLLAMA_HOST", "").strip().removeprefix("http://").rstrip("/")
     host, colon, port = given.rpartition(":")
     if not colon or given.endswith("]"):
@@ -282,24 +282,24 @@ def daemon_url(environ: Mapping[str, str]) -> str:
 
 
 def require_local(url: str) -> None:
-    """Refuse a server on another machine.
+    """Check that a server is on this machine.
 
     Raises:
-        DaemonAddressError: It is one, and its memory is not this host's.
+        DaemonAddressError: It is not, and so its memory is not this host's.
     """
     if urlsplit(url).hostname not in _LOOPBACK:
         raise DaemonAddressError(
-            f"OLLAMA_HOST names {url}, which is not on this machine: the memory of a model there is not this host's; "
+            f"OLLAMA_HOST names {url}, which is not on this machine: a model there uses the memory of another host; "
             "unset it, or name 127.0.0.1:PORT"
         )
 
 
 START_SECONDS: Final = 60.0
-"""Until it answers: it looks for GPUs first."""
+"""Limit until the server answers; it searches for GPUs first."""
 
 
 def weights_of(options: Options) -> Weights:
-    """Return where the model comes from."""
+    """Return the source of the model's weights."""
     if options.library_name:
         return LibraryModel(options.library_name, options.store_name, options.parameters)
     return ModelFile(Path(options.model), options.store_name, options.parameters)
@@ -308,20 +308,20 @@ def weights_of(options: Options) -> Weights:
 def own_server(
     program: str, api: OllamaApi, port: int, environ: Mapping[str, str]
 ) -> AbstractAsyncContextManager[Server]:
-    """Run Ollama's own program during the block, and end it afterwards.
+    """Run Ollama's program during the block, and stop it afterwards.
 
     Args:
-        program: Its name or path.
-        api: The way to servers.
-        port: A free one on loopback.
-        environ: The environment that it inherits.
+        program: Name or path of the program.
+        api: API client, to be used with the server's URL.
+        port: A free port on loopback.
+        environ: The environment to inherit.
 
     Raises:
-        NoDaemonError: It does not start.
+        NoDaemonError: The server does not start.
     """
     where = f"127.0.0.1:{port}"
-    # NOPRUNE: at its start it would remove blobs that no model names yet, and its store may be shared.
-    # NUM_PARALLEL: each further one would take a context's memory more than the agent has promised.
+    # NOPRUNE: at its start it would remove blobs that no model names yet, from a store that may be shared.
+    # NUM_PARALLEL: each further request would take the memory of a context, which the agent has not reserved.
     ours = {"OLLAMA_HOST": where, "OLLAMA_NOPRUNE": "1", "OLLAMA_NUM_PARALLEL": "1"}
     return ServerCommand(
         name="Ollama",
@@ -335,10 +335,10 @@ def own_server(
 
 @asynccontextmanager
 async def open_model(options: Options, deps: Dependencies) -> AsyncIterator[OllamaModel]:
-    """Have a server during the block, and the model in it.
+    """Borrow or start a server for the block, and yield the model in it.
 
     Raises:
-        NoDaemonError: There is none, and none can be started.
+        NoDaemonError: No server answers, and none can be started.
     """
     api = OllamaApi(deps.client, options.daemon)
     async with borrow_or_start("Ollama", api.url, api.version, deps.starter) as server:
@@ -348,7 +348,7 @@ async def open_model(options: Options, deps: Dependencies) -> AsyncIterator[Olla
 
 
 serve: Final = partial(serve_model, open_model)
-"""Serves the model until a stop (`serve_model`)."""
+"""Serve the model until a stop (`serve_model`)."""
 
 
 async def _run(options: Options, keys: frozenset[str], stop: Stop) -> bool:
@@ -360,7 +360,7 @@ async def _run(options: Options, keys: frozenset[str], stop: Stop) -> bool:
 
 
 def main() -> None:
-    """Serve what the command line says."""
+    """Serve the model of the command line."""
     options = parse(sys.argv[1:], os.environ)
     run_program("ollama", options, partial(_run, options))
 

@@ -1,8 +1,8 @@
-"""Brings a model into Ollama's store under our own name: from a file on disk, or from Ollama's library.
+"""Import a model into Ollama's store under our own name: from a file on disk, or from Ollama's library.
 
-A pull ends before it fills the disk: by the sizes that its progress names, as soon as it names them. Ollama fetches the
-files of a model one after the other and tells the size of each with its first line; the weights come first. Closing the
-answer ends the pull.
+A pull is aborted as soon as the sizes in its progress show that it would fill the disk. Ollama fetches the files of a
+model one after the other, the weights first, and reports the size of each with its first line. Closing the response
+ends the pull.
 """
 
 import hashlib
@@ -25,17 +25,17 @@ REMEDY: Final = "ollama rm removes models"
 _SAMPLED_MODELS: Final = 3
 
 FreeSpace = Callable[[Path], Awaitable[int]]
-"""Returns how many bytes are free where a folder is, or will be."""
+"""Return the free bytes on the disk of a folder, which need not exist yet."""
 
 
 @attrs.define(eq=False)
 class PullCapacity:
-    """The room that one pull has.
+    """Disk capacity for one pull.
 
     Attributes:
-        folder: Ollama's folder of models.
-        free_bytes: What was free there before.
-        needed_bytes: What is to be written for all files that have been named so far.
+        folder: Ollama's models folder.
+        free_bytes: Free bytes there before the pull.
+        needed_bytes: Bytes to write for all files reported so far.
     """
 
     folder: Path
@@ -44,10 +44,10 @@ class PullCapacity:
     _missing: dict[str, int] = attrs.field(factory=dict)
 
     def take(self, text: str, done: int, total: int) -> None:
-        """Take a line of its progress into account.
+        """Process a line of the pull's progress.
 
         Raises:
-            NoSpaceError: What has been named does not fit.
+            NoSpaceError: The files reported so far do not fit.
         """
         if total and text not in self._missing:
             self._missing[text] = max(total - done, 0)
@@ -56,7 +56,7 @@ class PullCapacity:
 
 
 def check_capacity(folder: Path, needed_bytes: int, free: int) -> None:
-    """Refuse what does not fit, with a margin.
+    """Check that a size fits on the disk, with a margin.
 
     Raises:
         NoSpaceError: It does not fit.
@@ -68,26 +68,26 @@ def check_capacity(folder: Path, needed_bytes: int, free: int) -> None:
 
 
 async def measure_capacity(api: OllamaApi, free: FreeSpace) -> PullCapacity:
-    """Return the room of a pull that is about to begin.
+    """Return the disk capacity for a pull that is about to start.
 
     Args:
-        api: The server: where its models are is what it says of one of them; of one that has none, what OLLAMA_MODELS
-            of this program says, or where Ollama has them by itself.
-        free: Looks at the disk.
+        api: The server, which reports its folder with a model; if it has no models, the folder is OLLAMA_MODELS of this
+            program, or Ollama's default.
+        free: Returns the free bytes.
 
     Raises:
-        DaemonError: It does not answer.
+        DaemonError: The server does not answer.
     """
     folder = await _reported_folder(api) or folder_of(os.environ)
     return PullCapacity(folder, await free(folder))
 
 
 async def pull_within(api: OllamaApi, name: str, capacity: PullCapacity, report: ProgressCallback) -> None:
-    """Have a model pulled, and end that as soon as it is known not to fit.
+    """Pull a model, and abort as soon as it is known not to fit.
 
     Raises:
-        DaemonError: It was not pulled.
-        NoSpaceError: It does not fit.
+        DaemonError: The model was not pulled.
+        NoSpaceError: The model does not fit.
     """
 
     def take(text: str, done: int, total: int) -> None:
@@ -98,7 +98,7 @@ async def pull_within(api: OllamaApi, name: str, capacity: PullCapacity, report:
 
 
 def folder_of(environ: Mapping[str, str]) -> Path:
-    """Return where an Ollama of this user keeps its models."""
+    """Return the models folder of this user's Ollama."""
     chosen = environ.get("OLLAMA_MODELS", "")
     return Path(chosen).expanduser() if chosen else Path(environ.get("HOME") or Path.home()) / ".ollama" / "models"
 
@@ -111,7 +111,7 @@ async def _reported_folder(api: OllamaApi) -> Path | None:
 
 
 async def free_bytes_near(folder: Path) -> int:
-    """Return how many bytes are free where a folder is, or will be."""
+    """Return the free bytes on the disk of a folder, which need not exist yet."""
     return await trio.to_thread.run_sync(_free_bytes, folder, abandon_on_cancel=True)
 
 
@@ -119,28 +119,28 @@ def _free_bytes(folder: Path) -> int:
     for each in (folder, *folder.parents):
         try:
             return free_bytes(each)
-        except OSError:  # it is not there yet, or another user's
+        except OSError:  # it does not exist yet, or belongs to another user
             continue
     return free_bytes(Path(os.sep))
 
 
 _TOO_LARGE: Final = 413
-"""As if the server had refused it: to ask at once again would fail again."""
+"""Status as if the server had refused it: an immediate retry would fail again."""
 
 PROGRESS_SECONDS: Final = 5.0
-"""Between two lines of progress."""
+"""Interval between log lines with the progress."""
 
 log = structlog.get_logger()
 
 
 class Weights(Protocol):
-    """Where a model's weights come from."""
+    """Source of a model's weights."""
 
     async def prepare(self, api: OllamaApi) -> str:
-        """Have the model in the store, made anew; return the name of its file there.
+        """Create the model in the store, also if it exists; return the name of its file there.
 
         Raises:
-            DaemonError: The server did not take it.
+            DaemonError: The server did not accept it.
             OSError: The file cannot be read.
         """
         ...
@@ -148,12 +148,11 @@ class Weights(Protocol):
 
 @attrs.define(eq=False)
 class ModelFile:
-    """A file in GGUF, which is copied into the store once.
+    """A GGUF file, which is copied into the store once.
 
     Attributes:
-        path: Where it is.
-        name: The model's name.
-        parameters: What it is created with.
+        name: Name of the model in the store.
+        parameters: Parameters for its creation.
     """
 
     path: Path
@@ -162,10 +161,10 @@ class ModelFile:
     _digest: str = ""
 
     async def prepare(self, api: OllamaApi) -> str:
-        """Have it in the store."""
+        """Create the model in the store."""
         if not self._digest:
             log.info("hashing the weights", path=str(self.path))
-            # a file of hundreds of GiB: the thread is left behind if this process has to end meanwhile
+            # the file may have hundreds of GiB: the thread is abandoned if this process has to exit meanwhile
             self._digest = await trio.to_thread.run_sync(_digest_of, self.path, abandon_on_cancel=True)
         progress = _Progress()
         if not await api.has_blob(self._digest):
@@ -180,10 +179,10 @@ class LibraryModel:
     """A model of Ollama's library; it is fetched if the store lacks it.
 
     Attributes:
-        source: Its name there.
-        name: The model's name.
-        parameters: What it is created with.
-        free: Looks at the disk.
+        source: Name in the library.
+        name: Name of our model in the store.
+        parameters: Parameters for its creation.
+        free: Returns the free bytes.
     """
 
     source: str
@@ -192,7 +191,7 @@ class LibraryModel:
     free: FreeSpace = free_bytes_near
 
     async def prepare(self, api: OllamaApi) -> str:
-        """Have it in the store."""
+        """Create the model in the store."""
         progress = _Progress()
         if await api.blob_of(self.source) is None:
             log.info("fetching the model from Ollama's library", model=self.source)
@@ -206,7 +205,7 @@ class LibraryModel:
 
 @attrs.define(eq=False)
 class _Progress:
-    """Writes what a server says of its progress, where that has moved."""
+    """Log the progress that a server reports, if it has changed."""
 
     _last_line: tuple[str, int] = ("", 0)
     _next_at: float = float("-inf")
@@ -216,7 +215,7 @@ class _Progress:
         if (text, done) == self._last_line or (text == self._last_line[0] and now < self._next_at):
             return
         self._last_line, self._next_at = (text, done), now + PROGRESS_SECONDS
-        log.info(text or "Ollama is at work", **({"percent": percent, "bytes": done} if total else {}))
+        log.info(text or "Ollama is working", **({"percent": percent, "bytes": done} if total else {}))
 
 
 def _with(source: dict[str, Any], parameters: dict[str, int]) -> dict[str, Any]:
@@ -226,7 +225,7 @@ def _with(source: dict[str, Any], parameters: dict[str, int]) -> dict[str, Any]:
 async def _blob(api: OllamaApi, name: str) -> str:
     found = await api.blob_of(name)
     if found is None:
-        raise DaemonError(f"Ollama has made the model {name}, and does not know it")
+        raise DaemonError(f"Ollama has created the model {name}, but does not list it")
     return found
 
 

@@ -1,8 +1,8 @@
-"""oMLX's HTTP API, as far as one model needs it.
+"""The parts of oMLX's HTTP API that one model needs.
 
-Facts: `omlx/server.py`, `omlx/engine_pool.py` and `omlx/model_discovery.py` of https://github.com/jundot/omlx. There is
-no request that loads a model: the first one that names it does. One that names no model of the server is answered by
-its default model, if its owner has set that; so a name is looked for in the list before it is asked for.
+Sources: `omlx/server.py`, `omlx/engine_pool.py` and `omlx/model_discovery.py` of https://github.com/jundot/omlx. There
+is no request that loads a model: the first request for a model loads it. If the owner has set a default model, that one
+answers requests for unknown models; so a model is searched for in the list before it is requested.
 """
 
 from typing import Any, Final
@@ -16,28 +16,27 @@ from llmkube.programs.daemon_engine.decisions import UNKNOWN_RELEASE
 from llmkube.programs.daemon_engine.server import REQUEST_SECONDS, DaemonError, DaemonHttp, DaemonLateError, to_json
 
 LOAD_SECONDS: Final = 3600.0
-"""For a load, in which the server says nothing at all."""
+"""Timeout of a load, during which the server reports nothing."""
 
 UNLOAD_SECONDS: Final = 3.0
-"""For an unload: it is answered when the engine has stopped."""
+"""Timeout of an unload, which returns when the engine has stopped."""
 
 NAME: Final = "oMLX"
 
 _LIST_BYTES: Final = 8 << 20
 _RETRYABLE: Final = frozenset({408, 409, 429})
-"""Refusals that may be none a moment later, such as while another client's load is under way."""
+"""Statuses after which a retry may succeed, such as while another client loads the model."""
 
 
 @attrs.frozen
 class ModelEntry:
-    """A model of the server's list.
+    """A model in the server's list.
 
     Attributes:
-        id: What it is called.
-        path: Its folder; "" where that is not said.
+        path: Folder of the model; empty if not reported.
         loaded: Whether it is in memory.
-        loading: Whether it is about to be.
-        size: What it takes there, in bytes; 0 where that is not said.
+        loading: Whether it is being loaded.
+        size: Memory that it takes, in bytes; 0 if not reported.
     """
 
     id: str
@@ -49,12 +48,10 @@ class ModelEntry:
 
 @attrs.frozen
 class OmlxApi:
-    """One server.
+    """API of one server.
 
     Attributes:
-        http: The way to it.
-        url: Where it is.
-        key: What it asks for; "" where it asks for none.
+        key: The server's API key; empty if it requires none.
     """
 
     http: HttpClient
@@ -63,7 +60,7 @@ class OmlxApi:
 
     @property
     def headers(self) -> Headers:
-        """What requests have to carry."""
+        """Headers for requests."""
         kind = {"Content-Type": "application/json"}
         return Headers.of(kind | ({"Authorization": f"Bearer {self.key}"} if self.key else {}))
 
@@ -72,7 +69,7 @@ class OmlxApi:
         return DaemonHttp(self.http, self.url, NAME, self.headers)
 
     async def is_omlx(self) -> bool:
-        """Whether what answers is an oMLX; it says so without a key.
+        """Return whether the server is oMLX, which needs no key.
 
         Raises:
             DaemonError: Nothing answers, or not in time.
@@ -85,10 +82,10 @@ class OmlxApi:
             return False
 
     async def version(self) -> str:
-        """Return its release, or `UNKNOWN_RELEASE` of one that has no such path.
+        """Return the server's release, or `UNKNOWN_RELEASE` if it does not report one.
 
         Raises:
-            DaemonError: It does not answer, or asks for another key.
+            DaemonError: The server does not answer, or requires another key.
         """
         try:
             reply = (await self._api.get_object("/api/status")).get("version")
@@ -99,26 +96,26 @@ class OmlxApi:
         return reply if isinstance(reply, str) and reply else UNKNOWN_RELEASE
 
     async def models(self) -> tuple[ModelEntry, ...]:
-        """Return its models, loaded or not.
+        """Return the server's models, loaded or not.
 
         Raises:
-            DaemonError: It does not answer, asks for another key, or says something else.
+            DaemonError: The server does not answer, requires another key, or the response is malformed.
         """
         answer = await self._api.call(REQUEST_SECONDS, "GET", "/v1/models/status", max_bytes=_LIST_BYTES)
         models = self._api.checked_object(answer).get("models")
         if not isinstance(models, list):
-            raise DaemonError("oMLX's list of models is no list")
+            raise DaemonError("oMLX's list of models is not a list")
         return tuple(_entry(each) for each in models if isinstance(each, dict))
 
     async def load(self, name: str, *, embeds: bool = False) -> None:
-        """Have it load a model, by the smallest request that needs it.
+        """Load a model by a minimal request to it.
 
         Args:
-            name: The model's id.
-            embeds: Whether it computes embeddings alone.
+            name: Id of the model.
+            embeds: Whether it only computes embeddings.
 
         Raises:
-            DaemonError: It did not, or another model has answered.
+            DaemonError: The model was not loaded, or another model has answered.
         """
         path, body = "/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
         if embeds:
@@ -127,16 +124,16 @@ class OmlxApi:
         if answer.status in _RETRYABLE:
             raise DaemonError(str(self._api.refusal(answer)))
         reply = self._api.checked_object(answer)
-        if "error" in reply:  # its head is sent before the model is loaded
+        if "error" in reply:  # the head is sent before the model is loaded
             raise DaemonError(str(self._api.refusal(answer)))
         if reply.get("model", name) != name:
-            raise DaemonError(f"oMLX was asked for {name}, and {str(reply['model'])[:100]} has answered")
+            raise DaemonError(f"oMLX was asked for {name}, but {str(reply['model'])[:100]} answered")
 
     async def unload(self, name: str) -> None:
-        """Have it unload a model: by the path of its API, and by that of its pages where it lacks the first.
+        """Unload a model: by the API's path, or by that of the admin pages if a release lacks the former.
 
         Raises:
-            DaemonError: It did not take that.
+            DaemonError: The request was not accepted.
         """
         where = f"models/{quote(name, safe='')}/unload"
         answer = await self._api.call(UNLOAD_SECONDS, "POST", f"/v1/{where}")
@@ -144,15 +141,15 @@ class OmlxApi:
             answer = await self._api.call(UNLOAD_SECONDS, "POST", f"/admin/api/{where}")
             if answer.status in (401, 403):
                 raise DaemonError(
-                    "this oMLX takes an unload by its own pages alone: install a newer one", answer.status
+                    "this oMLX unloads models only from its own pages: install a newer one", answer.status
                 )
-        if answer.status == 400:  # it is not loaded
+        if answer.status == 400:  # the model is not loaded
             return
         self._api.checked_object(answer)
 
 
 def _is_unknown_path(answer: Response, daemon: DaemonHttp) -> bool:
-    """Tell a path that a release does not have from a model that it does not know."""
+    """Return whether a release lacks the path, as opposed to not knowing the model."""
     return answer.status == 405 or (answer.status == 404 and "Model not found" not in str(daemon.refusal(answer)))
 
 

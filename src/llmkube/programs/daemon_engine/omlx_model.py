@@ -1,4 +1,4 @@
-"""One model of an oMLX, as the keeper handles it."""
+"""One model of an oMLX server, as an adapter for the keeper."""
 
 import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -16,20 +16,20 @@ from llmkube.programs.daemon_engine.processes import omlx_servers_in
 from llmkube.programs.daemon_engine.server import DaemonError, DaemonLateError, ProcessTable
 
 MEASURABLE_BYTES: Final = 32 * 1024**2
-"""The least model that shows: buffers of requests come and go by as much."""
+"""Smallest model whose memory is measurable: the buffers of requests vary by as much."""
 
 _NONE: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 @attrs.frozen(kw_only=True)
 class MemorySample:
-    """What a process holds, at one look.
+    """One sample of a process's memory.
 
     Attributes:
-        pid: The process; None where it is not seen.
-        held: What it holds, in bytes.
-        size: What the server says that our model takes, in bytes; 0 where it says nothing.
-        others: What it says of the other models that are loaded, in bytes by their ids.
+        pid: The process; None if it is not visible.
+        held: Memory that it holds, in bytes.
+        size: Size of our model as the server reports it, in bytes; 0 if not reported.
+        others: Sizes of the other loaded models as reported, in bytes by id.
     """
 
     pid: int | None
@@ -40,15 +40,15 @@ class MemorySample:
 
 @attrs.frozen(kw_only=True)
 class MemoryHistory:
-    """What is remembered of one process, which holds other models too and does not end with ours.
+    """Memory history of one process, which may hold other models too and does not exit when ours is unloaded.
 
-    What it holds is looked at while the model is listed, and again when it is not: unless that has fallen by half of
-    what the model takes, the model is still there, whatever the server says. What other models have come and gone
-    meanwhile is counted with what the server says that they take.
+    Its memory is sampled while the model is listed, and when it no longer is. Unless the memory has fallen by at least
+    half of the model's size, the model is still held, whatever the server lists. Other models that were loaded or
+    unloaded meanwhile are accounted for by the sizes that the server reports.
 
     Attributes:
-        before: The last look at which the model was not there; None when it was there at the first one.
-        loaded: The last look at which it was listed as loaded; None once its memory is back.
+        before: Last sample without the model; None if the first one already had it.
+        loaded: Last sample in which it was listed as loaded; None once its memory has been freed.
     """
 
     before: MemorySample | None = None
@@ -56,7 +56,7 @@ class MemoryHistory:
 
 
 def record_sample(history: MemoryHistory, sample: MemorySample, *, listed: bool) -> MemoryHistory:
-    """Take a look into account; of another process than before nothing is known."""
+    """Return the history with a sample added; another process starts a new history."""
     last = history.loaded or history.before
     if sample.pid is None or (last is not None and last.pid != sample.pid):
         history = MemoryHistory()
@@ -68,7 +68,7 @@ def record_sample(history: MemoryHistory, sample: MemorySample, *, listed: bool)
 
 
 def is_still_held(history: MemoryHistory, sample: MemorySample) -> bool:
-    """Whether the process holds the model still, of which the server says that it is not loaded."""
+    """Whether the process still holds a model that the server lists as not loaded."""
     loaded = history.loaded
     if loaded is None or loaded.pid != sample.pid:
         return False
@@ -77,7 +77,7 @@ def is_still_held(history: MemoryHistory, sample: MemorySample) -> bool:
 
 
 def _with_unreleased(earlier: MemorySample | None, sample: MemorySample) -> MemorySample:
-    """Count models with a look that are not listed any more, and whose memory is not back yet."""
+    """Return the sample with models added that are no longer listed, but whose memory has not been freed yet."""
     gone = {} if earlier is None else {name: of for name, of in earlier.others.items() if name not in sample.others}
     if earlier is None or not gone:
         return sample
@@ -87,9 +87,9 @@ def _with_unreleased(earlier: MemorySample | None, sample: MemorySample) -> Memo
 
 
 def _model_size(history: MemoryHistory) -> int:
-    """What the model takes, in bytes: as the server says, or less if the process has grown by less."""
+    """Return the model's size in bytes: as the server reports it, or less if the process has grown by less."""
     loaded, before = history.loaded, history.before
-    assert loaded is not None, "asked of a model that was listed"
+    assert loaded is not None, "called only for a model that was listed"
     if before is None:
         return loaded.size
     grown = max(0, loaded.held - before.held - growth_of_others(before, loaded))
@@ -97,7 +97,7 @@ def _model_size(history: MemoryHistory) -> int:
 
 
 def growth_of_others(earlier: MemorySample, later: MemorySample) -> int:
-    """Return by how much other models have let the process grow between two looks, in bytes."""
+    """Return how much the process has grown by other models between two samples, in bytes."""
     came = sum(size for name, size in later.others.items() if name not in earlier.others)
     return came - sum(size for name, size in earlier.others.items() if name not in later.others)
 
@@ -106,12 +106,12 @@ TEXTS: Final = DaemonTexts(
     name=NAME,
     moved="start the agent with --omlx-port PORT",
     search="looking for the model's folder among oMLX's models",
-    gone="the model is unloaded, and its memory is back",
+    gone="the model is unloaded, and its memory is free",
 )
 
 _RETRY_SECONDS: Final = 1.0
 _SEARCH_SECONDS: Final = 30.0
-"""Between two looks at all processes for one that listens and is not seen."""
+"""Interval between scans of all processes for a server whose process has not been found."""
 
 
 @attrs.define(eq=False)
@@ -119,14 +119,14 @@ class OmlxModel(Adapter):
     """One model of one server.
 
     Attributes:
-        api: The server.
-        port: Where it listens.
-        folder: The model's folder, with links followed.
-        table: The processes.
-        embeds: Whether the model computes embeddings alone.
-        resolve: Returns a path with its links followed.
-        server: The server's process, where it is ours; None of a borrowed one, which is looked for.
-        name: What the server calls the model; "" until it was found there.
+        api: API of the server.
+        port: Port of the server.
+        folder: Folder of the model, with links resolved.
+        table: The process table.
+        embeds: Whether the model only computes embeddings.
+        resolve: Returns a path with links resolved.
+        server: Process of our own server; None for a borrowed one, whose process is searched for.
+        name: Name of the model in the server; empty until it is found there.
     """
 
     texts = TEXTS
@@ -145,21 +145,21 @@ class OmlxModel(Adapter):
 
     @property
     def url(self) -> str:
-        """Where the server answers."""
+        """Base URL of the server."""
         return self.api.url
 
     @property
     def headers(self) -> Headers:
-        """Its key, if it asks for one."""
+        """Headers with the server's key, if it requires one."""
         return self.api.headers.without("content-type")
 
     @property
     def lock_key(self) -> str:
-        """The server and the folder: services of one folder share what is loaded."""
+        """The server and the folder: services with the same folder share the loaded model."""
         return "" if self.server is not None else f"{self.url} {self.folder}"
 
     async def sample(self) -> DaemonSample:
-        """Ask the server for its models, and the kernel what its process holds."""
+        """Query the models of the server and the memory of its process."""
         version, answers, problem, entries = "", "yes", "", tuple[ModelEntry, ...]()
         try:
             version = await self.api.version()
@@ -177,7 +177,7 @@ class OmlxModel(Adapter):
         is_held = listed or is_still_held(self._history, sample) or (self._is_loading and answers != "gone")
         return DaemonSample(
             texts=self.texts,
-            answers=answers,  # type: ignore[arg-type]  # one of its three words
+            answers=answers,  # type: ignore[arg-type]  # one of three literals
             url=self.api.url,
             problem=problem,
             version=version,
@@ -188,51 +188,51 @@ class OmlxModel(Adapter):
         )
 
     async def prepare(self) -> None:
-        """Find out what the server calls the model."""
+        """Find the name of the model in the server."""
         entry = await self.find_model(await self.api.models())
         if entry is None:
             self.name = ""
-            why = f"the oMLX at {self.url} does not have {self.folder} among its models any more; add the folder above "
-            why += "it to the model folders of oMLX, or quit oMLX: then one of our own is started"
+            why = f"the oMLX at {self.url} no longer lists {self.folder} among its models; add the parent folder to "
+            why += "the model folders of oMLX, or quit oMLX to have LLMKube start its own"
             if self.server is not None:
-                why = f"oMLX does not take {self.folder} for a model; its words are above"
+                why = f"oMLX does not recognize {self.folder} as a model; see its output above"
             raise DaemonError(why, 410)
         self.name = entry.id
 
     async def load(self) -> None:
-        """Have it loaded, once no other client's load of it is under way."""
+        """Load the model, after waiting for another client's load of it."""
         self._is_loading = True
         try:
             with trio.move_on_after(LOAD_SECONDS):
                 entry = await self._wait_not_loading()
-                if entry is None or entry.id != self.name:  # the default model would answer in its place
-                    raise DaemonError(f"oMLX does not know {self.name} any more", 404)
+                if entry is None or entry.id != self.name:  # the default model would answer instead
+                    raise DaemonError(f"oMLX no longer has {self.name}", 404)
                 await self.api.load(self.name, embeds=self.embeds)
                 return
-            raise DaemonLateError(f"another client's load of the model has not ended in {LOAD_SECONDS:g} s")
+            raise DaemonLateError(f"another client's load of the model has not finished in {LOAD_SECONDS:g} s")
         finally:
             self._is_loading = False
 
     async def unload(self) -> None:
-        """Have it unloaded, also what an earlier front has left, and if that had it loaded, once the load has ended.
+        """Unload the model, also if an earlier front has loaded it, after waiting for a load that is in progress.
 
-        Until then oMLX says that it is not loaded.
+        Until such a load is finished, oMLX lists the model as not loaded.
         """
         entry = await self._wait_not_loading()
         if entry is not None and entry.loaded and self._history.loaded is None:
-            await self.sample()  # at what its process holds with it, which is to become less
+            await self.sample()  # record the memory with the model, before it shrinks
         if name := entry.id if entry else self.name:
             await self.api.unload(name)
 
     async def find_model(self, entries: Iterable[ModelEntry]) -> ModelEntry | None:
-        """Return which model is ours: by its folder, as a name may come to mean another one."""
+        """Return our model, found by its folder, since a name may come to mean another model."""
         for entry in entries:
             if await self.resolve(entry.path) == self.folder:
                 return entry
         return None
 
     async def _wait_not_loading(self) -> ModelEntry | None:
-        """Return which model is ours, once no load of it is under way."""
+        """Return our model once it is not being loaded."""
         while (entry := await self.find_model(await self.api.models())) and entry.loading:  # noqa: ASYNC110
             await trio.sleep(_RETRY_SECONDS)
         return entry
@@ -257,5 +257,5 @@ class OmlxModel(Adapter):
 
 
 async def resolve_links(path: str) -> str:
-    """Return a path with its links followed; "" of none."""
+    """Return a path with links resolved; empty for an empty path."""
     return await trio.to_thread.run_sync(os.path.realpath, path, abandon_on_cancel=True) if path else ""

@@ -1,6 +1,6 @@
 """The program that an agent starts for a service on oMLX: python -m llmkube.programs.daemon_engine.omlx_program --help.
 
-It borrows the oMLX of the host's owner where that has the model's folder, and never ends that one.
+It borrows the oMLX of the host's owner if that has the model's folder, and never stops that server.
 """
 
 import os
@@ -38,15 +38,14 @@ from llmkube.supervisor.host.processes import OWNER_VARIABLE
 
 @attrs.frozen(kw_only=True)
 class OwnerServer:
-    """What answers at the address of the owner's oMLX.
+    """The server at the address of the owner's oMLX.
 
     Attributes:
-        url: The address.
         answers: Whether anything listens there.
-        error: Why it was not understood; "" when it was.
+        error: Error of a failed query; empty if there was none.
         is_omlx: Whether it looks like oMLX.
-        status: What it has refused our questions with; 0 when it has not.
-        folders: Where its models are, with links followed; "" of each of which it does not say.
+        status: HTTP status of a refusal; 0 if there was none.
+        folders: Folders of its models, with links resolved; empty for each that it does not report.
     """
 
     url: str
@@ -58,34 +57,34 @@ class OwnerServer:
 
 
 def choose(owner: OwnerServer, folder: str) -> tuple[bool, str]:
-    """Return whether the oMLX that runs serves the model in this folder, whose links are followed, and why or why not.
+    """Return whether to use the running oMLX for the model in this folder (with links resolved), and the reason.
 
-    An oMLX that runs is used if it has the folder among its models. It reads its folders when it starts, and takes a
-    new one by its own pages alone, which no key of an API opens.
+    A running oMLX is used if it has the folder among its models. It reads its folders at its start; a new one can be
+    added only on its own pages, which an API key does not open.
 
     Raises:
-        NoDaemonError: It is not used, and none of our own may be started beside it.
+        NoDaemonError: It cannot be used, and our own must not be started next to it.
     """
     if not owner.answers:
         return False, f"no oMLX runs at {owner.url}"
     if not owner.is_omlx:
-        return False, f"what answers at {owner.url} does not answer as oMLX does"
+        return False, f"the server at {owner.url} is not oMLX"
     if owner.status in (401, 403):
-        reason = f"the oMLX at {owner.url} asks for a key: to have it used, name a file with the key by --omlx-key-file"
+        reason = f"the oMLX at {owner.url} requires a key: to use it, set --omlx-key-file to a file with the key"
         return False, reason
-    if owner.error:  # it may have models in memory of which nothing can be told
-        raise NoDaemonError(f"{owner.error}; no second one is started beside it")
+    if owner.error:  # it may have models in memory that cannot be listed
+        raise NoDaemonError(f"{owner.error}; no second server is started next to it")
     if folder in owner.folders:
         return True, f"the oMLX at {owner.url} has the model"
     if owner.folders and not any(owner.folders):
-        return False, f"the oMLX at {owner.url} does not say where its models are: it is too old to be used"
-    reason = f"the oMLX at {owner.url} does not have the model: to have it used, add the folder above {folder} to its"
+        return False, f"the oMLX at {owner.url} does not report the folders of its models: it is too old to be used"
+    reason = f"the oMLX at {owner.url} does not have the model: to use it, add the parent folder of {folder} to its"
     return False, f"{reason} model folders"
 
 
 DEFAULT_PORT: Final = 8000
 PORT_VARIABLE: Final = "OMLX_PORT"
-"""oMLX's own."""
+"""oMLX's own variable."""
 
 KEY_FILE_VARIABLE: Final = "LLMKUBE_OMLX_KEY_FILE"
 START_VARIABLE: Final = "LLMKUBE_OMLX_STARTUP_SECONDS"
@@ -95,14 +94,14 @@ _MOST_PORT: Final = 65535
 
 @attrs.frozen(kw_only=True)
 class Options(FrontOptions):
-    """What to serve, and how.
+    """Options of the program.
 
     Attributes:
-        model: The folder of the model.
-        program: oMLX's own program.
-        daemon: Where the owner's oMLX would be.
-        key_file: Holds the key that that one asks for; None where it asks for none.
-        start_seconds: Until one of our own has to answer.
+        model: Folder of the model.
+        program: oMLX's program.
+        daemon: URL of the owner's oMLX.
+        key_file: File with the key of the owner's oMLX; None if it requires none.
+        start_seconds: Limit until our own server answers.
     """
 
     model: Path
@@ -113,19 +112,19 @@ class Options(FrontOptions):
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
-    """Read the command line and the agent's variables; exits with 2 and one line when they cannot be honoured."""
-    parser = front_parser("omlx-engine", "One model of an oMLX, served as llama-server serves one.")
+    """Parse the command line and the agent's variables; on an error, print one line and exit with 2."""
+    parser = front_parser("omlx-engine", "Serve one model of oMLX with llama-server's API.")
     parser.add_argument("--model", type=Path, required=True, help="folder of the model", metavar="FOLDER")
-    parser.add_argument("--omlx", default="omlx", help="program to start where no oMLX has the model")
+    parser.add_argument("--omlx", default="omlx", help="program to start if no oMLX has the model")
     given = parser.parse_args(argv)
     service_of(parser, given)
     port, seconds = environ.get(PORT_VARIABLE, "").strip(), environ.get(START_VARIABLE, "").strip()
     if port and not (port.isdecimal() and 0 < int(port) <= _MOST_PORT):
-        parser.error(f"{PORT_VARIABLE}={port}: write a port, such as {DEFAULT_PORT}")
+        parser.error(f"{PORT_VARIABLE}={port}: set a port, such as {DEFAULT_PORT}")
     try:
         start_seconds = float(seconds or START_SECONDS)
     except ValueError:
-        parser.error(f"{START_VARIABLE}={seconds}: write seconds, such as {START_SECONDS:g}")
+        parser.error(f"{START_VARIABLE}={seconds}: set seconds, such as {START_SECONDS:g}")
     key_file = environ.get(KEY_FILE_VARIABLE, "")
     return Options(
         **front_fields(given),
@@ -142,11 +141,11 @@ log = structlog.get_logger()
 
 @attrs.frozen
 class OmlxDependencies(Dependencies):
-    """What of the world a test replaces.
+    """Dependencies that tests replace.
 
     Attributes:
-        key: What the owner's oMLX asks for; "" where none was given.
-        resolve: Returns a path with its links followed.
+        key: Key for the owner's oMLX; empty if none was given.
+        resolve: Returns a path with links resolved.
     """
 
     key: str = attrs.field(default="", repr=False)
@@ -155,10 +154,10 @@ class OmlxDependencies(Dependencies):
 
 @asynccontextmanager
 async def open_model(options: Options, deps: OmlxDependencies) -> AsyncIterator[OmlxModel]:
-    """Have a server during the block, and the model in it.
+    """Borrow or start a server for the block, and yield the model in it.
 
     Raises:
-        NoDaemonError: There is none, and none can be started.
+        NoDaemonError: No server can be used, and none can be started.
     """
     folder = await deps.resolve(str(options.model))
     theirs = OmlxApi(deps.client, options.daemon, deps.key)
@@ -166,16 +165,16 @@ async def open_model(options: Options, deps: OmlxDependencies) -> AsyncIterator[
     async with AsyncExitStack() as stack:
         server = Server(options.daemon, key=deps.key)
         if is_used:
-            log.info(reason, then="it is used, and stays when this engine ends")
+            log.info(reason, then="it is used, and keeps running when this engine exits")
         else:
-            log.info(reason, then="one of our own is started for this engine")
+            log.info(reason, then="LLMKube starts its own for this engine")
             server = await stack.enter_async_context(deps.starter())
         api = OmlxApi(deps.client, server.url, server.key)
         yield OmlxModel(api, server.port, folder, deps.table, options.embeds, deps.resolve, server=server.pid)
 
 
 async def probe_owner(api: OmlxApi, resolve: Callable[[str], Awaitable[str]] = resolve_links) -> OwnerServer:
-    """Return what answers at the address of the owner's oMLX; the folders of its models with links followed."""
+    """Return the server at the address of the owner's oMLX, with the folders of its models."""
     try:
         if not await api.is_omlx():
             return OwnerServer(url=api.url, is_omlx=False)
@@ -186,12 +185,12 @@ async def probe_owner(api: OmlxApi, resolve: Callable[[str], Awaitable[str]] = r
 
 
 serve: Final = partial(serve_model, open_model)
-"""Serves the model until a stop (`serve_model`)."""
+"""Serve the model until a stop (`serve_model`)."""
 
 
 async def _run(options: Options, key: str, keys: frozenset[str], stop: Stop) -> bool:
     for folder in await trio.to_thread.run_sync(remove_abandoned, abandon_on_cancel=True):
-        log.info("removed what a killed engine has left", folder=str(folder))
+        log.info("folder of a killed engine removed", folder=str(folder))
     async with open_sockets() as sockets, open_http_client(sockets.connect, max_idle_per_origin=64) as client:
         starter = OmlxProgram(
             options.program,
@@ -208,20 +207,20 @@ async def _run(options: Options, key: str, keys: frozenset[str], stop: Stop) -> 
 
 
 def read_key(path: Path) -> str:
-    """Return the key in a file: its first line; blocks.
+    """Return the key in the first line of a file; blocks.
 
     Raises:
-        OSError: It cannot be read.
-        ValueError: It holds none, or something that no header can carry.
+        OSError: The file cannot be read.
+        ValueError: The file has no key, or one that is invalid in a header.
     """
     key = path.read_text("utf-8").strip().partition("\n")[0].strip()
     if not key or not key.isascii() or not key.isprintable():
-        raise ValueError(f"{path} holds no key")
+        raise ValueError(f"{path} contains no key")
     return key
 
 
 def main() -> None:
-    """Serve what the command line says."""
+    """Serve the model of the command line."""
     options = parse(sys.argv[1:], os.environ)
     key = ""
     if options.key_file is not None:

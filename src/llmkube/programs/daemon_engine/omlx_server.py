@@ -1,7 +1,7 @@
-"""An `omlx serve` of our own: at a port of its own, with one model, a key of its own and a folder for all it writes.
+"""Run our own `omlx serve` with one model, and with its own port, key and folder for everything that it writes.
 
-oMLX keeps what its command line says, in `~/.omlx` unless it is given another folder: so the settings of the host's
-owner stay as they are.
+oMLX saves the settings of its command line, by default in `~/.omlx`: another folder leaves those of the host's owner
+unchanged.
 """
 
 import contextlib
@@ -26,46 +26,46 @@ from llmkube.programs.daemon_engine.omlx_api import NAME, OmlxApi
 from llmkube.programs.daemon_engine.server import NoDaemonError, Server, ServerCommand
 
 PREFIX: Final = "llmkube-omlx-own-"
-"""Not that of earlier releases, which hold no lock of theirs."""
+"""Differs from the prefix of earlier releases, which do not lock their folders."""
 
 _TRIES: Final = 5
 
 
 @attrs.frozen
 class OwnFolder:
-    """The folder of an oMLX of ours, held by its lock; the kernel drops a dead front's, and a later front removes it.
+    """The locked folder of our own oMLX. The kernel releases a dead front's lock, and a later front removes the folder.
 
-    All of it blocks.
+    All methods block.
 
     Attributes:
-        path: Where it is; for this user alone.
+        path: Path of the folder, accessible only to this user.
     """
 
     path: Path
     _fd: int
 
     def remove(self) -> None:
-        """Remove it with all that is in it, and let it go; a link in it is removed, and not what it leads to."""
+        """Remove the folder with its content, and release the lock; links are removed, but not their targets."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._fd)
 
 
 def create_own_folder() -> OwnFolder:
-    """Make one.
+    """Create and lock a new folder.
 
     Raises:
-        OSError: It cannot be made.
+        OSError: It cannot be created or locked.
     """
     for _ in range(_TRIES):
         path = Path(tempfile.mkdtemp(prefix=PREFIX))
         if (fd := _lock_folder(path)) is not None:
             return OwnFolder(path, fd)
-        # Another front has taken it for an abandoned one, in the moment between the two steps.
+        # Between the two steps, another front has taken it for an abandoned one.
     raise OSError(errno.ENOLCK, f"no folder in {tempfile.gettempdir()} can be locked; set TMPDIR to another disk")
 
 
 def remove_abandoned() -> tuple[Path, ...]:
-    """Remove the folders whose fronts are dead, and return them: of this user, and never what only is called so."""
+    """Remove this user's folders whose fronts are dead, and return them; other files of such a name are not touched."""
     return tuple(_remove_abandoned_in(Path(tempfile.gettempdir())))
 
 
@@ -77,7 +77,7 @@ def _remove_abandoned_in(parent: Path) -> Iterator[Path]:
 
 
 def _lock_folder(path: Path) -> int | None:
-    """Return the lock of a folder; None if it is not ours, is another front's, or has gone."""
+    """Lock a folder and return its descriptor; None if it is not ours, is locked by another front, or is gone."""
     with contextlib.suppress(OSError):
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
@@ -93,7 +93,7 @@ def _lock_folder(path: Path) -> int | None:
 
 
 START_SECONDS: Final = 120.0
-"""Until one of our own answers: it imports MLX, and macOS looks at each file of it once."""
+"""Limit until our own server answers: it imports MLX, and macOS scans each of its files once."""
 
 _REMOVE_SECONDS: Final = 2.0
 _NOT_IN_NAMES: Final = re.compile(r"[^\w.-]+")
@@ -101,17 +101,17 @@ _NOT_IN_NAMES: Final = re.compile(r"[^\w.-]+")
 
 @attrs.frozen
 class OmlxProgram:
-    """Starts oMLX's own program for one model.
+    """Run oMLX's program for one model.
 
     Attributes:
-        program: Its name or path.
-        model: The folder of the model.
-        api: The way to servers.
-        port: A free one on loopback.
-        embeds: Whether the model computes embeddings alone.
-        context: Tokens that a prompt and its answer may have; 0 for what oMLX has by itself.
-        start_seconds: Until it has to answer.
-        environ: The environment that it inherits.
+        program: Name or path of the program.
+        model: Folder of the model.
+        api: API client, to be used with the server's URL.
+        port: A free port on loopback.
+        embeds: Whether the model only computes embeddings.
+        context: Limit of tokens for a prompt and its response; 0 for oMLX's default.
+        start_seconds: Limit until it answers.
+        environ: The environment to inherit.
     """
 
     program: str
@@ -125,16 +125,16 @@ class OmlxProgram:
 
     @asynccontextmanager
     async def started(self) -> AsyncIterator[Server]:
-        """Run one during the block; end it afterwards, and remove what it has written.
+        """Run the server during the block; stop it afterwards, and remove everything that it has written.
 
         Raises:
-            NoDaemonError: It does not start, or there is no place for its folder.
+            NoDaemonError: It does not start, or its folder cannot be created.
         """
         key = secrets.token_urlsafe(24)
         try:
             own_folder = await trio.to_thread.run_sync(self.create_folder)
         except OSError as error:
-            raise NoDaemonError(f"no folder can be made for an oMLX of our own: {error.strerror or error}") from error
+            raise NoDaemonError(f"cannot create a folder for our own oMLX: {error.strerror or error}") from error
         folder = own_folder.path
         try:
             server = Server(f"http://127.0.0.1:{self.port}", key=key)
@@ -142,7 +142,7 @@ class OmlxProgram:
             command = ServerCommand(
                 name=NAME,
                 argv=self.command_line(folder),
-                # In the environment, which other users do not see; a command line they do.
+                # In the environment, because other users can see the command line.
                 environ={**inherited, "OMLX_API_KEY": key, "OMLX_HF_CACHE_ENABLED": "false"},
                 server=server,
                 answers=attrs.evolve(self.api, url=server.url, key=key).models,
@@ -155,30 +155,21 @@ class OmlxProgram:
                 await trio.to_thread.run_sync(own_folder.remove, abandon_on_cancel=True)
 
     def command_line(self, folder: Path) -> tuple[str, ...]:
-        """Return how one of our own is started, with its folder."""
+        """Return the command line of our own server with its folder."""
         return (
-            self.program,
-            "serve",
-            "--model-dir",
-            str(folder / "models"),
-            "--base-path",
-            str(folder / "base"),
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(self.port),
-            # Its cache of prompts may take a tenth of the disk, and would be gone with the service.
+            *(self.program, "serve", "--model-dir", str(folder / "models"), "--base-path", str(folder / "base")),
+            *("--host", "127.0.0.1", "--port", str(self.port)),
+            # Its prompt cache may take a tenth of the disk, and would be removed with the service.
             "--no-cache",
-            # Each further one would take a context's memory more than the agent has promised.
-            "--max-concurrent-requests",
-            "1",
+            # Each further request would take the memory of a context, which the agent has not reserved.
+            *("--max-concurrent-requests", "1"),
         )
 
     def create_folder(self) -> OwnFolder:
-        """Make the folder of one: a link to the model, and settings; blocks.
+        """Create the folder of a server, with a link to the model and settings; blocks.
 
         Raises:
-            OSError: It cannot be made.
+            OSError: It cannot be created.
         """
         own_folder = create_own_folder()
         folder = own_folder.path
@@ -193,9 +184,9 @@ class OmlxProgram:
 
 
 def link_name(model: Path, *, embeds: bool) -> str:
-    """Return what a model is called: oMLX tells embedding models from others by their names, where their files do not.
+    """Return the name of the link to a model, by which oMLX may recognize embedding models.
 
-    A name that says nothing of that is the folder's own.
+    It is the folder's name, unless that name would mark the model wrongly.
     """
     name = _NOT_IN_NAMES.sub("-", model.name).strip(".-") or "model"
     if embeds:

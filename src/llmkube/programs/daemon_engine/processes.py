@@ -1,7 +1,7 @@
-"""Which processes of a daemon there are, and which of them hold weights, as their command lines tell. Pure.
+"""Recognize a daemon's processes, and those that hold weights, by their command lines. Pure.
 
-Facts: `llm/server.go` of https://github.com/ollama/ollama, 0.17.4: `ollama serve` starts one process per loaded model,
-with `--model <store>/blobs/sha256-<digest>`. After KILL of a server its processes stay, under init.
+Source: `llm/server.go` of https://github.com/ollama/ollama, 0.17.4. `ollama serve` starts one process per loaded model,
+with `--model <store>/blobs/sha256-<digest>`. After SIGKILL of a server its processes keep running, with init as parent.
 """
 
 import re
@@ -13,7 +13,7 @@ import attrs
 
 @attrs.frozen
 class Process:
-    """A process with its parent's number and its command line."""
+    """A process with its parent and its command line."""
 
     pid: int
     parent: int
@@ -23,17 +23,17 @@ class Process:
 _PROGRAM: Final = "ollama"
 _BLOB: Final = re.compile(r"sha256-[0-9a-f]{64}")
 _INITS: Final = frozenset({"systemd", "init", "launchd"})
-"""Programs that adopt what others leave."""
+"""Programs that adopt orphaned processes."""
 
 
 @attrs.frozen
 class Runners:
-    """The processes in which Ollama has models.
+    """The processes in which Ollama has loaded models.
 
     Attributes:
-        served: Of a server that runs.
-        orphans: Of a server that has ended without them: init, or the like, is their parent now.
-        servers: How many servers run.
+        served: Processes of running servers.
+        orphans: Processes whose server has exited, and whose parent is init or the like.
+        servers: Number of running servers.
     """
 
     served: tuple[int, ...] = ()
@@ -43,12 +43,12 @@ class Runners:
 
 @attrs.frozen
 class Holders:
-    """The processes that hold one file of weights.
+    """The processes that hold one weights file.
 
     Attributes:
-        served: Of the server that is asked.
-        orphans: Of one that has ended.
-        others: Processes of the server that is asked that hold other files.
+        served: Processes of our server.
+        orphans: Processes of a server that has exited.
+        others: Processes of our server that hold other files.
     """
 
     served: tuple[int, ...] = ()
@@ -57,11 +57,11 @@ class Holders:
 
 
 def runners_in(processes: Iterable[Process]) -> Runners:
-    """Return Ollama's processes among these: `ollama runner` has a model, and `ollama serve` starts and ends it."""
+    """Return Ollama's processes: `ollama runner` holds a model, and `ollama serve` starts and stops it."""
     processes = tuple(processes)
     kinds = {each.pid: (kind_of(each.argv), each.parent) for each in processes}
     servers = {pid for pid, (kind, _) in kinds.items() if kind == "serve"}
-    # Under another parent a runner may have its server: one whose command line is hidden, or a renamed one.
+    # Another parent may still be its server: a renamed one, or one whose command line is hidden.
     reapers = reapers_in(processes)
     runners = sorted((pid, parent) for pid, (kind, parent) in kinds.items() if kind == "runner")
     return Runners(
@@ -77,21 +77,21 @@ def ollama_servers_in(processes: Iterable[Process]) -> tuple[int, ...]:
 
 
 def holders_of(blob: str, processes: Iterable[Process], server: int | None) -> Holders:
-    """Return the processes that were started for a file of weights.
+    """Return the processes that were started for a weights file.
 
-    What a server has started is not looked at further: other releases start other programs for a model.
+    Every program that the server has started for the file is included, since releases start different ones.
 
     Args:
-        blob: The file's name in Ollama's store, `sha256-` and 64 digits.
-        processes: All that are seen.
-        server: The one that is asked; None where it is not seen.
+        blob: Name of the file in Ollama's store, `sha256-` and 64 digits.
+        processes: All visible processes.
+        server: Process of our server; None if it is not visible.
     """
     processes = tuple(processes)
     reapers = reapers_in(processes) - {server}
     files = {each.pid: found[0] for each in processes if (found := _BLOB.search(" ".join(each.argv)))}
     parents = {each.pid: each.parent for each in processes}
     served = sorted(pid for pid in files if server is not None and parents[pid] == server)
-    # An engine of ours whose agent has ended is under init too, and its file may be called the same.
+    # One of our engines may be a child of init as well if its agent has exited, with a file of the same name.
     theirs = {each.pid for each in processes if each.argv and _PROGRAM in each.argv[0]}
     left = sorted(pid for pid, file in files.items() if file == blob and parents[pid] in reapers and pid in theirs)
     return Holders(
@@ -102,27 +102,27 @@ def holders_of(blob: str, processes: Iterable[Process], server: int | None) -> H
 
 
 def reapers_in(processes: Iterable[Process]) -> set[int]:
-    """Return the processes that are the parents of those whose own has ended."""
+    """Return the processes that adopt orphans."""
     return {1} | {each.pid for each in processes if each.argv and each.argv[0].rpartition("/")[2] in _INITS}
 
 
 def kind_of(argv: tuple[str, ...]) -> str:
-    """Return `serve` or `runner` of a process of Ollama, and "" of any other one."""
+    """Return `serve` or `runner` for a process of Ollama, and an empty string for any other."""
     if len(argv) < 2 or argv[0].rpartition("/")[2] != _PROGRAM:
         return ""
     return argv[1] if argv[1] in ("serve", "runner") else ""
 
 
 def omlx_servers_in(processes: Sequence[Process]) -> tuple[int, ...]:
-    """Return the processes that may be a server of oMLX: by its program, its app, or its Python; none of ours.
+    """Return the processes that may be an oMLX server, by program, app or Python, without ours.
 
-    Who was started by another of them comes before it: what starts a server is not the server.
+    A process comes before its parent, because a process that starts the server is not the server.
     """
     parents = {each.pid: each.parent for each in processes if _may_be_omlx(each.argv[:3])}
 
     def depth(pid: int) -> int:
         ancestors: list[int] = []
-        while pid in parents and pid not in ancestors:  # a number that was given anew may close a ring
+        while pid in parents and pid not in ancestors:  # a reused pid may form a cycle
             ancestors.append(pid)
             pid = parents[pid]
         return len(ancestors)

@@ -1,7 +1,7 @@
-"""A daemon's server: one that is borrowed, or ours; questions to it over HTTP; what the kernel shows of processes.
+"""A daemon's server, borrowed or our own: HTTP requests to it, its start and stop, and the process table.
 
-Ours is in a process group of its own. It ends with the front, and the models that it has loaded end with it. Should
-the front be killed, the agent finds both by the cookie that they inherit.
+Our own server is in its own process group. It stops with the front, and the processes of its models stop with it. If
+the front is killed, the agent finds all of them by the cookie that they inherit.
 """
 
 import contextlib
@@ -27,17 +27,17 @@ from llmkube.supervisor.host.processes import listens, start_of
 from llmkube.supervisor.host.this_machine import footprints_here
 
 REQUEST_SECONDS: Final = 2.0
-"""For what a daemon knows without looking at a file."""
+"""Timeout of requests that a daemon answers without reading a file."""
 
 _MOST_BYTES: Final = 1 << 20
 
 
 class DaemonError(Exception):
-    """The daemon did not do what it was asked for.
+    """A request to the daemon failed.
 
     Attributes:
-        status: What it answered; 0 without an answer.
-        gone: Nothing listens there, or it broke off.
+        status: HTTP status; 0 without a response.
+        gone: Nothing listens there, or the connection broke.
     """
 
     def __init__(self, message: str, status: int = 0, *, gone: bool = False) -> None:
@@ -47,18 +47,16 @@ class DaemonError(Exception):
 
 
 class DaemonLateError(DaemonError):
-    """It listens, and has not answered in time."""
+    """The daemon listens, but did not answer in time."""
 
 
 @attrs.frozen
 class DaemonHttp:
-    """The way to one daemon.
+    """HTTP access to one daemon.
 
     Attributes:
-        http: The client.
-        url: Where it is.
-        name: What people call it.
-        headers: What every question carries.
+        name: Name of the daemon in messages.
+        headers: Headers of every request.
     """
 
     http: HttpClient
@@ -69,11 +67,11 @@ class DaemonHttp:
     async def call(
         self, seconds: float, method: str, path: str, body: bytes = b"", *, max_bytes: int = _MOST_BYTES
     ) -> Response:
-        """Return what it answers in time.
+        """Send a request and return the response.
 
         Raises:
-            DaemonError: Nothing listens there, or it broke off.
-            DaemonLateError: It has not answered in time.
+            DaemonError: Nothing listens there, or the connection broke.
+            DaemonLateError: There was no response in time.
         """
         with trio.move_on_after(seconds):
             try:
@@ -85,25 +83,25 @@ class DaemonHttp:
         raise DaemonLateError(f"{self.name} at {self.url} has not answered {path} in {seconds:g} s")
 
     async def get_object(self, path: str) -> dict[str, Any]:
-        """Return the object that it answers at a path.
+        """Return the JSON object at a path.
 
         Raises:
-            DaemonError: As `call`, or it answers something else.
+            DaemonError: As in `call`, or the response is not a JSON object.
         """
         return self.checked_object(await self.call(REQUEST_SECONDS, "GET", path))
 
     def checked_object(self, answer: Response) -> dict[str, Any]:
-        """Return the object in an answer.
+        """Return the JSON object in a response.
 
         Raises:
-            DaemonError: It is a refusal, or holds none.
+            DaemonError: The status is not 200, or the body is not a JSON object.
         """
         if answer.status != 200:
             raise self.refusal(answer)
         return self.parse(answer.body)
 
     def refusal(self, answer: Response) -> DaemonError:
-        """Return what an answer of another status says."""
+        """Return the error for a response with another status."""
         try:
             value = self.parse(answer.body)
         except DaemonError:
@@ -111,22 +109,22 @@ class DaemonHttp:
         return DaemonError(f"{self.name} answers {answer.status}: {error_text(value, answer.body)}", answer.status)
 
     def parse(self, body: bytes) -> dict[str, Any]:
-        """Return the object that a body is.
+        """Return the JSON object in a body.
 
         Raises:
-            DaemonError: It is none.
+            DaemonError: The body is not a JSON object.
         """
         try:
             value = json.loads(body)
         except ValueError as error:
-            raise DaemonError(f"what {self.name} answers is not JSON: {body[:80]!r}") from error
+            raise DaemonError(f"the response of {self.name} is not JSON: {body[:80]!r}") from error
         if not isinstance(value, dict):
-            raise DaemonError(f"what {self.name} answers is no object: {body[:80]!r}")
+            raise DaemonError(f"the response of {self.name} is not an object: {body[:80]!r}")
         return value
 
 
 def error_text(value: Mapping[str, Any], body: bytes) -> str:
-    """Return the words of a refusal, as Ollama, OpenAI's API or FastAPI has them; else its body."""
+    """Return the message of an error response in the format of Ollama, OpenAI's API or FastAPI, or else its body."""
     error = value.get("error", value.get("detail"))
     if isinstance(error, dict):
         error = error.get("message")
@@ -134,12 +132,12 @@ def error_text(value: Mapping[str, Any], body: bytes) -> str:
 
 
 def to_json(value: Mapping[str, Any]) -> bytes:
-    """Return the body of a question."""
+    """Return a value as the body of a request."""
     return json.dumps(value).encode()
 
 
 STOP_SECONDS: Final = 2.0
-"""Between TERM and KILL of a server of ours, whose model is unloaded by then."""
+"""Interval between SIGTERM and SIGKILL of our own server, whose model is unloaded by then."""
 
 POLL_SECONDS: Final = 0.2
 
@@ -152,12 +150,11 @@ class NoDaemonError(ExternalError):
 
 @attrs.frozen
 class Server:
-    """The server that is used.
+    """The server in use.
 
     Attributes:
-        url: Where it is.
-        pid: Its process, if it is ours; None of a borrowed one.
-        key: What it asks for; "" where it asks for none.
+        pid: Process of our own server; None for a borrowed one.
+        key: API key of the server; empty if it requires none.
     """
 
     url: str
@@ -166,37 +163,36 @@ class Server:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """Port of the server."""
         return int(self.url.rpartition(":")[2])
 
 
 Starter = Callable[[], contextlib.AbstractAsyncContextManager[Server]]
-"""Runs a server during the block, and ends it afterwards; raises `NoDaemonError` when it does not start."""
+"""Context manager that runs a server, and stops it afterwards; raises `NoDaemonError` if it does not start."""
 
 
 @asynccontextmanager
 async def no_server() -> AsyncIterator[Server]:
-    """Start none: the `Starter` of who asks the owner's server alone.
+    """Never start a server: the `Starter` for using only the owner's server.
 
     Raises:
         NoDaemonError: Always.
     """
     await trio.lowlevel.checkpoint()
-    raise NoDaemonError("the server in which a killed engine may have left the model cannot be asked")
-    yield Server("")  # what makes it a generator
+    raise NoDaemonError("the server in which a killed engine may have left the model is not available")
+    yield Server("")  # makes this a generator
 
 
 @attrs.frozen(kw_only=True)
 class ServerCommand:
-    """A server of our own: how it is started, and when it is there.
+    """Command that starts our own server, and the check that it answers.
 
     Attributes:
-        name: What people call it.
-        argv: Its command line.
-        environ: All of its environment.
-        server: Where it will be; its `pid` is filled in.
-        answers: Returns once it has answered; raises `DaemonError` while it does not.
-        start_seconds: Until it answers.
+        name: Name of the daemon in messages.
+        environ: The complete environment.
+        server: The server to be, without its `pid`.
+        answers: Returns if the server answers; raises `DaemonError` if it does not.
+        start_seconds: Limit until it answers.
     """
 
     name: str
@@ -208,10 +204,10 @@ class ServerCommand:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Server]:
-        """Run it during the block; afterwards TERM, then KILL for its whole group.
+        """Run the server during the block; afterwards send SIGTERM, then SIGKILL to its whole group.
 
         Raises:
-            NoDaemonError: It does not start.
+            NoDaemonError: The server does not start.
         """
         program = self.argv[0]
         try:
@@ -236,7 +232,7 @@ class ServerCommand:
                     await self.answers()
                     return
                 await trio.sleep(POLL_SECONDS)
-            raise NoDaemonError(f"{program} serve has ended with {process.returncode}; its words are above")
+            raise NoDaemonError(f"{program} serve exited with {process.returncode}; see its output above")
         raise NoDaemonError(f"{program} serve has not answered in {self.start_seconds:g} s")
 
 
@@ -244,41 +240,41 @@ class ServerCommand:
 async def borrow_or_start(
     name: str, url: str, version: Callable[[], Awaitable[str]], starter: Starter
 ) -> AsyncIterator[Server]:
-    """Use the server that answers, which stays; or run one of our own during the block.
+    """Borrow the server that answers, and leave it running; or run our own during the block.
 
     Args:
-        name: What people call it.
-        url: Where it would be.
+        name: Name of the daemon in messages.
+        url: URL of a server to borrow.
         version: Returns its release; raises `DaemonError`.
-        starter: Starts one of our own.
+        starter: Starts our own server.
 
     Raises:
-        NoDaemonError: None answers, and none can be started.
+        NoDaemonError: No server answers, and none can be started.
     """
     try:
         value = await version()
     except DaemonError as error:
         if not error.gone:
-            raise NoDaemonError(f"{error}; no second one is started beside it") from error
+            raise NoDaemonError(f"{error}; no second server is started next to it") from error
     else:
-        reason = f"an {name} runs here; it is used, and stays when this engine ends"
+        reason = f"an {name} runs here; it is used, and keeps running when this engine exits"
         log.info(reason, url=url, version=value)
         yield Server(url)
         return
     async with starter() as server:
-        reason = f"no {name} runs here; one has been started for this engine"
+        reason = f"no {name} runs here; LLMKube has started one for this engine"
         log.info(reason, url=server.url, pid=server.pid)
         yield server
 
 
 async def _terminate(process: trio.Process) -> None:
-    """TERM for the server, which ends its models; KILL for all of its group; bounded."""
+    """Send SIGTERM to the server, which stops its models, then SIGKILL to its whole group; bounded."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         if number == signal.SIGTERM:
             with contextlib.suppress(OSError):
                 process.terminate()
         else:
-            # The leader may have gone, and its number stays taken while the group has members.
+            # The leader may have exited, but its pid is not reused while the group has members.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
         with trio.move_on_after(STOP_SECONDS, shield=True):
@@ -290,26 +286,26 @@ T = TypeVar("T")
 
 @attrs.frozen
 class ProcessTable:
-    """The processes of this machine; of other users' macOS shows no command line."""
+    """The processes of this machine; macOS hides the command lines of other users."""
 
     async def read(self) -> Sequence[Process]:
-        """Return all that this user may see."""
+        """Return all processes that are visible to this user."""
         return await _in_thread(lambda: tuple(processes_here()))
 
     async def starts(self, pids: Sequence[int]) -> tuple[str, ...]:
-        """Return what tells each of these processes from a later one with its number; "" of one that has ended."""
+        """Return for each process a value that differs for a later one with its pid; empty if it has exited."""
         return await _in_thread(lambda: tuple(map(start_of, pids)))
 
     async def listener(self, servers: Sequence[int], port: int) -> int | None:
-        """Return which of these processes listens on a port; None if none is seen to."""
+        """Return the process that listens on a port; None if none of these is seen to."""
         return await _in_thread(lambda: next((pid for pid in servers if listens(pid, port)), None))
 
     async def cpu_seconds(self, pids: Sequence[int]) -> float:
-        """Return what these processes have used of the processors."""
+        """Return the CPU time of these processes."""
         return await _in_thread(lambda: sum(map(_cpu_seconds, pids)))
 
     async def footprints(self, pids: Sequence[int]) -> Mapping[int, int]:
-        """Return what these processes hold with all below them, in bytes by their numbers."""
+        """Return the memory of these processes with their descendants, in bytes by pid."""
         return await _in_thread(lambda: footprints_here(pids))
 
     async def end(self, pids: Sequence[int]) -> None:
@@ -322,7 +318,7 @@ async def _in_thread(function: Callable[[], T]) -> T:
 
 
 def processes_here() -> Iterator[Process]:
-    """Yield what this user may see; of others macOS shows no command line. Blocks."""
+    """Yield all processes that are visible to this user; macOS hides the command lines of others. Blocks."""
     for each in psutil.process_iter(["pid", "ppid", "cmdline"]):
         yield Process(each.info["pid"], each.info["ppid"] or 0, tuple(each.info["cmdline"] or ()))
 
@@ -337,5 +333,5 @@ def _cpu_seconds(pid: int) -> float:
 
 def _kill(pids: Sequence[int]) -> None:
     for pid in pids:
-        with suppress(psutil.Error, SystemError):  # it has ended
+        with suppress(psutil.Error, SystemError):  # it has exited
             psutil.Process(pid).kill()

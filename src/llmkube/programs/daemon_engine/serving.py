@@ -1,11 +1,11 @@
-"""Serves one model of a daemon until a stop, and gives its memory back: what the programs of all daemons share.
+"""Serve one model of a daemon until a stop, and free its memory; shared by the programs of all daemons.
 
 ```
 serve
-└ the daemon                    borrowed, or ours: ends last
-  └ requests                    end first at a stop, so that the daemon stops what it computes for them
+└ the daemon                    borrowed, or ours: stopped last
+  └ requests                    cancelled first at a stop, so that the daemon stops computing for them
     └ keeper                    until a stop, or until it gives up
-then: unload, and look whether the memory is back
+then: unload, and check that the memory is free
 ```
 """
 
@@ -38,16 +38,16 @@ from llmkube.runtimes.plan import UNLOAD_LEFT
 
 @attrs.frozen(kw_only=True)
 class FrontOptions:
-    """What clients reach.
+    """Options of a front.
 
     Attributes:
-        alias: The name that they know.
-        host: Where to listen.
-        port: The port.
-        keys: The file with the keys that clients show; None when none is asked for.
-        embeds: Whether it serves embeddings, and nothing else.
-        context: Tokens that a prompt and its answer may have; 0 for what the daemon has by itself.
-        only_unloads: Whether nothing is served: what a killed one has left is unloaded, and that is all.
+        alias: Name of the model for clients.
+        host: Address to listen on.
+        port: Port to listen on.
+        keys: File with the clients' keys; None if no key is required.
+        embeds: Whether only embeddings are served.
+        context: Limit of tokens for a prompt and its response; 0 for the daemon's default.
+        only_unloads: Serve nothing, and only unload the model that a killed engine has left loaded.
     """
 
     alias: str
@@ -60,62 +60,62 @@ class FrontOptions:
 
 
 def front_parser(name: str, description: str) -> argparse.ArgumentParser:
-    """Return a parser that knows these options, `--service`, and the context."""
+    """Return a parser with these options and `--service`."""
     parser = argparse.ArgumentParser(name, description=description, allow_abbrev=False)
-    parser.add_argument("--alias", required=True, help="name that clients know")
-    parser.add_argument("--service", required=True, help="whose model it is", metavar="NAMESPACE/NAME")
+    parser.add_argument("--alias", required=True, help="name of the model for clients")
+    parser.add_argument("--service", required=True, help="service of the model", metavar="NAMESPACE/NAME")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, required=True, help="port to listen on")
-    keys = "keys that clients must show, one per line"
+    keys = "file with the API keys of clients, one per line"
     parser.add_argument("--api-key-file", dest="keys", type=Path, help=keys, metavar="FILE")
-    parser.add_argument("--embedding", dest="embeds", action="store_true", help="serve embeddings and nothing else")
+    parser.add_argument("--embedding", dest="embeds", action="store_true", help="serve embeddings only")
     context = "context in tokens (0: the daemon's own default)"
     parser.add_argument("--ctx-size", dest="context", type=int, default=0, help=context, metavar="CTX_SIZE")
-    only = "only unload what a killed one has left, and end"
+    only = "only unload the model that a killed engine has left loaded, and exit"
     parser.add_argument(UNLOAD_LEFT, dest="only_unloads", action="store_true", help=only)
     return parser
 
 
 def front_fields(given: argparse.Namespace) -> dict[str, Any]:
-    """Return what was said of `FrontOptions`, as its keywords."""
+    """Return the parsed values for `FrontOptions`, as keyword arguments."""
     return {each.name: getattr(given, each.name) for each in attrs.fields(FrontOptions)}
 
 
 def service_of(parser: argparse.ArgumentParser, given: argparse.Namespace) -> tuple[str, str]:
-    """Return namespace and name of `--service`; exits with 2 and one line when it has not both."""
+    """Return namespace and name of `--service`; exit with 2 and one line if one of them is missing."""
     namespace, slash, name = given.service.partition("/")
     if not (namespace and slash and name):
-        parser.error(f"--service {given.service}: write NAMESPACE/NAME")
+        parser.error(f"--service {given.service}: use NAMESPACE/NAME")
     return namespace, name
 
 
 def read_keys(path: Path) -> frozenset[str]:
-    """Return the keys of a file, as llama-server's flag reads them; blocks.
+    """Return the keys in a file in the format of llama-server's flag; blocks.
 
     Raises:
-        OSError: It cannot be read.
-        ValueError: It holds no key: an engine with an empty list would let all in.
+        OSError: The file cannot be read.
+        ValueError: The file has no key: with an empty list, an engine would need none.
     """
     lines = (line.strip() for line in path.read_text("utf-8").splitlines())
     keys = frozenset(line for line in lines if line and not line.startswith("#"))
     if not keys:
-        raise ValueError(f"{path} holds no key")
+        raise ValueError(f"{path} contains no key")
     return keys
 
 
 DRAIN_SECONDS: Final = 0.5
-"""For answers under way at a stop: the agent has let requests end before it sends TERM."""
+"""Drain time of requests at a stop, which is short because the agent drains before it sends SIGTERM."""
 
 log = structlog.get_logger()
 
 
 @asynccontextmanager
 async def kept(manager: AbstractAsyncContextManager[Adapter], open_lock: OpenLock) -> AsyncIterator[Keeper]:
-    """Have the keeper of a model during the block, and its part in the model's lock.
+    """Open a model and its lock for the block, and yield the keeper.
 
     Args:
-        manager: Has the daemon run during the block.
-        open_lock: Tells who else uses the model.
+        manager: Opens the model in its daemon.
+        open_lock: Opens the model's lock.
 
     Raises:
         LLMKubeError: There is no daemon, or the lock cannot be used.
@@ -126,13 +126,13 @@ async def kept(manager: AbstractAsyncContextManager[Adapter], open_lock: OpenLoc
 
 @attrs.frozen
 class Dependencies:
-    """What of the world a test replaces.
+    """Dependencies that tests replace.
 
     Attributes:
-        client: The way to the daemon.
-        table: The processes of this machine.
-        starter: Starts a server where none is borrowed.
-        open_lock: Tells who else uses a model.
+        client: HTTP client for the daemon.
+        table: The process table of this machine.
+        starter: Starts a server if none is borrowed.
+        open_lock: Opens the lock of a model.
     """
 
     client: HttpClient
@@ -154,20 +154,20 @@ async def serve_model(
     *,
     task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
 ) -> bool:
-    """Serve the model until a stop; return whether its memory is back then.
+    """Serve a model until a stop; return whether its memory is free afterwards.
 
-    With `only_unloads` nothing is served: what an engine that was killed has left is unloaded.
+    With `only_unloads` nothing is served: only the model that a killed engine has left is unloaded.
 
     Args:
-        open_model: Has the daemon run during the block, and the model in it.
-        options: What clients reach.
-        keys: What they have to show.
-        deps: What of the world it uses.
-        stop: Ends it, in order.
-        task_status: Told the port once it listens.
+        open_model: Opens the model in its daemon for a block.
+        options: Options of the front.
+        keys: Keys of the clients; empty if no key is required.
+        deps: Dependencies that tests replace.
+        stop: Requests an orderly stop.
+        task_status: Started with the port once it listens.
 
     Raises:
-        LLMKubeError: It cannot be served; the model is unloaded then, too.
+        LLMKubeError: The model cannot be served; it is unloaded in this case as well.
     """
     if options.only_unloads:
         deps = attrs.evolve(deps, starter=no_server)
@@ -197,7 +197,7 @@ async def serve_model(
 
 
 async def free_port() -> int:
-    """Return a port of the loopback address at which nothing listens now."""
+    """Return a free port of the loopback address."""
     [listener] = await trio.open_tcp_listeners(0, host=LOOPBACK)
     port: int = listener.socket.getsockname()[1]
     await listener.aclose()
@@ -205,12 +205,12 @@ async def free_port() -> int:
 
 
 def run_program(name: str, options: FrontOptions, run: Callable[[frozenset[str], Stop], Awaitable[bool]]) -> None:
-    """Serve, as a process; exit with 1 when that is not possible, or when memory is not given back.
+    """Serve as a process; exit with 1 if that is impossible, or if the memory is not freed.
 
     Args:
-        name: What the line begins with by which the agent reads why an engine has ended.
-        options: What clients reach.
-        run: Serves with these keys until a stop; returns whether the memory is back.
+        name: Prefix of the error line in which the agent finds why an engine has exited.
+        options: Options of the front.
+        run: Serves with these keys until a stop; returns whether the memory is free.
     """
     configure_logging("info")
     keys: frozenset[str] = frozenset()
@@ -223,5 +223,5 @@ def run_program(name: str, options: FrontOptions, run: Callable[[frozenset[str],
     try:
         released = trio.run(run_until_signal, partial(run, keys), log.info)
     except* LLMKubeError as group:
-        sys.exit(f"{name}: {first_leaf(group)}")  # a line of its own: the agent reads why an engine has ended
+        sys.exit(f"{name}: {first_leaf(group)}")  # its own line, in which the agent finds why the engine has exited
     sys.exit(1 if released is False else 0)

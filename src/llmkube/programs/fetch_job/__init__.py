@@ -1,7 +1,6 @@
-"""What runs inside the pod of a download Job: `llmkube fetch`. It knows no cluster, only its arguments.
+"""Programs of Job pods, such as `llmkube fetch`. They use no Kubernetes API, only their arguments.
 
-fetch    the command
-volume   what an earlier program has left on the volume is taken; headers are read, folders removed;
-         reports: a line and an HTTP answer now and then; what it leaves for the controller
-reach    whether an address answers from a pod, for `llmkube doctor --from-cluster`
+fetch    `llmkube fetch`
+volume   adopt files of an earlier cache, read headers, remove folders; report progress and result
+reach    `llmkube reach`, which connects to an address from a pod, for `llmkube doctor --from-cluster`
 """

@@ -1,15 +1,15 @@
-"""`llmkube fetch`: what a Model's Job runs in a cluster: weights to a folder that engines can read, and what they are.
+"""`llmkube fetch`: the program of a Model's Job, which fetches weights into a folder for engines.
 
 ```
-<model store>/…            downloads, verified, resumed where they ended; private to the user that fetches
-<folder>/model.gguf        hard links to what is complete there, readable by every engine
-<folder>/model-00001-of-…  the parts of a split model, by the names that llama.cpp looks for
-<folder>/mmproj.gguf       what was named with --beside
+<model store>/…            downloads, verified and resumable; private to the user that fetches
+<folder>/model.gguf        hard links to complete downloads, readable by every engine
+<folder>/model-00001-of-…  the parts of a split model, by the names that llama.cpp expects
+<folder>/mmproj.gguf       a file named with --beside
 <folder>/<version>/…       the same with --versions: the newest, and the one before, which engines may still have open
 ```
 
-The folder appears when all of it is there. What it holds is written to the container's termination log, as JSON: path,
-size, digest and the header's facts; of a failure, its reason and a sentence.
+The folder appears once it is complete. Its content is described in the container's termination log, as JSON: path,
+size, digest and facts of the header; or reason and message of a failure.
 """
 
 import contextlib
@@ -77,7 +77,7 @@ _TOKEN_VARIABLE: Final = "HF_TOKEN"  # noqa: S105 (the name of a variable, not a
 
 @attrs.frozen(kw_only=True)
 class FetchRequest:
-    """What the command line asks for; each field is an option."""
+    """Options of the command line."""
 
     source: str | None
     folder: Path | None
@@ -99,15 +99,15 @@ class FetchRequest:
 
 @attrs.frozen
 class FetchPlan:
-    """What an order comes to, checked.
+    """A validated request.
 
     Attributes:
-        sources: What to fetch: the engine's own file first, others beside it.
-        folder: Where to show it, or its versions.
-        store: Where downloads are kept.
-        policy: What the sources may lead to.
-        token: For the hub.
-        access: For buckets.
+        sources: Sources to fetch: the engine's main file first, then further files.
+        folder: Folder in which to publish the files, or their versions.
+        store: Folder of the model store.
+        policy: Addresses that sources may resolve to.
+        token: Token for Hugging Face.
+        access: Credentials for buckets.
     """
 
     sources: tuple[Source, ...]
@@ -122,36 +122,36 @@ class FetchPlan:
 @click.argument("source", envvar="LLMKUBE_SOURCE", required=False)
 @click.option("--to", "folder", type=click.Path(path_type=Path), help="Folder that engines read.")
 @click.option("--model-store", type=click.Path(path_type=Path), help="Folder for downloads; same disk.")
-@click.option("--file", "files", metavar="NAME", multiple=True, help="Which file of a repository, like spec.files.")
+@click.option("--file", "files", metavar="NAME", multiple=True, help="File of a repository, like spec.files.")
 @click.option("--beside", metavar="NAME", multiple=True, help="Another file of the repository, such as a projector.")
 @click.option("--sha256", metavar="HEX", help="Digest that the file must have.")
-@click.option("--fresh", is_flag=True, help="Fetch again what has changed; keep what cannot be compared.")
-@click.option("--versions", is_flag=True, help="Give each version a folder of its own, below the folder.")
+@click.option("--fresh", is_flag=True, help="Fetch again if the source has changed; keep the file if that is unknown.")
+@click.option("--versions", is_flag=True, help="Store each version in its own folder below --to.")
 @click.option("--hf-token-file", type=click.Path(path_type=Path), help="File with a Hugging Face token.")
-@click.option("--hub-endpoint", default=ENDPOINT, help="Address of Hugging Face, or of a mirror of it.")
-@click.option("--allow-private-sources", metavar="CIDR", multiple=True, help="Network that is not public, but allowed.")
-@click.option("--adopt", "adopted", type=click.Path(path_type=Path), help="Folder of an earlier cache to take from.")
-@click.option("--progress-port", type=click.IntRange(1, 65535), help="Port that answers with the progress.")
-@click.option("--inspect", "inspected", type=click.Path(path_type=Path), help="Fetch nothing: read this file's header.")
-@click.option("--prune", "keys", metavar="KEY", multiple=True, help="Fetch nothing: remove this folder below --to.")
+@click.option("--hub-endpoint", default=ENDPOINT, help="URL of Hugging Face or a mirror.")
+@click.option("--allow-private-sources", metavar="CIDR", multiple=True, help="Private network to fetch from.")
+@click.option("--adopt", "adopted", type=click.Path(path_type=Path), help="Folder of an earlier cache to adopt.")
+@click.option("--progress-port", type=click.IntRange(1, 65535), help="Port on which the progress is reported.")
+@click.option("--inspect", "inspected", type=click.Path(path_type=Path), help="Only read the header of this file.")
+@click.option("--prune", "keys", metavar="KEY", multiple=True, help="Only remove this folder below --to.")
 @click.option(
     "--termination-log", type=click.Path(path_type=Path), default=TERMINATION_LOG, help="File for the result."
 )
 def fetch_weights(**options: Any) -> None:
     """Fetch a model into a folder, as a Model's Job does.
 
-    Instead of fetching a SOURCE, --inspect reads the header of a file that is there already, and --prune removes
-    folders below --to, with what only they need of the store.
+    Instead of fetching a SOURCE, --inspect reads the header of an existing file, and --prune removes folders below
+    --to, with the files in the store that only they use.
 
-    SOURCE may come from LLMKUBE_SOURCE, which a process list does not show. A token for Hugging Face comes from a file
-    or from HF_TOKEN; keys for a bucket from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN), where
-    it is from AWS_REGION, or AWS_ENDPOINT_URL for another server than AWS; certificates to trust from SSL_CERT_FILE.
-    Exit code 2: the request is wrong, and another try would not help; 1: the network or the disk failed, and what was
-    downloaded is kept.
+    SOURCE can be set as LLMKUBE_SOURCE, which a process list does not show. The token for Hugging Face is read from a
+    file or from HF_TOKEN; keys for a bucket from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN),
+    its location from AWS_REGION, or from AWS_ENDPOINT_URL for a server other than AWS; CA certificates from
+    SSL_CERT_FILE. Exit code 2: the request is invalid, and a retry would fail again; 1: the network or the disk failed,
+    and the partial download is kept.
     """
     request = FetchRequest(**options)
     if sum((request.source is not None, request.inspected is not None, bool(request.keys))) != 1:
-        raise click.UsageError("give one of SOURCE, --inspect and --prune")
+        raise click.UsageError("exactly one of SOURCE, --inspect and --prune is required")
     try:
         result = _run(request)
     except* LLMKubeError as group:
@@ -169,7 +169,7 @@ def _run(request: FetchRequest) -> dict[str, Any]:
     if request.inspected is not None:
         return inspect_file(request.inspected)
     if request.folder is None or request.model_store is None:
-        raise click.UsageError("--to and --model-store are needed, except with --inspect")
+        raise click.UsageError("--to and --model-store are required, except with --inspect")
     if request.source is None:
         return prune_folders(request.folder, request.model_store, request.keys)
     sources = _sources(request.source, request.files, request.beside)
@@ -182,18 +182,18 @@ def _run(request: FetchRequest) -> dict[str, Any]:
 
 
 async def fetch_all(request: FetchRequest, plan: FetchPlan) -> dict[str, Any]:
-    """Fetch everything, show it in the folder, and return what it is.
+    """Fetch all sources, publish them in the folder, and return the result.
 
     Raises:
-        WeightsError: What was asked for is wrong; see `weights.errors`.
-        FetchError: The disk or the network got in the way.
+        WeightsError: The request is invalid; see `weights.errors`.
+        FetchError: The disk or the network failed.
     """
     gauge = Gauge(len(plan.sources))
     async with open_service_nursery() as nursery:
         if request.progress_port is not None:
             nursery.start_soon(run_gauge, gauge, request.progress_port)
         return await _fetch_all(request, plan, gauge)
-    raise AssertionError("a nursery hides no error")
+    raise AssertionError("a nursery swallows no error")
 
 
 async def _fetch_all(request: FetchRequest, plan: FetchPlan, gauge: Gauge) -> dict[str, Any]:
@@ -237,16 +237,16 @@ async def _fetch_all(request: FetchRequest, plan: FetchPlan, gauge: Gauge) -> di
                     partial(_existing, request, plan, store, source, error), limiter=limiter
                 )
                 fetch_error = str(error)[:_ERROR_CHARS]
-                click.echo(f"kept as it is: {fetch_error}", err=True)
+                click.echo(f"existing file kept: {fetch_error}", err=True)
             found.append(file)
     return await trio.to_thread.run_sync(partial(_publish, request, plan, store, found, fetch_error), limiter=limiter)
 
 
 def publish(folder: Path, files: Mapping[str, Path]) -> None:
-    """Put hard links to complete files side by side, readable by every user; the folder appears with all of them.
+    """Create a folder with hard links to complete files, readable by every user; it appears once it is complete.
 
     Raises:
-        FetchError: The disk fails, or knows no hard links.
+        FetchError: The disk fails, or does not support hard links.
     """
     fresh: Path | None = None
     try:
@@ -258,11 +258,11 @@ def publish(folder: Path, files: Mapping[str, Path]) -> None:
             link = fresh / name
             link.parent.mkdir(parents=True, exist_ok=True)
             os.link(file, link, follow_symlinks=False)
-            if link.stat().st_mode & 0o444 != 0o444:  # what another user has made may not be changed, only read
+            if link.stat().st_mode & 0o444 != 0o444:  # files of another user cannot be changed, only read
                 link.chmod(0o644)
         for inner in (fresh, *(path for path in fresh.rglob("*") if path.is_dir())):
             inner.chmod(0o755)
-        # A folder with something in it cannot be replaced in one step; an engine that has a file open keeps it.
+        # A folder that is not empty cannot be replaced in one step; an engine keeps the files that it has open.
         with contextlib.suppress(FileNotFoundError):
             folder.rename(fresh.with_name(f"{fresh.name}-old"))
         fresh.rename(folder)
@@ -277,10 +277,10 @@ def publish(folder: Path, files: Mapping[str, Path]) -> None:
 def _existing(
     request: FetchRequest, plan: FetchPlan, store: Store, source: Source, error: WeightsError | FetchError
 ) -> WeightsFile:
-    """Return what is there of a source that could not be compared; what is there serves better than nothing.
+    """Return the existing file of a source that could not be revalidated, if the request permits that.
 
     Raises:
-        WeightsError: Nothing is there, or nothing but the newest was wanted: the error that it was.
+        WeightsError: No file exists, or the request does not permit it: the original error.
         FetchError: The same.
     """
     server = plan.access.server if isinstance(source, BucketFile) else None
@@ -302,7 +302,7 @@ def _remove_old_versions(folder: Path, newest: str) -> None:
 def _publish(
     request: FetchRequest, plan: FetchPlan, store: Store, found: Sequence[WeightsFile], fetch_error: str
 ) -> dict[str, Any]:
-    facts = read_header(found[0].path)  # before anything is shown: what no engine could load is no model
+    facts = read_header(found[0].path)  # before anything is published: no engine could load an invalid file
     parts = part_names(found[0].path.name)
     first = _MODEL_NAME if len(parts) == 1 else parts[0]
     files = {first: found[0].path} if len(parts) == 1 else {part: found[0].path.with_name(part) for part in parts}
@@ -331,10 +331,10 @@ def _is_published(folder: Path, files: Mapping[str, Path]) -> bool:
 
 
 def _sources(text: str, files: tuple[str, ...], beside: tuple[str, ...]) -> tuple[Source, ...]:
-    """Return the sources of the engine's file, and of what comes beside it."""
+    """Return the sources of the engine's main file and of further files."""
     source = parse_source(text)
     if isinstance(source, LocalFile):
-        raise SourceError(f"{source.path} is a file already; there is nothing to fetch")
+        raise SourceError(f"{source.path} is a local file: there is nothing to fetch")
     if beside and not isinstance(source, HubRepository | BucketFile):
         raise FileSetError("picks files from a repository or a folder of a bucket, but spec.source names neither")
     others = [source.file(name) for name in beside] if isinstance(source, HubRepository | BucketFile) else []
@@ -342,13 +342,13 @@ def _sources(text: str, files: tuple[str, ...], beside: tuple[str, ...]) -> tupl
     for name, other in zip(beside, others, strict=True):
         if name in _published_names(model) and other != model:
             raise FileSetError(
-                f"{name!r} would take the place of the model, which engines get by that name; rename the file there"
+                f"{name!r} would replace the model, which engines find by that name; rename the file at the source"
             )
     return (model, *others)
 
 
 def _published_names(model: Source) -> Sequence[str]:
-    """Return the names by which engines get a model's own files."""
+    """Return the names by which engines find a model's own files."""
     parts = len(model.parts) if isinstance(model, WebFile | HubFile | BucketFile) else 1
     return [_MODEL_NAME] if parts == 1 else set_names(parts)
 

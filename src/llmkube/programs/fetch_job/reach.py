@@ -1,4 +1,4 @@
-"""`llmkube reach`: whether an address answers from here, as the pod of `llmkube doctor --from-cluster` tries it."""
+"""`llmkube reach`: test a connection to an address, in the pod of `llmkube doctor --from-cluster`."""
 
 import errno
 from pathlib import Path
@@ -20,20 +20,20 @@ _WORD_BYTES: Final = 256
 
 @command("reach")
 @click.argument("address")
-@click.option("--word", required=True, help="The first word of the program that listens there.")
+@click.option("--word", required=True, help="First line that the program there sends.")
 @click.option("--termination-log", type=click.Path(path_type=Path), default=TERMINATION_LOG, hidden=True)
 def reach(address: str, word: str, termination_log: Path) -> None:
-    """Connect to ADDRESS (HOST:PORT), and say what came of it: `ok`, or the error."""
+    """Connect to ADDRESS (HOST:PORT) and print the result: `ok`, or the error."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
-        raise click.BadParameter(f"{address} is no HOST:PORT, such as 192.168.1.50:8080", param_hint="ADDRESS")
+        raise click.BadParameter(f"{address} is not HOST:PORT, such as 192.168.1.50:8080", param_hint="ADDRESS")
     result = trio.run(try_connect, host.strip("[]"), int(port), word)
     write_result(termination_log, {"result": result})
     click.echo(result)
 
 
 async def try_connect(host: str, port: int, word: str) -> str:
-    """Return `ok` when the word came, else why not, by the error's name."""
+    """Return `ok` if the expected line was received, or else the name of the error."""
     received = b""
     with trio.move_on_after(CONNECT_TIMEOUT_SECONDS) as scope:
         try:
@@ -51,7 +51,7 @@ async def try_connect(host: str, port: int, word: str) -> str:
 
 
 def _errno_name(error: BaseException) -> str:
-    """Return the name of the errno, which Trio hides behind one error for all addresses of a host."""
+    """Return the name of the errno, which Trio wraps in one error for all addresses of a host."""
     number = getattr(error, "errno", None)
     cause = error.__cause__
     while number is None and cause is not None:

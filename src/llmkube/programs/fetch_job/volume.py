@@ -1,14 +1,13 @@
-"""What `llmkube fetch` does for a controller besides fetching: read the header of a file, remove what no Model names.
+"""Further tasks of `llmkube fetch`: read headers, remove folders, adopt files, report progress and result.
 
-A folder's files are hard links to what the store has, so removing one frees nothing as long as the store keeps its
-records: those go with the folder, unless another folder shows the same files.
+A folder has hard links to files of the store, so removing it frees no space while the store has their records. These
+are removed with the folder, unless another folder has the same files.
 
-What an earlier program has put on a volume is taken into the store: its bytes are linked, and not fetched again. The Go
-implementation keeps the weights of a source in a folder of their own, named after the source; files of a repository by
-their paths there, a single file by a name of its own choice.
+Files of an earlier cache on the volume are adopted: they are linked into the store, and not fetched again. The Go
+implementation stores the weights of each source in its own folder: files of a repository by their paths there, and a
+single file by a name of its choice.
 
-
-And how far it is, for its log and for a controller that asks; what it leaves as its container's termination message.
+Progress is reported in the log and to the controller over HTTP, the result in the container's termination message.
 """
 
 import contextlib
@@ -58,7 +57,7 @@ _MESSAGE_BYTES: Final = 3000
 
 @attrs.define(eq=False)
 class Gauge:
-    """Hold what is known now, and write a line now and then."""
+    """Current progress of the fetch, with a log line now and then."""
 
     files: int
     file: int = 1
@@ -66,11 +65,11 @@ class Gauge:
     _last_line: tuple[str, str, int] = ("", "", -1)
 
     def begin(self, file: int) -> None:
-        """Go on to the next file, counted from 1."""
+        """Start a file, numbered from 1."""
         self.file, self._current = file, Progress("resolving")
 
     def __call__(self, progress: Progress) -> None:
-        """Take in how far it is."""
+        """Update the progress of the current file."""
         self._current = progress
         line = (progress.stage, progress.note, int(trio.current_time() // _LINE_SECONDS))
         if line != self._last_line:
@@ -78,10 +77,10 @@ class Gauge:
             click.echo(str(progress), err=True)
 
     async def handle(self, exchange: Exchange) -> None:
-        """Answer `GET /progress`: no name of a file or a source, for every pod of the cluster may ask."""
+        """Answer `GET /progress`, without names of files or sources, because every pod of the cluster can send it."""
         request = exchange.request
         if (request.method, request.path) != ("GET", PATH):
-            await exchange.respond(Response.json(404, {"error": f"there is nothing but GET {PATH}"}))
+            await exchange.respond(Response.json(404, {"error": f"only GET {PATH} is supported"}))
             return
         now = self._current
         fields = {"file": self.file, "files": self.files, "stage": now.stage}
@@ -91,17 +90,17 @@ class Gauge:
 
 
 async def run_gauge(gauge: Gauge, port: int, *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED) -> Never:
-    """Answer on every address of the pod until cancelled; a port that cannot be had costs the answers alone.
+    """Serve the progress on every address of the pod until cancelled; if the port is taken, only this is lost.
 
     Args:
-        gauge: What is answered.
-        port: Where; 0 takes a free one.
-        task_status: Gets the port, or 0 when there is none.
+        gauge: The progress to report.
+        port: Port to listen on; 0 for any free one.
+        task_status: Started with the port, or 0 if it cannot listen.
     """
     try:
         listeners = await trio.open_tcp_listeners(port)
     except OSError as exc:
-        click.echo(f"progress is not shown: cannot listen on port {port}: {exc.strerror or exc}", err=True)
+        click.echo(f"progress not reported: cannot listen on port {port}: {exc.strerror or exc}", err=True)
         task_status.started(0)
         await trio.sleep_forever()
     task_status.started(listeners[0].socket.getsockname()[1])
@@ -109,18 +108,18 @@ async def run_gauge(gauge: Gauge, port: int, *, task_status: trio.TaskStatus[int
 
 
 def gguf_status_of(facts: GGUFFacts) -> dict[str, Any]:
-    """Return `status.gguf` with its texts cut to what there is room for."""
+    """Return `status.gguf` with its texts truncated, since a termination message is limited."""
     named = gguf_status(facts).items()
     return {name: truncate(value, _TEXT_BYTES) if isinstance(value, str) else value for name, value in named}
 
 
 def failure_message(error: LLMKubeError) -> dict[str, Any]:
-    """Return the reason and the sentence of a failure."""
+    """Return the reason and the message of a failure."""
     return {"reason": fetch_reason(error), "message": truncate(str(error), _MESSAGE_BYTES)}
 
 
 def write_result(log: Path, message: Mapping[str, Any]) -> None:
-    """Write the message; a machine without such a file is no pod, and nothing reads it there."""
+    """Write the termination message; failures are ignored, because outside of a pod the file does not exist."""
     with contextlib.suppress(OSError):
         log.write_bytes(to_bytes(message))
 
@@ -133,11 +132,11 @@ _LINK_ERRORS: Final = {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, err
 
 
 def inspect_file(path: Path) -> dict[str, Any]:
-    """Return what a GGUF file says of itself; of a split model, `path` is its first part, and the size is of all.
+    """Return size and header facts of a GGUF file; of a split model, `path` is the first part, and the size is of all.
 
     Raises:
-        WeightsError: It is no GGUF file that an engine could load, or a part of it is missing.
-        FetchError: It cannot be read.
+        WeightsError: The file is not a GGUF file that an engine could load, or a part is missing.
+        FetchError: The file cannot be read.
     """
     parts = [take_snapshot(path.with_name(name)) for name in part_names(path.name)]
     return {
@@ -149,16 +148,16 @@ def inspect_file(path: Path) -> dict[str, Any]:
 
 
 def prune_folders(folder: Path, store_path: Path, keys: Iterable[str]) -> dict[str, Any]:
-    """Remove these folders, and what only they have shown of the store; one that is not there is no error.
+    """Remove folders, and the files in the store that only they linked to; a missing folder is no error.
 
     Raises:
-        FileSetError: A key is not one.
+        FileSetError: A key is invalid.
         FetchError: The disk fails.
     """
     wanted = sorted(set(keys))
     for key in wanted:
         if not _KEY.fullmatch(key):
-            raise FileSetError(f"{key!r} is no key of a folder: those are 16 hex digits")
+            raise FileSetError(f"{key!r} is not a key of a folder, which has 16 hex digits")
     removed, freed = [], 0
     try:
         store = open_store(store_path)
@@ -178,7 +177,7 @@ def prune_folders(folder: Path, store_path: Path, keys: Iterable[str]) -> dict[s
 
 
 def _unlinked_records(store: Store, inodes: set[Inode]) -> set[str]:
-    """Return the records of files that were shown and are linked from nowhere but the store any more."""
+    """Return the records of files that had been published, and that only the store links to now."""
     inside: dict[Inode, int] = {}
     for root in (store.blobs, store.sets):
         for path in root.rglob("*"):
@@ -200,7 +199,7 @@ def _inode(path: Path) -> Inode:
 
 
 def cached_files(folder: Path, source: Remote) -> tuple[Path, ...]:
-    """Return the files of a source in a folder of an earlier cache, all of its parts; none if one is missing."""
+    """Return the files of a source, with all parts, in a folder of an earlier cache; none if one is missing."""
     if isinstance(source, HubFile | BucketFile):
         names = [PurePosixPath(part) for part in source.parts]
         found = [next((p for p in (folder / name, folder / name.name) if p.is_file()), None) for name in names]
@@ -220,9 +219,9 @@ async def adopt(
     progress: OnProgress,
     limiter: trio.CapacityLimiter,
 ) -> None:
-    """Take the weights of a source from a folder of an earlier cache into the store, if they are there.
+    """Adopt the weights of a source from a folder of an earlier cache into the store, if they are there.
 
-    What the store has already is left as it is; what has another digest than it must have is not taken.
+    Weights that the store already has are not replaced, and files with a wrong digest are not adopted.
 
     Raises:
         FetchError: The disk fails.
@@ -262,4 +261,4 @@ def _link_blob(store: Store, path: Path, digest: str) -> BlobInfo:
                 fresh.replace(blob)
         return blob_info(blob)
     except OSError as exc:
-        raise FetchError(f"cannot take {path} into the model store: {exc.strerror or exc}") from exc
+        raise FetchError(f"cannot adopt {path} into the model store: {exc.strerror or exc}") from exc

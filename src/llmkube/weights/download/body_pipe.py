@@ -1,4 +1,4 @@
-"""From the network through a ring of memory to the disk: received by a task, written and hashed by a thread."""
+"""Stream a body from the network through a ring buffer to the disk: a task receives, a thread writes and hashes."""
 
 from collections.abc import Callable
 from functools import partial as bind
@@ -16,28 +16,26 @@ from llmkube.weights.urls import WebUrl
 
 _RING_BYTES: Final = 16 << 20
 _BATCHES: Final = 4
-"""At most a quarter of the ring is written at once, so that the network has room meanwhile."""
+"""At most a quarter of the ring is written at once, so that the network has free memory meanwhile."""
 
 _LINGER_SECONDS: Final = 0.02
-"""For how long less than a quarter waits for more: to hand over to a thread costs as much as 100 KiB."""
+"""The time to wait for a full quarter: a call in a thread costs as much as writing 100 KiB."""
 
 
 class RingBuffer:
-    """The memory between the task that receives and the one that writes.
+    """The memory between the receiving and the writing task; no byte is copied."""
 
-    No byte is copied on its way through. Its memory is used again and again: pages fresh from the kernel for each piece
-    would cost more than a copy does.
-    """
+    # The memory is reused: new pages from the kernel for each piece would cost more than a copy.
 
     def __init__(self, size_bytes: int = _RING_BYTES) -> None:
         self._memory = memoryview(bytearray(size_bytes))
         self._batch_bytes = max(size_bytes // _BATCHES, 1)
-        self._filled = self._freed = 0  # bytes since the beginning
+        self._filled = self._freed = 0  # bytes since the start
         self._finished = self._stopped = False
         self._waiters = trio.lowlevel.ParkingLot()
 
     async def write_view(self) -> memoryview:
-        """Return where the next bytes go; wait while all is full; BrokenResourceError when nothing more is wanted."""
+        """Return the memory for the next bytes; wait while the ring is full; BrokenResourceError after `stop`."""
         while self._buffered == len(self._memory) and not self._stopped:
             await self._waiters.park()
         if self._stopped:
@@ -45,22 +43,22 @@ class RingBuffer:
         return self._view(self._filled, len(self._memory) - self._buffered)
 
     def fill(self, count: int) -> None:
-        """Note that so many bytes have been put where there was room."""
+        """Record bytes that were put into the memory of `write_view`."""
         self._filled += count
         self._waiters.unpark_all()
 
     def end(self) -> None:
-        """Note that no more bytes come."""
+        """Record the end of the bytes."""
         self._finished = True
         self._waiters.unpark_all()
 
     def stop(self) -> None:
-        """Tell both sides that nothing more is wanted."""
+        """Stop both sides."""
         self._stopped = True
         self._waiters.unpark_all()
 
     async def piece(self) -> memoryview:
-        """Return the next bytes to write, once they are worth a thread or after a while; empty at the end."""
+        """Return the next bytes to write, when a batch is complete or after a while; empty at the end."""
         await trio.lowlevel.checkpoint()
         await self._wait_for(1)
         with trio.move_on_after(_LINGER_SECONDS):
@@ -68,7 +66,7 @@ class RingBuffer:
         return self._view(self._freed, 0 if self._stopped else min(self._buffered, self._batch_bytes))
 
     def free(self, count: int) -> None:
-        """Note that so many bytes of the oldest are on the disk: their place is room again."""
+        """Record that the oldest bytes are on the disk, and free their memory."""
         self._freed += count
         self._waiters.unpark_all()
 
@@ -86,26 +84,26 @@ class RingBuffer:
 
 
 _MAGIC: Final = b"GGUF"
-_HEAD_BYTES: Final = 512  # enough to tell a web page from what else it may be
+_HEAD_BYTES: Final = 512  # enough to recognize a web page
 
 Failure = NotGGUFError | FetchError
 
 
 @attrs.define(eq=False)
 class BodyReceiver:
-    """Take in the body of one answer.
+    """Receives the body of one response.
 
-    The scope's deadline stands for the window of `DownloadLimits`: it moves on only when enough bytes have come, and it
-    stands still while we wait for the disk.
+    The scope's deadline implements the window of `DownloadLimits`: it is extended only when enough bytes have arrived,
+    and does not elapse while we wait for the disk.
 
     Attributes:
-        url: Where the body comes from.
+        url: The URL of the body.
         shown: The source, for messages.
-        received_bytes: How much of the file was there before.
-        limit_bytes: How much of it there may be.
-        limits: What counts as a stall.
-        ring: Where the bytes go.
-        is_gguf: Whether the file has to begin as a GGUF file does; the files of a folder begin in many ways.
+        received_bytes: The present bytes of the file, including earlier ones.
+        limit_bytes: The maximum size of the file.
+        limits: The limits of a stall.
+        ring: The destination of the bytes.
+        is_gguf: Whether the file must begin with GGUF's magic bytes, unlike the files of a folder.
     """
 
     url: WebUrl
@@ -118,10 +116,10 @@ class BodyReceiver:
     _window_bytes: int = 0  # still to come in this window
 
     async def run(self, body: StreamedResponse, scope: trio.CancelScope) -> Failure | None:
-        """Pass the body on; return what went wrong as a value, because a nursery would wrap what is raised.
+        """Pass the body to the ring; return an error as a value, because a nursery would wrap an exception.
 
-        What came before a broken connection is passed on; what was refused is not. If the writing side gives up, that
-        is the end here too, and the reason is to be had from it.
+        Bytes before a broken connection are passed on; refused ones are not. If the writing side stops, so does this,
+        and the writing side has the error.
         """
         self._restart_window(scope)
         try:
@@ -136,12 +134,12 @@ class BodyReceiver:
         except trio.BrokenResourceError:
             return None
         finally:
-            scope.deadline = float("inf")  # from here on only the disk can be slow
+            scope.deadline = float("inf")  # from now on, only the disk can be slow
             self.ring.end()
         return None
 
     async def _receive_head(self, body: StreamedResponse, scope: trio.CancelScope) -> None:
-        """Pass on as many bytes as it takes to judge the file: nothing is written before that."""
+        """Receive the first bytes and check them before anything is written."""
         write_view, received = await self._write_view(scope), 0
         while received < len(_MAGIC) and (count := await body.receive_into(write_view[received:])):
             self._record(count, scope)
@@ -174,22 +172,22 @@ class BodyReceiver:
         if head.lstrip()[:1] == b"<":
             advice = "use the link that downloads the file"
             if "/blob/" in self.url.path:
-                advice = "on Hugging Face, the link to a file says /resolve/ where the link to its page says /blob/"
+                advice = "on Hugging Face, the link to a file has /resolve/ where the link to its page has /blob/"
             raise NotGGUFError(f"{self.shown} is a web page, not a GGUF file; {advice}")
         if head.startswith(b"vers"):
             raise NotGGUFError(f"{self.shown} is a Git LFS pointer, not the file; use the link that downloads it")
-        # Not what it begins with instead: that may be the answer of a service that only this host reaches.
+        # The actual first bytes are not shown: they may be from a service that only this host can reach.
         raise NotGGUFError(f"{self.shown} is not a GGUF file: it does not begin with {_MAGIC!r}")
 
 
 @attrs.define(eq=False)
 class DiskWriter:
-    """Bring what comes through a ring into a partial file.
+    """Writes the bytes of a ring into a partial file.
 
-    Threads are waited for, so that none works on the memory of a ring that is gone.
+    Threads are never abandoned, so that none uses the memory of a ring that is gone.
 
     Attributes:
-        on_written: Called with each number of bytes that has been written and hashed; FetchError ends the writing.
+        on_written: Called with the number of bytes after each write; FetchError ends the writing.
     """
 
     dependencies: Dependencies
@@ -199,9 +197,9 @@ class DiskWriter:
     _failure: FetchError | None = None
 
     async def run(self) -> FetchError | None:
-        """Take bytes until the end; return what went wrong as a value, because a nursery would wrap what is raised.
+        """Write bytes until the end; return an error as a value, because a nursery would wrap an exception.
 
-        Now and then what is there is made to survive a power cut, beside the next bytes.
+        From time to time the written bytes are synced, concurrently with further writes.
         """
         partial, limits = self.partial, self.dependencies.limits
         syncing = trio.CapacityLimiter(1)
@@ -229,7 +227,7 @@ class DiskWriter:
         return self._failure
 
     async def _next_piece(self) -> memoryview | None:
-        """Wait for bytes; empty at the end, None after a while: what has come must not wait for more."""
+        """Wait for bytes; return empty at the end, None after a while, so that written bytes are synced in time."""
         with trio.move_on_after(self.dependencies.limits.checkpoint_seconds):
             return await self.ring.piece()
         return None

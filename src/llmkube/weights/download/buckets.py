@@ -1,13 +1,13 @@
-"""Objects in buckets: where one is, and the signature by which S3, MinIO and their like give it out.
+"""Objects in buckets: their URLs, and signed requests for S3, MinIO and compatible servers.
 
-Signature Version 4 as AWS describes it ("Authenticating Requests: Using the Authorization Header"), for requests
-without a body. Who asks, and where, comes from the variables that the tools of AWS know:
+Signature Version 4 as AWS documents it ("Authenticating Requests: Using the Authorization Header"), for requests
+without a body. Credentials and server come from the variables of AWS's tools:
 
-| variable | what it says |
+| variable | meaning |
 |---|---|
-| `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` | who asks; without them the bucket has to be public |
-| `AWS_SESSION_TOKEN` | that the two are for a while only |
-| `AWS_REGION`, else `AWS_DEFAULT_REGION` | where the bucket is; unset means us-east-1 |
+| `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` | the access key; without it the bucket must be public |
+| `AWS_SESSION_TOKEN` | the session token of a temporary key |
+| `AWS_REGION`, else `AWS_DEFAULT_REGION` | the region of the bucket; defaults to us-east-1 |
 | `AWS_ENDPOINT_URL` | another server than AWS, such as a MinIO |
 """
 
@@ -28,26 +28,26 @@ ACCESS_KEY, SECRET_KEY, SESSION_TOKEN = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_
 REGION, DEFAULT_REGION, ENDPOINT = "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL"
 
 VARIABLES: Final = (ACCESS_KEY, SECRET_KEY, SESSION_TOKEN, REGION, DEFAULT_REGION, ENDPOINT)
-"""What is read of a Secret or an environment."""
+"""The variables that are read from a Secret or an environment."""
 
 LOCATION_VARIABLES: Final = (REGION, DEFAULT_REGION, ENDPOINT)
-"""Those of them that say where a bucket is, and prove nothing."""
+"""Those of them that locate a bucket and are no credentials."""
 
 _FALLBACK_REGION: Final = "us-east-1"
 _REGION: Final = re.compile(r"[a-z0-9-]{1,32}")
-_HEADER_VALUE: Final = re.compile(r"[!-~]{1,4096}")  # what may stand in a header
-_EMPTY_DIGEST: Final = hashlib.sha256(b"").hexdigest()  # the digest of the body that a GET has not
+_HEADER_VALUE: Final = re.compile(r"[!-~]{1,4096}")  # valid in a header
+_EMPTY_DIGEST: Final = hashlib.sha256(b"").hexdigest()  # the digest of the empty body of a GET
 
 
 @attrs.frozen
 class BucketAccess:
-    """Who asks for objects, and of which server; without a key the requests are not signed.
+    """The credentials and the server of buckets; without a key, requests are not signed.
 
     Attributes:
-        key_id: The access key's name.
-        secret: The key itself; it signs, and is never sent.
-        session_token: Goes along with a key that is for a while only.
-        region: Where the buckets are.
+        key_id: The id of the access key.
+        secret: The secret key; it signs requests and is never sent.
+        session_token: Sent with a temporary key.
+        region: The region of the buckets.
         endpoint: Another server than AWS; None for AWS.
     """
 
@@ -59,65 +59,62 @@ class BucketAccess:
 
     @classmethod
     def read(cls, values: Mapping[str, str], *, where: str = "the environment") -> "BucketAccess":
-        """Read the variables; what is empty counts as unset.
+        """Parse the variables; empty ones are ignored.
 
         Raises:
-            SourceError: One half of the key is missing, or a value is none of its kind; it is not shown.
+            SourceError: One half of the key is missing, or a value is invalid; the message does not contain it.
         """
         given = {name: text for name in VARIABLES if (text := values.get(name, "").strip())}
         for one, other in ((ACCESS_KEY, SECRET_KEY), (SECRET_KEY, ACCESS_KEY), (SESSION_TOKEN, ACCESS_KEY)):
             if one in given and other not in given:
-                raise SourceError(f"{where} has {one}, but no {other}; it takes both")
+                raise SourceError(f"{where} has {one}, but no {other}; set both")
         for name in (ACCESS_KEY, SECRET_KEY, SESSION_TOKEN):
             if name in given and not _HEADER_VALUE.fullmatch(given[name]):
                 raise SourceError(f"{name} in {where} is not one word of ASCII")
         region = given.get(REGION) or given.get(DEFAULT_REGION, _FALLBACK_REGION)
         if not _REGION.fullmatch(region):
-            raise SourceError(f"{REGION} in {where} is no region such as eu-central-1")
+            raise SourceError(f"{REGION} in {where} is not a region such as eu-central-1")
         endpoint = None
         if ENDPOINT in given:
             try:
                 endpoint = parse_url(given[ENDPOINT])[0]
             except BadUrlError as exc:
-                raise SourceError(f"{ENDPOINT} in {where} cannot be used: {exc}") from exc
+                raise SourceError(f"{ENDPOINT} in {where} is not a valid URL: {exc}") from exc
         key_id, secret, session = (given.get(name, "") for name in (ACCESS_KEY, SECRET_KEY, SESSION_TOKEN))
         return cls(key_id, secret, session, region, endpoint)
 
     @property
     def server(self) -> str:
-        """Which server the objects are on, to tell two objects of one name apart; empty for AWS."""
+        """The server of the objects, which distinguishes objects with the same name; empty for AWS."""
         return str(self.endpoint) if self.endpoint is not None else ""
 
     def url(self, bucket: str, path: str) -> WebUrl:
-        """Return where an object is: below the bucket's own host at AWS, below the bucket's path elsewhere.
-
-        No certificate covers a bucket's own host when the bucket has a dot in its name.
-        """
-        # Every other byte is escaped: that is how the server spells the path when it checks the signature.
+        """Return the URL of an object: on the bucket's own host at AWS, below the bucket's path elsewhere."""
+        # All other bytes are escaped, as the server does when it checks the signature.
         target = "/" + urllib.parse.quote(path, safe="/-_.~")
         if self.endpoint is not None:
             return attrs.evolve(self.endpoint, target=f"{self.endpoint.path.rstrip('/')}/{bucket}{target}")
         host = f"s3.{self.region}.amazonaws.com"
-        if "." in bucket or "_" in bucket or bucket != bucket.lower():
+        if "." in bucket or "_" in bucket or bucket != bucket.lower():  # no certificate covers such a bucket's host
             return WebUrl("https", host, 443, f"/{bucket}{target}")
         return WebUrl("https", f"{bucket}.{host}", 443, target)
 
 
 @attrs.frozen
 class Signer:
-    """Sign each request for one origin, at the time when it is sent: a signature is good for a quarter of an hour."""
+    """Signs each request for one origin when it is sent: a signature is valid for a quarter of an hour."""
 
     origin: tuple[str, str, int]
     access: BucketAccess = attrs.field(repr=False)
     utcnow: Callable[[], datetime.datetime]
 
     def headers(self, url: WebUrl, headers: Mapping[str, str]) -> dict[str, str]:
-        """Return what goes along with a GET that has these headers."""
+        """Return the additional headers for a GET with these headers."""
         return sign(url, headers, self.access, self.utcnow())
 
 
 def sign(url: WebUrl, headers: Mapping[str, str], access: BucketAccess, now: datetime.datetime) -> dict[str, str]:
-    """Return the headers that sign a GET; the given ones and the host are signed with them."""
+    """Return the headers that sign a GET; the signature covers them, the given headers and the host."""
     moment = now.astimezone(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
     added = {"x-amz-date": moment, "x-amz-content-sha256": _EMPTY_DIGEST}
     if access.session_token:

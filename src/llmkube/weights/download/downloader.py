@@ -1,4 +1,4 @@
-"""The way from a remote source to a complete file in the store: recall it, or download, verify and keep it."""
+"""Fetch a remote source into the store: use the stored file, or download and verify it."""
 
 import datetime
 import math
@@ -35,13 +35,13 @@ from llmkube.weights.store.partial import Partial, open_partial, remove_partial
 from llmkube.weights.urls import WebUrl
 
 GetToken = Callable[[], Awaitable[str | None]]
-"""Find the token for the hub, or None; asked only when the hub is about to be."""
+"""Returns the token for the hub, or None; called only before a request to the hub."""
 
 GetAccess = Callable[[], Awaitable[BucketAccess]]
-"""Find the keys and the server for an object in a bucket; ExternalError when they cannot be read now."""
+"""Returns the keys and the server for an object in a bucket; ExternalError if they cannot be read."""
 
 GetRegistry = Callable[[], Awaitable[RegistryAccess]]
-"""Find who asks a registry for a source."""
+"""Returns the credentials for a registry."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -49,15 +49,15 @@ T = TypeVar("T")
 _LIMITS: Final = DownloadLimits()
 
 STALE_SECONDS: Final = 7 * 86400.0
-"""Incomplete downloads without a write for so long are removed."""
+"""The time without a write after which an incomplete download is removed."""
 
-_PROOF_SECONDS: Final = 15.0  # for a source that may be out of reach, where its answer is not needed
-_CLOSE_SECONDS: Final = 30.0  # putting down an incomplete file syncs it, which takes a slow disk a while
+_PROOF_SECONDS: Final = 15.0  # for a source that may be unreachable, if its response is not required
+_CLOSE_SECONDS: Final = 30.0  # closing an incomplete file syncs it, which may take long on a slow disk
 
 
 @attrs.define(eq=False)
 class Downloader:
-    """Fetch remote sources into a store; `open_downloader` makes one."""
+    """A downloader of remote sources into a store; `open_downloader` creates it."""
 
     _store: Store
     _dependencies: Dependencies
@@ -67,7 +67,7 @@ class Downloader:
     _rejected: dict[tuple[str, str], RejectedVersion] = attrs.field(factory=dict)
 
     def active(self) -> dict[str, Progress]:
-        """How far each download has come, by its source (without secrets), for metrics."""
+        """Return the progress of each download by its source (without secrets), for metrics."""
         running = self._shared.active()
         return {job.source.redacted: progress for job, progress in running.items() if isinstance(job, DownloadJob)}
 
@@ -84,26 +84,26 @@ class Downloader:
         namespace: str | None = None,
         fresh: bool = False,
     ) -> WeightsFile:
-        """Return the file behind a source, complete and of the right digest; from the store if it is there.
+        """Return the file of a source, complete and with the right digest; from the store if it is there.
 
-        Nothing is asked of any server for what the store has: a source that was fetched once starts offline. But what
-        took a credential is given to another namespace only when the source gives it to that one too.
+        For a stored file no server is contacted, so a source that was fetched once starts offline. But a file that
+        required a credential is given to another namespace only if the source grants that one access, too.
 
         Args:
-            source: What to fetch.
-            sha256: The digest that it must have, in hex; None to trust the hub's, or the server.
-            token: For the hub alone; not looked for if the store has the file, or it is not the hub's.
-            access: For an object in a bucket; without it the bucket has to be public. Looked for in any case, because
-                it says on which server the bucket is; when that is not known, what the store has is taken.
-            registry: For a source in a registry; without it that has to be public. Not looked for if the store has it.
-            policy: What the source may lead to.
-            progress: Called in this task, with the newest state; some may be left out.
-            namespace: Of the Model that asks; None for the owner of the store.
-            fresh: Ask the server, although the store has the file, whether it is still that one; if not, fetch it.
+            source: The source to fetch.
+            sha256: The digest that the file must have, in hex; None to trust the hub's, or the server.
+            token: Only for the hub; not called if the store has the file, or the source is not at the hub.
+            access: For an object in a bucket; without it, the bucket must be public. Always called, because the server
+                of the bucket is part of it; if it fails, the stored file is used.
+            registry: For a source in a registry; without it, that must be public. Not called if the store has the file.
+            policy: The addresses that the source may resolve to.
+            progress: Called in this task with the latest state; some may be skipped.
+            namespace: Of the Model; None for the owner of the store.
+            fresh: Check with the server whether the stored file is still current, and fetch it if it is not.
 
         Raises:
             WeightsError: The source, the digest or the file is wrong, or access is denied; see `weights.errors`.
-            FetchError: The disk or the network got in the way. What has come is kept for the next call.
+            FetchError: The disk or the network failed. The received bytes are kept for the next call.
         """
         wanted = sha256.lower() if sha256 is not None else None
         bucket_access: BucketAccess | ExternalError = BucketAccess()
@@ -138,13 +138,13 @@ class Downloader:
         return found
 
     async def _check_access(self, job: DownloadJob, audience: index.Audience, progress: OnProgress) -> None:
-        """Ask the source whether it gives its weights to who asks with this credential, or without one.
+        """Check that the source grants access with the job's credential, or without one.
 
-        A credential that has worked before is believed where the source cannot be reached.
+        If the source is unreachable, a credential that was accepted before is sufficient.
 
         Raises:
-            WeightsError: It does not.
-            FetchError: It does not say.
+            WeightsError: Access is denied.
+            FetchError: The source could not be reached.
         """
         known = bool(job.credential) and job.credential in audience.credentials
         resolver = self._resolver(job, progress)
@@ -160,7 +160,7 @@ class Downloader:
         return Resolver(self._dependencies, self._endpoint, job, meter, self._memory_bytes)
 
     async def _is_current(self, job: DownloadJob, progress: OnProgress) -> bool:
-        """Ask the servers whether what the store has is still what they have."""
+        """Return whether the stored files are still those on the servers."""
         resolver = self._resolver(job, progress)
         seen = [await resolver.probe(one) for one in await resolver.resolve()]
         _, record = await self._find_record(job.source)
@@ -179,7 +179,7 @@ class Downloader:
         return found if found is not None and sha256 in (None, found.sha256) else None
 
     async def _is_intact(self, blob: Path, progress: OnProgress) -> bool:
-        """Read a blob that something has touched; one that has rotted is removed."""
+        """Verify a blob that was modified; a corrupt one is removed."""
         seen = await self._run_sync(take_snapshot, blob)
 
         def verifying(done: int) -> None:
@@ -222,7 +222,7 @@ class Downloader:
             return await self._run_sync(index.commit_record, self._store, name, record, parts)
 
     async def _is_public(self, part: Partial | index.BlobInfo) -> bool:
-        """Whether a part has come now, or was in the store for every Model."""
+        """Return whether a part was downloaded now, or is public in the store."""
         if isinstance(part, Partial):
             return True
         found = await self._run_sync(index.find_blob, self._store, part.sha256, lambda audience: audience.public)
@@ -232,7 +232,7 @@ class Downloader:
         space = self._dependencies.space
         try:
             if wanted.size_bytes is not None:
-                # Before the first byte of a split model: all that is missing must fit.
+                # Before the first byte of a split model, all missing bytes must fit.
                 space.reserve(part, _missing_bytes(wanted, part) + later_bytes)
             await Transfer(self._dependencies, wanted, part, meter, self._rejected, later_bytes).run()
         finally:
@@ -241,7 +241,7 @@ class Downloader:
     async def _part(
         self, job: DownloadJob, wanted: TransferRequest, meter: Meter, stack: AsyncExitStack
     ) -> Partial | index.BlobInfo:
-        """Return the blob if the store has it, else the partial file, locked for us."""
+        """Return the blob if the store has it, else the partial file, locked by us."""
         while True:
             if wanted.sha256 is not None:
                 piece = await self._run_sync(index.find_blob, self._store, wanted.sha256, job.admits)
@@ -255,7 +255,7 @@ class Downloader:
             await trio.sleep(self._dependencies.limits.busy_poll_seconds)
 
     async def _find_record(self, source: Remote) -> tuple[str, index.Record | None]:
-        """Return what the store knows a source by, and what it has of it."""
+        """Return the name of a source in the store, and its record."""
         name = await self._run_sync(index.name_of, self._store, source)
         return name, await self._run_sync(index.read_record, self._store, index.key_of(name))
 
@@ -277,19 +277,19 @@ async def open_downloader(
     free: Callable[[Path], int] = free_bytes,
     memory_bytes: int | None = None,
 ) -> AsyncGenerator[Downloader, None]:
-    """Open a downloader for one store; leaving it cancels the downloads, and what has come of them is kept.
+    """Yield a downloader for one store; on exit, downloads are cancelled and their bytes kept.
 
     Args:
-        store: Where to keep files.
-        limiter: Bounds the worker threads that touch the disk.
-        utcnow: The wall clock, for dates in answers and in the index.
-        rng: Spreads retries.
-        endpoint: The hub's address, or a mirror's.
-        limits: How long is long enough.
-        open_transport: What carries requests; None for real sockets, with every address checked.
-        run_sync: What runs blocking work; None for worker threads under the limiter.
+        store: The store.
+        limiter: Bounds the worker threads for the disk.
+        utcnow: The wall clock, for dates in responses and in the index.
+        rng: Jitter for retries.
+        endpoint: The address of the hub or of a mirror.
+        limits: The time and size limits.
+        open_transport: Opens the transport of requests; None for real sockets, with every address checked.
+        run_sync: Runs blocking work; None for worker threads under the limiter.
         free: Returns the free bytes of a folder's file system.
-        memory_bytes: This host's memory for models, to choose among quantizations; None if it is unknown.
+        memory_bytes: This host's memory budget for models, to choose among quantizations; None if unknown.
     """
     run_sync = in_threads(limiter) if run_sync is None else run_sync
     await run_sync(partial(_remove_stale, store, utcnow().timestamp() - STALE_SECONDS))
@@ -315,9 +315,9 @@ async def _close(run_sync: RunSync, part: Partial) -> None:
 
 
 def _proof(source: Remote, token: str | None, access: BucketAccess, login: RegistryAccess) -> str:
-    """Return all that goes along to prove who asks, as one text; empty for nothing.
+    """Return all credentials that are sent, as one text; empty without any.
 
-    The query of a URL may be a signature, and counts as one.
+    The query of a URL is included, since it may be a signature.
     """
     words = []
     if isinstance(source, WebFile):

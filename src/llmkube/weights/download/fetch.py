@@ -1,4 +1,4 @@
-"""Fetching turns a source into a complete file on this host, or says why it cannot and what would work."""
+"""Fetch a source: return a complete file on this host, or raise an error with a fix."""
 
 import hashlib
 from collections.abc import Awaitable, Callable
@@ -20,7 +20,7 @@ from llmkube.weights.store.index import PUBLIC, Record, blob_info, commit_record
 from llmkube.weights.store.local_sources import LocalSources
 
 Download = Callable[..., Awaitable[WeightsFile]]
-"""`Downloader.fetch`, with who asks and under which policy: takes a source, `sha256` and `progress`."""
+"""`Downloader.fetch` with bound credentials and policy: takes a source, `sha256` and `progress`."""
 
 _NO_LOCAL_SOURCES: Final = LocalSources()
 
@@ -35,24 +35,24 @@ async def fetch(
     download: Download | None = None,
     local: LocalSources = _NO_LOCAL_SOURCES,
 ) -> WeightsFile:
-    """Return the file behind a source, complete and of the right digest.
+    """Return the file of a source, complete and with the right digest.
 
-    Built-in weights are copied into the store. A file on this host is used where it lies, and read only if `sha256`
-    asks for it. What lies on a server is downloaded, once. Cancelling takes effect within one chunk; no thread that
-    writes is ever abandoned.
+    Built-in weights are copied into the store. A file on this host is used in place, and read only to verify `sha256`.
+    Files on a server are downloaded once. Cancelling takes effect within one chunk; no thread that writes is ever
+    abandoned.
 
     Args:
-        source: What to fetch.
-        store: Where to keep it.
-        sha256: The digest that it must have, in hex; None to trust it.
-        progress: Called as it goes on, in this task.
-        limiter: Bounds the worker threads that touch the disk.
-        download: Fetches remote sources into the same store; without one they are refused.
-        local: Which files of this host a source may name; by default none.
+        source: The source to fetch.
+        store: The store for fetched files.
+        sha256: The digest that the file must have, in hex; None for no check.
+        progress: Called with the progress, in this task.
+        limiter: Bounds the worker threads for the disk.
+        download: Fetches remote sources into the same store; without it they are refused.
+        local: The files of this host that a source may use; by default none.
 
     Raises:
         WeightsError: The source, the digest or the file is wrong; see the subclasses.
-        FetchError: The disk or the network got in the way.
+        FetchError: The disk or the network failed.
     """
     if isinstance(source, Builtin):
         return await _copy_builtin(source, store, sha256, progress, limiter)
@@ -61,13 +61,13 @@ async def fetch(
     if isinstance(source, LocalFolder):
         return await _use_folder(Path(source.path), local, sha256, limiter)
     if isinstance(source, OllamaModel):
-        raise SourceUnsupportedError(f"{source.redacted} is pulled by Ollama itself, for services of hosts; {REMEDY}")
+        raise SourceUnsupportedError(f"{source.redacted} is only for services on hosts with Ollama; {REMEDY}")
     if isinstance(source, VolumeSource) or download is None:
         scheme = source.scheme if isinstance(source, VolumeSource) else source.identity.partition("://")[0]
-        file = "download the file and name it by its absolute path or as file:///PATH"
-        remedy = f"D{file[1:]}" if download is None else f"Name an https://, hf://, s3:// or oci:// source, or {file}"
+        file = "download the file and use its absolute path or file:///PATH"
+        remedy = file if download is None else f"use an https://, hf://, s3:// or oci:// source, or {file}"
         raise SourceUnsupportedError(
-            f"{source.redacted} cannot be fetched: this host cannot download over {scheme}. {remedy}"
+            f"{source.redacted} cannot be fetched: this host cannot download over {scheme}; {remedy}"
         )
     return await download(source, sha256=sha256, progress=progress)
 
@@ -75,7 +75,7 @@ async def fetch(
 async def _copy_builtin(
     source: Builtin, store: Store, sha256: str | None, progress: OnProgress, limiter: trio.CapacityLimiter
 ) -> WeightsFile:
-    """Keep a copy in the store, unless the store has it already."""
+    """Copy the weights into the store, unless it has them already."""
     run_sync = in_threads(limiter)
     file = _builtin_file(source)
     data = await in_threads(limiter, abandon=True)(file.read_bytes)
@@ -94,7 +94,7 @@ async def _copy_builtin(
 async def _use_in_place(
     path: Path, local: LocalSources, sha256: str | None, progress: OnProgress, limiter: trio.CapacityLimiter
 ) -> WeightsFile:
-    reading = in_threads(limiter, abandon=True)  # a dead network disk may hold a thread for ever, but not its task
+    reading = in_threads(limiter, abandon=True)  # a dead network disk may block a thread forever, but not the task
     seen = await reading(partial(local.admit, path))
     digest = None
     if sha256 is not None:
@@ -111,42 +111,42 @@ async def _use_folder(
     path: Path, local: LocalSources, sha256: str | None, limiter: trio.CapacityLimiter
 ) -> WeightsFile:
     if sha256 is not None:
-        raise DigestMismatchError(f"one digest cannot describe the files of the folder {path}; leave spec.sha256 out")
+        raise DigestMismatchError(f"one digest cannot describe the files of the folder {path}; remove spec.sha256")
     seen = await in_threads(limiter, abandon=True)(partial(local.admit_folder, path))
     return WeightsFile(seen.path, seen.size_bytes, None, seen.identity)
 
 
 def _check_digest(path: Path, digest: str, wanted: str | None) -> None:
-    """Refuse a file with another digest, and tell neither: who guesses need not learn what the host's files hold."""
+    """Refuse a file with another digest; the message has neither, so as not to reveal the content of local files."""
     if wanted is not None and digest != wanted.lower():
         raise DigestMismatchError(
-            f"{path} does not have the digest that spec.sha256 asks for: replace the file, or correct the digest"
+            f"{path} does not have the digest of spec.sha256; replace the file, or correct the digest"
         )
 
 
 def _builtin_file(source: Builtin) -> Path:
     files = {path.stem: path for path in (Path(__file__).parents[1] / "builtin").glob("*.gguf")}
     if source.name not in files:
-        raise SourceError(f"there are no built-in weights {source.name!r}; there is {', '.join(sorted(files))}")
+        raise SourceError(f"there are no built-in weights {source.name!r}; available: {', '.join(sorted(files))}")
     return files[source.name]
 
 
 class ModelLibrary(Protocol):
-    """The program that keeps them."""
+    """A program on this host that stores models, such as Ollama."""
 
     async def fetch(self, source: OllamaModel, progress: OnProgress) -> tuple[WeightsFile, GGUFFacts]:
-        """Have it pull a model that it does not have, and return what it says of the model's file.
+        """Pull a model unless present, and return its file and facts.
 
         Raises:
-            WeightsError: There is no such model, or it cannot be served here; says what to do.
-            FetchError: The program does not answer, or has not pulled it.
+            WeightsError: There is no such model, or it cannot be served here; the message has a fix.
+            FetchError: The program does not answer, or the pull failed.
         """
         ...
 
     async def has(self, source: OllamaModel) -> bool:
-        """Whether it has the model already; it has not if it does not answer."""
+        """Return whether the program has the model; False if it does not answer."""
         ...
 
     async def keeps(self, identity: str) -> bool:
-        """Whether a file that `fetch` has returned is still the one of its model."""
+        """Return whether a file that `fetch` has returned is still its model's file."""
         ...

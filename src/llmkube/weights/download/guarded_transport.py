@@ -1,8 +1,8 @@
-"""Requests for downloads: a host is resolved once, every address it has is judged, and a judged address is dialled.
+"""Requests for downloads: a host is resolved once, all its addresses are checked, and a checked address is dialled.
 
-Everything else of a connection is `base/http`'s. Between the check and the dial there is nothing that could change the
-answer, on any hop. TLS and the Host header go by name. Proxies of the environment are not used: through one, the
-dialled address cannot be checked here.
+`base/http` does the rest of a connection. Between the check and the dial nothing can change the address, on any hop.
+TLS and the Host header use the name. Proxies of the environment are not used, since the address that a proxy dials
+cannot be checked here.
 """
 
 import contextlib
@@ -26,26 +26,26 @@ from llmkube.weights.errors import BlockedAddressError
 from llmkube.weights.urls import WebUrl
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-"""Return the addresses of a host name, in the order in which to try them; OSError when there are none."""
+"""Returns the addresses of a host name, in the order in which to try them; OSError if there are none."""
 
 
-_DIAL_SECONDS: Final = 10.0  # an address that does not answer must not hide the next one behind its silence
+_DIAL_SECONDS: Final = 10.0  # an address that does not answer must not prevent attempts of the others
 _ADVICE_ALLOW: Final = "use another source, or let the operator allow the network with --allow-private-sources"
 _ADVICE_NEVER: Final = "no setting allows it; use another source"
 
 
 async def resolve(host: str, port: int) -> Sequence[str]:
-    """Ask the system's resolver."""
+    """Resolve with the system's resolver."""
     found = await trio.socket.getaddrinfo(host, port, type=trio.socket.SOCK_STREAM)
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
 @attrs.define(eq=False)
 class GuardedTransport:
-    """Carry one chain of requests under a policy; once it has been outside, nothing leads it back in.
+    """The transport of one chain of requests under a policy; a redirect from a public server to a private one fails.
 
     Attributes:
-        tls: Shakes hands, for all transports: a session of one shortens the handshakes of the next ones.
+        tls: Returns the dialer for TLS, shared by all transports, so that sessions shorten later handshakes.
     """
 
     policy: AddressPolicy
@@ -55,13 +55,13 @@ class GuardedTransport:
     reached_public: bool = False
 
     async def get(self, url: WebUrl, headers: Mapping[str, str]) -> StreamedResponse:
-        """Ask for a URL over a fresh connection; the caller closes the answer's stream.
+        """GET a URL over a new connection; the caller closes the response's stream.
 
         Raises:
             BlockedAddressError: The policy refuses an address of its host.
-            HttpError: Nothing answers there, its certificate is wrong, or what answers is no HTTP/1.1.
+            HttpError: The connection fails, the certificate is invalid, or the response is not HTTP/1.1.
         """
-        # One connection for each request: an earlier one was judged by where the chain had been by then.
+        # One connection per request: the check of an earlier one was based on the state of the chain at that time.
         client = HttpClient(self._connect if url.scheme == "http" else self._connect_tls, max_idle=0)
         head = encode_request_head("GET", url.target, Headers.of({**headers, "Connection": "close"}))
         return await client.start((url.host, url.port), "GET", head, b"")
@@ -90,7 +90,7 @@ class GuardedTransport:
         try:
             found = [ipaddress.ip_address(text) for text in texts]
         except ValueError as exc:
-            # fe80::1%eth0, for one; what cannot be judged is not dialled
+            # for example fe80::1%eth0; an address that cannot be checked is not dialled
             raise BlockedAddressError(host, ", ".join(texts), "not a plain address", advice=_ADVICE_NEVER) from exc
         if not found:
             raise ConnectError(f"the name {host} has no address")
@@ -104,7 +104,7 @@ class GuardedTransport:
         private_rule = matching_rule(address)
         if private_rule is not None and self.reached_public and not self.policy.from_operator:
             name = f"{private_rule.name}, behind a redirect from a public server"
-            raise BlockedAddressError(host, str(address), name, advice="name the file's own URL as the source")
+            raise BlockedAddressError(host, str(address), name, advice="use the file's own URL as the source")
 
     async def _dial_first_reachable(self, host: str, port: int, addresses: Sequence[Address]) -> trio.abc.Stream:
         problems = []
@@ -120,27 +120,27 @@ class GuardedTransport:
 
 
 OpenTransport = Callable[[AddressPolicy], GuardedTransport]
-"""Return what carries one chain of requests under a policy."""
+"""Returns the transport of one chain of requests under a policy."""
 
 
 def open_transport_with(
     *, resolve: Resolve = resolve, dial: Connect = dial, ssl_context: ssl.SSLContext | None = None
 ) -> OpenTransport:
-    """Return the way to make guarded transports over this resolver, these sockets and these trusted certificates.
+    """Return a factory of guarded transports with a resolver, a dialer and trusted certificates.
 
-    `dial` gets addresses, never names.
+    `dial` receives addresses, never names.
     """
 
     @functools.cache
     def tls() -> TlsDialer:
-        # The certificates are read when they are needed, which takes long.
+        # The certificates are read on first use, since that takes long.
         return TlsDialer(ssl_context or httpx.create_ssl_context())
 
     return lambda policy: GuardedTransport(policy, resolve, dial, tls)
 
 
 def _describe(exc: BaseException) -> str:
-    """Return what went wrong at the bottom: Trio's own words only point there."""
+    """Return the text of the root cause; Trio's own texts only refer to it."""
     while not isinstance(exc, OSError) and exc.__cause__ is not None:
         exc = exc.__cause__
     if isinstance(exc, OSError):

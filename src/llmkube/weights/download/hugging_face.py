@@ -1,4 +1,4 @@
-"""Hugging Face: which files a repository has, which of them is the model, and where it can be had."""
+"""Hugging Face: the files of a repository, the choice of the model among them, and their URLs."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from llmkube.weights.urls import BadUrlError, WebUrl, parse_url
 ENDPOINT: Final = "https://huggingface.co"
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
-_COMPANION: Final = re.compile(r"(^|[-_./])(mmproj|imatrix)", re.IGNORECASE)  # files that go with a model, but are none
+_COMPANION: Final = re.compile(r"(^|[-_./])(mmproj|imatrix)", re.IGNORECASE)  # files that accompany a model
 _MAX_SHOWN: Final = 24
 _PART: Final = re.compile(r"-\d{5}-of-\d{5}$")
 _QUANTIZATION: Final = re.compile(  # at the end of a file's name: Q4_K_M, IQ2_XXS, UD-Q4_K_XL, BF16, MXFP4
@@ -27,18 +27,18 @@ _FOLDER_FILE: Final = re.compile(
     r"(?:model[\w.-]*\.safetensors|[\w][\w.-]*\.(?:json|jinja|model|tiktoken)|(?:merges|vocab)\.txt)", re.ASCII
 )
 MAX_FILES: Final = 160
-"""Files of one folder; each is an open file while they are downloaded."""
+"""The most files of one folder; each is an open file during the download."""
 
 DEFAULT_QUANTIZATION: Final = "Q4_K_M"
-"""The quantization that llama.cpp, Ollama and the hub's own pages take when none is named."""
+"""The default quantization of llama.cpp, Ollama and the hub's own pages."""
 
 _WEIGHTS_TENTHS: Final = 9
-"""So many tenths of the memory may be weights: context and buffers come beside them."""
+"""The most tenths of the memory for weights; the rest is for context and buffers."""
 
 
 @attrs.frozen
 class HubEntry:
-    """A file of a repository: its path, and what the hub promises about it."""
+    """A file of a repository: its path, and its size and digest from the hub."""
 
     path: str
     size_bytes: int | None = None
@@ -54,34 +54,34 @@ class Listing:
 
 
 def parse_endpoint(text: str) -> WebUrl:
-    """Read the address of the hub, or of a mirror of it.
+    """Parse the address of the hub or of a mirror.
 
     Raises:
-        SourceError: It is no URL.
+        SourceError: It is not a URL.
     """
     try:
         return parse_url(text.rstrip("/"))[0]
     except BadUrlError as exc:
-        raise SourceError(f"the hub's address {text!r} cannot be used: {exc}") from exc
+        raise SourceError(f"the hub's address {text!r} is not valid: {exc}") from exc
 
 
 def file_url(endpoint: WebUrl, file: HubFile) -> WebUrl:
-    """Return where one file can be had (`/ORG/REPO/resolve/REVISION/PATH`)."""
+    """Return the URL of one file (`/ORG/REPO/resolve/REVISION/PATH`)."""
     path = "/".join(urllib.parse.quote(part, safe="") for part in file.path.split("/"))
     return _below(endpoint, f"{file.repository}/resolve/{urllib.parse.quote(file.revision, safe='')}/{path}")
 
 
 def listing_url(endpoint: WebUrl, repository: str, revision: str) -> WebUrl:
-    """Return where the hub lists a repository's files; `blobs` adds sizes and digests."""
+    """Return the URL of the list of a repository's files; `blobs` adds sizes and digests."""
     found = _below(endpoint, f"api/models/{repository}/revision/{urllib.parse.quote(revision, safe='')}")
     return attrs.evolve(found, target=f"{found.target}?blobs=true")
 
 
 def parse_listing(shown: str, body: bytes) -> Listing:
-    """Read what the hub answers to `listing_url`.
+    """Parse the hub's response to `listing_url`.
 
     Raises:
-        FetchError: It is no listing.
+        FetchError: It is not a listing.
     """
     try:
         data = json.loads(body)
@@ -94,11 +94,11 @@ def parse_listing(shown: str, body: bytes) -> Listing:
 
 @attrs.frozen
 class Choice:
-    """The model that a repository's name leads to.
+    """The chosen model of a repository.
 
     Attributes:
         file: Its file, or the first of its parts.
-        reason: What it was chosen from, for people; empty where there was nothing to choose.
+        reason: The reason of the choice, for people; empty if there was no choice.
     """
 
     file: HubFile
@@ -106,17 +106,17 @@ class Choice:
 
 
 def choose(source: HubRepository, listing: Listing, *, memory_bytes: int | None = None) -> Choice:
-    """Return the model of a repository: the quantization that its name asks for, else the only one, else Q4_K_M.
+    """Return the model of a repository.
 
-    Else it is the largest one that fits.
+    The requested quantization, otherwise the only one, otherwise Q4_K_M, otherwise the largest one that fits.
 
     Args:
         source: The repository.
         listing: Its files.
-        memory_bytes: What models may take of this host's memory; None where that is not known.
+        memory_bytes: This host's memory budget for models; None if unknown.
 
     Raises:
-        SourceNotFoundError: It has no GGUF file, or not that quantization; the message lists what is there.
+        SourceNotFoundError: It has no GGUF file, or not that quantization; the message lists the existing ones.
         AmbiguousSourceError: It has several models, or several quantizations of which none can be chosen; the message
             lists them with their sizes.
     """
@@ -126,11 +126,11 @@ def choose(source: HubRepository, listing: Listing, *, memory_bytes: int | None 
         try:
             parts = source.file(path).parts
         except SourceError:
-            continue  # not a valid name of a file
+            continue  # not a valid file name
         models[parts[0]] = parts
     if not models:
         raise SourceNotFoundError(
-            f"{source.redacted} holds no .gguf file; look for a repository with GGUF in its name, or convert the model"
+            f"{source.redacted} has no .gguf file; look for a repository with GGUF in its name, or convert the model"
         )
     names = [f"{first} ({_size(listing, parts)})" for first, parts in sorted(models.items())]
     more = f" and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else ""
@@ -156,8 +156,8 @@ def choose(source: HubRepository, listing: Listing, *, memory_bytes: int | None 
         raise SourceNotFoundError(f"{source.redacted}: the repository has no {source.quantization}; it has {shown}")
     example = source.file(min(matching or models)).redacted
     raise AmbiguousSourceError(
-        f"{source.redacted} holds {len(matching) if source.quantization else len(models)} models; "
-        f"name one of them, such as {example}: {shown}"
+        f"{source.redacted} has {len(matching) if source.quantization else len(models)} models; "
+        f"choose one, such as {example}: {shown}"
     )
 
 
@@ -175,12 +175,12 @@ def entries_of(file: HubFile, listing: Listing) -> tuple[HubEntry, ...]:
 
 
 def folder_entries(source: HubFolder, listing: Listing) -> tuple[HubEntry, ...]:
-    """Return the files of a repository that make a folder for an engine, by name.
+    """Return the files of a repository that form a folder for an engine, by name.
 
-    Those at its top: weights in safetensors, configuration, tokenizer and chat template. Code is not among them.
+    These are the top-level files with weights in safetensors, configuration, tokenizer and chat template; no code.
 
     Raises:
-        SourceNotFoundError: It is no such folder.
+        SourceNotFoundError: It is not such a folder.
         AmbiguousSourceError: It has too many files.
     """
     files = {
@@ -188,12 +188,12 @@ def folder_entries(source: HubFolder, listing: Listing) -> tuple[HubEntry, ...]:
     }
     if not any(path.endswith(".safetensors") for path in files) or "config.json" not in files:
         hint = (
-            "; it has weights in gguf: set Model.spec.format gguf"
+            "; it has weights in gguf: set Model.spec.format to gguf"
             if any(path.lower().endswith(".gguf") for path in listing.files)
             else ""
         )
         raise SourceNotFoundError(
-            f"{source.redacted} is no folder of safetensors: it needs config.json and model*.safetensors{hint}"
+            f"{source.redacted} is not a folder of safetensors: config.json and model*.safetensors are required{hint}"
         )
     if len(files) > MAX_FILES:
         raise AmbiguousSourceError(f"{source.redacted} has {len(files)} files; more than {MAX_FILES} are not supported")
@@ -215,7 +215,7 @@ def _entry(sibling: Any) -> HubEntry:
 
 
 def _parse_name(path: str) -> tuple[str, str]:
-    """Return the model of a file's name, which all quantizations share, and the quantization if it names one."""
+    """Return the model in a file's name, which all quantizations share, and the quantization or ""."""
     stem = _PART.sub("", path.rpartition("/")[2][: -len(".gguf")])
     found = _QUANTIZATION.fullmatch(stem)
     return (stem, "") if found is None else (found["model"], found["quantization"])

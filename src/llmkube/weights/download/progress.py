@@ -1,4 +1,4 @@
-"""How far a fetch has come, how fast it goes, and when it will be done."""
+"""The progress of a fetch: bytes, rate and remaining time."""
 
 import datetime
 from collections import deque
@@ -18,18 +18,18 @@ _SAMPLE_SECONDS: Final = 0.25
 
 @attrs.frozen
 class Progress:
-    """How far a fetch has come: `done_bytes` of `total_bytes` within one stage.
+    """The progress of a fetch: `done_bytes` of `total_bytes` within one stage.
 
     Attributes:
-        stage: What happens now. `resolving` asks the server what there is, `waiting` keeps a pause that it asked for
-            or that a failure calls for; both have no bytes of their own.
+        stage: The current stage. `resolving` queries the server for the files; `waiting` is a pause that the server
+            asked for or that follows a failure. Neither has bytes.
         done_bytes: Bytes so far, over all parts.
-        total_bytes: Bytes in all; 0 while not known.
-        rate: Bytes per second over the last seconds; None while there is nothing to tell.
-        seconds_left: Of this stage; None while there is nothing to tell.
-        note: Why it waits, or which of several files comes.
-        since: When it began to wait: the last byte came before.
-        until: When it tries again; None while there is nothing to tell.
+        total_bytes: Bytes in total; 0 while unknown.
+        rate: Bytes per second over the last seconds; None while unknown.
+        seconds_left: Of this stage; None while unknown.
+        note: Why it waits, or which of several files was chosen.
+        since: The start of the wait, during which no byte has arrived.
+        until: The time of the next attempt; None while unknown.
     """
 
     stage: Stage
@@ -59,7 +59,7 @@ class Progress:
 
     @property
     def _wait_text(self) -> str:
-        """For what and since when; moments, and no time that is left: the line may stand for long as it is."""
+        """The line for a wait; with absolute times, since it may be displayed for long."""
         line = f"waiting since {_format_time(self.since)}" if self.since is not None else "waiting"
         line += f": {self.note}" if self.note else ""
         return f"{line}; next attempt at {_format_time(self.until)}" if self.until is not None else line
@@ -73,23 +73,23 @@ OnProgress = Callable[[Progress], None]
 
 
 class Rate:
-    """Bytes per second over the last ten seconds; times are given, in seconds of any one clock."""
+    """Bytes per second over the last ten seconds; callers pass times, in seconds of one clock."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, int]] = deque()
 
     def add(self, now: float, done_bytes: int) -> None:
-        """Note how many bytes there are now; fewer than before means that the count has begun again."""
+        """Record the current number of bytes; a lower number than before restarts the measurement."""
         if self._samples and done_bytes < self._samples[-1][1]:
             self._samples.clear()
         if len(self._samples) >= 2 and now - self._samples[-2][0] < _SAMPLE_SECONDS:
-            self._samples.pop()  # the newest sample moves along until it is worth keeping
+            self._samples.pop()  # replace the newest sample until enough time has passed to keep it
         self._samples.append((now, done_bytes))
         while len(self._samples) > 2 and self._samples[1][0] <= now - _WINDOW_SECONDS:
             self._samples.popleft()
 
     def reset(self) -> None:
-        """Forget everything: after a pause, the time of the pause would count."""
+        """Forget all samples, so that a pause does not lower the rate."""
         self._samples.clear()
 
     @property
@@ -101,7 +101,7 @@ class Rate:
         return (last - first) / (end - start) if end > start else None
 
     def seconds_left(self, total_bytes: int) -> float | None:
-        """How long the rest takes at this rate; None while there is no rate."""
+        """Return the seconds for the rest at this rate; None without a rate."""
         rate = self.bytes_per_second
         if not rate or not total_bytes:
             return None
@@ -110,14 +110,14 @@ class Rate:
 
 @attrs.define(eq=False)
 class Meter:
-    """Turn what the transfers of one job say into the job's progress.
+    """Combines the progress of a job's transfers into the job's progress.
 
     Attributes:
-        progress: Called with each.
-        utcnow: The wall clock, for when a wait began and ends.
-        total_bytes: Of all files; 0 while not known.
-        finished_bytes: Of the files that are complete.
-        chosen: Which of several quantizations comes, for people; empty where there was nothing to choose.
+        progress: Called with each progress.
+        utcnow: The wall clock, for the start and end of a wait.
+        total_bytes: Of all files; 0 while unknown.
+        finished_bytes: Of the complete files.
+        chosen: The chosen quantization, for people; empty if there was no choice.
     """
 
     progress: OnProgress
@@ -130,11 +130,11 @@ class Meter:
     _done_bytes: int = 0
 
     def resolving(self) -> None:
-        """The servers are asked which files there are."""
+        """Report that the servers are queried for the files."""
         self.progress(Progress("resolving"))
 
     def downloading(self, size_bytes: int, part_total_bytes: int | None) -> None:
-        """So much of one file is there; of how much, if that is known."""
+        """Report the present bytes of one file, and its size if known."""
         done = self.finished_bytes + size_bytes
         total = self.total_bytes or (part_total_bytes or 0)
         if done != self._done_bytes:
@@ -144,11 +144,11 @@ class Meter:
         self.progress(Progress("downloading", done, total, rate, left, self.chosen))
 
     def verifying(self, done_bytes: int, total_bytes: int) -> None:
-        """So much of what came has been read again."""
+        """Report the verified bytes."""
         self.progress(Progress("verifying", done_bytes, total_bytes))
 
     def waiting(self, seconds: float, note: str) -> None:
-        """Nothing comes for so long, and why; attempts that bring no byte prolong the wait."""
+        """Report a pause and its reason; the wait continues over attempts that receive no byte."""
         self._rate.reset()
         now = self.utcnow()
         self._waiting_since = self._waiting_since or now

@@ -1,6 +1,6 @@
-"""One question to a web server, through at most five redirects, each judged like the first address.
+"""One request to a web server, through at most five redirects, each checked like the first address.
 
-Nothing is remembered between questions: no cookies, no netrc, no proxy. Credentials go to the origin they belong to.
+Requests share no state: no cookies, no netrc, no proxy. Credentials are sent only to their origin.
 """
 
 import base64
@@ -28,37 +28,37 @@ _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 
 @attrs.frozen
 class Credential:
-    """An Authorization header, and the only origin that ever sees it."""
+    """An Authorization header, and the only origin to which it is sent."""
 
     origin: tuple[str, str, int]
     authorization: str = attrs.field(repr=False)
 
     @classmethod
     def bearer(cls, url: WebUrl, token: str) -> "Credential":
-        """A token for the origin of a URL."""
+        """Return a token for the origin of a URL."""
         return cls(url.origin, f"Bearer {token}")
 
     @classmethod
     def basic(cls, url: WebUrl, user_info: UserInfo) -> "Credential":
-        """A user and password for the origin of a URL."""
+        """Return a user and password for the origin of a URL."""
         pair = f"{user_info.user}:{user_info.password}".encode()
         return cls(url.origin, f"Basic {base64.b64encode(pair).decode('ascii')}")
 
     def headers(self, url: WebUrl, headers: Mapping[str, str]) -> dict[str, str]:
-        """Return what goes along with a GET of its origin: the same with each."""
+        """Return the header for a GET of its origin; the same for every request."""
         return {"Authorization": self.authorization}
 
 
 @attrs.frozen
 class FileRequest:
-    """A file on a server, and who asks for it.
+    """A request for a file on a server.
 
     Attributes:
         shown: The source, for messages.
-        url: Where it can be had.
-        policy: What it may lead to.
-        credential: For its origin, if it needs one.
-        server: What the server is.
+        url: The URL of the file.
+        policy: The allowed addresses.
+        credential: For its origin, if needed.
+        server: The kind of server.
     """
 
     shown: str
@@ -73,21 +73,21 @@ class FileRequest:
         validator: Validator = Validator(),  # noqa: B008 (a frozen value)
         total_bytes: int | None = None,
     ) -> RangeRequest:
-        """Return what is known of the file when bytes are asked for, to judge the answer by; see `RangeRequest`."""
+        """Return the facts of a range request that are needed to interpret its response."""
         return RangeRequest(self.shown, offset, validator, total_bytes, self.server, self.credential is not None)
 
 
 @attrs.frozen
 class FileResponse:
-    """The first answer that is no redirect; its body is still to be read.
+    """The first response that is not a redirect; its body is not read yet.
 
     Attributes:
         status: The HTTP status.
         headers: By lower-case name; lines of the same name are joined by commas.
-        redirected: Whether it comes from somewhere else than the question's URL.
-        linked_sha256: The digest that the hub promised on the way, if it did.
-        linked_size: The size that the hub promised on the way, if it did.
-        body: What it says is to be received from there; HttpError when it breaks off.
+        redirected: Whether it is from another URL than the request's.
+        linked_sha256: The hub's digest from a redirect, if any.
+        linked_size: The hub's size from a redirect, if any.
+        body: The body to receive; HttpError when it is interrupted.
     """
 
     status: int
@@ -102,37 +102,35 @@ class FileResponse:
 async def open_response(
     transport: GuardedTransport, request: FileRequest, headers: Mapping[str, str]
 ) -> AsyncGenerator[FileResponse, None]:
-    """Ask, with these headers besides the usual ones, and follow redirects; on exit the connection is closed.
+    """Send a request with additional headers and follow redirects; on exit the connection is closed.
 
     Raises:
-        RedirectError: The redirects lead nowhere that we go.
-        BlockedAddressError: A host leads to an address that the policy refuses.
-        FetchError: The connection cannot be made, or broke before the answer.
+        RedirectError: A redirect is not followed.
+        BlockedAddressError: A host has an address that the policy refuses.
+        FetchError: The connection failed, or broke before the response.
     """
     url, sha256, size = request.url, None, None
     for hops in range(MAX_REDIRECTS + 1):
         async with AsyncExitStack() as stack:
             with as_fetch_errors(request.url):
                 answer = await transport.get(url, _headers(url, request, headers))
-            # Nothing is owed to a server that has been read, or given up on.
+            # No orderly close is needed after the body was read, or abandoned.
             stack.push_async_callback(trio.aclose_forcefully, answer.stream)
             answer_headers = answer.headers.joined()
             if url.origin == request.url.origin:
-                # Only what the source's own server says: further hops are content networks.
+                # Only from the source's own server: further hops are content networks.
                 sha256 = sha256 or linked_digest(answer_headers)
                 size = linked_size(answer_headers) if size is None else size
             if answer.status not in _REDIRECTS:
                 yield FileResponse(answer.status, answer_headers, hops > 0, sha256, size, answer)
                 return
         url = _redirect_target(request, url, answer_headers)
-    raise RedirectError(
-        f"{request.url.shown} leads through more than {MAX_REDIRECTS} redirects; name the file's own URL instead"
-    )
+    raise RedirectError(f"{request.url.shown} has more than {MAX_REDIRECTS} redirects; use the file's own URL instead")
 
 
 @contextlib.contextmanager
 def as_fetch_errors(url: WebUrl) -> Generator[None, None, None]:
-    """Translate what goes wrong between two HTTP peers while asking and reading."""
+    """Convert HttpError to FetchError while sending and reading."""
     try:
         yield
     except HttpError as exc:
@@ -155,18 +153,18 @@ def _headers(url: WebUrl, request: FileRequest, wanted: Mapping[str, str]) -> di
 def _redirect_target(request: FileRequest, url: WebUrl, headers: Mapping[str, str]) -> WebUrl:
     shown, location = request.url.shown, headers.get("location", "")
     region = other_region(headers)
-    # Only a signature is good for one region alone: an unsigned request may follow the redirect.
+    # Only a signature is bound to one region: an unsigned request may follow the redirect.
     if region and (isinstance(request.credential, Signer) or not location):
-        raise RedirectError(f"{shown}: the bucket is in {region}; set AWS_REGION to that")
+        raise RedirectError(f"{shown}: the bucket is in {region}; set AWS_REGION to {region}")
     if not location:
-        raise RedirectError(f"{shown}: the server redirects, but does not say where to")
+        raise RedirectError(f"{shown}: the server redirects without a Location")
     try:
         target = resolve_location(url, location)
     except BadUrlError as exc:
-        raise RedirectError(f"{shown}: the server redirects to something that cannot be used: {exc}") from exc
+        raise RedirectError(f"{shown}: the server redirects to an invalid URL: {exc}") from exc
     if target.scheme == "http" and (url.scheme == "https" or not request.policy.from_operator):
         raise RedirectError(
             f"{shown} redirects to http://{target.netloc}, where every host on the way could change the file; "
-            "name a source that stays on https"
+            "use a source that stays on https"
         )
     return target

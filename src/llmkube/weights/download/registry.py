@@ -1,7 +1,8 @@
-"""Registries of images: where a manifest and its blobs are, who may read them, and which layer is the model. Pure.
+"""Registries of images: URLs of manifests and blobs, authentication, and the choice of the model's layers. Pure.
 
-OCI's distribution and image specifications, with Docker's way to ask for a token. A layer is taken whose bytes are the
-file itself: ModelPack's raw weights, Docker's models, and what ORAS and its like push. Archives are not unpacked.
+OCI's distribution and image specifications, with Docker's token authentication. Only layers whose bytes are the file
+itself are used: ModelPack's raw weights, Docker's models, and artefacts pushed by ORAS and similar tools. Archives are
+not unpacked.
 """
 
 import base64
@@ -39,13 +40,13 @@ _INDEXES: Final = (
 ACCEPT: Final = ", ".join(
     ("application/vnd.oci.image.manifest.v1+json", "application/vnd.docker.distribution.manifest.v2+json", *_INDEXES)
 )
-"""What a manifest may be."""
+"""The accepted media types of a manifest."""
 
 _NAME_KEYS: Final = ("org.cncf.model.filepath", "org.opencontainers.image.title")
 _WEIGHTS_TYPES: Final = ("application/vnd.cncf.model.weight.v1.raw", "application/vnd.docker.ai.gguf.v3")
 _DIGEST: Final = re.compile(r"sha256:([0-9a-f]{64})", re.ASCII)
 _PARAMETER: Final = re.compile(r'([a-z]+)="((?:[^"\\]|\\.)*)"', re.IGNORECASE)
-_HEADER_VALUE: Final = re.compile(r"[!-~]{1,16384}", re.ASCII)  # what may stand in a header
+_HEADER_VALUE: Final = re.compile(r"[!-~]{1,16384}", re.ASCII)  # valid in a header
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
 _DOCKER_HUB: Final = ("docker.io", "index.docker.io", "registry-1.docker.io")
 _MAX_SHOWN: Final = 12
@@ -53,17 +54,17 @@ _MAX_SHOWN: Final = 12
 
 @attrs.frozen
 class RegistryAccess:
-    """Who asks a registry; without a user, only what is public can be had."""
+    """The credentials for a registry; without a user, only public images are accessible."""
 
     user: str = ""
     password: str = attrs.field(default="", repr=False)
 
     @classmethod
     def read(cls, text: str, registry: str, *, where: str) -> "RegistryAccess":
-        """Read what a `.dockerconfigjson` says for one registry; nothing where it does not name it.
+        """Return the credentials for one registry from a `.dockerconfigjson`; empty ones if it has no entry.
 
         Raises:
-            SourceError: It is none, or the entry cannot be used; nothing of it is shown.
+            SourceError: It is not a `.dockerconfigjson`, or the entry is invalid; the message does not contain it.
         """
         names = _DOCKER_HUB if registry in _DOCKER_HUB else (registry,)
         try:
@@ -77,7 +78,7 @@ class RegistryAccess:
                 user, _, password = base64.b64decode(entry["auth"], validate=True).decode().partition(":")
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as exc:
             raise SourceError(
-                f"{CONFIG_KEY} in {where} cannot be read: it takes auths with username and password, or auth, for each "
+                f"{CONFIG_KEY} in {where} cannot be read: it needs auths with username and password, or auth, for each "
                 "registry, as `docker login` and `kubectl create secret docker-registry` write them"
             ) from exc
         if not (isinstance(user, str) and isinstance(password, str) and user and ":" not in user):
@@ -87,13 +88,13 @@ class RegistryAccess:
 
 @attrs.frozen
 class Challenge:
-    """What a registry wants: a token of the server at `realm`; without one, a user and password itself."""
+    """The login that a registry requires: a token from the server at `realm`; without a realm, user and password."""
 
     realm: WebUrl | None = None
     service: str = ""
 
     def token_url(self, repository: str) -> WebUrl:
-        """Return where a token for reading one repository is had; the scope is ours, and not what the server asks."""
+        """Return the URL of a token for reading one repository; the scope is ours, not the server's."""
         assert self.realm is not None
         query = {"service": self.service} if self.service else {}
         text = urllib.parse.urlencode({**query, "scope": f"repository:{repository}:pull"})
@@ -111,38 +112,38 @@ class Layer:
 
 
 def manifest_url(source: ImageSource, reference: str) -> WebUrl:
-    """Return where a manifest is, by its tag or digest."""
+    """Return the URL of a manifest, by its tag or digest."""
     return _below(source, f"manifests/{reference}")
 
 
 def blob_url(source: ImageSource, layer: Layer) -> WebUrl:
-    """Return where the bytes of a layer are."""
+    """Return the URL of a layer's bytes."""
     return _below(source, f"blobs/sha256:{layer.sha256}")
 
 
 def parse_challenge(shown: str, registry: WebUrl, header: str) -> Challenge:
-    """Read the `WWW-Authenticate` of a 401.
+    """Parse the `WWW-Authenticate` header of a 401.
 
     Raises:
-        FetchError: It is neither Basic nor Bearer, or its realm would take a password over plain http.
+        FetchError: It is neither Basic nor Bearer, or a password would be sent to its realm over plain http.
     """
     scheme, _, rest = header.strip().partition(" ")
     if scheme.lower() == "basic":
         return Challenge()
     content = {name.lower(): value for name, value in _PARAMETER.findall(rest)}
     if scheme.lower() != "bearer" or "realm" not in content:
-        raise FetchError(f"{shown}: the registry asks for a login of a kind that is not known ({scheme[:40]!r})")
+        raise FetchError(f"{shown}: the registry requires an unknown kind of login ({scheme[:40]!r})")
     try:
         realm = parse_url(content["realm"])[0]
     except BadUrlError as exc:
-        raise FetchError(f"{shown}: the registry names no usable server for tokens: {exc}") from exc
+        raise FetchError(f"{shown}: the registry's token server has no valid URL: {exc}") from exc
     if realm.scheme != "https" and realm.origin != registry.origin:
-        raise FetchError(f"{shown}: the registry sends its clients to {realm.shown} for tokens, which is not https")
+        raise FetchError(f"{shown}: the registry's token server {realm.shown} is not https")
     return Challenge(realm, content.get("service", ""))
 
 
 def parse_token(shown: str, body: bytes) -> str:
-    """Return the token in the answer of a server for tokens.
+    """Return the token in the response of a token server.
 
     Raises:
         FetchError: There is none.
@@ -153,23 +154,23 @@ def parse_token(shown: str, body: bytes) -> str:
     except (ValueError, AttributeError, RecursionError):
         token = ""
     if not isinstance(token, str) or not _HEADER_VALUE.fullmatch(token):
-        raise FetchError(f"{shown}: the registry's server for tokens sent none")
+        raise FetchError(f"{shown}: the registry's token server sent no token")
     return token
 
 
 def parse_manifest(source: ImageSource, reference: str, body: bytes) -> Sequence[Layer] | str:
-    """Read a manifest: the layers of its model, or the digest of another manifest that it leads to.
+    """Parse a manifest: return the layers of its model, or the digest of another manifest that it refers to.
 
-    It is held against its own digest where it was asked for by that.
+    If it was requested by its digest, the digest is verified.
 
     Raises:
         DigestMismatchError: It has another digest.
-        SourceError: It is an image of archives, or an index of several.
-        FetchError: It is no manifest.
+        SourceError: It is an image of archives, or an index of several images.
+        FetchError: It is not a manifest.
     """
     shown = source.redacted
     if ":" in reference and (found := hashlib.sha256(body).hexdigest()) != reference.partition(":")[2]:
-        raise DigestMismatchError(f"{shown}: the registry sent another manifest, with the digest sha256:{found}")
+        raise DigestMismatchError(f"{shown}: the registry sent a manifest with another digest, sha256:{found}")
     try:
         content = json.loads(body)
         if content.get("mediaType") in _INDEXES or "manifests" in content:
@@ -180,17 +181,17 @@ def parse_manifest(source: ImageSource, reference: str, body: bytes) -> Sequence
     models = [layer for each, layer in layers if _is_model(each["mediaType"], layer.name)]
     if not models:
         raise SourceError(
-            f"{shown} holds no .gguf file as a layer of its own, and no host unpacks archives; name an artefact that "
-            "does (ModelPack's raw weights, Docker's models, or `oras push`)"
+            f"{shown} has no layer that is a .gguf file, and archives are not unpacked; use an artefact with one "
+            "(ModelPack's raw weights, Docker's models, or `oras push`)"
         )
     return models
 
 
 def choose_layers(source: ImageSource, layers: Sequence[Layer]) -> Sequence[Layer]:
-    """Return the layers of the model in the order of its parts: those of `spec.files`, else of the only one.
+    """Return the layers of the model in the order of its parts: the one in `spec.files`, or the only one.
 
     Raises:
-        SourceNotFoundError: There is none, or a part is missing; the message lists what is there.
+        SourceNotFoundError: It is missing, or a part of it; the message lists the layers.
         AmbiguousSourceError: There are several.
     """
     by_name = {layer.name: layer for layer in layers}
@@ -201,9 +202,9 @@ def choose_layers(source: ImageSource, layers: Sequence[Layer]) -> Sequence[Laye
     duplicates = [layer.name for layer in layers if by_name[layer.name].sha256 != layer.sha256]
     if duplicates:
         which = duplicates[0] or "without a name"
-        raise AmbiguousSourceError(f"{source.redacted} holds several models {which}; push it anew, each with its name")
+        raise AmbiguousSourceError(f"{source.redacted} has several models {which}; push them with unique names")
     if not source.file and len(first) > 1:
-        raise AmbiguousSourceError(f"{source.redacted} holds several models; name one of them in spec.files: {listing}")
+        raise AmbiguousSourceError(f"{source.redacted} has several models; set spec.files to one of them: {listing}")
     names = part_names(source.file or next(iter(first)))
     missing = [name for name in names if name not in by_name]
     if missing:
@@ -217,13 +218,13 @@ def _below(source: ImageSource, path: str) -> WebUrl:
     try:
         return parse_url(f"{scheme}://{host}/v2/{source.repository}/{path}")[0]
     except BadUrlError as exc:
-        raise SourceError(f"{source.redacted} names no registry: {exc}") from exc
+        raise SourceError(f"{source.redacted} has no valid registry: {exc}") from exc
 
 
 def _single_digest(shown: str, entries: Sequence[Mapping[str, Any]]) -> str:
     digests = [each["digest"] for each in entries if each.get("platform", {}).get("os") != "unknown"]  # attestations
     if len(digests) != 1 or not _DIGEST.fullmatch(digests[0]):
-        raise SourceError(f"{shown} is an index of {len(digests)} images; name one of them by its digest")
+        raise SourceError(f"{shown} is an index of {len(digests)} images; use the digest of one of them")
     return str(digests[0])
 
 

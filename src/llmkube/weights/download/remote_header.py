@@ -1,7 +1,7 @@
-"""The facts of a GGUF file that is elsewhere, without downloading it: its header, in at most three Range requests.
+"""Read the facts of a remote GGUF file from its header, in at most three Range requests.
 
-The requests go the way of downloads: the same redirects, the same judgement of every address, credentials only to the
-origin that they belong to. Nothing touches the disk.
+The requests are made as for downloads: the same redirects, the same check of every address, credentials only for their
+origin. Nothing is written to the disk.
 """
 
 import datetime
@@ -29,11 +29,11 @@ from llmkube.weights.http_responses import RangeRequest, ReadBody, interpret, in
 from llmkube.weights.source import BucketFile, HubRepository, RemoteFile, WebFile
 
 REQUEST_BYTES: Final = (1 << 20, 7 << 20, 24 << 20)
-"""How much each request asks for: small models end within the first, vocabularies of 150,000 tokens within the second,
+"""The size of each request: headers of small models end within the first, those with 150,000 tokens within the second,
 the largest known ones within the third."""
 
 MAX_REMOTE_BYTES: Final = sum(REQUEST_BYTES)
-"""A longer header is refused, also where a server sends the whole file instead of a part."""
+"""A longer header is refused, even if a server sends the whole file instead of a part."""
 
 
 async def read_remote_header(
@@ -46,25 +46,25 @@ async def read_remote_header(
     endpoint: str = hugging_face.ENDPOINT,
     open_transport: OpenTransport | None = None,
 ) -> GGUFFacts:
-    """Read what the header of a remote file says, in at most three requests besides redirects; nothing is kept.
+    """Return the facts of a remote file, in at most three requests besides redirects; nothing is stored.
 
-    A server that does not serve parts is read until the header ends, and no further. Of a split model it is the first
-    part's header; a bare repository is listed first (one more request), to find the model in it. There is one attempt,
-    and no deadline but the caller's.
+    From a server that does not support ranges, only the header is read. For a split model, the header is the first
+    part's; a repository is listed first (one more request) to choose its model. There is one attempt, and no deadline
+    except the caller's.
 
     Args:
-        source: What `parse_source` made of an `http://`, `https://`, `hf://` or `s3://` source.
-        policy: What the source may lead to: `AddressPolicy(from_operator=True)` for one from the command line.
-        utcnow: The wall clock, for pauses that a server asks for by date.
-        token: For the hub alone.
-        access: For an object in a bucket; without it the bucket has to be public.
-        endpoint: The hub's address, or a mirror's.
-        open_transport: What carries requests; None for real sockets, with every address checked.
+        source: The parsed `http://`, `https://`, `hf://` or `s3://` source.
+        policy: The allowed addresses: `AddressPolicy(from_operator=True)` for a source from the command line.
+        utcnow: The wall clock, for pauses that a server requests by date.
+        token: Only for the hub.
+        access: For an object in a bucket; without it, the bucket must be public.
+        endpoint: The address of the hub or of a mirror.
+        open_transport: Opens the transport of requests; None for real sockets, with every address checked.
 
     Raises:
         NotGGUFError: No engine could load the file, or its header is longer than `MAX_REMOTE_BYTES`.
-        WeightsError: The source is wrong or leads somewhere refused, or access is denied; see `weights.errors`.
-        FetchError: The network or the server got in the way; the same call may succeed later.
+        WeightsError: The source is invalid or refused, or access is denied; see `weights.errors`.
+        FetchError: The network or the server failed; the same call may succeed later.
     """
     limits = DownloadLimits(head_seconds=math.inf, tries=1)
     network = Network(open_transport or open_transport_with(), utcnow, random.SystemRandom(), limits)
@@ -102,11 +102,11 @@ async def _read(wanted: FileRequest, network: Network) -> GGUFFacts:
                 await _feed_body(response.body, verdict.offset, reader, end if response.status == 206 else None)
         if reader.wanted is None:
             return facts_of(reader)
-    raise RangeError(f"{wanted.shown}: the server sends parts that are shorter than what was asked for")
+    raise RangeError(f"{wanted.shown}: the server sends parts that are shorter than requested")
 
 
 async def _feed_body(body: StreamedResponse, position: int, reader: HeaderReader, end: int | None) -> None:
-    """Feed a body that begins at a position of the file; return as soon as nothing more of it is of use."""
+    """Feed a body that begins at a position of the file; return as soon as the rest is not needed."""
     buffered = b""
     while chunk := await body.receive_some():
         buffered += chunk
@@ -118,15 +118,15 @@ async def _feed_body(body: StreamedResponse, position: int, reader: HeaderReader
             wanted = reader.wanted
         if wanted is None or (end is not None and wanted.offset >= end):
             return
-        if wanted.offset > position:  # stepped over, all that is held or more
+        if wanted.offset > position:  # the reader skips some bytes, perhaps more than are buffered
             skipped = min(len(buffered), wanted.offset - position)
             position, buffered = position + skipped, buffered[skipped:]
     if end is None and (wanted := reader.wanted) is not None:
-        reader.feed(buffered[wanted.offset - position :])  # so the file ends here, and the reader says what it lacks
+        reader.feed(buffered[wanted.offset - position :])  # the file ends here, so the reader raises
 
 
 def _interpret(asked: RangeRequest, response: FileResponse, now: datetime.datetime) -> ReadBody:
-    """Say where the body belongs, or raise why there is none."""
+    """Return the position of the body in the file; raise if there is none."""
     status, headers = response.status, response.headers
     if status == 416 and not asked.offset and range_total(headers) == 0:
         raise NotGGUFError(f"{asked.shown} is empty")

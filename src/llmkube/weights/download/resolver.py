@@ -1,4 +1,4 @@
-"""Which files a source means, where they are, and what their servers say of them before a byte is fetched."""
+"""Resolve a source to its files, with their URLs, sizes and digests, before anything is downloaded."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, NoReturn, TypeVar
@@ -32,11 +32,11 @@ T = TypeVar("T")
 
 _LISTING_BYTES: Final = 32 << 20
 _TOKEN_BYTES: Final = 64 << 10
-_MANIFESTS: Final = 3  # an index, what it leads to, and one more than is needed
+_MANIFESTS: Final = 3  # an index, its manifest, and one more than needed
 
 
 def is_at_hub(source: Remote, endpoint: WebUrl) -> bool:
-    """Whether a source is asked for at the hub, which may be a mirror."""
+    """Return whether a source is fetched from the hub, which may be a mirror."""
     if isinstance(source, WebFile):
         return source.url.origin == endpoint.origin
     return not isinstance(source, BucketFile | ImageSource)
@@ -44,16 +44,16 @@ def is_at_hub(source: Remote, endpoint: WebUrl) -> bool:
 
 @attrs.frozen
 class DownloadJob:
-    """What one caller asks for; callers with equal jobs share a download, and present the same credential.
+    """The request of one caller; callers with equal jobs, and so with the same credential, share a download.
 
     Attributes:
-        source: What to fetch.
+        source: The source to fetch.
         sha256: The digest that it must have.
         token: For the hub.
-        policy: What it may lead to.
+        policy: The allowed addresses.
         access: For a bucket.
-        credential: The keyed digest of all that goes along to prove who asks; empty for nothing.
-        owner: Whether the store's owner asks, who may have all that is in it.
+        credential: The keyed digest of all credentials that are sent; empty without any.
+        owner: Whether the caller is the store's owner, who may use everything in it.
         registry: For a registry.
     """
 
@@ -67,24 +67,24 @@ class DownloadJob:
     registry: RegistryAccess = RegistryAccess()
 
     def admits(self, audience: Audience) -> bool:
-        """Whether a blob of such a record may be taken for this job, because it has the digest."""
+        """Return whether this job may use a stored blob with the digest, from a record with this audience."""
         return self.owner or audience.shares_with(self.credential)
 
     def partial_key(self, name: str) -> str:
-        """Return the key of an incomplete file: bytes that took a credential are continued with that one alone."""
+        """Return the key of an incomplete file; a download with a credential is resumed only with the same one."""
         return key_of(f"{name} {self.credential}" if self.credential else name)
 
 
 @attrs.frozen
 class Resolver:
-    """Turn the source of one job into the requests that fetch its files.
+    """Resolves the source of one job to the requests that fetch its files.
 
     Attributes:
-        network: Transport, clock and limits of requests.
-        endpoint: The hub's address, or a mirror's.
-        job: The source, with what is promised of it and the credentials for it.
-        meter: Told what is waited for, and which file was chosen.
-        memory_bytes: What models may take of this host's memory; None where that is not known.
+        network: The transport, clock and limits of requests.
+        endpoint: The address of the hub or of a mirror.
+        job: The source, its digest and credentials.
+        meter: Receives waits and the chosen file.
+        memory_bytes: This host's memory budget for models; None if unknown.
     """
 
     network: Network
@@ -94,7 +94,7 @@ class Resolver:
     memory_bytes: int | None = None
 
     async def resolve(self) -> Sequence[TransferRequest]:
-        """Say which files to download from where; what can be known to be wrong is raised here."""
+        """Return the files to download; problems that can be detected beforehand are raised here."""
         source = self.job.source
         self.meter.resolving()
         if isinstance(source, WebFile):
@@ -102,9 +102,7 @@ class Resolver:
             return await self._probe_all([self.web_file(source, url) for url in source.parts])
         if isinstance(source, BucketFile):
             if not source.path or source.path.endswith("/"):
-                raise SourceError(
-                    f"{source.redacted} is a folder of a bucket; say in spec.files which file of it to fetch"
-                )
+                raise SourceError(f"{source.redacted} is a folder of a bucket; set spec.files to the file to fetch")
             self._refuse_one_digest_for_many(len(source.parts))
             return await self._probe_all([self.bucket_file(source, path) for path in source.parts])
         if isinstance(source, ImageSource):
@@ -114,11 +112,11 @@ class Resolver:
         name = source.repository if isinstance(source, HubFile) else source.name
         if isinstance(source, HubFolder) and self.job.sha256 is not None:
             raise DigestMismatchError(
-                f"one digest cannot describe the files of {source.redacted}; leave spec.sha256 out, and name a commit "
-                "(hf://ORG/REPO@COMMIT) to have the same files for ever"
+                f"one digest cannot describe the files of {source.redacted}; remove spec.sha256, and use a commit "
+                "(hf://ORG/REPO@COMMIT) to pin the files"
             )
         listing = await self.listing(name, source.revision)
-        # Pinned to one commit: the files of a model that is just being replaced must not be mixed.
+        # Pinned to one commit, so that files of two versions are not mixed while a model is being replaced.
         revision = listing.commit or source.revision
         if isinstance(source, HubFolder):
             entries = hugging_face.folder_entries(source, listing)
@@ -134,11 +132,11 @@ class Resolver:
         return wanted
 
     def hub_file(self, file: HubFile, entry: hugging_face.HubEntry) -> TransferRequest:
-        """Return the request for one file of a repository, and what the hub promises of it."""
+        """Return the request for one file of a repository, with its size and digest from the hub."""
         asked = self.job.sha256
         if asked is not None and entry.sha256 not in (None, asked):
             raise DigestMismatchError(
-                f"the hub says that {file.redacted} has the digest {entry.sha256}, spec.sha256 asks for {asked}; "
+                f"{file.redacted} has the digest {entry.sha256} at the hub, but spec.sha256 is {asked}; "
                 "correct the digest, or the source"
             )
         wanted = self._request(file.redacted, hugging_face.file_url(self.endpoint, file), file.identity)
@@ -175,14 +173,14 @@ class Resolver:
                 break
             reference = found
         else:
-            raise FetchError(f"{source.redacted}: the registry's indexes lead to nothing but indexes")
+            raise FetchError(f"{source.redacted}: the registry's indexes refer only to other indexes")
         layers = registry.choose_layers(source, found)
         self._refuse_one_digest_for_many(len(layers))
         for layer in layers:
             if self.job.sha256 not in (None, layer.sha256):
                 raise DigestMismatchError(
-                    f"the registry has {layer.name or source.redacted} with the digest {layer.sha256}, spec.sha256 "
-                    f"asks for {self.job.sha256}; correct the digest, or the source"
+                    f"the registry has {layer.name or source.redacted} with the digest {layer.sha256}, but spec.sha256 "
+                    f"is {self.job.sha256}; correct the digest, or the source"
                 )
         return [
             attrs.evolve(
@@ -198,7 +196,7 @@ class Resolver:
     async def _manifest(
         self, source: ImageSource, url: WebUrl, credential: Credential | None
     ) -> tuple[bytes, Credential | None]:
-        """Ask for a manifest; where the registry wants a login first, give it, and return what it takes."""
+        """Return a manifest, after a login if the registry requires one, and the credential that it accepts."""
         shown, headers = source.redacted, {"Accept": registry.ACCEPT}
         for _ in range(2):
             request = FileRequest(shown, url, self.job.policy, credential, "registry")
@@ -215,19 +213,19 @@ class Resolver:
             if isinstance(answer, bytes):
                 return answer, credential
             credential = await self._login(source, url, answer)
-        raise AccessDeniedError(f"{shown}: the registry asks for one login after the other; {REGISTRY_ADVICE}")
+        raise AccessDeniedError(f"{shown}: the registry asks for a login repeatedly; {REGISTRY_ADVICE}")
 
     async def _login(self, source: ImageSource, url: WebUrl, challenge: registry.Challenge) -> Credential:
         shown, auth = source.redacted, UserInfo(self.job.registry.user, self.job.registry.password)
         if challenge.realm is None:
             if not auth.user:
-                raise AccessDeniedError(f"{shown}: the registry asks for a user and password; {REGISTRY_ADVICE}")
+                raise AccessDeniedError(f"{shown}: the registry requires a user and password; {REGISTRY_ADVICE}")
             return Credential.basic(url, auth)
         at = challenge.token_url(source.repository)
         request = FileRequest(shown, at, self.job.policy, Credential.basic(at, auth) if auth.user else None, "registry")
 
         async def read(response: FileResponse) -> str:
-            if response.status != 200:  # no token was sent, but the password
+            if response.status != 200:  # the password was sent here, not a token
                 self._refuse(attrs.evolve(request, shown=f"{shown}: {at.shown}", credential=None), response)
             return registry.parse_token(shown, await _read_body(response, at, _TOKEN_BYTES, f"{shown}: the token"))
 
@@ -236,7 +234,7 @@ class Resolver:
     async def _probe_all(self, each: Sequence[TransferRequest]) -> Sequence[TransferRequest]:
         if len(each) == 1:
             return each
-        # A part that is missing, or a disk that is too small, is better known before the first 40 GB than after them.
+        # A missing part, or a disk that is too small, must be reported before the first 40 GB, not after them.
         seen = [await self.probe(one) for one in each]
         return [attrs.evolve(w, size_bytes=s.size_bytes, sha256=s.sha256) for w, s in zip(each, seen, strict=True)]
 
@@ -244,7 +242,7 @@ class Resolver:
         return Credential.bearer(self.endpoint, self.job.token) if self.job.token else None
 
     async def listing(self, name: str, revision: str) -> hugging_face.Listing:
-        """Ask the hub for the files of a repository."""
+        """Return the files of a repository from the hub."""
         url = hugging_face.listing_url(self.endpoint, name, revision)
         request = FileRequest(self.job.source.redacted, url, self.job.policy, self._credential(), "hub")
 
@@ -257,15 +255,15 @@ class Resolver:
         return await self._send(request, read)
 
     async def probe(self, wanted: TransferRequest) -> RemoteVersion:
-        """Ask for the first bytes only, to learn whether the file is there, how long it is and which version."""
+        """Request only the first bytes, and return the size, digest and version of a file; raise if it is missing."""
 
-        async def read(response: FileResponse) -> RemoteVersion:  # noqa: ASYNC124 (the head says it all)
+        async def read(response: FileResponse) -> RemoteVersion:  # noqa: ASYNC124 (only the head is read)
             if response.status not in (200, 206):
                 self._refuse(wanted, response)
             size = (range_total if response.status == 206 else content_length)(response.headers)
             size = response.linked_size if size is None else size
             digest = response.linked_sha256 or linked_digest(response.headers)
-            if wanted.server == "registry":  # a blob is its digest
+            if wanted.server == "registry":  # a blob is identified by its digest
                 digest = wanted.sha256
             return RemoteVersion(size, digest, Validator.of(response.headers))
 
@@ -292,8 +290,8 @@ class Resolver:
     def _refuse_one_digest_for_many(self, parts: int) -> None:
         if parts > 1 and self.job.sha256 is not None:
             raise DigestMismatchError(
-                f"one digest cannot describe the {parts} parts of {self.job.source.redacted}; leave spec.sha256 out "
-                "(parts from Hugging Face are verified against its own digests)"
+                f"one digest cannot describe the {parts} parts of {self.job.source.redacted}; remove spec.sha256 "
+                "(parts from Hugging Face are verified against its digests)"
             )
 
     def _refuse(self, request: FileRequest, response: FileResponse) -> NoReturn:

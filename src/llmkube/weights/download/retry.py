@@ -1,4 +1,4 @@
-"""How long a download goes on trying, and when it keeps still because a server asked for it."""
+"""Retries of downloads, and pauses that servers ask for."""
 
 import datetime
 import random
@@ -17,26 +17,26 @@ T = TypeVar("T")
 Origin = tuple[str, str, int]
 
 MAX_PAUSE_SECONDS: Final = 86_400.0
-"""After a day an origin is asked again, whatever it said: a pause of years is a mistake in a header."""
+"""The longest pause: a pause of years is a mistake in a header."""
 
 
 @attrs.frozen
 class DownloadLimits:
-    """Every number that says how long is long enough.
+    """The time and size limits of downloads.
 
     Attributes:
-        head_seconds: From the question to the head of the answer, redirects and all.
-        window_seconds: A body in which fewer than `window_bytes` come within this time has stalled. There is no limit
-            on the whole: a large file over a slow line may take a day.
-        window_bytes: See above; also what an attempt must gain to count as progress.
-        tries: Attempts in a row without progress before a download gives up (it goes on from there next time).
-        max_wait_seconds: The longest pause that is kept when a server asks for one; for longer ones it gives up.
-        digest_tries: Downloads of a file that turns out to have another digest than the hub promises.
-        checkpoint_seconds: How much of a download a power cut may cost.
-        checkpoint_bytes: The same in bytes, so that the disk is busy early and little is left to be synced at the end.
-        busy_poll_seconds: How often to look whether another process has finished with the same file.
-        max_bytes: The largest file that is taken.
-        backoff: Pauses between attempts.
+        head_seconds: From the request to the head of the response, including redirects.
+        window_seconds: A body that receives fewer than `window_bytes` within this time has stalled. The total time is
+            not limited: a large file over a slow line may take a day.
+        window_bytes: See above; also the minimum gain of an attempt that is progress.
+        tries: Consecutive attempts without progress before a download fails (the next fetch resumes it).
+        max_wait_seconds: The longest pause for which a download waits if a server asks for it; otherwise it fails.
+        digest_tries: Downloads of a file that has another digest than the hub's.
+        checkpoint_seconds: The time between syncs: what a power cut may cost.
+        checkpoint_bytes: The same in bytes, so that the disk is used early and little is left to sync at the end.
+        busy_poll_seconds: The interval of checks whether another process has released the same file.
+        max_bytes: The largest accepted file.
+        backoff: The pauses between attempts.
     """
 
     head_seconds: float = 60.0
@@ -54,17 +54,17 @@ class DownloadLimits:
 
 @attrs.define(eq=False)
 class OriginPauses:
-    """Origins that asked to be left alone for a while, by all downloads."""
+    """The pauses that origins asked for; they apply to all downloads."""
 
     _until: dict[Origin, float] = attrs.field(factory=dict)
 
     def start(self, origin: Origin, seconds: float) -> None:
-        """Ask nothing of an origin for so long, and a day at most; a longer pause that is under way stays."""
+        """Pause requests to an origin, for at most a day; a current pause is not shortened."""
         until = trio.current_time() + min(seconds, MAX_PAUSE_SECONDS)
         self._until[origin] = max(self._until.get(origin, 0.0), until)
 
     def seconds_left(self, origin: Origin) -> float:
-        """How long the origin is still to be left alone."""
+        """Return the seconds until the origin's pause ends."""
         left = self._until.get(origin, 0.0) - trio.current_time()
         if left <= 0:
             self._until.pop(origin, None)
@@ -73,7 +73,7 @@ class OriginPauses:
 
 @attrs.frozen(eq=False)
 class Network:
-    """What servers are asked with; a simulation replaces each of it."""
+    """The dependencies of requests, which a simulation replaces."""
 
     open_transport: OpenTransport
     utcnow: Callable[[], datetime.datetime]
@@ -84,7 +84,7 @@ class Network:
 
 @attrs.frozen(eq=False)
 class Dependencies(Network):
-    """What downloads work with besides."""
+    """The dependencies of downloads."""
 
     run_sync: RunSync = attrs.field(kw_only=True)
     space: FreeSpace = attrs.field(kw_only=True)
@@ -98,22 +98,21 @@ async def retry(
     waiting: Callable[[float, str], None],
     has_progressed: Callable[[], bool] = lambda: False,
 ) -> T:
-    """Try until it works, the user is at fault, or `DownloadLimits.tries` attempts in a row brought nothing.
+    """Retry until an attempt succeeds, a user error occurs, or `DownloadLimits.tries` attempts in a row fail.
 
     Args:
-        attempt: What to try; FetchError means to try again. A full disk is not tried again: nothing here empties it.
-        origin: Whom it asks; the pauses that this server asks for are kept, also those that it asked of other
-            downloads.
+        attempt: The operation; it is retried after a FetchError, but not with a full disk, which nothing here frees.
+        origin: The server, whose pauses are kept, also those that other downloads were asked for.
         network: The clock, the random numbers and the limits.
         waiting: Called before each pause with its length and reason.
-        has_progressed: Asked after each failure whether the attempt brought something all the same.
+        has_progressed: Returns after a failure whether the attempt made progress nevertheless.
     """
     failures = 0
     limits, pauses = network.limits, network.pauses
     while True:
         pause = pauses.seconds_left(origin)
         if pause > limits.max_wait_seconds:
-            raise ThrottledError(f"{origin[1]} asks to wait {pause:.0f} s more", wait_seconds=pause)
+            raise ThrottledError(f"{origin[1]} asks to wait another {pause:.0f} s", wait_seconds=pause)
         if pause > 0:
             waiting(pause, f"{origin[1]} asked for a pause")
             await trio.sleep(pause)

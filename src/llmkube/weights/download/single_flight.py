@@ -1,6 +1,7 @@
-"""However many services wait for a file, it is downloaded once; a waiter that leaves does not end it for the others.
+"""Share one download among all tasks that wait for the same file.
 
-Nor does who stops to begin anew: every edit of a service interrupts its planner, which then asks for the same again.
+A task that stops waiting does not cancel it for the others, nor for itself if it soon waits again: every edit of a
+service interrupts its planner, which then requests the same file.
 """
 
 import math
@@ -18,7 +19,7 @@ T = TypeVar("T")
 Work = Callable[[OnProgress], Awaitable[T]]
 
 LINGER_SECONDS: Final = 2.0
-"""How long work goes on without a waiter: a server that cannot resume would have to send everything again."""
+"""The time for which work continues without a waiter: some servers cannot resume, and would send everything again."""
 
 
 @attrs.frozen
@@ -28,7 +29,7 @@ class _Result(Generic[T]):
 
 @attrs.define(eq=False)
 class _Call(Generic[T]):
-    """One piece of work: what it last said, and who still wants it."""
+    """One piece of work: its latest state and the number of waiters."""
 
     key: Hashable
     work: Work[T]
@@ -38,21 +39,21 @@ class _Call(Generic[T]):
 
 
 class SingleFlight(Generic[T]):
-    """Work by key, at most one at a time each; `open_single_flight` makes one."""
+    """Shared work by key, at most one at a time per key; `open_single_flight` creates it."""
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self._nursery = nursery
         self._running: dict[Hashable, _Call[T]] = {}
 
     def active(self) -> dict[Hashable, Progress]:
-        """How far each piece of work has come."""
+        """Return the progress of each piece of work."""
         values = {key: call.state.value for key, call in self._running.items()}
         return {key: value for key, value in values.items() if isinstance(value, Progress)}
 
     async def join(self, key: Hashable, work: Work[T], progress: OnProgress) -> T:
-        """Return what the work under a key returns, or raise what it raises; it begins if it is not running.
+        """Return the result of the work under a key, or raise its exception; start it if it is not running.
 
-        It is cancelled a moment after the last one who waits is. `progress` is called in this task.
+        It is cancelled a moment after its last waiter. `progress` is called in this task.
         """
         call = self._running.get(key)
         if call is None or call.scope.cancel_called:
@@ -79,21 +80,21 @@ class SingleFlight(Generic[T]):
         with call.scope:
             try:
                 state: _Result[T] | Exception = _Result(await call.work(call.state.put_nowait))
-            except Exception as error:  # noqa: BLE001 - not swallowed: all who wait raise it, each in a task of its own
+            except Exception as error:  # noqa: BLE001 - not swallowed: every waiter raises it, in its own task
                 state = error
             self._forget(call)
             call.state.put_nowait(state)
         self._forget(call)
 
     def _forget(self, call: _Call[T]) -> None:
-        """Let the next one who asks for the same begin anew."""
+        """Let the next call for the same key start the work again."""
         if self._running.get(call.key) is call:
             del self._running[call.key]
 
 
 @asynccontextmanager
 async def open_single_flight(result: type[T]) -> AsyncGenerator[SingleFlight[T], None]:
-    """Open a place for shared work with results of one type; leaving it cancels what is still running."""
+    """Yield a `SingleFlight` with results of one type; on exit, running work is cancelled."""
     async with trio.open_nursery() as nursery:
         yield SingleFlight(nursery)
         nursery.cancel_scope.cancel(reason="the owner is done")

@@ -1,4 +1,4 @@
-"""One file from one URL: taken up where it was left, verified while it streams, and never spliced from two versions."""
+"""Download one file from one URL: resumed, verified while it streams, and never mixed from two versions."""
 
 from functools import partial as bind
 from typing import Final
@@ -22,19 +22,19 @@ from llmkube.weights.errors import (
 from llmkube.weights.http_responses import AlreadyComplete, RangeRequest, ReadBody, Restart, Validator, interpret
 from llmkube.weights.store.partial import Partial, PartialInfo
 
-_STEP_BYTES: Final = 1 << 30  # space that is promised at a time while the length of the file is not known
+_STEP_BYTES: Final = 1 << 30  # space that is reserved at a time while the size of the file is unknown
 
 
 @attrs.frozen
 class TransferRequest(FileRequest):
-    """One file to download, and what is known of it before.
+    """A request for one file, with the facts that are known beforehand.
 
     Attributes:
-        key: What the store keeps its incomplete bytes under.
-        sha256: The digest that it must have, in lower-case hex, if it is known.
-        promised_by: Who said so: `spec.sha256`, or empty for the hub.
-        size_bytes: Its size, if the hub said so.
-        name: What it is called in the folder that an engine is given; "" where that is a file.
+        key: The key of its incomplete bytes in the store.
+        sha256: The digest that it must have, in lower-case hex, if known.
+        promised_by: The field of the digest: `spec.sha256`, or empty for the hub's.
+        size_bytes: Its size, if known from the hub.
+        name: Its name in the folder for an engine; "" if the engine loads a file.
     """
 
     key: str = attrs.field(kw_only=True)
@@ -46,7 +46,7 @@ class TransferRequest(FileRequest):
 
 @attrs.frozen
 class RejectedVersion:
-    """A version of a file that had the wrong digest too often; it is not downloaded again."""
+    """A version of a file that had a wrong digest too often; it is not downloaded again."""
 
     validator: Validator
     error: DigestMismatchError
@@ -54,12 +54,12 @@ class RejectedVersion:
 
 @attrs.define(eq=False)
 class Transfer:
-    """Bring one file into one partial file.
+    """The download of one file into one partial file.
 
     Attributes:
-        meter: Is told how far it is.
+        meter: Receives the progress.
         rejected: Versions that are not downloaded again, by key and digest; shared by all transfers.
-        later_bytes: What else the same job will still write: it must fit onto the disk too.
+        later_bytes: The bytes that the same job will write afterwards, which must fit onto the disk too.
     """
 
     dependencies: Dependencies
@@ -73,11 +73,11 @@ class Transfer:
     _best_bytes: int = 0
 
     async def run(self) -> None:
-        """Return when the partial file is complete, right and on the disk.
+        """Return when the partial file is complete, verified and synced.
 
         Raises:
-            UserError: It cannot be had this way; see `weights.errors`.
-            FetchError: Not now. What has come is kept, and the next run goes on from there.
+            UserError: A retry cannot succeed; see `weights.errors`.
+            FetchError: A retry may succeed. The bytes are kept, and the next run resumes from them.
         """
         run_sync, limits = self.dependencies.run_sync, self.dependencies.limits
         total = self.partial.unhashed_bytes
@@ -86,8 +86,8 @@ class Transfer:
             self.meter.verifying(self.partial.size_bytes, total)
         self._best_bytes = self.partial.size_bytes
         self._expected = self.wanted.sha256
-        # A digest of the user's may be a slip, and a whole file would come again as it is; one that was continued may
-        # have rotted on this disk. The hub's digest is no slip.
+        # The user's digest may be a mistake, and a file that was downloaded as a whole would be the same again; the
+        # prefix of a resumed one may be corrupt on this disk. The hub's digest is not a mistake.
         user_limit = 2 if self.partial.size_bytes else 1
         limit = user_limit if self.wanted.promised_by else limits.digest_tries
         for tries in range(1, limit + 1):
@@ -103,7 +103,7 @@ class Transfer:
                 break
             error = self._mismatch(found, tries, final=tries == limit)
             self.rejected[self.wanted.key, self._expected or ""] = RejectedVersion(self.partial.info.validator, error)
-            await run_sync(bind(self.partial.begin, PartialInfo()))  # these bytes are worth nothing
+            await run_sync(bind(self.partial.begin, PartialInfo()))  # discard these bytes
             if tries == limit:
                 raise error
             self._best_bytes = 0
@@ -115,12 +115,12 @@ class Transfer:
 
     def _mismatch(self, found: str, tries: int, *, final: bool) -> DigestMismatchError:
         wanted = self.wanted
-        promise, advice = "the hub promises", "try another revision, or tell its owner"
+        promise, advice = "the hub's is", "try another revision, or notify its owner"
         if wanted.promised_by:
-            promise, advice = "spec.sha256 asks for", "correct the digest, or the source"
+            promise, advice = "spec.sha256 is", "correct the digest, or the source"
         times = "once" if tries == 1 else f"{tries} times"
         return DigestMismatchError(
-            f"{wanted.shown} has the digest {found}, {promise} {self._expected} (downloaded {times}); {advice}",
+            f"{wanted.shown} has the digest {found}, but {promise} {self._expected} (downloaded {times}); {advice}",
             field=wanted.promised_by,
             final=final,
         )
@@ -134,7 +134,7 @@ class Transfer:
 
     async def _attempt(self) -> None:
         partial = self.partial
-        # An earlier process may have got all bytes and not the hub's digest: then the hub is asked once more.
+        # An earlier process may have received all bytes but not the hub's digest, which is then requested again.
         is_verifiable = self._expected is not None or self.wanted.server != "hub"
         if partial.size_bytes and partial.size_bytes == partial.info.total_bytes and is_verifiable:
             await trio.lowlevel.checkpoint()
@@ -154,7 +154,7 @@ class Transfer:
         if scope.cancelled_caught:
             raise StalledError(
                 f"{wanted.shown}: stalled at {partial.size_bytes} bytes: fewer than {limits.window_bytes} bytes "
-                f"came within {limits.window_seconds:g} s"
+                f"were received within {limits.window_seconds:g} s"
             )
 
     async def _receive(self, response: FileResponse, asked: RangeRequest, scope: trio.CancelScope) -> None:
@@ -167,14 +167,14 @@ class Transfer:
             if self._expected is None and isinstance(verdict, ReadBody) and verdict.offset:
                 self._check_version(asked, response)
         except RangeError:
-            self._ranges = False  # it cannot serve parts; the next attempt asks for the whole file
+            self._ranges = False  # no range support; the next attempt requests the whole file
             raise
         if isinstance(verdict, AlreadyComplete):
             partial.info = PartialInfo(partial.info.validator, partial.size_bytes)
             return
         if isinstance(verdict, Restart):
             await run_sync(bind(partial.begin, PartialInfo()))
-            raise FetchError(f"{wanted.shown}: {verdict.reason}; starting again")
+            raise FetchError(f"{wanted.shown}: {verdict.reason}; starting from the beginning")
         total = self._check(verdict, response)
         info = PartialInfo(verdict.validator, total)
         if verdict.offset == 0:
@@ -188,25 +188,25 @@ class Transfer:
         elif partial.size_bytes < total:
             if verdict.offset == 0:
                 await run_sync(bind(partial.begin, PartialInfo()))
-                raise WrongSizeError(f"{wanted.shown}: the server ended the file before its {total} bytes had come")
-            raise FetchError(f"{wanted.shown}: the server sent a part of what was asked for")
+                raise WrongSizeError(f"{wanted.shown}: the server ended the file before its {total} bytes")
+            raise FetchError(f"{wanted.shown}: the server sent only part of the requested range")
 
     def _check_version(self, asked: RangeRequest, response: FileResponse) -> None:
-        """Refuse a part that no digest will judge, unless it carries the strong ETag that was asked for.
+        """Refuse a part without a digest to verify it, unless it has the strong ETag of the request.
 
-        A server that knows If-Range sends it along (RFC 9110, 15.3.7); one that does not may send any version.
+        A server that supports If-Range sends the ETag (RFC 9110, 15.3.7); another one may send any version.
         """
         wanted = asked.validator.if_range
         if wanted.startswith('"') and not Validator.of(response.headers).etag:
-            raise RangeError(f"{asked.shown}: the server sent a part without saying of which version (no ETag)")
+            raise RangeError(f"{asked.shown}: the server sent a part of an unknown version (no ETag)")
 
     def _check(self, verdict: ReadBody, response: FileResponse) -> int | None:
-        """Return the size of what is coming; raise what can be known to be wrong before it comes."""
+        """Return the size of the file; raise problems that can be detected before the body is read."""
         wanted = self.wanted
         promised = response.linked_sha256
         if promised is not None and wanted.promised_by and promised != wanted.sha256:
             raise DigestMismatchError(
-                f"the hub says that {wanted.shown} has the digest {promised}, spec.sha256 asks for {wanted.sha256}; "
+                f"{wanted.shown} has the digest {promised} at the hub, but spec.sha256 is {wanted.sha256}; "
                 "correct the digest, or the source"
             )
         before = self.rejected.get((wanted.key, self._expected or ""))
@@ -230,11 +230,11 @@ class Transfer:
             total = response.linked_size
         if not verdict.framed and self._expected is None and total is None:
             raise SourceRefusedError(
-                f"{wanted.shown}: the server does not say how long the file is, so a cut connection would look like "
-                "its end; give spec.sha256, or use another server"
+                f"{wanted.shown}: the server does not state the size of the file, so a broken connection looks like "
+                "its end; set spec.sha256, or use another server"
             )
         if total is not None and total > limit:
-            raise WrongSizeError(f"{wanted.shown} has {total} bytes; more than {limit} are not taken")
+            raise WrongSizeError(f"{wanted.shown} has {total} bytes; more than {limit} are not supported")
         return total
 
     def _reserve_space(self, total: int | None) -> None:
@@ -242,7 +242,7 @@ class Transfer:
         self.dependencies.space.reserve(self.partial, need + self.later_bytes)
 
     async def _stream_body(self, response: FileResponse, total: int | None, scope: trio.CancelScope) -> None:
-        """Receive on one side and write on the other; errors of both come out as themselves, not in a group."""
+        """Receive and write concurrently; errors of either side are raised as they are, not in a group."""
         ring, limits = RingBuffer(), self.dependencies.limits
         limit = limits.max_bytes if total is None else total
         start, is_gguf = self.partial.size_bytes, not self.wanted.name
@@ -266,14 +266,13 @@ class Transfer:
         if disk_failure is not None:
             raise disk_failure
         if isinstance(failure, WrongSizeError):
-            await self.dependencies.run_sync(
-                bind(self.partial.begin, PartialInfo())
-            )  # these bytes may be of another version
+            # these bytes may be of another version
+            await self.dependencies.run_sync(bind(self.partial.begin, PartialInfo()))
         if failure is not None:
             raise failure
 
     def _on_written(self, total: int | None, count: int) -> None:
-        """Note that so many bytes more are there."""
+        """Record newly written bytes."""
         self.dependencies.space.consume(self.partial, count)
         if total is None:
             self._reserve_space(None)

@@ -1,6 +1,6 @@
-"""The half of a layer that mixes tokens: attention in its kinds, or a recurrent state in its place.
+"""The token mixing of a layer: one of several kinds of attention, or a recurrent state instead.
 
-States of fixed size are those of Mamba in both versions, of gated delta nets and of short convolutions.
+The recurrent states, of fixed size, are those of Mamba (both versions), gated delta nets and short convolutions.
 """
 
 from llmkube.weights.estimate.graph_allocator import Node, effect
@@ -9,7 +9,7 @@ from llmkube.weights.estimate.layers import head_lengths
 
 
 def token_mixing(build: GraphBuilder, index: int, block: Block, cur: Node) -> Node:
-    """Return what the tokens exchange by attention or through a recurrent state, before the output projection."""
+    """Return the result of attention or of a recurrent state, before the output projection."""
     if "ssm_in" in block and "attn_output" in block:
         parallel = build.mul_mat(block, "ssm_out", _selective_scan(build, block, cur))
         build.graph.expand(effect(parallel))
@@ -28,7 +28,7 @@ def token_mixing(build: GraphBuilder, index: int, block: Block, cur: Node) -> No
 
 
 def output_projection(build: GraphBuilder, block: Block, cur: Node) -> Node:
-    """Return it at the model's width."""
+    """Project the result to the model's width."""
     for name in ("attn_output", "ssm_out", "shortconv.out_proj"):
         if name in block:
             return build.mul_mat(block, name, cur)
@@ -36,7 +36,7 @@ def output_projection(build: GraphBuilder, block: Block, cur: Node) -> Node:
 
 
 def _unknown(build: GraphBuilder, block: Block, cur: Node) -> Node:
-    """Multiply by all that is there, and let go of nothing before the end."""
+    """Multiply by all matrices of the block and release nothing before the end."""
     parts = [build.mul_mat(block, name, cur) for name, sizes in block.items() if len(sizes) > 1]
     return build.new(build.width, cur, *parts)
 
@@ -62,14 +62,14 @@ def _attention(build: GraphBuilder, index: int, block: Block, cur: Node) -> Node
 
 
 def _write_cache(build: GraphBuilder, key: Node, value: Node | None) -> None:
-    """Write into the cache, which is no part of the buffer."""
+    """Write into the cache, which is outside the buffer."""
     build.graph.expand(effect(key.view(), build.key_rows))
     if value is not None:
         build.graph.expand(effect(value.view(), build.value_rows))
 
 
 def _attend(build: GraphBuilder, index: int, query: Node, length: int, *read: Node) -> Node:
-    """Compare queries with all keys, and add up the values; `read` are those that lie in no cache."""
+    """Compute attention; `read` are the keys and values that are not in a cache."""
     layer = build.layers[index]
     heads, mask = build.heads[index], build.masks[layer.window]
     if build.flash:
@@ -98,12 +98,12 @@ def _projections(build: GraphBuilder, index: int, block: Block, cur: Node) -> tu
 
 
 def _is_gated(build: GraphBuilder, block: Block) -> bool:
-    """Whether the query's tensor holds a gate for the answer as well."""
+    """Return whether the query's tensor also contains an output gate."""
     return "attn_q" in block and build.width_of(block["attn_q"]) == 2 * block["attn_output"][0]
 
 
 def _latent(build: GraphBuilder, index: int, block: Block, cur: Node) -> Node:
-    """Attention over one compressed vector per token (MLA), or over heads that are made from it (files before that)."""
+    """Compute attention over one compressed vector per token (MLA), or in older files over heads expanded from it."""
     heads = build.heads[index]
     rank = build.shape.number("attention.kv_lora_rank")
     rotated = max(0, build.width_of(block["attn_kv_a_mqa"]) - rank)
@@ -138,11 +138,11 @@ def _latent(build: GraphBuilder, index: int, block: Block, cur: Node) -> Node:
     return build.new(heads * values, build.new(heads * values, attended.part()).part())
 
 
-# -- a state of fixed size: each begins with a convolution over the last tokens, whose start every slot keeps ------
+# -- a state of fixed size: each starts with a convolution over the last tokens, which every slot stores -----------
 
 
 def _selective_scan(build: GraphBuilder, block: Block, cur: Node) -> Node:
-    """Mamba: a convolution, a scan that carries the state along, and a gate."""
+    """Mamba: a convolution, a scan with the state, and a gate."""
     inner, state = build.shape.number("ssm.inner_size"), build.shape.number("ssm.state_size")
     fused = build.mul_mat(block, "ssm_in", cur)
     width = build.width_of(block.get("ssm_conv1d", (inner,)))
@@ -163,7 +163,7 @@ def _selective_scan(build: GraphBuilder, block: Block, cur: Node) -> Node:
 
 
 def _delta_net(build: GraphBuilder, block: Block, cur: Node) -> Node:
-    """A gated delta net: queries and keys repeated for all heads of the values, one fused operation, a gate."""
+    """A gated delta net: queries and keys repeated for all value heads, one fused operation, a gate."""
     inner, state = build.shape.number("ssm.inner_size"), build.shape.number("ssm.state_size")
     keys = build.shape.number("ssm.group_count") * state
     fused = build.mul_mat(block, "attn_qkv", cur)

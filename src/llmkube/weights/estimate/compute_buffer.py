@@ -1,8 +1,8 @@
-"""The compute buffer: a model's graph, built from its tensors, with sizes in place of numbers.
+"""Estimate the compute buffer from a model's graph, built from its tensors with sizes only.
 
-One layer after another is put together from the tensors that it has (`attn_qkv`, `ffn_gate_exps`, `ssm_in`, …), in the
-order in which llama.cpp runs the parts, and `graph_allocator` says how much memory that takes at once. What mixes
-tokens (`attention`) and what is done to each token by itself (here) are the two halves of a layer.
+Each layer is built from the tensors that it has (`attn_qkv`, `ffn_gate_exps`, `ssm_in`, …), in the order in which
+llama.cpp runs the parts, and `graph_allocator` returns the peak memory. A layer has two halves: token mixing
+(`attention`) and the feed-forward part (here).
 """
 
 from collections.abc import Mapping
@@ -17,19 +17,19 @@ from llmkube.weights.estimate.layers import Cells, layers_of
 from llmkube.weights.formats.shape import Shape
 
 _MAX_EXPERTS: Final = 64
-"""Experts asked per token, at most: a header may claim any number."""
+"""The most experts per token: a header may claim any number."""
 
 
 @attrs.frozen
 class Batch:
-    """What one step works on.
+    """The input of one step.
 
     Attributes:
-        tokens: Of a physical batch.
-        outputs: How many of them get a result.
-        cache: The caches that it looks at.
-        flash: Attention in one operation, which never holds all scores at once.
-        embedding: The vectors themselves are a result, too.
+        tokens: The tokens of a physical batch.
+        outputs: The number of tokens that get a result.
+        cache: The caches that the step reads.
+        flash: Whether attention is one operation, which never holds all scores at once.
+        embedding: Whether the vectors themselves are a result, too.
     """
 
     tokens: int
@@ -64,7 +64,7 @@ def build_graph(shape: Shape, batch: Batch) -> Graph:
 
 
 def blocks_of(shape: Shape) -> tuple[Block, Mapping[int, Block]]:
-    """Return the tensors outside the blocks, and those of each block by its number."""
+    """Return the tensors outside the blocks, and those of each block by number."""
     outside: dict[str, tuple[int, ...]] = {}
     inside: dict[int, dict[str, tuple[int, ...]]] = {}
     for tensor in shape.tensors:
@@ -75,19 +75,19 @@ def blocks_of(shape: Shape) -> tuple[Block, Mapping[int, Block]]:
 
 
 def _embeddings(build: GraphBuilder, outside: Block) -> Node:
-    """Tokens become vectors; beside it stands what would take vectors from outside, which is reserved as well."""
+    """Embed the tokens; the alternative input of given vectors is reserved as well."""
     cur = build.new(build.width, Node(4 * build.rows))
     rows = build.new(build.width, Node(4 * build.rows))
     given = build.new(build.width)
     given.is_output = True
     build.graph.expand(cur, rows, Node(8 * build.rows), build.new(build.width, given).view(rows))
     if "token_types" in outside:
-        cur.is_output = True  # BERT's: what the tokens become keeps its place until the end (measured)
+        cur.is_output = True  # BERT: the token embeddings stay allocated until the end (measured)
         cur = build.new(build.width, cur)
     if "position_embd" in outside:
         cur = build.add(build.new(build.width, build.positions), cur)
     if per_layer := build.shape.number("embedding_length_per_layer_input"):
-        # a vector for each layer besides: looked up, projected, and turned round
+        # in addition, a vector for each layer: looked up, projected and transposed
         wide = [build.new(per_layer * len(build.layers)) for _ in range(3)]
         for each in wide:
             each.is_output = True
@@ -111,7 +111,7 @@ def _layer(build: GraphBuilder, index: int, block: Block, before: Node, outputs:
         cur, before = build.get_rows(outputs, cur, before)
     cur = residual = build.norm(block, "attn_output_norm", build.add(cur, before))
     cur = build.norm(block, "ffn_norm" if "ffn_norm" in block else "post_attention_norm", cur)
-    if cur is residual and not build.encoder:  # a layer without a part of its own for each token
+    if cur is residual and not build.encoder:  # a layer without a feed-forward part
         return cur
     cur = build.norm(block, "post_ffw_norm", _feed_forward(build, block, cur))
     return build.norm(block, "layer_output_norm", build.add(cur, residual))
@@ -125,7 +125,7 @@ def _feed_forward(build: GraphBuilder, block: Block, cur: Node) -> Node:
 
 
 def _experts(build: GraphBuilder, block: Block, cur: Node) -> Node:
-    """Each token asks a few experts, and their answers are all there before they are added up."""
+    """Apply the chosen experts to each token; all their outputs are in memory before they are summed."""
     inner, count = block["ffn_down_exps"][0], block["ffn_down_exps"][-1]
     used = min(max(1, build.shape.number("expert_used_count", 1)), count, _MAX_EXPERTS)
     logits = build.mul_mat(block, "ffn_gate_inp", cur) if "ffn_gate_inp" in block else build.new(count, cur)
@@ -150,7 +150,7 @@ def _experts(build: GraphBuilder, block: Block, cur: Node) -> Node:
 
 
 def _gated(build: GraphBuilder, block: Block, cur: Node, suffix: str = "") -> Node:
-    """Widen, bend, narrow; with a gate or without. One tensor that is twice as wide is gate and values in one."""
+    """Project up, activate and project down, with or without a gate; one tensor of twice the width has both."""
     inner = block[f"ffn_down{suffix}"][0]
     wide = [build.mul_mat(block, name, cur) for part in ("gate", "up") if (name := f"ffn_{part}{suffix}") in block]
     activated = build.new(inner, *wide, in_place=len(wide) == 1)

@@ -1,4 +1,4 @@
-"""The two ends of an estimate: what a command line asks for, and what it comes to, part by part."""
+"""The input and the result of an estimate: the demand of a command line, and the memory by part."""
 
 import enum
 from typing import Final
@@ -11,11 +11,11 @@ DEFAULT_CACHE_RAM_BYTES: Final = 8192 << 20
 """llama-server's default limit of the prompt cache."""
 
 ALL_LAYERS: Final = 1 << 16
-"""More layers than any model has: `all` of them."""
+"""More layers than any model has; means all layers."""
 
 
 class Location(enum.StrEnum):
-    """Where bytes are; on a machine with unified memory both count against the same budget."""
+    """The location of bytes; with unified memory, both draw on the same budget."""
 
     DEVICE = "device"
     HOST = "host"
@@ -23,7 +23,7 @@ class Location(enum.StrEnum):
 
 @attrs.frozen
 class Component:
-    """One part of what a model needs."""
+    """One part of a model's memory."""
 
     name: str
     place: Location
@@ -32,12 +32,12 @@ class Component:
 
 @attrs.frozen
 class Estimate:
-    """What a model needs, part by part.
+    """The memory that a model needs, by part.
 
     Attributes:
-        components: The parts; none of them is negative.
-        notes: What a person should know about these figures, one sentence each.
-        certain: False if something about the model is unknown; the figures are then on the high side.
+        components: The parts, never negative.
+        notes: Remarks for people about these figures, one sentence each.
+        certain: False if something about the model is unknown; the figures are then high estimates.
     """
 
     components: tuple[Component, ...]
@@ -46,17 +46,17 @@ class Estimate:
 
     @property
     def total_bytes(self) -> int:
-        """All parts."""
+        """The sum of all parts."""
         return sum(each.size_bytes for each in self.components)
 
     @property
     def device_bytes(self) -> int:
-        """What the device holds."""
+        """The memory on the device."""
         return self._bytes_in(Location.DEVICE)
 
     @property
     def host_bytes(self) -> int:
-        """What the host's processor holds."""
+        """The memory on the host."""
         return self._bytes_in(Location.HOST)
 
     def _bytes_in(self, place: Location) -> int:
@@ -65,34 +65,34 @@ class Estimate:
 
 @attrs.frozen
 class Demand:
-    """What a command line asks for; defaults are llama-server's own.
+    """The options of a command line that determine memory; the defaults are llama-server's.
 
     Attributes:
-        context: Tokens of all slots together; 0 is what the model was trained for.
-        slots: Requests served at the same time.
+        context: Tokens of all slots together; 0 means the trained context.
+        slots: Number of concurrent requests.
         unified_kv: One cache for all slots.
         batch: Tokens of a logical batch.
         ubatch: Tokens of a physical batch.
         cache_type_k: Type of the K cache, as on the command line (`q8_0`).
         cache_type_v: Type of the V cache.
         flash_attention: `on`, `off` or `auto`.
-        device_layers: Layers on the device, the output layer counted as one more; 0 keeps the model on the processor.
-        kv_offload: The cache of a layer lies where the layer is; else in host memory.
+        device_layers: Layers on the device, with the output layer as one more; 0 keeps the model on the CPU.
+        kv_offload: The cache of a layer is in the same memory as the layer; otherwise in host memory.
         swa_full: Sliding-window layers get a cache for the whole context.
-        repack: Weights on the processor may be laid out anew in a second buffer.
-        machine: The processor's kind, as `platform.machine()` says; decides which types are repacked.
-        mmap: The file is mapped into memory and not copied.
+        repack: Weights on the CPU may be repacked into a second buffer.
+        machine: The CPU architecture, from `platform.machine()`; determines which types are repacked.
+        mmap: The file is mapped into memory, not copied.
         cache_ram_bytes: Limit of the prompt cache; None for no limit.
-        checkpoints: Most context checkpoints of a slot.
-        embedding: The server answers with embeddings only.
-        overrides: Pattern of tensor names and the buffer that they are to be in, the first match wins.
-        speculation: Who guesses ahead (`draft-mtp`, `ngram-mod`), in the order of the command line.
+        checkpoints: Maximum context checkpoints per slot.
+        embedding: The server serves only embeddings.
+        overrides: Patterns of tensor names and their buffers; the first match wins.
+        speculation: The methods of speculative decoding (`draft-mtp`, `ngram-mod`), in order.
         draft_path: The draft model's file.
         draft_device_layers: As `device_layers`, for the draft model.
-        draft: The draft model itself, once its header was read.
+        draft: The draft model, after its header was read.
         projector_path: The multimodal projector's file.
-        projector_bytes: Its size, once it is known.
-        projector_on_device: Whether it lies on the device.
+        projector_bytes: Its size, if known.
+        projector_on_device: Whether it is on the device.
     """
 
     context: int = 0

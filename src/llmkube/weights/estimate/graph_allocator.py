@@ -1,9 +1,12 @@
-"""A compute buffer is as large as ggml's allocator makes it: here a graph of sizes is played through the same rules.
+"""Simulate ggml's allocator on a graph of sizes, to get the size of the compute buffer.
 
-The rules (https://github.com/ggml-org/ggml/blob/master/src/ggml-alloc.c): inputs get their places first; then each node
-takes the place of a parent that no other node needs, if its operation can work in place, or the smallest free gap that
-is large enough, or room at the end; a parent's place becomes free with its last reader. The buffer is the highest end
-that was ever reached.
+The rules (https://github.com/ggml-org/ggml/blob/master/src/ggml-alloc.c):
+
+* Inputs are allocated first.
+* Then each node reuses the memory of a parent that no other node needs, if its operation can work in place; otherwise
+  it gets the smallest free gap that is large enough, or memory at the end.
+* A parent's memory is freed after its last reader.
+* The size of the buffer is the highest end that was reached.
 """
 
 import bisect
@@ -16,7 +19,7 @@ _ALIGNMENT: Final = 32
 class Node:
     """One tensor of a graph: an input, the result of an operation, or a view of either.
 
-    `in_place` names no parent: as in ggml, the first parent of the same size that can be overwritten is.
+    With `in_place`, as in ggml, the first parent of the same size that can be overwritten is reused.
     """
 
     __slots__ = ("children", "in_place", "is_output", "offset", "parents", "seen", "size", "source", "views")
@@ -31,11 +34,11 @@ class Node:
         self.children = self.views = 0
 
     def view(self, *others: "Node") -> "Node":
-        """Return these bytes under other dimensions; `others` are read when it is made."""
+        """Return a view of all bytes; `others` are read when it is created."""
         return self._alias(self.size, others)
 
     def part(self, size: int = 0) -> "Node":
-        """Return some of these bytes, or all in another order."""
+        """Return a view of some bytes, or of all in another order."""
         return self._alias(size, ())
 
     def _alias(self, size: int, others: tuple["Node", ...]) -> "Node":
@@ -57,11 +60,11 @@ class Graph:
         self._nodes: list[Node] = []
 
     def expand(self, *nodes: Node) -> None:
-        """Run these nodes after all that has been added so far, each after its parents."""
+        """Append these nodes, each after its parents."""
         stack = [(node, iter(node.parents)) for node in reversed(nodes)]
         while stack:
             node, parents = stack[-1]
-            # The iterator remembers how far it is: a hostile header has blocks of 65,536 tensors, each a parent.
+            # The iterator avoids a rescan: a malicious header may have blocks of 65,536 tensors, each a parent.
             waiting = None if node.seen else next((each for each in parents if not each.seen), None)
             if waiting is not None:
                 stack.append((waiting, iter(waiting.parents)))
@@ -75,7 +78,7 @@ class Graph:
         return len(self._nodes)
 
     def peak_bytes(self) -> int:
-        """Return the size of the buffer that holds it; plays the graph once."""
+        """Return the size of the buffer for the graph; can be called only once."""
         arena = _Arena()
         _count(self._nodes)
         for leaf in self._leaves:
@@ -121,7 +124,7 @@ def _release(node: Node, arena: "_Arena") -> None:
 
 
 class _Arena:
-    """Free gaps in order; beyond the last of them all is free."""
+    """The free gaps in order; everything after the end is free."""
 
     def __init__(self) -> None:
         self.peak_bytes = 0
@@ -132,7 +135,7 @@ class _Arena:
         size += -size % _ALIGNMENT
         fitting = [(gap[1], number) for number, gap in enumerate(self._gaps) if gap[1] >= size]
         if fitting:
-            # of gaps of the same size the last, as in ggml
+            # among gaps of the same size, the last, as in ggml
             smallest = min(fitting)[0]
             number = max(number for found, number in fitting if found == smallest)
             offset, available = self._gaps[number]

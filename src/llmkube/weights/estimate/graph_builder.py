@@ -1,4 +1,4 @@
-"""Builds a graph of sizes: the model, one step, and the operations that every kind of layer is made of."""
+"""Build a graph of sizes from a model and one step, with the operations that all kinds of layers share."""
 
 from collections.abc import Mapping
 
@@ -7,11 +7,11 @@ from llmkube.weights.estimate.layers import Cells, Layer
 from llmkube.weights.formats.shape import Shape
 
 Block = Mapping[str, tuple[int, ...]]
-"""The tensors of one block by what follows the block's number, without `.weight`; the values are their dimensions."""
+"""The dimensions of a block's tensors, by the name after the block's number, without `.weight`."""
 
 
 class GraphBuilder:
-    """Builds a graph from a model and a step; its operations are named as in ggml, and its inputs serve all layers."""
+    """Builder of a graph for a model and a step; its operations are named as in ggml; all layers share its inputs."""
 
     def __init__(self, shape: Shape, layers: tuple[Layer, ...], cache: Cells, rows: int, *, flash: bool) -> None:
         self.shape, self.layers, self.cache, self.rows, self.flash = shape, layers, cache, rows, flash
@@ -21,31 +21,31 @@ class GraphBuilder:
         self.width = shape.embedding_size
         self.heads = shape.per_layer("attention.head_count")
         self.positions = Node(4 * rows)
-        # A model that adds its positions to the tokens rotates nothing. Looked for once: there may be 65,536 tensors.
+        # A model that adds positions to the tokens does not rotate. Determined once: there may be 65,536 tensors.
         self.rotates = all(tensor.name != "position_embd.weight" for tensor in shape.tensors)
         cell_bytes = 2 if flash else 4
         self.masks = {layer.window: Node(cell_bytes * self.visible_tokens(layer) * rows) for layer in layers}
         self.key_rows = Node(8 * rows)
-        # without flash attention values lie the other way round, and each element has an index of its own
+        # without flash attention, values are transposed, and each element has its own index
         widest = 1 if flash else max((layer.value_elements for layer in cached), default=1)
         self.value_rows = Node(8 * rows * max(1, widest))
 
     def visible_tokens(self, layer: Layer) -> int:
-        """Return how many tokens each token of a step is compared with."""
+        """Return the number of tokens that each token of a step attends to."""
         return self.rows if self.encoder else self.cache.of(layer)
 
     def new(self, width: int, *parents: Node, in_place: bool = False) -> Node:
-        """Return a result of so many elements for each token."""
+        """Return a result with `width` elements for each token."""
         return Node(4 * width * self.rows, parents, in_place=in_place)
 
     def mul_mat(self, block: Block, name: str, cur: Node) -> Node:
-        """Multiply by a weight, and add its bias if it has one; a weight that is missing counts as a square one."""
+        """Multiply by a weight and add its bias, if any; a missing weight is taken to be square."""
         width = self.width_of(block[name]) if name in block else self.width
         out = self.new(width, cur)
         return self.new(width, out, in_place=True) if f"{name}.bias" in block else out
 
     def norm(self, block: Block, name: str, cur: Node) -> Node:
-        """Normalize, if the block has this norm, in two results: the weight is not multiplied in place (measured)."""
+        """Normalize, if the block has this norm; two results, as the weight is not multiplied in place (measured)."""
         if name not in block:
             return cur
         is_layer_norm = f"{name}.bias" in block
@@ -53,20 +53,20 @@ class GraphBuilder:
         return Node(cur.size, (out,), in_place=True) if is_layer_norm else out
 
     def add(self, one: Node, other: Node) -> Node:
-        """Add, in the place of either if that is free."""
+        """Add, in place of either operand if possible."""
         return Node(one.size, (one, other), in_place=True)
 
     def rotated(self, cur: Node) -> Node:
-        """Rotate by position, if the model does that."""
+        """Apply rotary positions, if the model has them."""
         return Node(cur.size, (cur, self.positions), in_place=True) if self.rotates else cur
 
     def get_rows(self, outputs: int, *nodes: Node) -> tuple[Node, ...]:
-        """Go on with only those tokens that get a result."""
+        """Continue with only the tokens that get a result."""
         self.rows = outputs
         chosen = Node(4 * outputs)
         return tuple(self.new(self.width, each, chosen) for each in nodes)
 
     @staticmethod
     def width_of(sizes: tuple[int, ...]) -> int:
-        """Return how long a row is that this weight makes."""
+        """Return the length of the rows that this weight produces."""
         return sizes[1] if len(sizes) > 1 else sizes[0]

@@ -1,8 +1,8 @@
-"""What each layer of a model keeps for every token or every slot, to the byte and as llama.cpp lays it out.
+"""The exact sizes of what each layer of a model stores per token or per slot, as llama.cpp lays it out.
 
-An architecture whose layers have different windows says so in its header or is in the tables of `families.toml`, which
-says what each means. The facts are from llama.cpp's `llama-model.cpp` (the patterns of windows) and `llama-hparams.cpp`
-(the state of recurrent layers).
+The windows of an architecture's layers are in its header or in the tables of `families.toml`, which explains each. The
+facts are from llama.cpp's `llama-model.cpp` (the patterns of windows) and `llama-hparams.cpp` (the state of recurrent
+layers).
 """
 
 from collections.abc import Mapping
@@ -37,12 +37,12 @@ KNOWN: Final = _PLAIN | _WINDOW_PERIOD.keys() | _NO_CACHE | _RECURRENT | _WHERE_
 
 @attrs.frozen
 class Layer:
-    """What one layer keeps.
+    """The cached elements of one layer.
 
     Attributes:
-        key_elements: Of each token's keys; 0 if it keeps none.
-        value_elements: Of each token's values; 0 where they are part of the keys (MLA).
-        window: Tokens that it can see; 0 for all.
+        key_elements: Of each token's keys; 0 without a cache.
+        value_elements: Of each token's values; 0 if they are part of the keys (MLA).
+        window: The tokens that it attends to; 0 for all.
         state_elements: Of each slot's recurrent state, four bytes each.
     """
 
@@ -53,7 +53,7 @@ class Layer:
 
 
 def layers_of(shape: Shape) -> tuple[Layer, ...]:
-    """Return the layers that run, in order; those that only guess ahead are left out."""
+    """Return the layers that run, in order, without those for multi-token prediction."""
     windows, recurrent = _windows(shape), _recurrent(shape)
     state = _state_elements(shape)
     heads = shape.per_layer("attention.head_count_kv", shape.number("attention.head_count"))
@@ -87,7 +87,7 @@ def head_lengths(shape: Shape, *, windowed: bool = False) -> tuple[int, int]:
 
 
 def is_known(shape: Shape) -> bool:
-    """Whether nothing about this architecture's memory is guessed."""
+    """Return whether the memory of this architecture is known rather than guessed."""
     return shape.architecture in KNOWN
 
 
@@ -99,7 +99,7 @@ def _windows(shape: Shape) -> tuple[int, ...]:
     pattern = shape.numbers.get("attention.sliding_window_pattern", ())
     if len(pattern) >= shape.layer_count and len(pattern) > 1:
         return tuple(window if each else 0 for each in pattern[: shape.layer_count])
-    # A period of 1 makes each layer the last one of its period.
+    # With a period of 1, each layer is the last of its period.
     period = pattern[0] if len(pattern) == 1 and pattern[0] > 0 else _WINDOW_PERIOD.get(shape.architecture, 0)
     if not period:
         return none
@@ -123,7 +123,7 @@ def _recurrent(shape: Shape) -> tuple[bool, ...]:
 
 
 def _state_elements(shape: Shape) -> int:
-    """Elements of one recurrent layer for one slot: what its convolution and its state remember."""
+    """Return the elements of one recurrent layer for one slot: those of its convolution and of its state."""
     width = shape.embedding_size
     if wkv := shape.number("wkv.head_size"):
         return width * shape.number("token_shift_count", 2) + width * wkv
@@ -147,14 +147,14 @@ _TYPES: Final[Mapping[str, tuple[int, int]]] = {
 
 @attrs.frozen
 class Cells:
-    """How many tokens a cache is made for.
+    """The size of a cache in tokens.
 
     Attributes:
-        streams: Caches side by side: one for each slot, or one for all.
-        full: Tokens of each stream in a layer that sees everything.
-        slots: Requests served at the same time.
-        step: Tokens that a step may add before old ones leave a window.
-        full_windows: Layers with a window keep the whole context as well.
+        streams: The number of separate caches: one for each slot, or one for all.
+        full: The tokens of each stream in a layer without a window.
+        slots: The number of concurrent requests.
+        step: The tokens that a step may add before old ones leave a window.
+        full_windows: Whether layers with a window cache the whole context as well.
     """
 
     streams: int
@@ -165,11 +165,11 @@ class Cells:
 
     @property
     def context(self) -> int:
-        """Tokens of all slots together."""
+        """The tokens of all slots together."""
         return self.streams * self.full
 
     def of(self, layer: Layer) -> int:
-        """Return the tokens of each stream that this layer keeps."""
+        """Return the tokens of each stream that this layer caches."""
         if not layer.window or self.full_windows:
             return self.full
         shared = self.slots if self.streams == 1 else 1
@@ -177,29 +177,29 @@ class Cells:
 
 
 def cells(context: int, slots: int, *, unified: bool, ubatch: int, full_windows: bool) -> Cells:
-    """Share a context between slots, as llama-server does: each part is rounded up."""
+    """Return the cells for a context that is divided among slots as in llama-server: each part is rounded up."""
     streams = 1 if unified else slots
     full = padded(padded(context, CELL_PADDING) // streams, CELL_PADDING)
     return Cells(streams=streams, full=full, slots=slots, step=ubatch, full_windows=full_windows)
 
 
 def cache_bytes(layer: Layer, cache: Cells, type_k: str, type_v: str) -> int:
-    """Return what one layer's keys and values take, all slots together."""
+    """Return the size of one layer's keys and values, all slots together."""
     row = row_bytes(layer.key_elements, type_k) + row_bytes(layer.value_elements, type_v)
     return cache.streams * cache.of(layer) * row
 
 
 def state_bytes(layer: Layer, slots: int) -> int:
-    """Return what one layer's recurrent state takes, all slots together; it is kept as f32."""
+    """Return the size of one layer's recurrent state, all slots together; it is stored as f32."""
     return 4 * layer.state_elements * slots
 
 
 def row_bytes(elements: int, cache_type: str) -> int:
-    """Return the bytes of so many elements, scales included; an unknown type counts as f32."""
+    """Return the bytes of a row, including scales; an unknown type is taken to be f32."""
     block, size = _TYPES.get(cache_type, (1, 4))
     return -(-elements // block) * size
 
 
 def padded(count: int, multiple: int) -> int:
-    """Round up."""
+    """Round up to a multiple."""
     return count + -count % multiple

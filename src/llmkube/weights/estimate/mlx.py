@@ -1,8 +1,8 @@
-"""MLX folders: `config.json` says what the model is, the headers of its `.safetensors` files say how large.
+"""MLX folders: the model is described by `config.json`, the sizes by the headers of its `.safetensors` files.
 
-A safetensors file begins with the length of its header in eight bytes, little-endian, and the header, which is JSON
-(https://huggingface.co/docs/safetensors). MLX engines keep the cache in 16 bits and let it grow with the text; what is
-estimated here is the whole context. Nothing is known of their work buffers but what they must at least hold.
+A safetensors file begins with the length of its header in eight bytes, little-endian, followed by the header in JSON
+(https://huggingface.co/docs/safetensors). MLX engines store the cache in 16 bits and let it grow; the estimate is for
+the whole context. Of their work buffers, only a lower bound is known.
 """
 
 import json
@@ -34,7 +34,7 @@ _NAMES: Final[Mapping[str, str]] = {
 
 
 def is_mlx_folder(path: Path) -> bool:
-    """Whether this is a folder with a `config.json` and safetensors files."""
+    """Return whether this is a folder with a `config.json` and safetensors files."""
     return (path / "config.json").is_file() and any(path.glob("*.safetensors"))
 
 
@@ -42,7 +42,7 @@ def read_folder(path: Path) -> Shape:
     """Read the shape of a model in an MLX folder. Blocks on the disk.
 
     Raises:
-        NotMLXError: What is there is no such model.
+        NotMLXError: The folder is not such a model.
         FetchError: It cannot be read.
     """
     try:
@@ -51,9 +51,9 @@ def read_folder(path: Path) -> Shape:
         tensors = tuple(tensor for file in files for tensor in _tensors(file))
         size_bytes = sum(file.stat().st_size for file in files)
     except OSError as exc:
-        raise FetchError(f"cannot read {path}: {exc.strerror or exc}") from exc
+        raise FetchError(f"{path} cannot be read: {exc.strerror or exc}") from exc
     if not tensors:
-        raise NotMLXError(f"{path} has no safetensors file with a tensor in it")
+        raise NotMLXError(f"{path} has no safetensors file with a tensor")
     return _shape(path, config, tensors, size_bytes)
 
 
@@ -76,7 +76,7 @@ def estimate(shape: Shape, demand: Demand) -> Estimate:
             Component("compute buffer", Location.DEVICE, work),
             Component("process", Location.HOST, PROCESS_BYTES),
         ),
-        notes=("an MLX engine reserves nothing: its cache and its work buffers grow with use, up to about this",),
+        notes=("an MLX engine reserves no memory: its cache and its work buffers grow up to about this size",),
     )
 
 
@@ -109,14 +109,14 @@ def _tensors(file: Path) -> Iterator[Tensor]:
                 sizes = tuple(int(size) for size in reversed(entry["shape"]))
                 yield Tensor(name, str(entry["dtype"]), sizes, max(0, int(end) - int(begin)))
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError, OverflowError) as exc:
-        # OverflowError: JSON's 1e999 is infinite, and no whole number
-        raise NotMLXError(f"the header of {file} is not that of a safetensors file: {exc!r}") from exc
+        # OverflowError: JSON's 1e999 is infinite, not an integer
+        raise NotMLXError(f"{file} has no valid safetensors header: {exc!r}") from exc
 
 
 def _shape(path: Path, config: Mapping[str, Any], tensors: tuple[Tensor, ...], size_bytes: int) -> Shape:
     layers, width = _positive_int(config, "num_hidden_layers"), _positive_int(config, "hidden_size")
     if not 0 < layers <= MAX_LAYERS or not width:
-        raise NotMLXError(f"{path / 'config.json'} does not say num_hidden_layers (1 to {MAX_LAYERS}) and hidden_size")
+        raise NotMLXError(f"{path / 'config.json'} has no num_hidden_layers (1 to {MAX_LAYERS}) or no hidden_size")
     numbers: dict[str, tuple[int, ...]] = {
         ours: (count,) for theirs, ours in _NAMES.items() if (count := _positive_int(config, theirs))
     }

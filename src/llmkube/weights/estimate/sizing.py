@@ -1,6 +1,6 @@
-"""How many bytes a model will need, before anything is loaded: each part by the name that llama.cpp reports it under.
+"""Estimate the memory of a model before it is loaded, in parts with the names that llama.cpp reports.
 
-`estimate` is a pure function of two values: the model's `Shape` and the `Demand` of a command line.
+`estimate` is a pure function of the model's `Shape` and the `Demand` of a command line.
 """
 
 from typing import Final
@@ -28,25 +28,25 @@ from llmkube.weights.formats.shape import Shape
 _MIB: Final = 1 << 20
 
 PROCESS_BYTES: Final = 48 * _MIB
-"""What a server needs before it loads anything, and its threads' working memory: 38 MiB measured, one slot."""
+"""A server's memory before it loads a model, and its threads' working memory: 38 MiB measured, one slot."""
 
 BYTES_PER_TOKEN: Final = 384
-"""What a token of the vocabulary costs: 220 bytes measured without merges, which may double it."""
+"""The memory of a token in the vocabulary: 220 bytes measured without merges, which may double it."""
 
 _MIN_CACHE_RAM_BYTES: Final = 64 * _MIB
 _MAX_CACHE_RAM_BYTES: Final = 1024 * _MIB
 _PROJECTOR_WORK_BYTES: Final = 512 * _MIB
 _QUANTIZED_CACHE_BYTES: Final = _MIB
-"""Rotations and the like for quantized caches: half of it measured."""
+"""Rotations and similar data for quantized caches: half of this measured."""
 _QUANTIZED: Final = frozenset(("q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"))
 _CHECKPOINT_TOKENS: Final = 8192
-"""llama-server makes a checkpoint at least so many tokens after the last."""
+"""The minimum distance of llama-server's context checkpoints."""
 _FALLBACK_CONTEXT: Final = 4096
 _MAX_CONTEXT: Final = 1 << 26
 
 
 def estimate(shape: Shape, demand: Demand) -> Estimate:
-    """Return what this model needs under this command line."""
+    """Return the memory that this model needs with this command line."""
     if shape.format == "mlx":
         return mlx.estimate(shape, demand)
     builder = _EstimateBuilder()
@@ -59,20 +59,20 @@ def estimate(shape: Shape, demand: Demand) -> Estimate:
     builder.add("process", Location.HOST, PROCESS_BYTES + BYTES_PER_TOKEN * shape.vocabulary_size)
     if not is_known(shape):
         builder.doubt(
-            f"the architecture {shape.architecture} is not known: every layer counts as attention to all tokens"
+            f"the architecture {shape.architecture} is unknown: every layer is assumed to attend to all tokens"
         )
     return builder.estimate()
 
 
 def cache_of(shape: Shape, demand: Demand) -> Cells:
-    """Return the tokens that the caches of this command line hold."""
+    """Return the size of the caches for this command line, in tokens."""
     context = demand.context or shape.trained_context or _FALLBACK_CONTEXT
     step = min(demand.ubatch, demand.batch, context)
     return cells(context, max(1, demand.slots), unified=demand.unified_kv, ubatch=step, full_windows=demand.swa_full)
 
 
 def default_cache_ram_bytes(shape: Shape, demand: Demand) -> int:
-    """Return a limit for the prompt cache that is worth its memory: one context's worth in whole MiB, at most 1 GiB.
+    """Return a reasonable limit for the prompt cache: the size of one context in whole MiB, from 64 MiB to 1 GiB.
 
     llama-server's own limit of 8 GiB does not depend on the model, and is more than many models need themselves.
     """
@@ -86,10 +86,10 @@ def default_cache_ram_bytes(shape: Shape, demand: Demand) -> int:
 
 
 def largest_context(shape: Shape, demand: Demand, memory_bytes: int) -> int | None:
-    """Return the largest context, in steps of 256 tokens, that needs no more than that; None if none does.
+    """Return the largest context, in steps of 256 tokens, that fits into `memory_bytes`; None if none does.
 
-    It is never more than the model was trained for, or than what is asked for if that is more. A prompt cache that
-    has the default limit keeps it.
+    It is at most the trained context, or the requested one if that is larger. A default limit of the prompt cache is
+    computed again for each context.
     """
     uses_default_limit = demand.cache_ram_bytes == default_cache_ram_bytes(shape, demand)
 
@@ -112,7 +112,7 @@ def largest_context(shape: Shape, demand: Demand, memory_bytes: int) -> int | No
 
 @attrs.define(eq=False)
 class _EstimateBuilder:
-    """Components that are being added up, by name and place, in the order of their first mention."""
+    """The sum of components by name and place, in the order of their first occurrence."""
 
     sizes: dict[tuple[str, Location], int] = attrs.Factory(dict)
     notes: list[str] = attrs.Factory(list)
@@ -139,19 +139,19 @@ def _add_weights(builder: _EstimateBuilder, shape: Shape, demand: Demand) -> Non
     builder.add("repacked weights", Location.HOST, weights.repacked_bytes)
     if shape.unread_bytes:
         builder.add("weights", rest, shape.unread_bytes)
-        builder.doubt("some tensors have a type that only a newer engine can judge: what is left of the file counts")
+        builder.doubt("some tensors have a type that only newer engines know: the rest of the file is counted")
     if shape.missing_parts:
         builder.add("weights", rest, _unread_part_bytes(shape))
         builder.doubt(
-            f"{shape.missing_parts} more files of this model were not read: each counts as if it were the largest"
+            f"{shape.missing_parts} more files of this model were not read: each is assumed to be like the largest"
         )
     if weights.repacked_bytes and demand.mmap:
         size = format_bytes(weights.repacked_bytes)
-        builder.notes.append(f"{size} of the weights are in memory twice: --no-repack keeps them once, and is slower")
+        builder.notes.append(f"{size} of the weights are in memory twice; --no-repack avoids this, but is slower")
 
 
 def _unread_part_bytes(shape: Shape) -> int:
-    """Guess at the files of a split model that were not read: blocks that are missing are like the largest seen."""
+    """Estimate the unread files of a split model: missing blocks are assumed to be as large as the largest known."""
     blocks: dict[int, int] = {}
     for tensor in shape.tensors:
         block, _ = tensor.place
@@ -172,7 +172,7 @@ def _add_memory(builder: _EstimateBuilder, shape: Shape, demand: Demand, cache: 
         builder.add("recurrent state", place, state_bytes(layer, cache.slots))
     if indexed := shape.number("attention.indexer.key_length"):
         builder.add("KV cache", Location.HOST, 2 * indexed * cache.context * len(layers))
-        builder.doubt("the index of sparse attention is counted as 16-bit keys for every token")
+        builder.doubt("the index of sparse attention is assumed to have 16-bit keys for every token")
 
 
 def _add_compute(builder: _EstimateBuilder, shape: Shape, demand: Demand, cache: Cells) -> None:
@@ -193,7 +193,7 @@ def _add_compute(builder: _EstimateBuilder, shape: Shape, demand: Demand, cache:
 
 
 def _add_prompt_cache(builder: _EstimateBuilder, shape: Shape, demand: Demand, cache: Cells) -> None:
-    """The prompt cache and the checkpoints of slots fill up while requests come: they count as full from the start."""
+    """Add the prompt cache and the slots' checkpoints at their full size, which they reach over time."""
     if demand.embedding:
         return
     if demand.cache_ram_bytes is None:
@@ -210,15 +210,15 @@ def _add_prompt_cache(builder: _EstimateBuilder, shape: Shape, demand: Demand, c
 
 
 def _add_companions(builder: _EstimateBuilder, shape: Shape, demand: Demand) -> None:
-    """What else is loaded beside the model."""
+    """Add the projector and the draft model."""
     if demand.projector_path:
         place = Location.DEVICE if demand.device_layers and demand.projector_on_device else Location.HOST
         if demand.projector_bytes is None:
-            builder.doubt("the size of the multimodal projector is not known")
+            builder.doubt("the size of the multimodal projector is unknown")
         else:
             builder.add("mmproj", place, demand.projector_bytes + _PROJECTOR_WORK_BYTES)
     if demand.draft_path and demand.draft is None:
-        builder.doubt("the size of the draft model is not known")
+        builder.doubt("the size of the draft model is unknown")
     if demand.draft is not None:
         draft_demand = Demand(
             context=demand.context or shape.trained_context,

@@ -1,9 +1,9 @@
-"""Where each tensor goes: the device, the host as it lies in the file, or the host in a second layout.
+"""Determine where each tensor goes: to the device, to the host as in the file, or to the host repacked.
 
-llama.cpp gives the last layers and the output to the device and keeps the token embedding on the host, whatever
-`--n-gpu-layers` says. On the host, weights of some types are laid out anew for the processor (the buffer `CPU_REPACK`).
-A mapped file stays in memory from the first to the last tensor that is used as it lies there, with all that is in
-between: measured, and what llama.cpp reports as `CPU_Mapped`.
+llama.cpp puts the last layers and the output on the device and always keeps the token embedding on the host, whatever
+`--n-gpu-layers` is. On the host, weights of some types are repacked for the CPU (the buffer `CPU_REPACK`). A mapped
+file is in memory from the first to the last tensor that is used directly from it, with everything in between (measured,
+and what llama.cpp reports as `CPU_Mapped`).
 """
 
 import math
@@ -18,19 +18,19 @@ from llmkube.weights.formats.gguf_format import DEFAULT_ALIGNMENT
 from llmkube.weights.formats.shape import Shape, Tensor
 
 EXPERTS: Final = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
-"""Expert weights by their names, as llama.cpp matches them for `--cpu-moe`."""
+"""The names of expert weights, as llama.cpp matches them for `--cpu-moe`."""
 
 _X86: Final = frozenset(("Q4_0", "Q4_K", "IQ4_NL", "MXFP4"))
 _ARM: Final = frozenset(("Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_NL", "MXFP4"))
 _REPACKED: Final[Mapping[str, frozenset[str]]] = {"x86_64": _X86, "AMD64": _X86, "arm64": _ARM, "aarch64": _ARM}
-"""Types that ggml has another layout for: with AVX2 (measured), and with NEON's dot products (from its sources)."""
+"""Types that ggml repacks: with AVX2 (measured), and with NEON's dot products (from its sources)."""
 
 _REPACK_ROWS: Final = 8
 _HOST_TENSORS: Final = ("token_embd", "token_types", "position_embd", "per_layer_token_embd")
 _MAX_PATTERN_LENGTH: Final = 256
 _MAX_REPEATS: Final = 8
 _MAX_MATCH_COST: Final = 100_000_000
-"""Ways to try a pattern, over all tensors: about a second. A pattern that needs more is an attack."""
+"""The most matching steps of a pattern over all tensors, about a second. A pattern that needs more is an attack."""
 
 
 @attrs.frozen
@@ -39,8 +39,8 @@ class Weights:
 
     Attributes:
         device_bytes: In the device's buffers.
-        host_bytes: On the host as they lie in the file.
-        repacked_bytes: On the host in another layout.
+        host_bytes: On the host, laid out as in the file.
+        repacked_bytes: On the host, repacked.
     """
 
     device_bytes: int
@@ -49,7 +49,7 @@ class Weights:
 
 
 def place_weights(shape: Shape, demand: Demand) -> Weights:
-    """Sort all tensors by where they go; blocks that only guess ahead are left in the file unless they are asked to."""
+    """Sum up the tensors by location; blocks for multi-token prediction are not loaded unless it is used."""
     device_layers, uses_mtp = demand.device_layers, "draft-mtp" in demand.speculation
     layer_limit = shape.layer_count if uses_mtp else shape.layer_count - shape.number("nextn_predict_layers")
     first = max(0, shape.layer_count + 1 - device_layers) if device_layers else shape.layer_count + 1
@@ -83,7 +83,7 @@ def place_weights(shape: Shape, demand: Demand) -> Weights:
 
 
 def layer_on_device(position: int, layer_count: int, device_layers: int) -> bool:
-    """Whether a layer's cache follows it to the device."""
+    """Return whether a layer, and so its cache, is on the device."""
     return device_layers > 0 and position >= layer_count + 1 - device_layers
 
 
@@ -101,9 +101,9 @@ def _on_device(
 def _compiled(
     overrides: tuple[tuple[str, str], ...], tensors: tuple[Tensor, ...]
 ) -> tuple[tuple[re.Pattern[str], bool], ...]:
-    """Patterns that are none, in Python's eyes, match nothing, nor do those that would take too long to try.
+    """Return the patterns, each with whether its buffer is on the device; the CPU's buffers are named CPU.
 
-    Buffers of the processor are named CPU.
+    Patterns that are invalid in Python, or would take too long to match, are ignored.
     """
     found = []
     for pattern, buffer in overrides:
@@ -124,10 +124,9 @@ def _match_cost(pattern: str, tensors: tuple[Tensor, ...]) -> float:
 
 
 def _choices(pattern: str) -> tuple[float, int]:
-    """Return how many ways its alternatives leave open, and how often something in it may be repeated at will.
+    """Return the number of paths through a pattern's alternatives, and the number of its unbounded repeats.
 
-    Python tries all of them, one after the other, before it says that nothing matches. What is repeated as a group has
-    no bound: `(a+)+b`.
+    Python tries all of them before it reports no match. A repeated group has no bound: `(a+)+b`.
     """
     choices, repeats, before = 1.0, 0, ""
     open_groups = [1]
@@ -148,7 +147,7 @@ def _choices(pattern: str) -> tuple[float, int]:
 
 
 def _is_multiplied(tensor: Tensor) -> bool:
-    """Whether it is a matrix that tokens are multiplied with, as only those are laid out anew."""
+    """Return whether a tensor is a matrix that tokens are multiplied with: only those are repacked."""
     name, dimensions = tensor.name, len(tensor.sizes)
     if name.startswith(_HOST_TENSORS) or "conv1d" in name or not name.endswith(".weight"):
         return False

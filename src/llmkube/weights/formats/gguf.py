@@ -1,12 +1,11 @@
-"""A GGUF header says what a model needs, and reading it must be safe on any file that a user points at.
+"""Read the facts of a GGUF file from its header, safely for any file.
 
-`gguf_reader` reads the bytes by llama.cpp's rules; here the values become facts, by the rules that its model loader
-applies to every architecture (`gguf_format`). A file that passes may still be refused by an engine, for what takes more
-than a header and rules for all:
+`gguf_reader` reads the bytes by llama.cpp's rules; this module turns the values into facts, by the rules that its model
+loader applies to every architecture (`gguf_format`). An engine may still refuse a file that passes, if
 
-* the engine's version does not know the architecture, or the architecture wants hyperparameters of its own;
-* a tensor that the architecture needs is missing, has another shape than the hyperparameters ask for, or is left over;
-* the tokenizer's kind is unknown, or its tokens, merges and special tokens do not fit together;
+* its version does not know the architecture, or the architecture requires additional hyperparameters;
+* a tensor is missing, superfluous, or of another shape than the hyperparameters imply;
+* the tokenizer's kind is unknown, or its tokens, merges and special tokens are inconsistent;
 * a tensor has a type that is newer than our table (`GGUFFacts.newer_tensor_types`).
 """
 
@@ -27,29 +26,29 @@ from llmkube.weights.formats.shape import GGUFFacts, Shape, vocabulary_of
 
 _PART: Final = re.compile(r"(?P<name>.+)-00001-of-(?P<count>[0-9]{5})\.gguf")
 MAX_PARTS: Final = 256
-"""Files of one model that are looked at; the largest models in use have under a hundred."""
+"""The most files of one model that are read; the largest models in use have under a hundred."""
 
 _SCALAR_KINDS: Final = (fmt.UINT16, fmt.UINT32, fmt.INT32)
 _PER_LAYER: Final = (fmt.UINT32, fmt.INT32, fmt.BOOL)
 _INTEGER_KINDS: Final = fmt.LAYOUTS.keys() - {fmt.FLOAT32, fmt.FLOAT64}
 
 PIECE_BYTES: Final = 256 << 10
-"""How much of a local file is read at a time."""
+"""The size of the pieces in which a local file is read."""
 
 
 def read_header(path: Path, opener: Callable[[Path], int] = open_file) -> GGUFFacts:
-    """Read the facts, in a second at worst and little memory whatever the file is. Blocks on the disk.
+    """Read the facts, within a second and with little memory, whatever the file is. Blocks on the disk.
 
-    The other files of a split model are looked for beside the first one, for `shape` alone; one that is missing or no
-    part of it is left out.
+    The other files of a split model are read from the same folder, only for `shape`; missing or invalid ones are
+    skipped.
 
     Args:
         path: The file.
         opener: Opens it, and the other files of a split model.
 
     Raises:
-        WeightsError: What `opener` raises of the first file.
-        NotGGUFError: The file is not a complete little-endian GGUF of version 2 or 3 that holds a model.
+        WeightsError: Raised by `opener` for the first file.
+        NotGGUFError: The file is not a complete model in little-endian GGUF, version 2 or 3.
         FetchError: The file cannot be read now.
     """
     facts = facts_of(_read(path, opener))
@@ -71,7 +70,7 @@ def _read(path: Path, opener: Callable[[Path], int]) -> HeaderReader:
         finally:
             os.close(descriptor)
     except OSError as exc:
-        raise FetchError(f"cannot read {path}: {exc.strerror or exc}") from exc
+        raise FetchError(f"{path} cannot be read: {exc.strerror or exc}") from exc
     return reader
 
 
@@ -95,10 +94,10 @@ def _with_parts(path: Path, shape: Shape, count: int, opener: Callable[[Path], i
 
 
 def facts_of(reader: HeaderReader) -> GGUFFacts:
-    """Turn a header that was read to its end into facts.
+    """Return the facts of a header that was read completely.
 
     Raises:
-        NotGGUFError: An engine's model loader would refuse it, whatever the architecture.
+        NotGGUFError: The model loader of engines would refuse it, whatever the architecture.
     """
     header = reader.header
     assert header is not None, "the reader has been fed until it wanted nothing more"
@@ -107,17 +106,17 @@ def facts_of(reader: HeaderReader) -> GGUFFacts:
     parts = _split_count(values)
     architecture = values.text(fmt.ARCHITECTURE)
     if not architecture:
-        raise reader.refuse("it has no general.architecture, so no engine can know what it is")
+        raise reader.refuse("it has no general.architecture, which engines require")
     if architecture == "clip":
-        raise reader.refuse("it is a vision or audio projector, not a model: it goes with the model that it belongs to")
+        raise reader.refuse("it is a vision or audio projector, not a model; use the model that it belongs to")
     values.check({f"{architecture}.{name}": kind for name, kind in fmt.ARCHITECTURE_KEYS.items()})
     _, _, layer_count = (values.required(f"{architecture}.{name}") for name in fmt.REQUIRED)
     if not 0 < layer_count <= fmt.MAX_LAYERS:
-        raise reader.refuse(f"it claims {layer_count} layers; engines know 1 to {fmt.MAX_LAYERS}")
+        raise reader.refuse(f"it claims {layer_count} layers; engines support 1 to {fmt.MAX_LAYERS}")
     heads, kv_heads, _ = (values.per_layer(f"{architecture}.{name}", layer_count) for name in fmt.PER_LAYER)
     _check_tokenizer(values)
     if header.tensor_count == 0 and parts == 1:
-        raise reader.refuse("it holds no tensors: it is a vocabulary or an unfinished conversion, not a model")
+        raise reader.refuse("it has no tensors: it is a vocabulary or an unfinished conversion, not a model")
     heaviest = max(header.tensor_bytes, key=header.tensor_bytes.__getitem__, default=None)
     return GGUFFacts.of(
         _shape(values, architecture, parts),
@@ -133,7 +132,7 @@ def facts_of(reader: HeaderReader) -> GGUFFacts:
 
 
 def _shape(values: "_Values", architecture: str, parts: int) -> Shape:
-    """Keep what sizing needs; these keys are not checked, and one of an unexpected type counts as absent."""
+    """Return the shape for sizing; its keys are not checked, and those of an unexpected type are ignored."""
     header = values.header
     keys = (*fmt.ARCHITECTURE_KEYS, *fmt.PER_LAYER, *fmt.SIZING_KEYS)
     numbers = {key: found for key in keys if (found := values.numbers(f"{architecture}.{key}"))}
@@ -153,7 +152,7 @@ def _shape(values: "_Values", architecture: str, parts: int) -> Shape:
 
 @attrs.frozen
 class _Values:
-    """The kept values, asked for as the loader asks; a value of another type is refused where rules name its type."""
+    """The retained values, read as the model loader does; a value of another type than in the rules is refused."""
 
     reader: HeaderReader
     header: Header
@@ -162,28 +161,28 @@ class _Values:
         return self.header.values.get(key.encode())
 
     def check(self, kinds: Mapping[str, int]) -> None:
-        """Refuse each of these keys that is there with another type."""
+        """Refuse each of these keys that is present with another type."""
         for key, kind in kinds.items():
             value = self.get(key)
             if value is not None and (value.kind != kind or value.count is not None):
-                raise self.reader.refuse(f"{key} is of type {value.title} and not {fmt.VALUE_NAMES[kind]}")
+                raise self.reader.refuse(f"{key} is of type {value.title}, not {fmt.VALUE_NAMES[kind]}")
 
     def text(self, key: str) -> str | None:
-        """A string that is there and not empty; engines read it as a C string."""
+        """Return a string, cut at the first NUL as engines do; None if absent or empty."""
         value = self.get(key)
         if value is None or value.kind != fmt.STRING or value.count is not None or value.data is None:
             return None
         return value.data.partition(b"\0")[0].decode("utf-8", "replace") or None
 
     def number(self, key: str) -> int | None:
-        """A whole number that is there."""
+        """Return an integer; None if absent."""
         value = self.get(key)
         if value is None or value.data is None or value.count is not None or value.kind not in _SCALAR_KINDS:
             return None
         return int.from_bytes(value.data, "little", signed=value.kind == fmt.INT32)
 
     def numbers(self, key: str) -> tuple[int, ...]:
-        """Whole numbers or yes and no, one or as many as there are; nothing if there are none."""
+        """Return one or several integers or booleans; () if absent."""
         value = self.get(key)
         if value is None or value.data is None or value.kind not in _INTEGER_KINDS:
             return ()
@@ -196,7 +195,7 @@ class _Values:
         return number
 
     def per_layer(self, key: str, layer_count: int) -> tuple[int, ...]:
-        """One number for all layers, or one for each of them; nothing if the key is absent."""
+        """Return one number for all layers, or one for each; () if absent."""
         value = self.get(key)
         if value is None:
             return ()
@@ -204,45 +203,45 @@ class _Values:
             self.check({key: fmt.UINT32})
             return (self.required(key),)
         if value.count != layer_count or value.kind not in _PER_LAYER or value.data is None:
-            raise self.reader.refuse(f"{key} is an {value.title} where {layer_count} layers want a u32 each")
+            raise self.reader.refuse(f"{key} is an {value.title}; {layer_count} layers need a u32 each")
         if value.kind == fmt.BOOL:
             return tuple(int(byte != 0) for byte in value.data)
         return tuple(number for (number,) in fmt.LAYOUTS[fmt.UINT32].iter_unpack(value.data))
 
 
 def _check_tokenizer(values: _Values) -> None:
-    """Refuse what leaves an engine without a way from text to tokens."""
+    """Refuse a header without a usable tokenizer."""
     refuse = values.reader.refuse
     if values.get(fmt.TOKENIZER) is None:
-        raise refuse(f"it has no {fmt.TOKENIZER}, so no engine can turn text into tokens")
+        raise refuse(f"it has no {fmt.TOKENIZER}, so engines cannot convert text to tokens")
     if values.text(fmt.TOKENIZER) in fmt.NO_TOKENIZER:
         return
     values.check(fmt.TOKENIZER_KEYS)
     tokens = values.get(fmt.TOKENS)
     if tokens is None or tokens.kind != fmt.STRING or tokens.count is None:
         raise refuse(
-            f"it has no {fmt.TOKENS}" if tokens is None else f"{fmt.TOKENS} is a {tokens.title} and not its vocabulary"
+            f"it has no {fmt.TOKENS}" if tokens is None else f"{fmt.TOKENS} is a {tokens.title}, not a vocabulary"
         )
     for key, kinds in fmt.TOKEN_ARRAYS.items():
         value = values.get(key)
         if value is not None and (value.kind not in kinds or value.count is None or value.count < tokens.count):
             wanted = fmt.VALUE_NAMES[kinds[0]]
-            raise refuse(f"{key} is of type {value.title} where each of {tokens.count} tokens wants a {wanted}")
+            raise refuse(f"{key} is of type {value.title}; each of {tokens.count} tokens needs a {wanted}")
 
 
 def _split_count(values: _Values) -> int:
-    """Return how many files the model has; only the first of several can be loaded, and leads to the others."""
+    """Return the number of files of the model; of several, engines load the first, which leads to the others."""
     parts = values.number("split.count") or 1
     if parts > 1:
         values.check(fmt.SPLIT_KEYS)
         part, _ = (values.required(key) for key in fmt.SPLIT_KEYS)
         if part:
-            raise values.reader.refuse(f"it is part {part + 1} of {parts} of a split model: name the first part")
+            raise values.reader.refuse(f"it is part {part + 1} of {parts} of a split model; use the first part")
     return parts
 
 
 def quantization(file_type: int | None, heaviest: int | None) -> str | None:
-    """Return the name that people use (`Q4_K_M`): from the header, else the type that holds most of the bytes."""
+    """Return the common name (`Q4_K_M`): from the header, else of the type with most of the bytes."""
     if file_type is not None and (name := fmt.FILE_TYPES.get(file_type & ~fmt.GUESSED_FLAG)):
         return name
     return None if heaviest is None or heaviest not in fmt.TENSOR_TYPES else fmt.TENSOR_TYPES[heaviest][0]

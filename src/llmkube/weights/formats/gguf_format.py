@@ -1,9 +1,8 @@
-"""The numbers of the GGUF format, and what llama.cpp's model loader asks of every header: facts, no code.
+"""The constants of the GGUF format, and the requirements of llama.cpp's model loader for every header.
 
 Sources: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, and ggml's own tables; a test compares them with the
-installed engine's. Which keys a header has, and of which type, was found by asking the engine: of each key below, a
-value of another type stops the loading of every architecture that it knows. Keys that only some architectures read are
-not here: they would have to be known one architecture at a time.
+installed engine's. The keys and their types were found by trying the engine: for each key below, a value of another
+type makes loading fail for every architecture that it knows. Keys that only some architectures read are not included.
 """
 
 import struct
@@ -16,12 +15,12 @@ MAGIC: Final = b"GGUF"
 VERSIONS: Final = (2, 3)
 MAX_DIMENSIONS: Final = 4
 NAME_BYTES: Final = 64
-"""A tensor's name is shorter than this; ggml keeps it in an array of this size."""
+"""A tensor's name is shorter than this; ggml stores it in an array of this size."""
 MAX_LAYERS: Final = 512
-"""Engines keep what differs from layer to layer in arrays of this length."""
+"""Engines store per-layer values in arrays of this length."""
 DEFAULT_ALIGNMENT: Final = 32
 DATA_ALIGNMENT: Final = 32
-"""Where tensors' data may begin in a mapped file, whatever the file says of its alignment: engines abort otherwise."""
+"""The alignment of tensors' data in a mapped file, whatever the file declares: engines abort otherwise."""
 
 UINT8, INT8, UINT16, INT16, UINT32, INT32, FLOAT32, BOOL, STRING, ARRAY, UINT64, INT64, FLOAT64 = range(13)
 
@@ -33,7 +32,7 @@ LAYOUTS: Final[Mapping[int, struct.Struct]] = {
         (UINT8, INT8, UINT16, INT16, UINT32, INT32, FLOAT32, BOOL, UINT64, INT64, FLOAT64), "BbHhIif?Qqd", strict=True
     )
 }
-"""How each kind of value is written that has a width of its own."""
+"""The layout of each kind of value with a fixed width."""
 
 _TABLES: Final = read_table(__package__, "gguf_format")
 
@@ -45,67 +44,67 @@ def _kinds(table: str) -> Mapping[str, int]:
 TENSOR_TYPES: Final[Mapping[int, tuple[str, int, int]]] = {
     int(number): (name, elements, size) for number, (name, elements, size) in _TABLES["tensor_types"].items()
 }
-"""Name, elements per block and bytes per block of each tensor type; the numbers in between were given back."""
+"""Name, elements per block and bytes per block of each tensor type; the missing numbers were withdrawn."""
 
 NEWEST_TENSOR_TYPE: Final = max(TENSOR_TYPES)
 NEWER_TENSOR_TYPES: Final = range(NEWEST_TENSOR_TYPE + 1, 256)
-"""Numbers that an engine newer than this table may know: one or two were added each year."""
+"""Numbers that an engine newer than this table may know: one or two are added each year."""
 
 FILE_TYPES: Final[Mapping[int, str]] = {int(number): name for number, name in _TABLES["file_types"].items()}
-"""What `general.file_type` means: the mix of tensor types, under the name that people use."""
+"""The values of `general.file_type`: mixes of tensor types, by their common names."""
 
 GUESSED_FLAG: Final = 1024
-"""A flag in `general.file_type`: the converter guessed it."""
+"""A flag in `general.file_type`: the converter guessed the type."""
 
 LOOKALIKES: Final = (
-    (b"<", "it looks like a web page: was the download an error page?"),
-    (b"version https://git-lfs", "it is a Git LFS pointer: run `git lfs pull` in its repository"),
-    (b"PK\x03\x04", "it is a zip archive, perhaps a PyTorch checkpoint: convert it to GGUF"),
-    (b"\x1f\x8b", "it is gzip-compressed: decompress it first"),
-    (b"lmgg", "it is a GGML file from before GGUF: convert it again"),
-    (b"tjgg", "it is a GGJT file from before GGUF: convert it again"),
-    (b"fmgg", "it is a GGMF file from before GGUF: convert it again"),
+    (b"<", "it looks like a web page; was the download an error page?"),
+    (b"version https://git-lfs", "it is a Git LFS pointer; run `git lfs pull` in its repository"),
+    (b"PK\x03\x04", "it is a zip archive, perhaps a PyTorch checkpoint; convert it to GGUF"),
+    (b"\x1f\x8b", "it is gzip-compressed; decompress it first"),
+    (b"lmgg", "it is a GGML file, older than GGUF; convert it again"),
+    (b"tjgg", "it is a GGJT file, older than GGUF; convert it again"),
+    (b"fmgg", "it is a GGMF file, older than GGUF; convert it again"),
     (b"{", "it looks like JSON"),
 )
-"""What people point at instead of a GGUF file, by its first bytes."""
+"""Other files that users pass instead of a GGUF file, by their first bytes."""
 
 ARCHITECTURE: Final = "general.architecture"
 TOKENIZER: Final = "tokenizer.ggml.model"
 TOKENS: Final = "tokenizer.ggml.tokens"
 NO_TOKENIZER: Final = frozenset(("none", "no_vocab"))
-"""Values of `tokenizer.ggml.model` for which the rest of the tokenizer's keys is not read."""
+"""Values of `tokenizer.ggml.model` for which the other tokenizer keys are not read."""
 
 GENERAL: Final = _kinds("general")
-"""Keys that are absent or of this type."""
+"""Optional keys and their types."""
 
 SPLIT_KEYS: Final = _kinds("split")
-"""Keys that the first of several files has, of this type."""
+"""Keys that the first of several files has, and their types."""
 
 TOKENIZER_KEYS: Final = _kinds("tokenizer")
-"""Keys that are absent or of this type where there is a tokenizer."""
+"""Optional keys of a tokenizer and their types."""
 
 TOKEN_ARRAYS: Final[Mapping[str, tuple[int, ...]]] = {
     key: tuple(map(VALUE_NAMES.index, kinds)) for key, kinds in _TABLES["tokens"].items()
 }
-"""Arrays that are absent or have an element of one of these types for each token."""
+"""Optional arrays with an element of one of these types for each token."""
 
 REQUIRED: Final = ("context_length", "embedding_length", "block_count")
-"""Below the architecture's name: unsigned numbers that must be there."""
+"""Keys below the architecture's name: required unsigned integers."""
 
 PER_LAYER: Final = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")
-"""Below the architecture's name: absent, one unsigned number, or an array with one for each layer."""
+"""Optional keys below the architecture's name: an unsigned integer, or an array with one for each layer."""
 
 ARCHITECTURE_KEYS: Final = _kinds("architecture")
-"""Below the architecture's name: absent (unless required) or of this type."""
+"""Optional keys below the architecture's name (unless in `REQUIRED`) and their types."""
 
 SIZING_KEYS: Final[tuple[str, ...]] = tuple(_TABLES["sizing"]["keys"])
-"""Below the architecture's name: read for the estimate of memory only, and of whatever type."""
+"""Keys below the architecture's name that are read only for the memory estimate, of any type."""
 
 RETAINED_KEYS: Final = frozenset(
     key.encode()
     for key in (*GENERAL, *SPLIT_KEYS, *TOKENIZER_KEYS, *TOKEN_ARRAYS, TOKENS, "general.license", "general.alignment")
 )
-"""Keys whose values a reader of headers keeps."""
+"""Keys whose values the header reader retains."""
 
 RETAINED_ARCHITECTURE_KEYS: Final = frozenset(key.encode() for key in (*ARCHITECTURE_KEYS, *PER_LAYER, *SIZING_KEYS))
-"""The same, below the architecture's name, which may come later in the file than they do."""
+"""The same below the architecture's name, which may come after them in the file."""

@@ -1,4 +1,4 @@
-"""A header, read from whatever pieces of the file arrive; it says which piece it needs next, and does no I/O itself.
+"""Read a header from pieces of a file, without I/O: the reader returns which piece it needs next.
 
 ```
  HeaderReader.wanted ── Range ──▶ a file, or an HTTP Range request
@@ -6,9 +6,9 @@
         └────────── feed(data) ◀───────┘        until `wanted` is None: then `header` has the result
 ```
 
-The rules are those by which llama.cpp's `gguf_init_from_file` refuses a file, so that it is refused before an engine is
-started for it. What is stricter here are bounds on time and memory, each a constant below. Arrays of strings have to be
-stepped over string by string, since only each string says where the next one is; nothing of them is kept.
+A file is refused by the rules of llama.cpp's `gguf_init_from_file`, before an engine is started for it. In addition,
+there are bounds on time and memory, each a constant below. Arrays of strings have to be skipped string by string, since
+each string has its own length; they are not retained.
 """
 
 import struct
@@ -23,12 +23,12 @@ from llmkube.weights.formats import gguf_format as fmt
 from llmkube.weights.formats.shape import Tensor
 
 MAX_SHOWN: Final = 80
-"""Bytes of a key or a name in an error."""
+"""The most bytes of a key or a name in an error."""
 
 
 @attrs.frozen
 class Range:
-    """Bytes of the file that are needed: at least `length` of them (never 0), from `offset` on."""
+    """Bytes of the file that are needed: at least `length` (never 0) from `offset`."""
 
     offset: int
     length: int
@@ -36,9 +36,9 @@ class Range:
 
 @attrs.frozen
 class Value:
-    """One value as it stands in the file: its kind, its number of elements if it is an array, and its bytes.
+    """One value in the file: its kind, the number of its elements if it is an array, and its bytes.
 
-    `data` is None if there are more bytes than anything that is wanted has; an array of strings has none kept either.
+    `data` is None if the value is longer than `MAX_VALUE_BYTES`; for an array of strings it is empty.
     """
 
     kind: int
@@ -54,11 +54,11 @@ class Value:
 
 @attrs.frozen
 class Header:
-    """What was read: the kept values by key, the tensors, and what they add up to.
+    """The content of a header: the retained values by key, the tensors, and their sums.
 
-    `size_bytes` is None while the length of the file is not known; `needed_bytes` is how long it must be for all its
-    tensors, whose data begins at `data_offset`. `tensor_bytes` has the bytes of each tensor type; one that our
-    table does not know counts as 0.
+    `size_bytes` is None if the size of the file is unknown; `needed_bytes` is the minimum size for all its tensors,
+    whose data begins at `data_offset`. `tensor_bytes` has the bytes of each tensor type, 0 for types that our table
+    does not have.
     """
 
     version: int
@@ -71,12 +71,12 @@ class Header:
 
     @property
     def tensor_count(self) -> int:
-        """How many tensors this file has."""
+        """The number of tensors in this file."""
         return len(self.tensors)
 
 
 def escaped(name: bytes) -> str:
-    """A key or name as an error may show it: short, printable, and never a terminal's business."""
+    """Return a key or name for an error: short and printable, without control sequences."""
     text = name[:MAX_SHOWN].decode("utf-8", "backslashreplace")
     text = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
     return text + "…" if len(name) > MAX_SHOWN else text
@@ -89,15 +89,15 @@ MAX_KEYS: Final = 1 << 16
 MAX_TENSORS: Final = 1 << 16
 """The largest models, with each expert a tensor of its own, have under fifty thousand."""
 MAX_SKIPPED_STRINGS: Final = 1 << 21
-"""Over all arrays together; the largest vocabularies with their merges hold under a million."""
+"""In all arrays together; the largest vocabularies with their merges have under a million."""
 MAX_KEY_BYTES: Final = 1 << 16
-"""What the format allows for a key; engines allow more."""
+"""The format's limit; engines allow more."""
 MAX_VALUE_BYTES: Final = 1 << 16
-"""Of a longer value only the kind is kept."""
+"""Of a longer value, only the kind is retained."""
 MAX_RETAINED_BYTES: Final = 1 << 20
-"""All kept values together."""
+"""All retained values together."""
 
-_DIGESTED_BYTES: Final = 64  # longer keys are remembered by their hash
+_DIGESTED_BYTES: Final = 64  # for longer keys, only the hash is stored
 _START_BYTES: Final = 24
 _MAX_ELEMENTS: Final = (1 << 63) - 1
 _ALIGNMENT: Final = b"general.alignment"
@@ -113,14 +113,15 @@ Steps = Generator[Range, bytes, None]
 
 
 class HeaderReader:
-    """Read one header; feed it until `wanted` is None.
+    """A reader of one header; feed it until `wanted` is None.
 
-    Every call either makes progress or raises, and all together take less than a second and 64 MiB, whatever is in it.
+    Every call either makes progress or raises; all calls together take less than a second and 64 MiB, whatever the
+    content.
 
     Args:
-        name: What the file is called in an error's sentence.
-        size_bytes: How long the file is, or None if that is not known.
-        limit_bytes: How far into the file the reader may ever want to look.
+        name: The name of the file in errors.
+        size_bytes: The size of the file, or None if unknown.
+        limit_bytes: The end of the range in which the reader may request pieces.
 
     Attributes:
         wanted: The piece that is needed next; None when the header is complete.
@@ -134,8 +135,8 @@ class HeaderReader:
         self._size = size_bytes
         self._limit = limit_bytes
         self._data = b""
-        self._cursor = 0  # where in the data the next byte to read is; beyond its end after a long skip
-        self._base = 0  # where in the file the data begins
+        self._cursor = 0  # position in the data of the next byte to read; beyond its end after a long skip
+        self._base = 0  # position in the file of the data
         self._skipped_strings = 0
         self._retained_bytes = 0
         self._values: dict[bytes, Value] = {}
@@ -143,16 +144,16 @@ class HeaderReader:
         self._advance(None)
 
     def feed(self, data: bytes) -> None:
-        """Take the piece that was wanted; more than its length is welcome, less means that the file ends there.
+        """Process the piece that was wanted; it may be longer; a shorter one means that the file ends there.
 
         Raises:
-            NotGGUFError: No engine could load this file, or the header is beyond every bound.
+            NotGGUFError: No engine could load this file, or the header exceeds a bound.
         """
         self._advance(data)
 
     def refuse(self, reason: str) -> NotGGUFError:
-        """Return the error that says why this is not a usable file."""
-        return NotGGUFError(f"{self._name} is not a usable GGUF file: {reason}")
+        """Return the error for an invalid file, with the reason."""
+        return NotGGUFError(f"{self._name} is not a valid GGUF file: {reason}")
 
     def _advance(self, data: bytes | None) -> None:
         try:
@@ -167,8 +168,8 @@ class HeaderReader:
         return self._base + self._cursor
 
     def _require(self, count: int, part: str) -> Steps:
-        """Have that many bytes at hand, or raise because the file does not."""
-        while count and len(self._data) - self._cursor < count:  # after a long skip even 0 bytes are not at hand
+        """Request pieces until `count` bytes are buffered; raise if the file ends before."""
+        while count and len(self._data) - self._cursor < count:  # after a long skip the difference may be negative
             self._check(count, part)
             self._data = self._data[self._cursor :]
             self._base, self._cursor = self._position, 0
@@ -179,7 +180,7 @@ class HeaderReader:
             self._data += more
 
     def _check(self, count: int, part: str) -> None:
-        """Refuse to go that far."""
+        """Refuse a position beyond the file or the limit."""
         end = self._position + count
         if self._size is not None and end > self._size:
             raise self.refuse(f"{part} goes beyond the end of the file (is the download complete?)")
@@ -191,7 +192,7 @@ class HeaderReader:
         self._cursor += count
 
     def _number(self, layout: struct.Struct) -> int:
-        """Take a number out of bytes that are at hand."""
+        """Read a number from buffered bytes."""
         (number,) = layout.unpack_from(self._data, self._cursor)
         self._cursor += layout.size
         found: int = number
@@ -214,7 +215,7 @@ class HeaderReader:
         yield from self._read_tensors(version, tensor_count, self._alignment())
 
     def _require_start(self) -> Steps:
-        """Have the fixed part at hand; whatever is shorter or does not begin right is named for what it is."""
+        """Buffer the fixed part; refuse a shorter file or one with another beginning, with its likely kind."""
         if self._size is None or self._size >= _START_BYTES:
             start = yield Range(0, _START_BYTES)
         else:
@@ -234,7 +235,7 @@ class HeaderReader:
         if version is None or version in fmt.VERSIONS:
             return
         if version & 0xFFFF == 0:
-            raise self.refuse("it is big-endian: convert it for little-endian machines")
+            raise self.refuse("it is big-endian; convert it for little-endian machines")
         raise self.refuse(f"it has format version {version}; engines read versions {fmt.VERSIONS}")
 
     def _read_keys(self, key_count: int) -> Steps:
@@ -256,12 +257,12 @@ class HeaderReader:
             yield from self._read_value(key)
 
     def _read_value(self, key: bytes) -> Steps:
-        """Keep or step over one value; its kind is at hand."""
+        """Retain or skip one value, whose kind is buffered."""
         kind, count = self._number(_U32), None
         if kind == fmt.ARRAY:
             yield from self._require(12, escaped(key))
             kind, count = self._number(_U32), self._number(_U64)
-        name = key.partition(b"\0")[0]  # engines look keys up as C strings, and take the first that matches
+        name = key.partition(b"\0")[0]  # engines look up keys as C strings, and use the first that matches
         is_retained = name in fmt.RETAINED_KEYS or name.partition(b".")[2] in fmt.RETAINED_ARCHITECTURE_KEYS
         if kind == fmt.STRING and count is None:
             yield from self._require(8, escaped(key))
@@ -271,7 +272,7 @@ class HeaderReader:
             length = 0
         elif kind in fmt.LAYOUTS:
             length = fmt.LAYOUTS[kind].size * (1 if count is None else count)
-        else:  # an array in an array is legal on paper, but no engine reads one
+        else:  # an array in an array is legal in the format, but no engine reads one
             raise self.refuse(f"{escaped(key)} has the unexpected type {kind}")
         if not is_retained:
             self._skip(length, escaped(key))
@@ -289,8 +290,8 @@ class HeaderReader:
         self._values.setdefault(name, value)
 
     def _skip_strings(self, count: int, key: bytes) -> Steps:
-        """Step over that many strings; the inner loop is all that a vocabulary costs."""
-        self._check(8 * count, escaped(key))  # each says at least its length
+        """Skip strings; a vocabulary spends all its time in the inner loop."""
+        self._check(8 * count, escaped(key))  # each has at least its length
         self._skipped_strings += count
         if self._skipped_strings > MAX_SKIPPED_STRINGS:
             raise self.refuse(f"{escaped(key)} claims {count} strings, more than any vocabulary has")
@@ -311,7 +312,7 @@ class HeaderReader:
         if value is None:
             return fmt.DEFAULT_ALIGNMENT
         if value.kind != fmt.UINT32 or value.count is not None or value.data is None:
-            raise self.refuse(f"general.alignment is of type {value.title} and not u32")
+            raise self.refuse(f"general.alignment is of type {value.title}, not u32")
         (alignment,) = _U32.unpack(value.data)
         if alignment == 0 or alignment & (alignment - 1):
             raise self.refuse(f"general.alignment is {alignment}, not a power of two")
@@ -319,7 +320,7 @@ class HeaderReader:
         return found
 
     def _read_tensors(self, version: int, tensor_count: int, alignment: int) -> Steps:
-        """Add up the list of tensors; their data must follow each other without a gap, as engines insist."""
+        """Read the list of tensors; their data must be contiguous, as engines require."""
         names: set[bytes] = set()
         by_type: Counter[int] = Counter()
         tensors: list[Tensor] = []
@@ -334,11 +335,11 @@ class HeaderReader:
             tensors.append(Tensor(name.decode("utf-8", "replace"), type_name, sizes, tensor_bytes))
             by_type[kind] += tensor_bytes
             if kind in fmt.NEWER_TENSOR_TYPES:
-                expected = -1  # where the next one begins is for an engine to say that knows this type
+                expected = -1  # only an engine that knows this type can tell where the next one begins
             elif expected < 0:
                 expected = offset
             if 0 <= expected != offset:
-                raise self.refuse(f"the data of tensor {escaped(name)} begins at {offset} where {expected} is expected")
+                raise self.refuse(f"the data of tensor {escaped(name)} begins at {offset}; {expected} is expected")
             if offset % fmt.DATA_ALIGNMENT:
                 misaligned = misaligned or name
             needed = max(needed, offset + tensor_bytes)
@@ -352,7 +353,7 @@ class HeaderReader:
         if tensor_count and (misaligned or start % fmt.DATA_ALIGNMENT):
             which = f"tensor {escaped(misaligned)}" if misaligned else "the first tensor"
             raise self.refuse(
-                f"{which} is not at a multiple of {fmt.DATA_ALIGNMENT} in the file: engines crash on that"
+                f"{which} is not at a multiple of {fmt.DATA_ALIGNMENT} in the file, on which engines crash"
             )
         self.header = Header(version, tuple(tensors), self._values, by_type, start + needed, self._size, start)
 
@@ -363,7 +364,7 @@ class HeaderReader:
         length = self._number(_U64)
         if length >= fmt.NAME_BYTES:
             self._check(length, part)
-            raise self.refuse(f"a tensor's name is {length} bytes long; engines keep fewer than {fmt.NAME_BYTES}")
+            raise self.refuse(f"a tensor's name is {length} bytes long; engines allow fewer than {fmt.NAME_BYTES}")
         yield from self._require(length + 4, part)
         name = self._take(length).partition(b"\0")[0]
         dimensions = self._number(_U32)

@@ -1,7 +1,7 @@
-"""What of a model's header decides how much memory it needs: its tensors, and the numbers of its architecture.
+"""The parts of a model's header that determine its memory: its tensors and the numbers of its architecture.
 
-A `Shape` is read together with the other facts of a GGUF file (`GGUFFacts.shape`) or from an MLX folder (`mlx`); it is
-a value, and a few hundred kilobytes for the largest models.
+A `Shape` is read with the other facts of a GGUF file (`GGUFFacts.shape`) or from an MLX folder (`mlx`). It is immutable
+and takes a few hundred kilobytes for the largest models.
 """
 
 from collections.abc import Mapping
@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import attrs
 
 
-class Tensor(NamedTuple):  # not attrs: a header may have 65,536 of them, and they are made while it is read
-    """One tensor of a file; `sizes` has the length of a row first, and `size_bytes` is 0 for a type we do not know."""
+class Tensor(NamedTuple):  # not attrs, for speed: a header may have 65,536 of them
+    """One tensor of a file; `sizes` starts with the length of a row, and `size_bytes` is 0 for an unknown type."""
 
     name: str
     type: str
@@ -20,7 +20,7 @@ class Tensor(NamedTuple):  # not attrs: a header may have 65,536 of them, and th
 
     @property
     def place(self) -> tuple[int, str]:
-        """The number of its block and its name there, without `.weight`; -1 and its whole name outside of blocks."""
+        """Its block's number and its name in the block; -1 and its whole name outside blocks; without `.weight`."""
         name = self.name.removesuffix(".weight")
         parts = name.split(".", 2)
         is_block = len(parts) == 3 and parts[0] == "blk" and len(parts[1]) < 4 and parts[1].isdecimal()
@@ -28,7 +28,7 @@ class Tensor(NamedTuple):  # not attrs: a header may have 65,536 of them, and th
 
 
 def vocabulary_of(tensors: tuple[Tensor, ...]) -> int:
-    """Return how many tokens the embedding has a vector for; 0 if it is not among these tensors."""
+    """Return the number of vectors in the token embedding; 0 if it is not among these tensors."""
     embedding = next((each for each in tensors if each.name == "token_embd.weight"), None)
     return embedding.sizes[1] if embedding and len(embedding.sizes) > 1 else 0
 
@@ -38,16 +38,16 @@ class Shape:
     """The sizes of a model.
 
     Attributes:
-        architecture: As llama.cpp names it (`qwen3moe`).
-        tensors: Of all parts that were read.
-        numbers: The keys below the architecture's name, without it; a single number is a tuple of one.
-        layer_count: Blocks, those that only guess ahead included.
-        embedding_size: Elements of a token's vector.
-        vocabulary_size: Tokens.
-        trained_context: Tokens that the model was trained for; 0 if the file does not say.
-        size_bytes: Of all its files, as far as they are known.
-        unread_bytes: Tensor data of those files that `tensors` does not account for.
-        missing_parts: Files of a split model whose headers were not read.
+        architecture: The name in llama.cpp (`qwen3moe`).
+        tensors: The tensors of all parts that were read.
+        numbers: The values by key, without the architecture's name; a single number is a tuple of one.
+        layer_count: The number of blocks, including those for multi-token prediction.
+        embedding_size: The length of a token's vector.
+        vocabulary_size: The number of tokens.
+        trained_context: The trained context length in tokens; 0 if unknown.
+        size_bytes: The size of all its known files.
+        unread_bytes: The tensor data in those files that is not in `tensors`.
+        missing_parts: The number of files of a split model whose headers were not read.
         format: `gguf` or `mlx`.
     """
 
@@ -72,7 +72,7 @@ class Shape:
         tokens: int,
         **others: Any,
     ) -> "Shape":
-        """Return the shape that the keys of a GGUF header tell; `tokens` are those of its tokenizer."""
+        """Return the shape from the keys of a GGUF header; `tokens` is the size of its tokenizer's vocabulary."""
         return cls(
             architecture=architecture,
             tensors=tensors,
@@ -85,11 +85,11 @@ class Shape:
         )
 
     def number(self, name: str, default: int = 0) -> int:
-        """Return a number that holds for all layers; the largest if the file gives one for each."""
+        """Return a number for all layers; the largest if the file has one for each."""
         return max(self.numbers.get(name, ()), default=default)
 
     def per_layer(self, name: str, default: int = 0) -> tuple[int, ...]:
-        """Return a number for each layer, whether the file gives one for all or one for each."""
+        """Return a number for each layer, whether the file has one for all or one for each."""
         found = self.numbers.get(name, (default,))
         if len(found) == self.layer_count:
             return found
@@ -98,14 +98,13 @@ class Shape:
 
 @attrs.frozen
 class GGUFFacts:
-    """What a GGUF header says about its model; None where it says nothing.
+    """The facts in a GGUF header; None for absent ones.
 
-    Models whose layers differ give a number of key-value heads for each layer: `head_count_kv` is then the largest of
-    them, and `head_count_kv_per_layer` has them all. `size_bytes` is the size of this file alone, also when the model
-    is split into `split_count` files; of a remote file whose size is not known, it is what its tensors need.
-    `pooling_type` says how an embedding model joins its tokens' vectors, in llama.cpp's numbers: 0 is not at all.
-    `newer_tensor_types` are numbers of tensor types that only an engine newer than this release can judge. `shape` is
-    what `sizing` needs; it is no part of what two files are compared by.
+    Models whose layers differ have a number of key-value heads for each layer: `head_count_kv` is then the largest, and
+    `head_count_kv_per_layer` has them all. `size_bytes` is the size of this file alone, even if the model is split into
+    `split_count` files; for a remote file of unknown size, it is the size that its tensors need. `pooling_type` is the
+    pooling of an embedding model, in llama.cpp's numbers: 0 means none. `newer_tensor_types` are the numbers of tensor
+    types that only engines newer than this release know. `shape` is for `sizing`, and is ignored in comparisons.
     """
 
     architecture: str
@@ -130,7 +129,7 @@ class GGUFFacts:
 
     @classmethod
     def of(cls, shape: Shape, heads: tuple[int, ...], kv_heads: tuple[int, ...], **others: Any) -> "GGUFFacts":
-        """Return the facts that follow from a model's shape and its numbers of heads, with the others."""
+        """Return the facts from a model's shape and its numbers of heads, and the others as given."""
 
         def number(key: str) -> int | None:
             return next(iter(shape.numbers.get(key, ())), None)
@@ -155,21 +154,21 @@ class GGUFFacts:
 
 @attrs.frozen(eq=False)
 class FolderFacts:
-    """What the files of a folder of safetensors say about its model."""
+    """The facts of a model in a folder of safetensors."""
 
     shape: Shape
     pooling_type: int | None = None
 
     @property
     def size_bytes(self) -> int:
-        """Of all its files of weights."""
+        """The size of all its weights files."""
         return self.shape.size_bytes
 
     @property
     def context_length(self) -> int | None:
-        """Tokens that the model was trained for; None where its configuration does not say."""
+        """The trained context length in tokens; None if unknown."""
         return self.shape.trained_context or None
 
 
 ModelHeader = GGUFFacts | FolderFacts
-"""What weights say of their model: of a file, or of a folder."""
+"""The facts of a model from its file or folder."""

@@ -1,17 +1,17 @@
-"""The store keeps fetched weights by what they contain, so that no text of a user ever becomes a path.
+"""The store has fetched weights under their digests, so that no text of a user ever becomes a path.
 
 ```
-<root>/                     0700; all that is in it is 0600
+<root>/                     0700; all files in it are 0600
 ├── blobs/sha256/<digest>   complete, synced, named by its own SHA-256
-├── index/<hash>.json       which blobs a source led to: `index`; the hash is of the source
-├── sets/<hash>/model-*     the parts of a split model side by side: hard links to blobs, by their digests
-├── partial/<hash>          downloads to take up again: `partial`
-├── incoming/<digest>       a copy under way of what an earlier program has put on a volume
-├── key                     of the digests by which credentials are told apart; made when the first one is
-└── lock                    held while names appear or disappear, so that tidying up never meets a half-made entry
+├── index/<hash>.json       the blobs of a source: `index`; the hash is of the source
+├── sets/<hash>/model-*     the parts of a split model in one folder: hard links to blobs, by their digests
+├── partial/<hash>          downloads that can be resumed: `partial`
+├── incoming/<digest>       an unfinished copy of a file that an earlier program has put on a volume
+├── key                     of the keyed digests of credentials; created with the first of them
+└── lock                    held while names appear or disappear, so that pruning never sees an unfinished entry
 ```
 
-Everything here blocks on the disk: callers come through a worker thread.
+All functions block on the disk: callers use a worker thread.
 """
 
 import contextlib
@@ -41,11 +41,11 @@ class WeightsFile:
     """A complete model file on this host.
 
     Attributes:
-        path: Where it lies; absolute.
+        path: Its absolute path.
         size_bytes: Its size.
-        sha256: Its digest in lower-case hex; None for a local file that no spec asks to verify.
-        identity: Changes whenever the bytes may have changed. It goes into the digest of a launch plan.
-        choice: What it was chosen from, for people; empty where there was nothing to choose.
+        sha256: Its digest in lower-case hex; None for a local file without a digest in its spec.
+        identity: Changes whenever the bytes may have changed; part of the digest of a launch plan.
+        choice: The choice among several files, for people; empty if there was no choice.
     """
 
     path: Path
@@ -57,42 +57,42 @@ class WeightsFile:
 
 @attrs.frozen
 class Store:
-    """A folder of blobs that only this user can read; `open_store` makes one."""
+    """A folder of blobs that only this user can read; `open_store` creates it."""
 
     root: Path
 
     @property
     def blobs(self) -> Path:
-        """Where the complete blobs lie."""
+        """The folder of complete blobs."""
         return self.root / "blobs" / "sha256"
 
     @property
     def incoming(self) -> Path:
-        """Where the incomplete ones lie that only their writer can complete."""
+        """The folder of incomplete blobs that only their writer can complete."""
         return self.root / "incoming"
 
     @property
     def partial(self) -> Path:
-        """Where downloads lie that can be taken up again."""
+        """The folder of downloads that can be resumed."""
         return self.root / "partial"
 
     @property
     def index(self) -> Path:
-        """Where it says which blobs a source led to."""
+        """The folder of the records."""
         return self.root / "index"
 
     @property
     def sets(self) -> Path:
-        """Where the parts of split models lie side by side."""
+        """The folder of the sets: the parts of split models."""
         return self.root / "sets"
 
     def partial_path(self, key: str) -> Path:
-        """Return where the download with that key lies."""
+        """Return the path of the download with a key."""
         return self.partial / _check_digest(key)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep others, also other processes, from adding or removing names; short, and never nested.
+        """Hold the lock of the store, also against other processes; briefly, and never nested.
 
         Raises:
             FetchError: The disk fails, here or in the block.
@@ -108,7 +108,7 @@ class Store:
             raise write_error(self, exc) from exc
 
     def keyed_digest(self, text: str) -> str:
-        """Return a digest that only who can read this store can compare with a guess: 64 hex digits.
+        """Return a keyed digest, which only a reader of this store can compare with a guess: 64 hex digits.
 
         Raises:
             FetchError: The disk fails.
@@ -127,7 +127,7 @@ class Store:
         return hmac.digest(key, text.encode("utf-8", "surrogatepass"), "sha256").hex()
 
     def find(self, sha256: str, size_bytes: int) -> WeightsFile | None:
-        """Return the blob of that digest, or None if there is no regular file of that size under it."""
+        """Return the blob with a digest, or None if there is no regular file of that size."""
         path = self.blobs / _check_digest(sha256)
         try:
             found = path.lstat()
@@ -136,7 +136,7 @@ class Store:
         return _blob(path, size_bytes) if stat.S_ISREG(found.st_mode) and found.st_size == size_bytes else None
 
     def add(self, data: bytes) -> WeightsFile:
-        """Keep a small file, under its own digest and in place of whatever carried that name.
+        """Store a small file under its digest, replacing a file of that name.
 
         Raises:
             FetchError: The disk fails.
@@ -151,22 +151,22 @@ class Store:
 
 
 def open_store(root: Path) -> Store:
-    """Make the folder if need be, private to this user, and remove what dead writers left behind.
+    """Open the store, creating the folder if needed, private to this user; remove the files of dead writers.
 
     Raises:
-        FetchError: The folder cannot be made, or a part of it is a symbolic link or something else than a folder.
+        FetchError: The folder cannot be created, or a part of it is not a folder.
     """
     store = Store(root)
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         inner = (root / "blobs", store.blobs, store.index, store.sets, store.partial, store.incoming)
         for folder in (root.resolve(), *inner):
-            _make_private(folder)  # root itself may be a link: the user may keep the store on another volume
+            _make_private(folder)  # root itself may be a link: the store may be on another volume
         _remove_abandoned(store.incoming)
         for folder in (store.blobs, store.index, store.partial):
             remove_temporary_files(folder)
     except OSError as exc:
-        raise FetchError(f"cannot use {root} as the model store: {exc.strerror or exc}") from exc
+        raise FetchError(f"model store {root} cannot be used: {exc.strerror or exc}") from exc
     return store
 
 
@@ -191,10 +191,10 @@ def _blob(path: Path, size_bytes: int) -> WeightsFile:
 
 
 def write_error(store: Store, exc: OSError) -> FetchError:
-    """Say that the store's disk is full, or what else is wrong with it."""
+    """Return the error for a failed write: a full disk, or another failure."""
     if is_disk_full(exc):
         return NoSpaceError(str(store.root), needed_bytes=None, free_bytes=free_bytes(store.root) or 0)
-    return FetchError(f"cannot write to the model store in {store.root}: {exc.strerror or exc}")
+    return FetchError(f"model store {store.root} cannot be written: {exc.strerror or exc}")
 
 
 def _make_private(folder: Path) -> None:
@@ -207,12 +207,12 @@ def _make_private(folder: Path) -> None:
 
 
 def _remove_abandoned(incoming: Path) -> None:
-    """Remove the files whose writers are dead: a live one holds its lock, and the kernel drops a dead one's."""
+    """Remove the files of dead writers: a live one holds its lock, the kernel releases a dead one's."""
     for path in incoming.iterdir():
         try:
             fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
-            continue  # committed meanwhile, or nothing that we made
+            continue  # committed meanwhile, or not created by us
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink(missing_ok=True)
@@ -223,7 +223,7 @@ def _remove_abandoned(incoming: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder survive a power cut."""
+    """Sync a folder, so that its names survive a power cut."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         sync(fd)

@@ -1,7 +1,4 @@
-"""What lies in the store, for people: list it, look at it, and remove what nothing needs.
-
-Everything here blocks on the disk.
-"""
+"""List, find and prune the models in the store. All functions block on the disk."""
 
 import shutil
 from collections.abc import Collection
@@ -21,12 +18,12 @@ class CachedModel:
     """One model in the store.
 
     Attributes:
-        key: The hash of its source; `prune` and `find` know it by this, or by a beginning of it.
+        key: The hash of its source; `find_cached` also accepts a prefix.
         source: The source without secrets.
-        size_bytes: Of all its parts.
-        digests: Of its parts, in order.
+        size_bytes: The size of all its parts.
+        digests: The digests of its parts, in order.
         fetched_at: RFC 3339; empty for built-in weights.
-        path: What an engine would be given; None when a part is missing or has been touched.
+        path: The path for an engine; None if a part is missing or has been modified.
     """
 
     key: str
@@ -39,7 +36,7 @@ class CachedModel:
 
 @attrs.frozen
 class Pruned:
-    """What was removed, or would be: models by their source, and how much space that gives back."""
+    """The removed models, or those that would be, by source, and the freed space."""
 
     models: tuple[str, ...]
     incomplete: int
@@ -53,7 +50,7 @@ def list_cached(store: Store) -> list[CachedModel]:
 
 
 def find_cached(store: Store, text: str) -> list[CachedModel]:
-    """Return the models that a source (any form of `spec.source`), or the beginning of a key, names."""
+    """Return the models with a source (any form of `spec.source`), or with a prefix of a key."""
     try:
         source = parse_source(text)
         name = name_of(store, source) if isinstance(source, Remote | Builtin) else ""
@@ -69,19 +66,19 @@ def find_cached(store: Store, text: str) -> list[CachedModel]:
 
 
 def incomplete_bytes(store: Store) -> int:
-    """Return the space that unfinished downloads take."""
+    """Return the space of unfinished downloads."""
     return sum(map(_disk_bytes, store.partial.iterdir()))
 
 
 def prune(store: Store, keep: Collection[str], *, only: Collection[str] | None = None, dry_run: bool = False) -> Pruned:
-    """Remove models that nothing needs, blobs that no model needs, and downloads that no process continues.
+    """Remove unused models, unreferenced blobs, and downloads that no process continues.
 
     Args:
         store: The store.
-        keep: What the store calls the sources (`index.name_of`) that are in use, such as those of all Models of a
-            cluster. Their files stay, whatever `only` says.
+        keep: The names (`index.name_of`) of the sources in use, such as those of all Models of a cluster. Their files
+            are kept, even if they are in `only`.
         only: Keys of models to remove; None for all that are not in use.
-        dry_run: Only say what would be removed.
+        dry_run: Only return what would be removed.
 
     Raises:
         FetchError: The disk fails.
@@ -100,7 +97,7 @@ def prune(store: Store, keep: Collection[str], *, only: Collection[str] | None =
 
 
 def remove_unreferenced(store: Store) -> None:
-    """Remove what no record vouches for any more: the blobs of versions that have been replaced.
+    """Remove blobs that no record refers to: those of versions that have been replaced.
 
     Raises:
         FetchError: The disk fails.
@@ -112,13 +109,13 @@ def remove_unreferenced(store: Store) -> None:
 def _remove(
     store: Store, all_records: dict[str, Record], removed: dict[str, Record], *, tidy: bool, dry_run: bool
 ) -> int:
-    """Remove records, and the blobs and sets that no other one needs; return the bytes that this frees.
+    """Remove records, and the blobs and sets that no other record needs; return the freed bytes.
 
     Args:
         store: The store, locked.
         all_records: All records.
-        removed: Those that go.
-        tidy: Remove blobs, too, that no record has named before.
+        removed: The records to remove.
+        tidy: Remove also blobs that no record refers to.
         dry_run: Only count.
     """
     remaining = [record for key, record in all_records.items() if key not in removed]
@@ -139,7 +136,7 @@ def _remove(
 
 
 def _disk_bytes(path: Path) -> int:
-    """Return what a file takes on the disk; one that a download has just renamed or replaced takes nothing here."""
+    """Return the disk usage of a file; 0 if a download has just renamed or replaced it."""
     try:
         return path.lstat().st_blocks * 512
     except FileNotFoundError:

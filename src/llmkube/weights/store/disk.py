@@ -1,4 +1,4 @@
-"""The disk, seen from Trio: blocking work goes through one door, and free space is promised before it is used."""
+"""Disk access from Trio: blocking work runs in threads, and free space is reserved before it is used."""
 
 import ctypes
 import os
@@ -22,19 +22,19 @@ _CF_NUMBER_SINT64: Final = 4  # kCFNumberSInt64Type of CFNumber.h
 
 
 class RunSync(Protocol):
-    """Run blocking work elsewhere and return its result."""
+    """Runs blocking work outside the event loop and returns its result."""
 
     async def __call__(self, fn: Callable[[], T], /) -> T:
-        """Return what `fn` returns, or raise what it raises."""
+        """Return the result of `fn`, or raise its exception."""
         ...
 
 
 def in_threads(limiter: trio.CapacityLimiter, *, abandon: bool = False) -> RunSync:
-    """Run blocking work in worker threads, as many as the limiter allows.
+    """Return a function that runs blocking work in worker threads, as many as the limiter allows.
 
     Args:
-        limiter: Shared by all who use the same disk.
-        abandon: Leave a thread behind when its task is cancelled; only for work that reads.
+        limiter: Shared by all users of the same disk.
+        abandon: Abandon a thread when its task is cancelled; only for work that reads.
     """
 
     async def run_sync(fn: Callable[[], T], /) -> T:
@@ -44,10 +44,10 @@ def in_threads(limiter: trio.CapacityLimiter, *, abandon: bool = False) -> RunSy
 
 
 def free_bytes(folder: Path) -> int:
-    """Return what an ordinary user may still write to the file system of a folder.
+    """Return the bytes that an unprivileged user may write to the file system of a folder.
 
-    On macOS also what APFS would purge for it, which statvfs does not count. There Python up to 3.12 gives the number
-    of blocks modulo 2^32 (CPython issue 87804): of two figures the larger one is the right one for that reason, too.
+    On macOS this includes the space that APFS would purge, which statvfs does not. There, Python up to 3.12 returns the
+    number of blocks modulo 2^32 (CPython issue 87804), another reason to use the larger of the two figures.
     """
     found = os.statvfs(folder)
     free = found.f_bavail * found.f_frsize
@@ -55,7 +55,7 @@ def free_bytes(folder: Path) -> int:
 
 
 def important_capacity(folder: Path) -> int | None:
-    """Return `NSURLVolumeAvailableCapacityForImportantUsageKey` of a folder's volume in bytes; None if not known.
+    """Return `NSURLVolumeAvailableCapacityForImportantUsageKey` of a folder's volume in bytes; None if unknown.
 
     In C its name is kCFURLVolumeAvailableCapacityForImportantUsageKey, and its value a CFNumber (CFURL.h).
     """
@@ -67,7 +67,7 @@ def important_capacity(folder: Path) -> int | None:
 
 
 def _important_capacity(library: Any, path: bytes) -> int | None:
-    """Ask Core Foundation; what is made by a Create or Copy function is released (its naming rule)."""
+    """Query Core Foundation; results of Create and Copy functions are released, as its naming rule requires."""
     pointer, size = ctypes.c_void_p, ctypes.c_long
     library.CFURLCreateFromFileSystemRepresentation.restype = pointer
     library.CFURLCreateFromFileSystemRepresentation.argtypes = [pointer, ctypes.c_char_p, size, ctypes.c_bool]
@@ -94,28 +94,25 @@ def _important_capacity(library: Any, path: bytes) -> int | None:
 
 
 def margin_of(needed_bytes: int) -> int:
-    """Return what stays free beyond what is to be written: 5 per cent of it, from 1 MiB to 1 GiB."""
+    """Return the margin to keep free in addition to a reservation: 5 per cent of it, from 1 MiB to 1 GiB."""
     return min(max(needed_bytes // 20, _MIN_MARGIN), _MAX_MARGIN)
 
 
 @attrs.define(eq=False)
 class FreeSpace:
-    """Promise free space to downloads before they use it, so that two of them never fill a disk that one would fit.
+    """Reservations of free space for downloads, so that two of them never fill a disk that has space for one."""
 
-    `posix_fallocate` would do it on one file, but macOS has none, and it hides how much of a file has really arrived.
-    """
+    # `posix_fallocate` would reserve it in the file, but macOS has none, and it hides how much has really arrived.
 
     folder: Path
     free: Callable[[Path], int] = free_bytes
     _reserved: dict[object, int] = attrs.field(factory=dict)
 
     def reserve(self, owner: object, needed_bytes: int) -> None:
-        """Promise that many bytes, in place of what `owner` had before.
-
-        Beyond them a margin stays free (`margin_of`).
+        """Reserve bytes, replacing the earlier reservation of `owner`; a margin stays free in addition (`margin_of`).
 
         Raises:
-            NoSpaceError: There is not that much.
+            NoSpaceError: There is not enough free space.
         """
         margin = margin_of(needed_bytes)
         others = sum(size for name, size in self._reserved.items() if name is not owner)
@@ -125,10 +122,10 @@ class FreeSpace:
         self._reserved[owner] = needed_bytes
 
     def consume(self, owner: object, count: int) -> None:
-        """Note that so many of the promised bytes are on the disk now."""
+        """Record that reserved bytes are on the disk now."""
         if owner in self._reserved:
             self._reserved[owner] = max(self._reserved[owner] - count, 0)
 
     def release(self, owner: object) -> None:
-        """Take back what is left of a promise."""
+        """Release the rest of a reservation."""
         self._reserved.pop(owner, None)

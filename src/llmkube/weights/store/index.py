@@ -1,7 +1,7 @@
-"""The index: which blobs a source led to and who may have them, so that what was fetched once starts, offline too.
+"""The index: the blobs of each source and who may use them, so that fetched models start offline.
 
-A record vouches for its blobs by size and time of change; a blob that differs in time only is read again before it is
-believed. Everything here blocks on the disk.
+A record has the size and modification time of its blobs; a blob that differs only in its time is verified before use.
+All functions block on the disk.
 """
 
 import contextlib
@@ -28,12 +28,12 @@ from llmkube.weights.store.partial import Partial
 
 @attrs.frozen
 class Audience:
-    """Who may have the weights of one record without another question to their source.
+    """The users of a record's weights for whom the source need not be asked again.
 
     Attributes:
-        public: Every Model: the source gave them to a request without a credential.
-        namespaces: Models of these: a credential of theirs has worked.
-        credentials: Keyed digests of the credentials that have worked (`Store.keyed_digest`).
+        public: All Models: the source served a request without a credential.
+        namespaces: Models in these namespaces, whose credentials were accepted.
+        credentials: Keyed digests of the accepted credentials (`Store.keyed_digest`).
     """
 
     public: bool = False
@@ -41,15 +41,15 @@ class Audience:
     credentials: tuple[str, ...] = ()
 
     def admits(self, namespace: str | None) -> bool:
-        """Whether a Model of this namespace may have them; None is the owner of the store."""
+        """Return whether a Model in this namespace may use the weights; None is the owner of the store."""
         return self.public or namespace is None or namespace in self.namespaces
 
     def shares_with(self, credential: str) -> bool:
-        """Whether who presents this credential may have them under another source's name; empty is none."""
+        """Return whether a request with this credential, or none if empty, may use the weights for another source."""
         return self.public or (bool(credential) and credential in self.credentials)
 
     def extended(self, namespace: str | None, credential: str) -> "Audience":
-        """Return the audience after the source has given them to a request with this credential; empty is none."""
+        """Return the audience after the source has served a request with this credential, or none if empty."""
         if not credential:
             return attrs.evolve(self, public=True)
         added = () if namespace is None else (namespace,)
@@ -61,10 +61,10 @@ class Audience:
 
 
 PUBLIC = Audience(public=True)
-"""What took no credential."""
+"""The audience of weights that require no credential."""
 
 OWNER = Audience()
-"""What only the store's owner may have until a credential has worked."""
+"""The audience of weights that only the store's owner may use until a credential is accepted."""
 
 
 _MAX_RECORD_BYTES: Final = 256 * 1024
@@ -73,7 +73,7 @@ _NAME: Final = re.compile(r"[\w][\w.-]{0,254}", re.ASCII)
 
 @attrs.frozen
 class BlobInfo:
-    """One blob, as it was when it was written or last verified."""
+    """One blob, as of when it was written or last verified."""
 
     sha256: str
     size_bytes: int
@@ -82,17 +82,17 @@ class BlobInfo:
 
 @attrs.frozen
 class Record:
-    """What one source led to.
+    """The fetched files of one source.
 
     Attributes:
         source: The source for people, without secrets.
         pieces: The file, or the parts of a split model in order.
-        fetched_at: When, in RFC 3339.
-        server: Whose it was, where the source leaves that open (`BucketAccess.server`).
-        audience: Who may have it without another question to the source.
-        versions: What the server called the version of each piece; empty when it did not say.
-        choice: Which of several quantizations it is, for people; empty where there was nothing to choose.
-        names: What the pieces are called in the folder that an engine is given; empty where that is a file.
+        fetched_at: The time of the fetch, in RFC 3339.
+        server: The server, if the source does not determine it (`BucketAccess.server`).
+        audience: The users for whom the source need not be asked again.
+        versions: The server's version of each piece; empty if unknown.
+        choice: The chosen quantization, for people; empty if there was no choice.
+        names: The names of the pieces in the folder for an engine; empty if it loads a file.
     """
 
     source: str
@@ -106,31 +106,31 @@ class Record:
 
     @property
     def size_bytes(self) -> int:
-        """Of all pieces together."""
+        """The size of all pieces together."""
         return sum(piece.size_bytes for piece in self.pieces)
 
 
 @attrs.frozen
 class UnverifiedRecord:
-    """The record's blobs are there, but these have been touched: verify them before use."""
+    """A record whose blobs are present; the `touched` ones were modified and must be verified before use."""
 
     record: Record
     touched: tuple[BlobInfo, ...]
 
 
 def key_of(identity: str) -> str:
-    """Return the name under which the store keeps what it knows of a source: 64 hex digits, nothing of the text."""
+    """Return the key of a source's record: 64 hex digits that reveal nothing of the text."""
     return hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def name_of(store: Store, source: Remote | Builtin) -> str:
-    """Return what the store knows a source by: its identity, and a keyed digest of the password in it."""
+    """Return the name of a source in the store: its identity, and a keyed digest of its password, if any."""
     secret = source.secret if isinstance(source, WebFile) else ""
     return f"{source.identity}#{store.keyed_digest(secret)}" if secret else source.identity
 
 
 def find_weights(store: Store, identity: str, server: str | None = None) -> WeightsFile | UnverifiedRecord | None:
-    """Return what the store has for a source, or None; from this very server, if one is named."""
+    """Return the stored weights of a source, or None; with `server`, only those from that server."""
     record = read_record(store, key_of(identity))
     if record is None or server not in (None, record.server):
         return None
@@ -138,7 +138,7 @@ def find_weights(store: Store, identity: str, server: str | None = None) -> Weig
 
 
 def find_recorded(store: Store, record: Record) -> WeightsFile | UnverifiedRecord | None:
-    """Return what the store has of a record, or None when a part of it is gone."""
+    """Return the stored weights of a record, or None if a part is gone."""
     states = [(piece, _state(store, piece)) for piece in record.pieces]
     if any(state == "gone" for _, state in states):
         return None
@@ -147,12 +147,12 @@ def find_recorded(store: Store, record: Record) -> WeightsFile | UnverifiedRecor
 
 
 def find_blob(store: Store, sha256: str, admits: Callable[[Audience], bool] = lambda _: True) -> BlobInfo | None:
-    """Return an untouched blob of that digest that some record vouches for, or None.
+    """Return an unmodified blob with a digest that a record refers to, or None.
 
     Args:
         store: The store.
-        sha256: The digest: to know it does not prove that one may have the blob.
-        admits: Whether a record with this audience counts.
+        sha256: The digest; knowing it is no proof of access.
+        admits: Returns whether a record with this audience may be used.
     """
     for _, record in records(store):
         for piece in record.pieces:
@@ -162,9 +162,9 @@ def find_blob(store: Store, sha256: str, admits: Callable[[Audience], bool] = la
 
 
 def extend_audience(store: Store, name: str, seen: Record, namespace: str | None, credential: str) -> None:
-    """Note that the source of a record gives its weights to who presents this credential, or to all if it is empty.
+    """Record that the source served a request with this credential; if it is empty, the weights are public.
 
-    A record that another fetch has replaced since it was `seen` stays as it is.
+    A record that another fetch has replaced since it was `seen` is not changed.
 
     Raises:
         FetchError: The disk fails.
@@ -179,21 +179,21 @@ def extend_audience(store: Store, name: str, seen: Record, namespace: str | None
 
 
 def commit_record(store: Store, identity: str, record: Record, parts: Sequence[Partial | BlobInfo]) -> WeightsFile:
-    """Make complete parts visible, all of them or none, and remember what they are.
+    """Commit complete parts, all or none, and save their record.
 
     Args:
         store: The store.
-        identity: What it knows the source by.
-        record: What else is known of the source; its pieces become the parts.
-        parts: In order.
+        identity: The name of the source in the store.
+        record: The record; its pieces are replaced by the parts.
+        parts: The parts in order.
 
     Raises:
-        FetchError: The disk fails, or a blob that was there has been removed; the next fetch brings it again.
+        FetchError: The disk fails, or a blob was removed meanwhile; the next fetch downloads it again.
     """
     with store.locked():
         if any(isinstance(part, BlobInfo) and _state(store, part) == "gone" for part in parts):
-            # found before the other parts were downloaded, which may have taken hours
-            raise FetchError("a part of the model has been removed from the model store meanwhile")
+            # it was found before the other parts were downloaded, which may have taken hours
+            raise FetchError("a part of the model was removed from the model store meanwhile")
         pieces = tuple(part if isinstance(part, BlobInfo) else blob_info(part.commit()) for part in parts)
         record = attrs.evolve(record, pieces=pieces)
         found = weights_of(store, record)
@@ -202,19 +202,19 @@ def commit_record(store: Store, identity: str, record: Record, parts: Sequence[P
 
 
 def blob_info(blob: Path) -> BlobInfo:
-    """Look at a blob whose content is known to fit its name."""
+    """Return the info of a blob whose content is known to match its name."""
     found = blob.lstat()
     return BlobInfo(blob.name, found.st_size, found.st_mtime_ns)
 
 
 def record_verified(store: Store, identity: str, record: Record) -> WeightsFile:
-    """Take the blobs of a record as they are now: they have just been read, and their digests are right."""
+    """Update a record to the current state of its blobs, which have just been verified."""
     current = [blob_info(store.blobs / piece.sha256) for piece in record.pieces]
     return commit_record(store, identity, record, current)
 
 
 def weights_of(store: Store, record: Record) -> WeightsFile:
-    """Return what an engine is given: the blob, the first part among its fellows, or the folder of all files."""
+    """Return the file or folder for an engine: the blob, the first part of a set, or the folder of all files."""
     first = record.pieces[0]
     if len(record.pieces) == 1 and not record.names:
         blob, identity = store.blobs / first.sha256, f"sha256:{first.sha256}"
@@ -229,7 +229,7 @@ def weights_of(store: Store, record: Record) -> WeightsFile:
 
 
 def set_name(record: Record) -> str:
-    """Return the name of the folder in which several files lie: the hash of their digests and given names."""
+    """Return the name of the folder of several files: the hash of their digests and names."""
     digests = "\n".join((*(piece.sha256 for piece in record.pieces), *record.names))
     return hashlib.sha256(digests.encode("ascii")).hexdigest()
 
@@ -240,7 +240,7 @@ def set_names(count: int) -> list[str]:
 
 
 def records(store: Store) -> Iterator[tuple[str, Record]]:
-    """Go through all records, each with its key."""
+    """Yield all records with their keys."""
     for path in sorted(store.index.glob("*.json")):
         record = read_record(store, path.stem) if DIGEST.fullmatch(path.stem) else None
         if record is not None:
@@ -248,7 +248,7 @@ def records(store: Store) -> Iterator[tuple[str, Record]]:
 
 
 def read_record(store: Store, key: str) -> Record | None:
-    """Return the record with a key; None if there is none that makes sense."""
+    """Return the record with a key; None if it is missing or invalid."""
     try:
         fd = os.open(store.index / f"{key}.json", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(fd, "rb") as file:
@@ -258,7 +258,7 @@ def read_record(store: Store, key: str) -> Record | None:
 
 
 def save_record(store: Store, key: str, record: Record) -> None:
-    """Write a record in place of the one with its key."""
+    """Write a record, replacing the one with the same key."""
     pieces = [{"sha256": p.sha256, "sizeBytes": p.size_bytes, "mtimeNs": p.mtime_ns} for p in record.pieces]
     data: dict[str, Any] = {"source": record.source, "pieces": pieces, "fetchedAt": record.fetched_at}
     data["audience"] = attrs.asdict(record.audience)
@@ -276,10 +276,10 @@ def save_record(store: Store, key: str, record: Record) -> None:
 
 
 def is_current(record: Record, seen: Sequence[RemoteVersion]) -> bool:
-    """Whether every file is as it was fetched.
+    """Return whether every file on the server is still the fetched version.
 
-    A digest decides where a server gives one: a content network has an ETag of its own for the same bytes. Else the
-    ETag does, else the time of change, else the size; a file of which nothing can be compared has not changed.
+    If the server has a digest, it decides, since a content network has its own ETag for the same bytes. Otherwise the
+    size must match, and then the ETag or else the modification time; a file without any of them is taken as unchanged.
     """
     if len(record.pieces) != len(seen):
         return False
@@ -307,13 +307,13 @@ def _record(data: Any) -> Record:
     choice = str(data.get("choice") or "")
     names = tuple(map(str, data.get("names") or ()))
     if names and (len(names) != len(pieces) or not all(map(_NAME.fullmatch, names))):
-        raise ValueError("no names of files")
+        raise ValueError("invalid file names")
     fetched_at = str(data["fetchedAt"])
     return Record(str(data["source"]), pieces, fetched_at, server, versions, audience, choice=choice, names=names)
 
 
 def _audience(data: Any) -> Audience:
-    """Read who may have a record; of one from before this was written, only the store's owner."""
+    """Parse the audience of a record; a record of an older version without one is only for the store's owner."""
     texts = {name: tuple(str(text) for text in data.get(name) or ()) for name in ("namespaces", "credentials")}
     return Audience(public=data.get("public") is True, **texts)
 
@@ -337,14 +337,14 @@ def _is_linked(name: Path, blob: Path) -> bool:
 
 
 def _link_set(store: Store, folder: Path, digests: dict[str, str]) -> None:
-    """Put hard links to the blobs side by side; the folder appears when it is complete."""
+    """Create a folder of hard links to the blobs; it appears when it is complete."""
     staging = Path(tempfile.mkdtemp(dir=store.sets, prefix=".new-"))  # 0700
     try:
         for name, digest in digests.items():
             os.link(store.blobs / digest, staging / name, follow_symlinks=False)
         sync_folder(staging)
         with contextlib.suppress(FileNotFoundError):
-            folder.rename(staging.with_name(f"{staging.name}-old"))  # a rename over a folder with something in it fails
+            folder.rename(staging.with_name(f"{staging.name}-old"))  # a rename over a non-empty folder fails
         staging.rename(folder)
         sync_folder(store.sets)
     except OSError as exc:

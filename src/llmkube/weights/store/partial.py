@@ -1,8 +1,8 @@
-"""A file on its way into the store: it can be put down and taken up again, and is never mixed from two versions.
+"""An incomplete file in the store: a download can be resumed, and never mixes two versions.
 
-Beside the bytes lies a note: the version that they are of, the size of the whole, and how many of them are known to be
-on the disk. After a power cut only those are believed; a file system may have kept the length and lost the content.
-Everything here blocks on the disk.
+Next to the bytes is a metadata file with their version, the size of the whole, and the number of bytes that are synced.
+After a power cut only the synced bytes are used: a file system may have kept the length and lost the content.
+All functions block on the disk.
 """
 
 import contextlib
@@ -23,14 +23,14 @@ from llmkube.weights.store.blobs import Store, sync_folder, write_error
 
 _HASH_CHUNK_BYTES: Final = 8 << 20
 _WRITE_BYTES: Final = 256 << 10
-"""Per system call. With 4 MiB at once, ext4 on Linux 6.18 takes five to ten times the processor time: it then looks for
-large stretches of free memory. Below 64 KiB the calls themselves begin to count."""
+"""Per system call. With 4 MiB, ext4 on Linux 6.18 takes five to ten times the processor time, to find large ranges of
+free memory. Below 64 KiB the cost of the calls becomes noticeable."""
 _MAX_METADATA_BYTES: Final = 16 * 1024
 
 
 @attrs.frozen
 class PartialInfo:
-    """What is known of the file that is coming: its version, and its size if the server said so."""
+    """The version of the file that is downloaded, and its size if known."""
 
     validator: Validator = Validator()
     total_bytes: int | None = None
@@ -38,12 +38,12 @@ class PartialInfo:
 
 @attrs.define(eq=False)
 class Partial:
-    """An incomplete file, locked for us; `open_partial` makes one, and its `close` is owed.
+    """An incomplete file, locked by us; `open_partial` returns one, which the caller closes.
 
     Attributes:
-        size_bytes: How many bytes are there and hashed.
-        info: What they are of.
-        unhashed_bytes: Bytes from an earlier process that `rehash` has still to read.
+        size_bytes: The number of bytes that are present and hashed.
+        info: The version and size of the file.
+        unhashed_bytes: The bytes of an earlier process that `rehash` has not read yet.
     """
 
     store: Store
@@ -56,15 +56,15 @@ class Partial:
 
     @property
     def sha256(self) -> str:
-        """Digest of what is there, in lower-case hex."""
+        """The digest of the present bytes, in lower-case hex."""
         return self._digest.hexdigest()
 
     def rehash(self) -> None:
-        """Read one more piece of an earlier process's bytes; what cannot be read again is dropped."""
+        """Hash the next piece of an earlier process's bytes; unreadable ones are dropped."""
         try:
             data = os.pread(self._fd, min(_HASH_CHUNK_BYTES, self.unhashed_bytes), self.size_bytes)
         except OSError:
-            data = b""  # a bad sector under the prefix: everything from there on comes from the server again
+            data = b""  # a bad sector in the prefix: everything after it is downloaded again
         self._digest.update(data)
         self.size_bytes += len(data)
         self.unhashed_bytes = self.unhashed_bytes - len(data) if data else 0
@@ -72,7 +72,7 @@ class Partial:
             os.ftruncate(self._fd, self.size_bytes)
 
     def begin(self, info: PartialInfo) -> None:
-        """Drop what is there, and expect the version that the note names."""
+        """Drop the present bytes, and expect the version in `info`."""
         self._digest = hashlib.sha256()
         self.size_bytes = self.unhashed_bytes = 0
         self.info = info
@@ -80,7 +80,7 @@ class Partial:
         os.ftruncate(self._fd, 0)
 
     def append(self, data: bytes | memoryview) -> None:
-        """Write and hash bytes behind what is there, all of them or none; another thread may be syncing meanwhile.
+        """Append and hash bytes, all or none; another thread may be syncing meanwhile.
 
         Raises:
             NoSpaceError: The disk is full.
@@ -99,7 +99,7 @@ class Partial:
         self.size_bytes += done
 
     def checkpoint(self) -> None:
-        """Make what is there survive a power cut; more may be appended meanwhile, which then is not promised."""
+        """Sync the present bytes, so that they survive a power cut; bytes appended meanwhile are not included."""
         size_bytes = self.size_bytes
         try:
             sync(self._fd)
@@ -108,7 +108,7 @@ class Partial:
         self._write_metadata(size_bytes)
 
     def commit(self) -> Path:
-        """Give the file its name among the blobs: its digest. It must have been through `checkpoint`."""
+        """Move the file to the blobs, named by its digest; `checkpoint` must have been called."""
         final = self.store.blobs / self.sha256
         try:
             self.path.replace(final)
@@ -119,7 +119,7 @@ class Partial:
         return final
 
     def close(self) -> None:
-        """Let go of it; what has come so far is kept for the next attempt, unless there is nothing."""
+        """Close the file; its bytes are kept for the next attempt, unless it is empty."""
         try:
             if not _same_file(self.path, self._fd):
                 return
@@ -149,12 +149,12 @@ class Partial:
 
 
 def open_partial(store: Store, key: str) -> Partial | None:
-    """Take up the file with that key, or begin it; None while another process has it.
+    """Open or create the file with a key; return None while another process has it.
 
-    The key is 64 hex digits: a digest of what is downloaded.
+    The key is 64 hex digits: a digest of the identity of the download.
 
     Raises:
-        FetchError: The disk fails, or something lies there that is no file of ours.
+        FetchError: The disk fails, or there is something else than a regular file.
     """
     path = store.partial_path(key)
     try:
@@ -168,7 +168,7 @@ def open_partial(store: Store, key: str) -> Partial | None:
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
                     return None
-                if _same_file(path, fd):  # else it was committed or removed between our open and our lock
+                if _same_file(path, fd):  # otherwise it was committed or removed between our open and our lock
                     partial = _resume(store, path, fd)
                     keep_open = True
                     return partial
@@ -180,16 +180,16 @@ def open_partial(store: Store, key: str) -> Partial | None:
 
 
 def remove_partial(path: Path, *, unless_modified_since: float | None = None) -> int:
-    """Remove an incomplete file that no process holds; return the bytes that this frees.
+    """Remove an incomplete file that no process has locked; return the freed bytes.
 
     Args:
         path: One of the files in the store's folder of partials.
-        unless_modified_since: Keep it if it changed after this time, in seconds since the epoch.
+        unless_modified_since: Keep the file if it changed after this time, in seconds since the epoch.
     """
     try:
         fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
-        return 0  # gone meanwhile, or nothing that we made
+        return 0  # gone meanwhile, or not created by us
     try:
         found = os.fstat(fd)
         if unless_modified_since is not None and found.st_mtime > unless_modified_since:
@@ -216,7 +216,7 @@ def _resume(store: Store, path: Path, fd: int) -> Partial:
 
 
 def _read_metadata(path: Path) -> tuple[PartialInfo, int]:
-    """Return what an earlier process noted and the bytes that the note covers; nothing if it cannot be decoded."""
+    """Return an earlier process's metadata and the number of synced bytes; empty if it cannot be decoded."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(fd, "rb") as file:

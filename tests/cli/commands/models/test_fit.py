@@ -84,7 +84,7 @@ def test_weights_that_are_too_large():
 def test_doubts_are_reported():
     """An architecture that is not known is named, and the figures are called high."""
     text = lines(decoder("brandnew"), 64, context=4096)
-    assert "brandnew is not known" in text
+    assert "brandnew is unknown" in text
     assert "rather too high than too low" in text
 
 

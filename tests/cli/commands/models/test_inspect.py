@@ -98,7 +98,7 @@ def test_facts_can_be_data():
         ("pvc://claim/m.gguf", 1, "cannot be inspected from here"),
         ("ollama://llama3.2", 1, "ollama://llama3.2:latest cannot be inspected from here"),
         ("gopher://x", 1, "unknown scheme 'gopher'"),
-        (__file__, 1, "is not a usable GGUF file"),
+        (__file__, 1, "is not a valid GGUF file"),
     ],
 )
 def test_what_cannot_be_inspected_is_reported(name, code, words):

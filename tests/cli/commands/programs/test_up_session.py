@@ -73,9 +73,9 @@ async def test_a_question_is_answered_step_by_step(autojump_clock, world, capsys
         await world.report(InferenceService, ACCEPTED, loaded, phase="Ready", readyReplicas=1)
     progress = world.progress.getvalue().splitlines()
     assert progress == [
-        "fetch   waiting for the controller to look at it",
+        "fetch   waiting for the controller to process it",
         "fetch   done in 1.00 s (933.8 KiB)",
-        "load    waiting for the agent to look at it",
+        "load    waiting for the agent to process it",
         "load    the engine is loading",
         "load    done in 4.00 s",
         "ready   done in 0 ms",

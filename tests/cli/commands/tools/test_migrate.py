@@ -140,7 +140,7 @@ def test_a_model_and_a_service_are_printed():
     ("line", "said"),
     [
         ("", "spec.model.name: a/b-GGUF may have several files"),
-        ("  vram: 3\n", "spec.vram: 3 is no field of inference.llmkube.dev/v1alpha1, and is left out"),
+        ("  vram: 3\n", "spec.vram: 3 dropped, because inference.llmkube.dev/v1alpha1 has no such field"),
         ("  replicas: 11\n", "the InferenceService will be refused: spec.replicas: Invalid value: 11"),
         ("  vllmConfig: {speculative: {tokens: 3}}\n", "spec.vllmConfig.speculative.tokens: is no field of the"),
     ],
