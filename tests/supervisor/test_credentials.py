@@ -152,7 +152,7 @@ def test_settings_are_read_before_anything_starts():
     assert download_settings(Config(), (Path("/home/me"),))["local_sources"] == ()
     assert found["ollama_sources"] == AllowedModels(("llama3.2", "*/*"))
     Config.allow_ollama_sources = ("ollama://llama3.2",)
-    with pytest.raises(UserError, match=r"--allow-ollama-sources: 'ollama://llama3\.2' is no name of a model"):
+    with pytest.raises(UserError, match=r"--allow-ollama-sources: 'ollama://llama3\.2' is not a model name"):
         download_settings(Config())
     Config.allow_ollama_sources = ()
     Config.hub_endpoint = "ftp://hub"
