@@ -156,7 +156,7 @@ def test_settings_are_read_before_anything_starts():
         download_settings(Config())
     Config.allow_ollama_sources = ()
     Config.hub_endpoint = "ftp://hub"
-    with pytest.raises(UserError, match=r"--hub-endpoint: .*'ftp://hub' cannot be used"):
+    with pytest.raises(UserError, match=r"--hub-endpoint: .*'ftp://hub' is not valid"):
         download_settings(Config())
 
 
