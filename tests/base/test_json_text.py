@@ -1,4 +1,4 @@
-"""JSON by orjson means what it means to the standard library."""
+"""JSON by orjson is the same as JSON by the standard library."""
 
 import json
 import math
@@ -20,8 +20,8 @@ VALUES = st.recursive(SCALARS, lambda below: st.lists(below) | st.dictionaries(s
 
 
 @given(VALUES)
-def test_what_is_written_is_read_again_by_both(value):
-    """A value survives the way through bytes, and `json` reads the same."""
+def test_written_json_is_read_again_by_both(value):
+    """A value survives a round trip through bytes, and `json` reads the same."""
     text = json_text.dumps(value)
     assert json_text.loads(text) == value
     assert json.loads(text) == value
@@ -30,7 +30,7 @@ def test_what_is_written_is_read_again_by_both(value):
 
 
 def test_sorted_names_make_equal_texts_of_equal_values():
-    """The order in which names were written does not show, also where the standard library has to help."""
+    """The original order of names is lost, even where the standard library is the fallback."""
     for one, other in (
         ({"b": 1, "a": {"d": 2, "c": 3}}, b'{"a":{"c":3,"d":2},"b":1}'),
         ({"b": None, "a": 1}, b'{"a":1,"b":null}'),
@@ -45,14 +45,14 @@ def test_an_integer_of_more_than_64_bits_is_written_whole(value):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_what_is_no_number_is_refused(value):
+def test_an_invalid_number_is_refused(value):
     """It never becomes null, which would remove a field."""
     with pytest.raises(ValueError, match="not JSON compliant"):
         json_text.dumps({"spec": {"replicas": value}})
 
 
 def test_half_a_surrogate_pair_is_read_and_never_written():
-    """A text that another program has spelled so can be read; what is written is UTF-8."""
+    """Such text of another program can be read; the output is UTF-8."""
     half = json_text.loads(rb'"\ud83d"')
     assert half == "\ud83d"
     with pytest.raises(ValueError, match="surrogates not allowed"):
@@ -60,8 +60,7 @@ def test_half_a_surrogate_pair_is_read_and_never_written():
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"<html>", b'{"a":1}x', b"\xff", b"[" * 100_000])
-def test_what_is_no_json_is_an_error_that_callers_know(text):
-    """It is a ValueError or a RecursionError."""
+def test_invalid_json_is_a_value_or_recursion_error(text):
     with pytest.raises((ValueError, RecursionError)):
         json_text.loads(text)
 
@@ -72,6 +71,6 @@ def test_an_integer_of_more_than_64_bits_is_read_as_go_reads_it():
 
 
 def test_other_values_are_refused():
-    """An object of Python's is no JSON."""
+    """A Python object is not JSON."""
     with pytest.raises(TypeError):
         json_text.dumps({"a": object()})

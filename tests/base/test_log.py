@@ -29,7 +29,7 @@ def lines(write, level="info", style="json"):
 
 
 def test_a_line_has_the_guides_keys_in_order():
-    """A line begins with ts, level and msg, followed by the caller's own keys as they were given."""
+    """A line starts with ts, level and msg, followed by the caller's own keys in their order."""
     (line,) = lines(lambda log: log.info("registered endpoint", name="chat", hostIP="10.0.0.5", port=51234))
     assert list(line) == ["ts", "level", "msg", "name", "hostIP", "port"]
     assert (line["level"], line["msg"], line["port"]) == ("info", "registered endpoint", 51234)
@@ -44,7 +44,7 @@ def test_the_level_is_a_threshold():
 
 @pytest.mark.parametrize(("text", "level"), [("info", 20), ("WARN", 30), ("warning", 30), (" Debug ", 10)])
 def test_levels_are_read_in_any_case(text, level):
-    """Both spellings of warning and any case are understood."""
+    """Both spellings of warning and any case are accepted."""
     assert parse_level(text) == level
 
 
@@ -69,13 +69,13 @@ def test_an_unknown_level_is_refused():
     ],
 )
 def test_secrets_are_not_logged(keys):
-    """Whatever the nesting, the values of secret-looking keys and credentials within texts are redacted."""
+    """At any depth, the values of secret-looking keys and credentials within texts are redacted."""
     (line,) = lines(lambda log: log.info("called", **keys))
     assert "s3cret" not in json.dumps(line)
     assert REDACTED in json.dumps(line)
 
 
-def test_what_only_looks_like_a_secret_stays():
+def test_lookalikes_of_secrets_stay():
     """Counts of tokens, empty secrets and an at sign in a path are not redacted: they help, and reveal nothing."""
     url = "https://example.org/@user/x?mail=a@b"
     (line,) = lines(lambda log: log.info("done", tokens=17, tokens_per_second=9.5, token="", url=url))
@@ -96,13 +96,13 @@ def test_exceptions_come_as_one_line():
 
 
 def test_unserialisable_values_are_written_as_text():
-    """A value that JSON does not know never costs the line."""
+    """A value that JSON does not support never costs the line."""
     (line,) = lines(lambda log: log.info("odd", path={1}, what=object))
     assert line["path"] == "{1}"
 
 
-def test_other_packages_are_heard_from_warnings_up():
-    """Standard-library records take the same form; below warning they would drown ours."""
+def test_other_packages_are_logged_from_warnings_up():
+    """Standard-library records have the same form; below warning they would drown ours."""
 
     def speak(_log):
         logging.getLogger("httpx").info("HTTP Request: GET")
@@ -112,11 +112,11 @@ def test_other_packages_are_heard_from_warnings_up():
     assert (line["msg"], line["token"]) == ("odd answer", REDACTED)
 
 
-def test_a_stack_stands_below_its_console_line():
-    """One call per line, as a traceback has it."""
-    told = lines(lambda log: log.error("stands still", stack="a.py:1 run\nb.py:2 hold", seconds=1), style="console")
-    assert told[0].endswith("ERROR   stands still  seconds=1")
-    assert told[1:] == ["a.py:1 run", "b.py:2 hold"]
+def test_a_stack_is_below_its_console_line():
+    """One call per line, as in a traceback."""
+    output = lines(lambda log: log.error("stands still", stack="a.py:1 run\nb.py:2 hold", seconds=1), style="console")
+    assert output[0].endswith("ERROR   stands still  seconds=1")
+    assert output[1:] == ["a.py:1 run", "b.py:2 hold"]
 
 
 def test_the_console_line_is_short():
@@ -126,7 +126,7 @@ def test_the_console_line_is_short():
 
 
 def test_a_closed_terminal_costs_only_the_line(monkeypatch):
-    """A stream that cannot be written does not raise into whoever logs."""
+    """A stream that cannot be written raises nothing in the caller."""
 
     class Gone(io.StringIO):
         def write(self, text):
@@ -139,7 +139,7 @@ def test_a_closed_terminal_costs_only_the_line(monkeypatch):
 
 
 def test_the_stream_is_looked_up_at_each_line(capsys):
-    """Without a stream, a line goes to what sys.stderr is at that moment."""
+    """Without a stream, a line is written to the current sys.stderr."""
     configure_logging("info")
     structlog.get_logger().info("now")
     assert '"msg":"now"' in capsys.readouterr().err

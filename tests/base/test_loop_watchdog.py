@@ -36,8 +36,8 @@ def watching():
     return [thread for thread in threading.enumerate() if thread.name == "loop-watchdog"]
 
 
-async def test_a_loop_that_stands_still_is_told_once_with_the_function():
-    """What holds it stands in the log by name, with no value; then how long it was, and all of it in the metrics."""
+async def test_a_blocked_loop_is_reported_once_with_the_function():
+    """The log names the blocking function, with no value; then the duration; the metrics have both."""
     with structlog.testing.capture_logs() as logs:
         async with open_loop_watchdog() as watchdog:
             await trio.sleep(0.05)
@@ -47,15 +47,15 @@ async def test_a_loop_that_stands_still_is_told_once_with_the_function():
     stalled, resumed = logs
     assert (stalled["event"], resumed["event"]) == (STALLED, RESUMED)
     assert stalled["stack"].splitlines()[-1].endswith(" hold_the_loop")
-    assert test_a_loop_that_stands_still_is_told_once_with_the_function.__name__ in stalled["stack"]
+    assert test_a_blocked_loop_is_reported_once_with_the_function.__name__ in stalled["stack"]
     assert "topsecret" not in stalled["stack"]
     assert 0.9 <= resumed["seconds"] <= 3
     assert "llmkube_event_loop_stalls_total 1.0" in text
     assert 'llmkube_event_loop_lag_seconds_bucket{le="1.0"}' in text
 
 
-async def test_a_slow_loop_is_none_that_stands_still():
-    """Turns of 0.4 s each are not told, however many there are."""
+async def test_a_slow_loop_is_not_a_blocked_one():
+    """Turns of 0.4 s each are not reported, for any number of them."""
     with structlog.testing.capture_logs() as logs:
         async with open_loop_watchdog():
             for _ in range(4):
@@ -64,8 +64,8 @@ async def test_a_slow_loop_is_none_that_stands_still():
     assert logs == []
 
 
-async def test_an_idle_loop_is_left_alone(monkeypatch):
-    """It is not told, and the thread asks nothing once the work is over: only the tick is compared with the clock."""
+async def test_an_idle_loop_is_not_reported(monkeypatch):
+    """It is not reported, and the thread sleeps once the work is over: only the tick is compared with the clock."""
     monkeypatch.setattr(loop_watchdog, "WINDOW_SECONDS", 0.0)
     with structlog.testing.capture_logs() as logs:
         async with open_loop_watchdog() as watchdog:
@@ -75,7 +75,7 @@ async def test_an_idle_loop_is_left_alone(monkeypatch):
     assert measured <= 5  # at the start, and by a tick that came along
 
 
-async def test_an_idle_program_that_stands_still_is_told_by_its_tick(monkeypatch):
+async def test_a_blocked_idle_program_is_reported_by_its_tick(monkeypatch):
     """A tick that does not come is enough."""
     monkeypatch.setattr(loop_watchdog, "WINDOW_SECONDS", 0.0)
     monkeypatch.setattr(loop_watchdog, "TICK_SECONDS", 0.3)
@@ -83,13 +83,13 @@ async def test_an_idle_program_that_stands_still_is_told_by_its_tick(monkeypatch
     with structlog.testing.capture_logs() as logs:
         async with open_loop_watchdog():
             await trio.sleep(0.5)
-            time.sleep(1.2)  # noqa: ASYNC251 (the defect that is to be told)
+            time.sleep(1.2)  # noqa: ASYNC251 (the defect that is to be reported)
             await until(lambda: logs)
     assert logs[0]["event"] == STALLED
 
 
 async def test_each_tick_is_measured(autojump_clock):
-    """How late it is, in the clock of the loop; one that was skipped is not late."""
+    """Its lateness, in the clock of the loop; a skipped tick is not late."""
     async with open_loop_watchdog() as watchdog:
         await trio.sleep(TICK_SECONDS * 5)
         assert counted(watchdog, "_bucket", "0.001") >= 4
@@ -97,7 +97,7 @@ async def test_each_tick_is_measured(autojump_clock):
 
 @pytest.mark.parametrize("error", [None, KeyError("x")])
 async def test_the_thread_is_gone_at_the_end(error):
-    """However the block ends; and it is none that an ending interpreter would cut off."""
+    """At any exit from the block; and it is none that an ending interpreter would cut off."""
     try:
         async with open_loop_watchdog():
             (thread,) = watching()
@@ -110,6 +110,6 @@ async def test_the_thread_is_gone_at_the_end(error):
 
 
 def test_a_twentieth_of_a_core_is_work():
-    """Below that, a program counts as idle."""
+    """Below that, a program is idle."""
     assert is_busy(CpuSample(0.0, 1.0), CpuSample(1.0, 1.06))
     assert not is_busy(CpuSample(0.0, 1.0), CpuSample(10.0, 1.4))

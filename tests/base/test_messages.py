@@ -1,4 +1,4 @@
-"""A message carries no credentials, fits its field, and keeps what says why."""
+"""A message has no credentials, fits its field, and keeps the cause."""
 
 import pytest
 
@@ -17,19 +17,19 @@ from llmkube.base.messages import redact, shorten
     ],
 )
 def test_credentials_are_redacted(message, gone):
-    """What looks like a credential does not reach the API server."""
+    """Text that looks like a credential does not reach the API server."""
     assert gone not in redact(message)
     assert "[redacted]" in redact(message)
 
 
 @pytest.mark.parametrize("message", ["exit code 1", "why? a = b", "933.8 KiB of 4 GiB", "", "https://host/path"])
 def test_plain_words_stay(message):
-    """A message without credentials is not touched."""
+    """A message without credentials is not changed."""
     assert redact(message) == message
 
 
 def test_a_long_message_keeps_its_first_line_and_its_last_ones():
-    """What an engine said last is in the Event, however much it said before; whole lines are left out."""
+    """An engine's last lines are in the Event, after any amount of output; whole lines are left out."""
     lines = [f"{number:02} " + "é" * 60 for number in range(20)]
     cut = shorten("\n".join(("it ended: exit code 1", *lines)), 1024)
     assert len(cut.encode()) <= 1024
@@ -41,7 +41,7 @@ def test_a_long_message_keeps_its_first_line_and_its_last_ones():
 
 @pytest.mark.parametrize("message", ["a" * 1024 + "\nb", "a" * 1020 + "\nbcdefgh", "a\n" + "b" * 2000])
 def test_a_line_that_leaves_no_room_is_cut(message):
-    """Where no whole line fits beside the first one, the message is cut at its end."""
+    """If no whole line fits after the first one, the message is cut at its end."""
     cut = shorten(message, 1024)
     assert cut.endswith("…")
     assert message.startswith(cut[:-1])

@@ -1,4 +1,4 @@
-"""Small private files are replaced as a whole."""
+"""Small private files are replaced atomically."""
 
 import errno
 import fcntl
@@ -14,7 +14,7 @@ from llmkube.base.private_files import ensure_token, file_stem, remove_temporary
 @pytest.mark.parametrize("content", ["größer", "größer".encode()])
 @pytest.mark.parametrize("durable", [True, False])
 def test_a_file_is_replaced_and_stays_private(tmp_path, content, durable):
-    """The new content is there, with mode 0600 whatever the old file's was, and nothing else is left in the folder."""
+    """The new content has mode 0600 for any mode of the old file, and nothing else is left in the folder."""
     path = tmp_path / "note.json"
     path.write_text("a longer text that was there before")
     path.chmod(0o644)
@@ -41,10 +41,10 @@ def test_a_disk_that_fails_leaves_the_old_file(tmp_path, monkeypatch, step):
 
 
 def test_the_draft_of_a_killed_writer_is_removed(tmp_path, monkeypatch):
-    """What a writer leaves that is killed between two steps goes at the next start, and nothing else does."""
+    """A draft of a killed writer is removed at the next start, and nothing else is."""
     path = tmp_path / "note.json"
     path.write_text("old")
-    monkeypatch.setattr(Path, "replace", lambda *_: os.kill)  # it never comes to that
+    monkeypatch.setattr(Path, "replace", lambda *_: os.kill)  # this line is never reached
     write_private(path, "new")
     assert len(list(tmp_path.iterdir())) == 2
     remove_temporary_files(tmp_path)
@@ -53,8 +53,8 @@ def test_the_draft_of_a_killed_writer_is_removed(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("length", [1, 246, 247, 253])
-def test_a_name_of_any_length_is_that_of_a_file(length):
-    """A name stays itself as long as the longest ending fits; a longer one is cut to that, and is nobody else's."""
+def test_a_name_of_any_length_is_a_valid_file_name(length):
+    """A name stays unchanged if the longest suffix fits; a longer one is cut, and stays unique."""
     name = "a" * length
     assert len(file_stem(name)) <= 246
     assert (file_stem(name) == name) == (length <= 246)
@@ -62,8 +62,8 @@ def test_a_name_of_any_length_is_that_of_a_file(length):
 
 
 @pytest.mark.parametrize(("refused", "wanted"), [(False, ["full"]), (True, ["full", "fsync"])])
-def test_where_fsync_is_not_enough_the_drive_is_told_to_write(tmp_path, monkeypatch, refused, wanted):
-    """On macOS the drive has to empty its own memory; a disk that does not know how is synced as anywhere else."""
+def test_where_fsync_is_not_enough_the_drive_is_flushed(tmp_path, monkeypatch, refused, wanted):
+    """On macOS the drive has to flush its cache; a disk without that command is synced as anywhere else."""
     done = []
 
     def control(_descriptor, command):
@@ -81,7 +81,7 @@ def test_where_fsync_is_not_enough_the_drive_is_told_to_write(tmp_path, monkeypa
 
 
 def test_a_draft_that_a_starting_program_removes_is_written_again(tmp_path, monkeypatch):
-    """A program clears its folder once, when it starts; a folder that is not there is still an error."""
+    """A program clears its folder once, when it starts; a missing folder is still an error."""
     replace = Path.replace
     cleared = []
 
@@ -98,7 +98,7 @@ def test_a_draft_that_a_starting_program_removes_is_written_again(tmp_path, monk
 
 
 def test_the_token_stays_and_is_long(tmp_path):
-    """A restart keeps the token, so that kubeconfigs go on working."""
+    """A restart keeps the token, so that kubeconfigs still work."""
     token = ensure_token(tmp_path / "token")
     assert len(token) >= 43
     assert ensure_token(tmp_path / "token") == token

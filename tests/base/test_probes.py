@@ -1,4 +1,4 @@
-"""The three addresses that an operator's tools ask."""
+"""The three paths for an operator's tools."""
 
 import json
 
@@ -15,13 +15,13 @@ from llmkube.base.probes import probes_handler, with_metrics
 
 @pytest.fixture
 def state():
-    """What `ready` says; a test changes it."""
+    """The value of `ready`; a test changes it."""
     return {"ready": (True, "serving 2 models")}
 
 
 @pytest.fixture
 async def ask(state, nursery):
-    """A function that asks the probes in memory."""
+    """A function that requests the probes in memory."""
     registry = CollectorRegistry()
     Gauge("llmkube_demo", "A figure.", registry=registry).set(7)
     listener = MemoryListener()
@@ -34,15 +34,15 @@ async def ask(state, nursery):
         yield ask
 
 
-async def test_healthz_is_ok_whatever_the_world_does(ask, state):
-    """`/healthz` says ok even while nothing is ready: the process answers, and that is all that it claims."""
+async def test_healthz_is_always_ok(ask, state):
+    """`/healthz` is ok even while nothing is ready: the process answers, and that is all."""
     state["ready"] = (False, "the API server is away")
     answer = await ask("GET", "/healthz")
     assert (answer.status, json.loads(answer.body)) == (200, {"status": "ok"})
 
 
 async def test_readyz_follows_the_work(ask, state):
-    """`/readyz` is 200 or 503 by what `ready` says at that moment, with its reason."""
+    """`/readyz` is 200 or 503 by the current value of `ready`, with its reason."""
     answer = await ask("GET", "/readyz")
     assert (answer.status, json.loads(answer.body)) == (200, {"status": "ok", "reason": "serving 2 models"})
     state["ready"] = (False, "caches are not synced")
@@ -76,8 +76,8 @@ async def test_nothing_else_is_here(ask, method, path, status):
 @pytest.mark.parametrize(
     ("method", "path", "status"), [("GET", "/metrics", 200), ("POST", "/metrics", 418), ("GET", "/", 418)]
 )
-async def test_metrics_beside_another_handler(nursery, method, path, status):
-    """A server with a purpose of its own keeps every other path and method."""
+async def test_metrics_next_to_another_handler(nursery, method, path, status):
+    """A server with a handler of its own keeps every other path and method."""
 
     async def brew(exchange):
         await exchange.respond(Response.text(418, "short and stout"))

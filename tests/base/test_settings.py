@@ -33,13 +33,13 @@ def config(tmp_path, text):
     return read_config(path, {"up": Serve, "agent": Agent})
 
 
-def test_defaults_apply_when_no_source_speaks():
+def test_defaults_apply_without_another_source():
     """Without flags, variables and file, every setting is its default."""
     assert made() == Serve()
 
 
 def test_sources_are_ranked(tmp_path):
-    """A flag beats the environment, which beats the program's table, which beats the common part of the file."""
+    """The order is flag, environment, the program's table in the file, its common part."""
     file = config(tmp_path, "api_port = 1\n[up]\napi_port = 2")
     environ = {"LLMKUBE_API_PORT": "3"}
     assert made({"api_port": "4"}, environ, file).api_port == 4
@@ -48,8 +48,8 @@ def test_sources_are_ranked(tmp_path):
     assert made({}, {}, config(tmp_path, "api_port = 1")).api_port == 1
 
 
-def test_another_programs_table_is_left_alone(tmp_path):
-    """A key in the agent's table, or a common key that only the agent knows, does not disturb `up`."""
+def test_another_programs_table_is_ignored(tmp_path):
+    """A key in the agent's table, or a common key of the agent alone, does not affect `up`."""
     assert made(config=config(tmp_path, 'namespace = "a"\n[agent]\nnamespace = "b"')) == Serve()
 
 
@@ -71,18 +71,18 @@ def test_variables_are_read_as_their_type(name, text, value):
     assert getattr(made(environ={f"LLMKUBE_{name.upper()}": text}), name) == value
 
 
-def test_an_empty_variable_counts_as_not_set():
-    """`LLMKUBE_API_PORT=` in an environment file leaves the default alone."""
+def test_an_empty_variable_is_not_set():
+    """`LLMKUBE_API_PORT=` in an environment file keeps the default."""
     assert made(environ={"LLMKUBE_API_PORT": " "}).api_port == 7443
 
 
-def test_a_flag_that_says_no_is_not_a_flag_that_says_nothing():
-    """False on the command line beats true in the environment."""
+def test_a_flag_of_false_is_not_an_absent_flag():
+    """False on the command line overrides true in the environment."""
     assert made({"ephemeral": False}, {"LLMKUBE_EPHEMERAL": "true"}).ephemeral is False
 
 
-def test_a_repeated_flag_that_is_absent_lets_others_speak():
-    """An empty tuple, which is how a repeatable flag says that it was not given, does not hide the environment."""
+def test_an_absent_repeatable_flag_does_not_hide_others():
+    """An empty tuple, the value of an absent repeatable flag, does not hide the environment."""
     assert made({"accelerator": ()}, {"LLMKUBE_ACCELERATOR": "metal"}).accelerator == ("metal",)
 
 
@@ -96,7 +96,7 @@ def test_a_repeated_flag_that_is_absent_lets_others_speak():
     ],
 )
 def test_a_bad_number_names_source_value_and_range(text, message):
-    """The sentence begins with the place where the value was written, and says what would be right."""
+    """The message starts with the source of the value, and names the valid range."""
     with pytest.raises(SettingError) as caught:
         made({"api_port": text})
     assert str(caught.value) == f"--api-port: {message}"
@@ -137,19 +137,19 @@ def test_values_out_of_bounds_are_refused(flags, message):
     ],
 )
 def test_a_bad_file_names_file_key_and_fix(tmp_path, text, message):
-    """An error in the file names the file and the key, with the nearest right name if there is one."""
+    """An error in the file names the file and the key, with the nearest valid name if there is one."""
     with pytest.raises(SettingError) as caught:
         made(config=config(tmp_path, text))
     assert str(caught.value).removeprefix(f"{tmp_path}/").startswith(message)
 
 
 def test_a_missing_file_has_no_settings(tmp_path):
-    """Nobody has to write a config.toml."""
+    """A config.toml is optional."""
     assert read_config(tmp_path / "config.toml", {}) == Config(tmp_path / "config.toml")
 
 
 def test_an_unreadable_file_is_an_error(tmp_path):
-    """A config.toml that is there and cannot be read is never silently ignored."""
+    """A config.toml that exists and cannot be read is never silently ignored."""
     with pytest.raises(SettingError, match="cannot be read"):
         read_config(tmp_path, {})
     (tmp_path / "bad.toml").write_bytes(b"\xff\xfe")
@@ -158,7 +158,7 @@ def test_an_unreadable_file_is_an_error(tmp_path):
 
 
 def test_relative_paths_in_the_file_start_at_the_file(tmp_path):
-    """Where the program happens to be started does not change what config.toml means."""
+    """The program's working directory does not change the meaning of config.toml."""
     assert made(config=config(tmp_path, 'program = "bin/engine"')).program == tmp_path / "bin/engine"
 
 
@@ -201,7 +201,7 @@ class Shrunk:
     ],
 )
 def test_a_removed_setting_is_refused_wherever_it_is_set(tmp_path, flag, variable, file, where):
-    """By its name, with what to do instead; where nothing sets it, nothing is said."""
+    """The error has its name and the alternative; if no source sets it, there is none."""
     path = tmp_path / "config.toml"
     path.write_text(file)
     with pytest.raises(SettingError, match=f"{where} .*run replicas instead"):

@@ -1,4 +1,4 @@
-"""Which users decide where a path leads."""
+"""The users who can change the target of a path."""
 
 import os
 import stat
@@ -32,15 +32,15 @@ def found(uid, mode):
         ((0, STICKY), None, {0, ME}, ""),
     ],
 )
-def test_who_could_put_something_else_there(tmp_path, folder, entry, trusted, weak):
-    """Only who owns a folder, or an entry of a sticky one, may be able to swap the entry, and has to be trusted."""
+def test_users_who_could_replace_an_entry(tmp_path, folder, entry, trusted, weak):
+    """Only the owner of a folder, or of an entry of a sticky one, may be able to replace it, and has to be trusted."""
     step = PathStep(tmp_path, found(*folder), None if entry is None else found(*entry))
-    said = step.weakness(trusted)
-    assert (weak in said) if weak else said == ""
+    weakness_text = step.weakness(trusted)
+    assert (weak in weakness_text) if weak else weakness_text == ""
 
 
-def test_a_way_is_followed_as_the_kernel_follows_it(tmp_path):
-    """Through absolute and relative links and `..` behind one, the end is where an open would end."""
+def test_a_path_is_followed_as_the_kernel_follows_it(tmp_path):
+    """Through absolute and relative links and `..` behind one, the end is the file that an open would reach."""
     base = tmp_path.resolve()
     (base / "a" / "b").mkdir(parents=True)
     (base / "a" / "b" / "file").touch()
@@ -64,8 +64,8 @@ def test_a_way_is_followed_as_the_kernel_follows_it(tmp_path):
         ("a" * 300 + "/x", OSError),
     ],
 )
-def test_what_is_not_there_is_no_fault(tmp_path, text, error):
-    """The end of a way that cannot be followed is as it was written, from where it could not."""
+def test_a_missing_path_is_no_weakness(tmp_path, text, error):
+    """The end of a path that cannot be followed is the rest as written, from that point."""
     base = tmp_path.resolve()
     (base / "dangling").symlink_to("nowhere/./x")
     (base / "file").touch()
@@ -75,7 +75,7 @@ def test_what_is_not_there_is_no_fault(tmp_path, text, error):
 
 
 def test_links_in_a_circle_have_no_end(tmp_path):
-    """A loop of links is told, and followed no further than the kernel would."""
+    """A loop of links is reported, and followed no further than the kernel would."""
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     way = resolve_links(tmp_path / "a")
@@ -88,13 +88,13 @@ def weakness(folder):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("spoil", "weakness_text"),
     [
         (lambda _: None, ""),
         (lambda folder: folder.chmod(0o755), ""),
         (lambda folder: folder.chmod(0o770), "users other than its owner may write to it"),
         (lambda folder: folder.chmod(0o707), "users other than its owner may write to it"),
-        (lambda folder: (folder / "config.toml").chmod(0o666), ""),  # nobody else gets into the folder
+        (lambda folder: (folder / "config.toml").chmod(0o666), ""),  # no other user gets into the folder
         (lambda folder: (folder.chmod(0o755), (folder / "config.toml").chmod(0o664)), "write to config.toml in it"),
         (lambda folder: (folder.chmod(0o755), (folder / "ca" / "deep" / "key").chmod(0o602)), "write to key in it"),
         (lambda folder: (folder.chmod(0o755), (folder / "logs" / "log").chmod(0o666)), ""),
@@ -104,8 +104,8 @@ def weakness(folder):
         (lambda folder: (folder / "link").symlink_to("nowhere"), ""),
     ],
 )
-def test_s14_a_folder_of_ones_own_is_nobody_elses(tmp_path, spoil, said):
-    """What others may write to, on the way to a folder or in it, is told by its name."""
+def test_s14_a_private_folder_is_no_other_users(tmp_path, spoil, weakness_text):
+    """A folder or a part of its path that others may write to is reported by its name."""
     folder = tmp_path / "way" / "state"
     for each in (folder / "ca" / "deep", folder / "logs"):
         each.mkdir(parents=True)
@@ -114,11 +114,11 @@ def test_s14_a_folder_of_ones_own_is_nobody_elses(tmp_path, spoil, said):
     folder.chmod(0o700)
     spoil(folder)
     found = weakness(folder)
-    assert (said in found) if said else found == ""
+    assert (weakness_text in found) if weakness_text else found == ""
 
 
 def test_s14_an_empty_folder_is_made_private(tmp_path):
-    """One in which nothing is yet is closed to others, and then is good; the way to a missing one is judged."""
+    """An empty folder is closed to others, and then is private; the path to a missing one is checked."""
     folder = tmp_path / "state"
     folder.mkdir()
     folder.chmod(0o777)
@@ -129,8 +129,8 @@ def test_s14_an_empty_folder_is_made_private(tmp_path):
 
 
 @needs_second_user
-def test_s14_what_another_user_owns_is_not_ones_own(tmp_path):
-    """A second user's folder, file, link or folder on the way is refused, also where only root could read it."""
+def test_s14_a_folder_of_another_user_is_not_private(tmp_path):
+    """A second user's folder, file, link or folder on the path is refused, even if only root could read it."""
     with open_common_folder() as base:
         for number, part in enumerate(("", "config.toml", "ca/key", "link", "..")):
             folder = base / str(number) / "state"

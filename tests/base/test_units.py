@@ -42,15 +42,15 @@ def test_a_quantity_is_exact(text, value):
     "text",
     ["", "Gi", "1 Gi", "1gi", "1K", "1e", "1e3Gi", "--1", "1.2.3", "٣", "NaN", "inf", "1e9999", "9" * 5000, True],
 )
-def test_what_is_not_a_quantity_is_refused(text):
-    """Anything outside the grammar is a user error that names the field, and a hostile one costs nothing."""
+def test_an_invalid_quantity_is_refused(text):
+    """Text outside the grammar is a user error that names the field, and a hostile one takes no time."""
     with pytest.raises(UserError, match=r"spec\.memory: .* is not a quantity") as caught:
         parse_quantity(text, field="spec.memory")
     assert len(str(caught.value)) < 200
 
 
 def test_bytes_are_rounded_up():
-    """A fraction of a byte counts as a byte, as in the API server."""
+    """A fraction of a byte is a byte, as in the API server."""
     assert parse_bytes("1500m") == 2
 
 
@@ -93,7 +93,7 @@ def test_durations_are_read(text, seconds):
 
 
 @pytest.mark.parametrize("text", ["", "-5", "5 m", "m5", "1h-3m", "five", "5x", "1" * 100])
-def test_what_is_not_a_duration_is_refused(text):
+def test_an_invalid_duration_is_refused(text):
     """A duration that cannot be read is never taken for zero."""
     with pytest.raises(UserError, match="is not a duration"):
         parse_duration(text)

@@ -6,7 +6,7 @@ from llmkube.base.waiting import skip_count, skip_ticks, wait_tick
 
 
 async def test_all_who_share_a_period_wake_together(autojump_clock):
-    """However they started, they wake at the multiples of the period, and at the same moment."""
+    """For any start time, they wake at the multiples of the period, and at the same moment."""
     woken = []
 
     async def wait(after_seconds):
@@ -22,7 +22,7 @@ async def test_all_who_share_a_period_wake_together(autojump_clock):
 
 
 async def test_periods_do_not_mix(autojump_clock):
-    """Who waits for a long period is not woken by a short one."""
+    """A wait with a long period is not woken by one with a short period."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(wait_tick, 3)
         await wait_tick(7)
@@ -30,7 +30,7 @@ async def test_periods_do_not_mix(autojump_clock):
 
 
 async def test_the_others_wake_in_time_when_the_first_one_is_cancelled(autojump_clock):
-    """The one who sleeps for all may go away: nobody wakes early or late for that."""
+    """The task that sleeps for all may be cancelled: no other wakes early or late for that."""
     woken = []
 
     async def wait():
@@ -53,8 +53,8 @@ async def test_the_others_wake_in_time_when_the_first_one_is_cancelled(autojump_
     assert woken == [10, 10, 10]
 
 
-async def test_skipped_ticks_come_at_once_and_say_so(autojump_clock):
-    """Whoever waits is woken with True, whatever the period; the next wait is for the next multiple again."""
+async def test_skipped_ticks_return_true_at_once(autojump_clock):
+    """Each wait returns True, for any period; the next wait is for the next multiple again."""
     early = []
 
     async def wait(period):
@@ -71,8 +71,8 @@ async def test_skipped_ticks_come_at_once_and_say_so(autojump_clock):
     assert sorted(early) == [(5, True, 2), (5, True, 2), (60, True, 2)]
 
 
-async def test_a_skip_is_not_lost_on_who_was_busy(autojump_clock):
-    """Who has taken note of fewer skips than there were does not wait, and waits again once it has."""
+async def test_a_skip_is_not_lost_on_a_busy_task(autojump_clock):
+    """A task that has seen fewer skips than there were does not wait, and waits again once it has."""
     noted = skip_count()
     skip_ticks()
     assert await wait_tick(5, skips=noted)
@@ -82,7 +82,7 @@ async def test_a_skip_is_not_lost_on_who_was_busy(autojump_clock):
 
 
 async def test_an_idle_waiter_sleeps_on(autojump_clock):
-    """While `is_idle` says True the caller is not woken, and is asked once per tick; the others wake as always."""
+    """While `is_idle` returns True the caller is not woken, and is called once per tick; the others wake as always."""
     asked, woken = [], []
 
     def is_idle():
@@ -102,8 +102,8 @@ async def test_an_idle_waiter_sleeps_on(autojump_clock):
     assert trio.current_time() == 40
 
 
-async def test_idle_waiters_are_asked_on_when_the_one_who_sleeps_for_all_goes(autojump_clock):
-    """Whoever sleeps for all may be woken or cancelled: another one takes over, and nobody is asked twice or missed."""
+async def test_idle_waiters_are_checked_when_the_task_that_sleeps_for_all_exits(autojump_clock):
+    """The task that sleeps for all may exit: another one takes over, and each `is_idle` is called once per tick."""
     asked = {name: [] for name in "abc"}
 
     async def doze(name, ticks):
@@ -121,8 +121,8 @@ async def test_idle_waiters_are_asked_on_when_the_one_who_sleeps_for_all_goes(au
     assert asked == {"a": [10], "b": [10, 20, 30], "c": [10]}
 
 
-async def test_an_error_in_is_idle_is_its_own_callers(autojump_clock):
-    """Nobody else meets it, and the caller wakes to find it by itself."""
+async def test_an_error_in_is_idle_is_raised_in_its_caller(autojump_clock):
+    """No other task gets it, and the caller wakes with the error."""
     others = []
 
     async def other():
@@ -137,7 +137,7 @@ async def test_an_error_in_is_idle_is_its_own_callers(autojump_clock):
 
 
 async def test_a_skip_wakes_idle_waiters(autojump_clock):
-    """After a sleep of the machine nobody sleeps on, however idle it was."""
+    """After a sleep of the machine every task wakes, idle or not."""
     async with trio.open_nursery() as nursery:
 
         async def skip():
@@ -154,7 +154,7 @@ async def test_a_tick_is_never_now(autojump_clock, number):
     """At a multiple that divides to a little less by rounding, the next tick is still one period away."""
     period = 0.1
     autojump_clock.jump(number * period - trio.current_time())
-    assert trio.current_time() // period == number - 1  # what rounding does to it
+    assert trio.current_time() // period == number - 1  # the effect of rounding
     start = trio.current_time()
     await wait_tick(period)
     assert trio.current_time() == pytest.approx(start + period)

@@ -1,4 +1,4 @@
-"""An embedded API server in memory under virtual time, a controller on it, and hands that play the hosts."""
+"""An embedded API server in memory under virtual time, a controller on it, and helpers that play the hosts."""
 
 import datetime
 import json
@@ -45,7 +45,7 @@ from llmkube.k8s.wire.names import (
 
 AGENT = "llmkube-agent-studio"
 SETTLED = 2.0
-"""Seconds of virtual time after which everything that one change sets off is done, while nothing fails."""
+"""Seconds of virtual time after which one change has settled, while nothing fails."""
 
 
 def utcnow() -> datetime.datetime:
@@ -59,7 +59,7 @@ FORGOTTEN = (
 
 
 class Faults(httpx.AsyncBaseTransport):
-    """The network between the controller and the API server: counts what passes, and breaks where it is told to."""
+    """The network between the controller and the API server: it counts requests, and fails where configured."""
 
     def __init__(self, inner: httpx.AsyncBaseTransport, store: Store) -> None:
         self._inner = inner
@@ -72,19 +72,19 @@ class Faults(httpx.AsyncBaseTransport):
         self.changes = 0  # requests that change something, so far
         self.events = 0  # pieces of watches, so far
         self.crash_at = 0  # the change, from 1, that is the last of this controller
-        self.crash_after = False  # it is answered by the server, but not to the controller
-        self.refuse_at = 0  # the change, from 1, that the server cannot make just then
-        self.lose_at = 0  # the change, from 1, that is made, while the answer is lost on its way
+        self.crash_after = False  # the server executes it, but the controller gets no response
+        self.refuse_at = 0  # the change, from 1, that the server cannot make at that moment
+        self.lose_at = 0  # the change, from 1, that is made while its response is lost
         self.break_at = 0  # the piece of a watch, from 1, at which its connection breaks
-        self.forget_at = 0  # the piece of a watch, from 1, instead of which comes word that its place is forgotten
-        self.refusals: dict[str, str] = {}  # by resource: what the server says of every object of it
+        self.forget_at = 0  # the piece of a watch, from 1, in place of which the server reports 410 Gone
+        self.refusals: dict[str, str] = {}  # by resource: what the server answers for every object of it
         self.unread: set[str] = set()  # resources that the controller may not read: a rule of its role is missing
         self.refused = (422, "Invalid")  # with which code, and for which reason
-        self.latecomers: set[str] = set()  # resources of which a stranger makes one just before our first write arrives
-        self.strangers: list[Any] = []  # what they have made, as it was then
-        self.unheard: set[str] = set()  # resources whose watches say nothing, for as long as they are in here
-        self.notice: Callable[[ApiCall], None] | None = None  # is told of every request
-        self.stale = False  # reads are answered from before the newest write, whoever wrote it
+        self.latecomers: set[str] = set()  # resources of which a stranger creates one right before our first write
+        self.strangers: list[Any] = []  # the strangers' objects, as created
+        self.unheard: set[str] = set()  # resources whose watches deliver nothing, while they are in here
+        self.notice: Callable[[ApiCall], None] | None = None  # gets every request
+        self.stale = False  # reads return the state before the newest write, by any client
         self.crashed = trio.Event()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -119,14 +119,14 @@ class Faults(httpx.AsyncBaseTransport):
         return response
 
     async def _change(self, request: httpx.Request) -> httpx.Response:
-        """Let a change through, unless it is the one at which something breaks."""
+        """Let a change through, unless it is the one at which something fails."""
         self.changes += 1
         number = self.changes  # others come while this one waits
         if number == self.crash_at:
             if self.crash_after:
                 await self._inner.handle_async_request(request)
             self.crashed.set()
-            await trio.sleep_forever()  # until somebody buries the controller
+            await trio.sleep_forever()  # until the test removes the controller
         if number == self.refuse_at:
             status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "metadata": {}, "code": 503}
             return httpx.Response(503, json={**status, "message": "no leader"}, request=request)
@@ -136,7 +136,7 @@ class Faults(httpx.AsyncBaseTransport):
         return response
 
     async def _come_before(self, request: httpx.Request) -> None:
-        """Have a stranger make what this request is about, with the same spec: an apply onto that is no conflict."""
+        """Have a stranger create the object of this request, with the same spec: an apply onto that is no conflict."""
         manifest = json.loads(await request.aread())
         theirs = {**manifest, "metadata": {"name": manifest["metadata"]["name"]}}
         url = request.url.copy_with(path=request.url.path.rpartition("/")[0], query=None)
@@ -167,7 +167,7 @@ class Faults(httpx.AsyncBaseTransport):
         return response
 
     async def cut(self) -> None:
-        """Refuse new connections and break the ones that are open."""
+        """Refuse new connections and break open ones."""
         self.down = True
         for stream in self._streams:
             await stream.aclose()
@@ -199,7 +199,7 @@ class _Breaking(httpx.AsyncByteStream):
 
 
 class Cluster:
-    """What a test says to the API server, in the voices of a user (`client`) and of a host."""
+    """A test's access to the API server, as a user (`client`) and as a host."""
 
     def __init__(
         self,
@@ -223,13 +223,13 @@ class Cluster:
         return self.faults.writes
 
     async def run_again(self, settings: ControllerSettings) -> None:
-        """Bury a controller as soon as it has crashed, and run another one."""
+        """Remove a controller as soon as it has crashed, and run another one."""
         await self.faults.crashed.wait()
         self.bury()
         await self.run_controller(settings)
 
     def bury(self) -> None:
-        """End the controller that runs; another one may then."""
+        """End the running controller, so that another one may run."""
         self.controller_scope.cancel()
         self.controller_scope, self.registry = trio.CancelScope(), CollectorRegistry()
 
@@ -296,7 +296,7 @@ class Cluster:
         await self.apply_object(EndpointSlice, slice_name(service_name(name), host), body)
 
     async def endpoints(self, name: str = "chat", host: str = "studio") -> tuple[Endpoint, ...]:
-        """What one host has published of a service."""
+        """The published endpoints of one host for a service."""
         return (await self.client.get(EndpointSlice, Key("ml", slice_name(service_name(name), host)))).endpoints
 
     async def bring_up(self) -> None:
@@ -326,7 +326,7 @@ class Cluster:
         return f"{status.phase}/{reasons[0]}" if reasons else status.phase
 
     async def columns(self, kind: type[Any], name: str) -> dict[str, Any]:
-        """What `kubectl get -o wide` shows of an object, by column."""
+        """The columns of `kubectl get -o wide` for an object."""
         resource = kind.RESOURCE
         url = f"http://apiserver/apis/{resource.api_version}/namespaces/ml/{resource.plural}/{name}"
         request = httpx.Request("GET", url, headers={"accept": "application/json;as=Table;v=v1;g=meta.k8s.io"})
@@ -340,7 +340,7 @@ class Cluster:
 
     async def _report(self, kind: type[Any], name: str, condition: str, reason: str, message: str) -> None:
         generation = (await self.client.get(kind, Key("ml", name))).metadata.generation
-        told = {
+        written = {
             "type": condition,
             "status": "True" if reason == condition else "False",
             "reason": reason,
@@ -348,7 +348,7 @@ class Cluster:
             "lastTransitionTime": "2025-06-01T00:00:00Z",
             "observedGeneration": generation,
         }
-        await self.apply_object(kind, name, {"status": {"conditions": [told]}}, subresource="status")
+        await self.apply_object(kind, name, {"status": {"conditions": [written]}}, subresource="status")
 
     async def apply_object(
         self,
@@ -360,7 +360,7 @@ class Cluster:
         manager: str = AGENT,
         subresource: str = "",
     ) -> None:
-        """Have an object of this name with what the body says of it."""
+        """Create or update the object of this name with this body."""
         manifest = {
             "apiVersion": kind.RESOURCE.api_version,
             "kind": kind.RESOURCE.kind,

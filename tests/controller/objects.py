@@ -1,4 +1,4 @@
-"""Objects as an API server would hand them out, with only the facts that a test is about."""
+"""Objects as an API server would return them, with only the facts that a test is about."""
 
 import datetime
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Pod Security as the standards word it, read from a pod and not from our kinds.
+"""Pod Security as the standards define it, read from a pod and not from our kinds.
 
 Facts: https://kubernetes.io/docs/concepts/security/pod-security-standards (v1.36), for Linux. `tests/envtest` compares
 these functions with the API server's own admission.
@@ -27,7 +27,7 @@ APPARMOR = "container.apparmor.security.beta.kubernetes.io/"
 
 
 def against_baseline(template: Pod) -> list[str]:
-    """What keeps a pod of this template out of a namespace of level "baseline"."""
+    """Violations of a pod of this template in a namespace of level "baseline"."""
     return list(_baseline(template))
 
 

@@ -1,4 +1,4 @@
-"""A cluster in which pods run: hands that play the controllers of Jobs and Deployments, scheduler and kubelet."""
+"""A cluster in which pods run: helpers play the controllers of Jobs and Deployments, scheduler and kubelet."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -23,7 +23,7 @@ KUBE = "kube-controller-manager"
 
 @attrs.define(eq=False)
 class Hands:
-    """What a test does to a cluster with pods, as a user and as the parts of Kubernetes."""
+    """A test's actions on a cluster with pods, as a user and as the parts of Kubernetes."""
 
     cluster: Cluster
     starved: set[str] = attrs.field(factory=set)  # Deployments whose pods find no node
@@ -42,12 +42,12 @@ class Hands:
         await self.cluster.create_service(name, **spec)
 
     async def apply(self, name: str = "chat", **spec: Any) -> None:
-        """Apply a service, and wait until all that it sets off is done."""
+        """Apply a service, and wait until everything has settled."""
         await self.create_service(name, **spec)
         await trio.sleep(SETTLED)
 
     async def start(self, name: str = "chat", **spec: Any) -> None:
-        """Apply the Model and a service of it, and wait until all that they set off is done."""
+        """Apply the Model and a service of it, and wait until everything has settled."""
         await self.create_model()
         await self.apply(name, **spec)
 
@@ -78,7 +78,7 @@ class Hands:
     async def finish_job(
         self, code: int = 0, message: str = FETCHED, *, with_pod: bool = True, job: Job | None = None
     ) -> None:
-        """End a Job, or the one that runs, with these last words."""
+        """End a Job, or the running one, with this termination message."""
         if job is None:
             [job] = [one for one in (await self.client.list(Job, namespace="ml")).items if not one.status.conditions]
         if with_pod:
@@ -89,7 +89,7 @@ class Hands:
         await self._status(Job, job.key.name, {"conditions": [held]})
 
     async def end_job(self, code: int = 0, message: str = FETCHED) -> None:
-        """End the Job that runs, and wait until all that it sets off is done."""
+        """End the running Job, and wait until everything has settled."""
         await self.finish_job(code, message)
         await trio.sleep(SETTLED)
 
@@ -122,7 +122,7 @@ class Hands:
         await self.make_pod(f"{name}-{number}", template["metadata"]["labels"], status, spec=template["spec"])
 
     async def roll_out(self, name: str = "chat", *, ready: int | None = None, updated: int | None = None) -> None:
-        """Say that a Deployment has its pods, all of the newest template, and so many ready."""
+        """Set a Deployment's pods, all of the newest template, and the number of ready ones."""
         live = await self.client.get(Deployment, Key("ml", name))
         replicas = live.spec.replicas
         await self._status(
@@ -170,7 +170,7 @@ class Hands:
         await trio.sleep(SETTLED)
 
     async def run_kubernetes(self) -> None:
-        """Play all of it every ten seconds: Jobs end well, Deployments have what they want."""
+        """Play all of it every ten seconds: Jobs succeed, Deployments get their replicas."""
         while True:
             await trio.sleep(10)
             for job in (await self.client.list(Job)).items:

@@ -1,4 +1,4 @@
-"""Objects of a cluster as an API server would hand them out, with only the facts that a test is about."""
+"""Objects of a cluster as an API server would return them, with only the facts that a test is about."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -129,7 +129,7 @@ def fetch_pod(code: int | None = 0, message: str = FETCHED, *, reason: str = "",
 
 
 def job_of(*held: str, reason: str = "BackoffLimitExceeded") -> Job:
-    said = {"status": "True", "reason": reason, "message": "it was tried 5 times"}
-    conditions = [{"type": kind, **said} for kind in held]
+    state = {"status": "True", "reason": reason, "message": "it was tried 5 times"}
+    conditions = [{"type": kind, **state} for kind in held]
     tag = {"name": "phi-0", "namespace": "ml", "uid": "j-1", "resourceVersion": "9"}
     return decode(Job, {"metadata": tag, "status": {"conditions": conditions}})

@@ -1,4 +1,4 @@
-"""What users do to Models and services over time: a scenario is a list of acts, each followed by calm."""
+"""User actions on Models and services over time: a scenario is a list of acts, each followed by an idle time."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
@@ -64,7 +64,7 @@ def _scale(replicas: int) -> Act:
 
 
 def _create(kind: type[Any], name: str, spec: Mapping[str, Any]) -> Act:
-    """Somebody else makes an object."""
+    """Have another user create an object."""
 
     async def act(hands: Hands) -> None:
         manifest = {"metadata": {"name": name, "namespace": "ml"}, "spec": dict(spec)}
@@ -92,7 +92,7 @@ def _pending_pods(*names: str) -> Act:
 
 
 def _find_room(name: str) -> Act:
-    """A node has become free: the scheduler places the pod, and it answers."""
+    """A node becomes free: the scheduler places the pod, and it answers."""
 
     async def act(hands: Hands) -> None:
         await hands.service_pod({"phase": "Running", "conditions": []}, name=name)
@@ -113,7 +113,7 @@ def _wait(seconds: float) -> Act:
 
 
 async def _meddle(hands: Hands) -> None:
-    """Somebody edits what is the controller's."""
+    """Have a user edit the controller's objects."""
     patch = {"spec": {"replicas": 7, "template": {"spec": {"nodeSelector": {"zone": "x"}}}}}
     await hands.client.patch(Deployment, Key("ml", "chat"), patch, field_manager=KUBE)
 
@@ -157,9 +157,9 @@ SCENARIOS: Final[Mapping[str, Sequence[Act]]] = {
         _model(source="hf://org/repo/other.gguf"),
         _model(),
     ),
-    "all is taken away": (
+    "everything is deleted": (
         _both(_model(), _service(), _service("embed", mode="embedding")),
-        _delete(Model, "phi"),  # the pods of what uses it stay
+        _delete(Model, "phi"),  # the pods that use it stay
         _delete(InferenceService, "chat"),
         _delete(InferenceService, "embed"),
     ),
@@ -172,7 +172,7 @@ SCENARIOS: Final[Mapping[str, Sequence[Act]]] = {
         _both(_model(), _service()),
         _delete(Deployment, "chat"),
     ),
-    "somebody meddles": (
+    "a stranger edits": (
         _both(_model(), _service(replicas=2)),
         _meddle,
         _delete(Deployment, "chat"),
@@ -202,7 +202,7 @@ SCENARIOS: Final[Mapping[str, Sequence[Act]]] = {
             _model(source="pvc://weights/a/b.gguf"),
             _service(),
         ),
-        _running_pod("chat"),  # now the header is read beside it
+        _running_pod("chat"),  # now the header is read next to it
         _model(source="pvc://weights/a/c.gguf"),
     ),
     "the source is edited under running pods": (
@@ -216,7 +216,7 @@ SCENARIOS: Final[Mapping[str, Sequence[Act]]] = {
         _service(),
         _service(modelCache={"claimName": "mine"}),
     ),
-    "a draft beside the model": (
+    "a draft next to the model": (
         _both(
             _model(),
             _model("tiny", source="hf://org/tiny/tiny.gguf"),
@@ -230,7 +230,7 @@ SCENARIOS: Final[Mapping[str, Sequence[Act]]] = {
         _model(hardware={"accelerator": "metal"}),
         _model(),
     ),
-    "a mistake is mended": (
+    "a mistake is fixed": (
         _both(_model(), _service()),
         _service(runtime="vllm", resources={"gpu": 1}),  # it does not read gguf
         _service(runtime="llamacpp", nodeSelector={"zone": "a"}),
@@ -251,4 +251,4 @@ SCENARIOS: Final[Mapping[str, Sequence[Act]]] = {
         _service("vllm", runtime="vllm", modelRef="repo", resources={"gpu": 1}),
     ),
 }
-"""By what happens in them; the controller has run from the beginning."""
+"""Named by their acts; the controller runs from the start."""

@@ -1,4 +1,4 @@
-"""Another controller beside the one of `open_cluster`."""
+"""Another controller next to the one of `open_cluster`."""
 
 import functools
 import random

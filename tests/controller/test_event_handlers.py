@@ -1,4 +1,4 @@
-"""Many services cost the API server no more, each, than one; what needs no change costs it nothing."""
+"""Each of many services costs the API server no more than a single one; unchanged objects cost it nothing."""
 
 from collections import Counter
 
@@ -22,7 +22,7 @@ CLAIM = {
 
 
 async def bring_up(hands):
-    """Create the services at once on a Model that is there; return what the controller asked for because of them."""
+    """Create the services at once on an existing Model; return the controller's requests for them."""
     await hands.client.apply(PersistentVolumeClaim, CLAIM, field_manager="user")
     await hands.bind("weights")
     await hands.create_model(source="pvc://weights/model.gguf")
@@ -35,12 +35,12 @@ async def bring_up(hands):
 
 
 def asked(hands):
-    """What has been asked for since the calls were cleared, but for reading collections."""
+    """Requests since the calls were cleared, except for lists of collections."""
     return asked_by(hands.cluster)
 
 
 def asked_by(cluster):
-    """What a cluster's controller has asked for, in the same way."""
+    """Requests of a cluster's controller, in the same form."""
     calls = [(max(call.verbs), call.resource) for call in cluster.faults.calls]
     return Counter(call for call in calls if call[0] not in ("list", "watch"))
 
@@ -57,7 +57,7 @@ async def test_a_new_service_costs_four_writes(autojump_clock):
 
 
 async def test_a_service_that_gets_ready_costs_a_status_and_an_event(autojump_clock):
-    """That pods answer is said once in the status and once to people, and what protected their start goes."""
+    """Readiness is written once as status and once as Event, and the budget that protected the start is deleted."""
     async with open_pods() as hands:
         await bring_up(hands)
         hands.cluster.faults.calls.clear()
@@ -68,8 +68,8 @@ async def test_a_service_that_gets_ready_costs_a_status_and_an_event(autojump_cl
         assert asked(hands) == dict.fromkeys(costs, SERVICES)
 
 
-async def test_a_label_hastens_what_has_failed(autojump_clock):
-    """After failures in a row the next try is far; a change of whatever kind may be what it waits for."""
+async def test_a_label_expedites_a_failed_reconcile(autojump_clock):
+    """After failures in a row the next attempt is far away; a change of any kind may be its fix."""
     async with open_pods() as hands:
         await bring_up(hands)
         faults = hands.cluster.faults
@@ -84,7 +84,7 @@ async def test_a_label_hastens_what_has_failed(autojump_clock):
 
 
 async def test_a_label_costs_nothing(autojump_clock):
-    """An edit that changes no spec, of services or of their Model, wakes no service; after it, drift is put right."""
+    """An edit that changes no spec, of services or of their Model, wakes no service; after it, drift is repaired."""
     async with open_pods() as hands:
         await bring_up(hands)
         hands.cluster.faults.calls.clear()
@@ -104,8 +104,8 @@ async def test_a_label_costs_nothing(autojump_clock):
         assert asked(hands) == {("patch", "deployments"): 1}
 
 
-async def test_where_only_hosts_serve_a_new_service_is_told_of_after_its_engine_has_started(autojump_clock):
-    """A controller without nodes may share a process with the host; one with nodes makes pods without a pause."""
+async def test_where_only_hosts_serve_a_new_service_is_reported_after_its_engine_has_started(autojump_clock):
+    """A controller without nodes may share a process with the host; one with nodes creates pods without a pause."""
     async with open_cluster() as cluster:
         await cluster.create_service()
         await trio.sleep(HOST_STARTS_SECONDS / 2)

@@ -1,4 +1,4 @@
-"""A kind that the API server will not list costs what needs it, and the controller says which, why and what."""
+"""A kind that the API server will not list affects only its users, and the controller reports it with the reason."""
 
 import functools
 import random
@@ -19,7 +19,7 @@ from llmkube.k8s.workloads import Deployment, HorizontalPodAutoscaler, Job
 
 
 class Restarted:
-    """A controller that starts anew, without the right to read some resources."""
+    """A controller that restarts, without the right to read some resources."""
 
     def __init__(self, hands, *unread):
         self.hands, self.health = hands, ControllerHealth()
@@ -42,8 +42,8 @@ class Restarted:
         ("poddisruptionbudgets", "PodDisruptionBudgets", "spec.disruption has no effect"),
     ],
 )
-async def test_what_does_not_need_the_kind_goes_on(autojump_clock, resource, kind, cost):
-    """A Model is fetched, its pods are made, and /readyz and the metric name the kind, the reason and the cost."""
+async def test_objects_without_the_kind_continue(autojump_clock, resource, kind, cost):
+    """A Model is fetched, its pods are created, and /readyz and the metric name the kind, the reason and the effect."""
     async with open_pods() as hands, trio.open_nursery() as nursery:
         again = Restarted(hands, resource)
         await again.run(nursery)
@@ -55,8 +55,8 @@ async def test_what_does_not_need_the_kind_goes_on(autojump_clock, resource, kin
         nursery.cancel_scope.cancel()
 
 
-async def test_what_needs_the_kind_waits_and_is_made_once_it_can_be_listed(autojump_clock):
-    """Without Jobs a Model of a host gets its status, one of pods no Job; with them it is fetched, and all is said."""
+async def test_objects_of_the_kind_are_created_once_it_can_be_listed(autojump_clock):
+    """Without Jobs a Model of a host gets its status, one of pods no Job; with them it is fetched and reported."""
     async with open_pods() as hands, trio.open_nursery() as nursery:
         again = Restarted(hands, "jobs")
         await again.run(nursery)
@@ -73,7 +73,7 @@ async def test_what_needs_the_kind_waits_and_is_made_once_it_can_be_listed(autoj
         nursery.cancel_scope.cancel()
 
 
-async def test_a_field_that_needs_the_kind_is_said_to_have_no_effect(autojump_clock):
+async def test_a_field_that_needs_the_kind_is_reported_without_effect(autojump_clock):
     """The status of a service names spec.autoscaling while autoscalers cannot be listed, and has one afterwards."""
     async with open_pods() as hands, trio.open_nursery() as nursery:
         await Restarted(hands, "horizontalpodautoscalers").run(nursery)
@@ -87,8 +87,8 @@ async def test_a_field_that_needs_the_kind_is_said_to_have_no_effect(autojump_cl
         nursery.cancel_scope.cancel()
 
 
-async def test_pods_stay_while_what_says_where_a_service_belongs_is_unknown(autojump_clock):
-    """A service whose Model has gone keeps its Deployment and its status while Deployments cannot be listed."""
+async def test_pods_stay_while_the_place_of_a_service_is_unknown(autojump_clock):
+    """A service with a deleted Model keeps its Deployment and its status while Deployments cannot be listed."""
     async with open_pods() as hands, trio.open_nursery() as nursery:
         await hands.bring_up()
         before = await hands.cluster.service()
@@ -111,8 +111,8 @@ async def test_a_controller_that_does_nothing_is_not_ready(autojump_clock):
         nursery.cancel_scope.cancel()
 
 
-def test_a_known_kind_that_cannot_be_listed_any_more_is_old():
-    """What has been listed once costs its freshness alone, and a server that does not answer refuses nothing."""
+def test_a_known_kind_that_cannot_be_listed_any_more_is_stale():
+    """A kind that was listed before only gets stale, and a server that does not answer refuses nothing."""
     cache = Cache()
     kind = WatchedKind("Models", NOTHING_WORKS, cache)
     health = ControllerHealth((kind,), acting=True)
@@ -138,7 +138,7 @@ async def test_the_metric_names_the_kind(autojump_clock):
 
 @pytest.mark.soak
 async def test_mutant_without_the_gate_is_noticed(autojump_clock, monkeypatch):
-    """A controller that takes an unlisted kind for an empty one writes the status that it has to leave alone."""
+    """A controller that takes an unlisted kind for an empty one writes the status that it must not change."""
     monkeypatch.setattr(Informer, "is_known", True)
     with pytest.RaisesGroup(AssertionError, flatten_subgroups=True):
-        await test_pods_stay_while_what_says_where_a_service_belongs_is_unknown(autojump_clock)
+        await test_pods_stay_while_the_place_of_a_service_is_unknown(autojump_clock)

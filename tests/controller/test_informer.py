@@ -1,4 +1,4 @@
-"""An informer tells each change once, with the object before and after."""
+"""An informer reports each change once, with the object before and after."""
 
 import itertools
 import random
@@ -16,36 +16,36 @@ from llmkube.k8s.resource import Key
 CHAT = Key("ml", "chat")
 
 
-async def test_a_handler_hears_what_was_and_what_is(autojump_clock):
-    """It comes with nothing before it, changes from one state to the next, and goes with nothing after it."""
-    heard = []
+async def test_a_handler_gets_the_states_before_and_after(autojump_clock):
+    """A new object has nothing before it, a changed one has both states, and a deleted one nothing after it."""
+    changes = []
     async with open_cluster() as cluster, trio.open_nursery() as nursery:
         informer = Informer(InferenceService)
         by_model = informer.add_index(lambda one: [one.spec.model_ref])
         rng = random.Random(0)
 
         async def follow():
-            await informer.run(cluster.client, heard.append, namespace=None, rng=rng)
+            await informer.run(cluster.client, changes.append, namespace=None, rng=rng)
 
         nursery.start_soon(follow)
         await cluster.create_service("chat")
         await trio.sleep(SETTLED)
-        assert heard[0].before is None
+        assert changes[0].before is None
         assert by_model.keys("phi") == {CHAT}
-        del heard[:]
+        del changes[:]
         await cluster.client.patch(InferenceService, CHAT, {"spec": {"modelRef": "other"}})
         await trio.sleep(SETTLED)
-        assert (heard[0].before.spec.model_ref, heard[0].now.spec.model_ref) == ("phi", "other")
-        assert all(one.now is two.before for one, two in itertools.pairwise(heard))
-        del heard[:]
+        assert (changes[0].before.spec.model_ref, changes[0].now.spec.model_ref) == ("phi", "other")
+        assert all(one.now is two.before for one, two in itertools.pairwise(changes))
+        del changes[:]
         await cluster.client.delete(InferenceService, CHAT)
         await trio.sleep(SETTLED)
-        assert (heard[-1].before.spec.model_ref, heard[-1].now) == ("other", None)
+        assert (changes[-1].before.spec.model_ref, changes[-1].now) == ("other", None)
         assert not by_model.keys("other")
         nursery.cancel_scope.cancel()
 
 
-def test_what_is_cleared_is_in_no_index():
+def test_a_cleared_kind_is_in_no_index():
     """A kind that is not served any more leaves no object and no value behind."""
     informer = Informer(InferenceService)
     by_model = informer.add_index(lambda one: [one.spec.model_ref])
@@ -62,8 +62,8 @@ def event(before, now, key=CHAT):
     return Event(key, before, now)
 
 
-def test_a_change_concerns_what_there_was_and_what_there_is():
-    """Moving from one value to another concerns both; a deletion concerns what the object had last."""
+def test_a_change_affects_the_states_before_and_after():
+    """Moving from one value to another affects both; a deletion affects the object's last value."""
     index = Index(frozenset)
     for before, now, concerned in ((None, "p", "p"), ("p", "q", "pq"), ("q", None, "q")):
         index.update(event(before, now))

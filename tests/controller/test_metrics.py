@@ -1,4 +1,4 @@
-"""The fleet's series say what the objects say: one phase each, the right words, nothing of what is gone."""
+"""The fleet's series follow the objects: one phase each, the right labels, and none of deleted objects."""
 
 import random
 
@@ -17,7 +17,7 @@ from llmkube.k8s.resource import Key
 
 
 class Known(dict):
-    """A cache, as far as metrics go."""
+    """A cache, with the interface that metrics need."""
 
     @classmethod
     def of(cls, *objects):
@@ -49,11 +49,11 @@ def test_each_object_has_its_one_phase():
     }
 
 
-def test_what_a_file_is_quantized_as_is_a_label():
-    """The header's word counts; before it is known, the spec's."""
-    told = cluster_model(quantization="Q8_0")
+def test_the_quantization_of_a_file_is_a_label():
+    """The header's quantization is used; before it is known, the spec's."""
+    unread = cluster_model(quantization="Q8_0")
     read = cluster_model(name="read", quantization="Q8_0", status={"gguf": {"quantization": "Q4_K_M"}})
-    found = series([told, read], [pod_service()])
+    found = series([unread, read], [pod_service()])
     assert ("llmkube_model_info", "phi", "ml", "cuda", "gguf", "Q8_0") in found
     assert ("llmkube_model_info", "read", "ml", "cuda", "gguf", "Q4_K_M") in found
     assert ("llmkube_inferenceservice_info", "chat", "ml", "cuda", "llamacpp") in found
@@ -69,22 +69,22 @@ def test_what_a_file_is_quantized_as_is_a_label():
         ({"runtime": "vllm", "contextSize": 8192}, 32768, None),
     ],
 )
-def test_the_context_of_a_slot_is_what_the_engine_makes_of_the_spec(spec, trained, tokens):
-    """The panel of the KV cache divides by it: slots share what is asked for, and none has more than was trained."""
+def test_the_context_of_a_slot_is_the_engines(spec, trained, tokens):
+    """The panel of the KV cache divides by it: slots share the context size, and none has more than was trained."""
     read = cluster_model(status={"gguf": {"contextLength": trained}})
     found = series([read], [pod_service(**spec)])
     assert found.get(("llmkube_inferenceservice_slot_context_tokens", "chat", "ml")) == tokens
 
 
-def test_a_namespace_that_nobody_waits_in_counts_none():
-    """Those that wait are counted by namespace, and a namespace with services has a 0."""
+def test_a_namespace_without_waiting_services_has_a_zero():
+    """Waiting services are counted by namespace, and a namespace with services has a 0."""
     found = series([], [in_phase(pod_service(), "WaitingForGPU"), pod_service("other")])
     assert found[("llmkube_gpu_queue_depth", "ml")] == 1
     assert series([], [pod_service()])[("llmkube_gpu_queue_depth", "ml")] == 0
 
 
-def test_who_waits_to_be_reconciled_is_counted_by_controller():
-    """Keys that nobody has taken up yet are the depth, which an alert or a platform engineer sees growing."""
+def test_waiting_keys_are_counted_by_controller():
+    """Keys that no worker has taken yet are the depth, whose growth an alert shows."""
     queue = new_queue(random.Random(0))
     for name in ("chat", "embed", "chat"):
         queue.add_nowait(Key("ml", name))
@@ -93,8 +93,8 @@ def test_who_waits_to_be_reconciled_is_counted_by_controller():
     assert found[("llmkube_reconcile_queue_depth", "model")] == 0
 
 
-async def test_a_running_controller_tells_them(autojump_clock):
-    """What is served is in the registry, and what was deleted is not."""
+async def test_a_running_controller_exports_them(autojump_clock):
+    """A serving service is in the registry, and a deleted one is not."""
     async with open_pods() as hands:
         await hands.bring_up()
         value = hands.cluster.registry.get_sample_value
@@ -107,8 +107,8 @@ async def test_a_running_controller_tells_them(autojump_clock):
         assert value("llmkube_inferenceservice_replicas", labels) is None
 
 
-async def test_durations_are_counted_from_the_wish_to_the_end(autojump_clock):
-    """A fetch of five minutes is one, by the kind of its source, and so is a start of ten; a later look is none."""
+async def test_durations_are_counted_from_the_spec_to_the_end(autojump_clock):
+    """A fetch of five minutes is one, by the kind of its source, and so is a start of ten; a later check is none."""
     async with open_pods() as hands:
         await hands.create_model()
         await hands.create_service()
@@ -129,6 +129,6 @@ async def test_durations_are_counted_from_the_wish_to_the_end(autojump_clock):
 @pytest.mark.parametrize(
     ("source", "word"), [("s3://b/k", "s3"), ("org/repo@v1", "hf"), ("/data/m.gguf", "file"), ("https://x/y", "https")]
 )
-def test_a_source_has_a_word_for_its_kind(source, word):
-    """A label has few values: the scheme, and two words for what has none."""
+def test_a_source_has_a_label_for_its_kind(source, word):
+    """A label has few values: the scheme, and two words for sources without one."""
     assert source_type(source) == word

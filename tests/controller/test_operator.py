@@ -1,4 +1,4 @@
-"""The controller follows hosts over a real API server in memory, and does nothing when there is nothing to do."""
+"""The controller follows hosts over a real API server in memory, and does nothing without a change."""
 
 import functools
 import random
@@ -32,7 +32,7 @@ STUDIO_LEASE = Key("llmkube-system", "studio")
 
 
 async def test_a_service_goes_from_nothing_to_ready_and_away(autojump_clock):
-    """Each thing that arrives (Model, host, file, engine, slice) moves the phase on; a deletion ends it quietly."""
+    """Each arrival (Model, host, file, engine, slice) changes the phase; a deletion ends it without an error."""
     async with open_cluster() as cluster:
         await cluster.create_service()
         assert await cluster.where() == "Pending/ModelNotFound"
@@ -70,7 +70,7 @@ async def test_a_service_goes_from_nothing_to_ready_and_away(autojump_clock):
 
 
 async def test_the_agents_conditions_survive(autojump_clock):
-    """Writing our conditions leaves the host's own ones where they are."""
+    """Writing our conditions does not change the host's own ones."""
     async with open_cluster() as cluster:
         await cluster.bring_up()
         types = {one.type for one in (await cluster.service()).status.conditions}
@@ -108,13 +108,13 @@ async def test_one_change_is_one_write(autojump_clock):
 
 
 async def test_a_successor_does_not_get_its_predecessors_status(autojump_clock):
-    """A service that is replaced while its status is on the way has its own status only, after one refused write."""
+    """A service that is replaced while its status is in flight has its own status only, after one refused write."""
     async with open_cluster() as cluster:
         await cluster.bring_up()
         cluster.faults.delays["status"] = 5.0
         await cluster.publish(ready=False)
         await trio.sleep(2)
-        before = len(cluster.writes)  # counted when they arrive: this one is still on the way
+        before = len(cluster.writes)  # counted when they arrive: this one is still in flight
         await cluster.client.delete(InferenceService, CHAT)
         cluster.faults.delays["status"] = 0.0
         await cluster.create_service(modelRef="nowhere")
@@ -133,7 +133,7 @@ async def test_a_successor_does_not_get_its_predecessors_status(autojump_clock):
 
 
 async def test_an_overtaken_write_is_not_a_hot_loop(autojump_clock):
-    """Whoever writes between our read and our write costs us one refused write each time, and the end is right."""
+    """A write between our read and our write costs us one refused write each time, and the end is right."""
     async with open_cluster() as cluster:
         await cluster.bring_up()
         cluster.faults.delays["status"] = 0.4
@@ -147,12 +147,12 @@ async def test_an_overtaken_write_is_not_a_hot_loop(autojump_clock):
         assert cluster.reconciles("inferenceservice", "retry") - retries == 5
         assert await cluster.where() == "Creating/Creating"
         await trio.sleep(600)
-        assert len(cluster.writes) - before <= 12  # the host's Lease has run out meanwhile
+        assert len(cluster.writes) - before <= 12  # the host's Lease has expired in the meantime
 
 
 @pytest.mark.parametrize("named", ["", "a/b/c", "/", "ml/chat/"])
 async def test_a_claim_that_names_no_service_claims_nothing(autojump_clock, named):
-    """Whoever may write Leases may write nonsense: it is logged, and the rest goes on."""
+    """An invalid Lease is logged, and the other ones still apply."""
     async with open_cluster() as cluster:
         metadata = {"name": "claim.x", "namespace": "llmkube-system", "labels": {CLAIM_LABEL: "x"}}
         claim = decode(Lease, {"metadata": {**metadata, "annotations": {CLAIMED_ANNOTATION: named}}})
@@ -160,8 +160,8 @@ async def test_a_claim_that_names_no_service_claims_nothing(autojump_clock, name
             await cluster.client.create(claim)
             await cluster.bring_up()
         assert await cluster.where() == "Ready/InferenceReady"
-        told = [line for line in logs if line["event"] == "claim ignored: no service named"]
-        assert [line["lease"] for line in told] == ["llmkube-system/claim.x"]
+        lines = [line for line in logs if line["event"] == "claim ignored: no service named"]
+        assert [line["lease"] for line in lines] == ["llmkube-system/claim.x"]
 
 
 async def test_a_silent_host_loses_its_services(autojump_clock):
@@ -185,7 +185,7 @@ async def test_a_silent_host_loses_its_services(autojump_clock):
 
 
 async def test_a_host_that_comes_back_in_time_keeps_its_endpoints(autojump_clock):
-    """A slice that is published before the controller hears of the renewed Lease is not taken out of service."""
+    """A slice that is published before the controller sees the renewed Lease stays in service."""
     async with open_cluster() as cluster:
         await cluster.bring_up()
         await trio.sleep(60)
@@ -199,7 +199,7 @@ async def test_a_host_that_comes_back_in_time_keeps_its_endpoints(autojump_clock
         assert [each.conditions.ready for each in await cluster.endpoints()] == [True]
 
 
-async def test_a_hostless_slice_is_nobodys_word(autojump_clock):
+async def test_a_slice_without_a_host_is_ignored(autojump_clock):
     """A slice of ours without the name of a host is taken out of service, once."""
     async with open_cluster() as cluster:
         await cluster.bring_up()
@@ -214,7 +214,7 @@ async def test_a_hostless_slice_is_nobodys_word(autojump_clock):
         assert again.metadata.resource_version == piece.metadata.resource_version
 
 
-async def test_a_host_that_leaves_in_good_order_is_not_waited_for(autojump_clock):
+async def test_a_host_that_shuts_down_cleanly_is_not_waited_for(autojump_clock):
     """Deleting the Lease takes the host's services out at once."""
     async with open_cluster() as cluster:
         await cluster.bring_up()
@@ -223,7 +223,7 @@ async def test_a_host_that_leaves_in_good_order_is_not_waited_for(autojump_clock
 
 
 async def test_an_outage_kills_no_host(autojump_clock):
-    """Ten minutes without the API server, in which no Lease can be seen to change, never make a service NoHost."""
+    """Ten minutes without the API server, in which no Lease can change, never make a service NoHost."""
     async with open_cluster() as cluster, trio.open_nursery() as nursery:
         nursery.start_soon(cluster.run_host)
         await cluster.bring_up()
@@ -239,7 +239,7 @@ async def test_an_outage_kills_no_host(autojump_clock):
 
 
 async def test_after_an_outage_hosts_get_a_whole_lease_to_renew(autojump_clock):
-    """A host that could not renew either is given its Lease's time once the API server is back, and no more."""
+    """A host that could not renew either gets its Lease's duration once the API server is back, and no more."""
     async with open_cluster() as cluster:
         await cluster.bring_up()
         await cluster.faults.cut()
@@ -251,7 +251,7 @@ async def test_after_an_outage_hosts_get_a_whole_lease_to_renew(autojump_clock):
         assert await cluster.where_now() == "Pending/NoHost"
 
 
-async def test_what_happened_during_an_outage_is_caught_up_with(autojump_clock):
+async def test_changes_during_an_outage_are_caught_up_with(autojump_clock):
     """A slice that became not ready while the controller was cut off shows in the status soon after."""
     async with open_cluster() as cluster, trio.open_nursery() as nursery:
         nursery.start_soon(cluster.run_host)
@@ -266,8 +266,8 @@ async def test_what_happened_during_an_outage_is_caught_up_with(autojump_clock):
         nursery.cancel_scope.cancel()
 
 
-async def test_other_accelerators_are_not_our_business(autojump_clock):
-    """A cuda Model and its service are never written to; a service that moves to one is left as it was."""
+async def test_other_accelerators_are_ignored(autojump_clock):
+    """A cuda Model and its service are never written; a service that moves to one stays unchanged."""
     async with open_cluster() as cluster:
         await cluster.bring_up()
         await cluster.create_model("big", accelerator="cuda")
@@ -277,14 +277,12 @@ async def test_other_accelerators_are_not_our_business(autojump_clock):
         await cluster.publish(ready=False)
         await trio.sleep(60)
         assert await cluster.where() == "Ready/InferenceReady"
-        assert cluster.writes[before:] == [
-            "phi"
-        ]  # the host has fallen silent meanwhile, which is the metal Model's concern
+        assert cluster.writes[before:] == ["phi"]  # the host is dead now, which affects only the metal Model
         assert not {"big", "train"} & set(cluster.writes)
 
 
-async def test_a_service_of_any_kind_is_told_that_its_model_is_missing(autojump_clock):
-    """Nobody can know which accelerator a Model that does not exist would ask for."""
+async def test_a_missing_model_is_reported_for_every_kind_of_service(autojump_clock):
+    """The accelerator of a missing Model is unknown."""
     async with open_cluster() as cluster:
         await cluster.create_service("train", modelRef="nowhere")
         assert await cluster.where("train") == "Pending/ModelNotFound"
@@ -292,7 +290,7 @@ async def test_a_service_of_any_kind_is_told_that_its_model_is_missing(autojump_
 
 @pytest.mark.parametrize("name", ["chat.v2", "7b", "x" * 70])
 async def test_odd_names_are_woken_by_their_slices(autojump_clock, name):
-    """A service whose Service is called otherwise still hears of its slices."""
+    """A service whose Service has another name is still woken by its slices."""
     async with open_cluster() as cluster:
         await cluster.create_model()
         await cluster.create_service(name)
@@ -307,7 +305,7 @@ async def test_odd_names_are_woken_by_their_slices(autojump_clock, name):
 
 
 async def test_one_machine_without_slices(autojump_clock):
-    """With no slice at all the host's word counts, the endpoint is the gateway's, and a crash shows as Failed."""
+    """Without any slice the host's report is used, the endpoint is the gateway's, and a crash shows as Failed."""
     async with open_cluster("cpu", gateway_url="http://127.0.0.1:8080") as cluster:
         await cluster.create_model(accelerator="cpu")
         await cluster.create_service()
@@ -322,8 +320,8 @@ async def test_one_machine_without_slices(autojump_clock):
         assert (degraded.status, degraded.message) == ("True", "exit code 1\nout of memory")
 
 
-async def test_a_refused_edit_leaves_the_service_ready_and_says_so(autojump_clock):
-    """While the engine of the last good spec answers, the service is Ready and Degraded/Invalid; a repair ends that."""
+async def test_a_refused_edit_leaves_the_service_ready_and_is_reported(autojump_clock):
+    """While the engine of the last good spec answers, the service is Ready and Degraded/Invalid; a fix ends that."""
     async with open_cluster() as cluster:
         await cluster.bring_up()
         await cluster.create_service(extraArgs=["--port", "1"])
@@ -338,7 +336,7 @@ async def test_a_refused_edit_leaves_the_service_ready_and_says_so(autojump_cloc
 
 
 async def test_kubectl_wait_sees_the_current_generation(autojump_clock):
-    """After an edit Available soon speaks of the new generation, and keeps the time since which it holds."""
+    """After an edit Available soon has the new generation, and keeps its transition time."""
     async with open_cluster() as cluster:
         await cluster.bring_up()
         before = find_condition((await cluster.service()).status.conditions, "Available")
@@ -352,7 +350,7 @@ async def test_kubectl_wait_sees_the_current_generation(autojump_clock):
 
 
 async def test_scaling_and_suspending(autojump_clock):
-    """More replicas than hosts is NoHost, none is Stopped once the engine is gone, and suspension keeps the wish."""
+    """More replicas than hosts is NoHost, none is Stopped once the engine has exited, and suspension keeps the spec."""
     async with open_cluster() as cluster:
         await cluster.bring_up()
         await cluster.create_service(replicas=2)
@@ -371,8 +369,8 @@ async def test_scaling_and_suspending(autojump_clock):
         assert await cluster.where() == "Stopped/ManuallyScaledToZero"
 
 
-async def test_a_hand_edited_status_is_put_right(autojump_clock):
-    """Our fields say what we derive, also after somebody else has written them."""
+async def test_a_hand_edited_status_is_repaired(autojump_clock):
+    """Our fields have the derived values, even after another program has written them."""
     async with open_cluster() as cluster:
         await cluster.bring_up()
         await cluster.client.patch(InferenceService, CHAT, {"status": {"phase": "Failed"}}, subresource="status")
@@ -381,7 +379,7 @@ async def test_a_hand_edited_status_is_put_right(autojump_clock):
 
 
 async def test_a_bug_in_one_reconcile_harms_no_other(autojump_clock, monkeypatch):
-    """A service on which deriving raises is logged and retried, and its neighbour goes on."""
+    """A service whose status cannot be derived is logged and retried, and the other one continues."""
     derive, broken = inference_services.derive_service_status, True
 
     def derive_or_raise(observed, *args, **kwargs):
@@ -405,7 +403,7 @@ async def test_a_bug_in_one_reconcile_harms_no_other(autojump_clock, monkeypatch
 
 @pytest.mark.parametrize("slow", ["models", "inferenceservices", "endpointslices", "leases"])
 async def test_nothing_is_written_before_everything_is_known(autojump_clock, slow):
-    """A restarted controller that hears of one kind last does not call a ready service anything else meanwhile."""
+    """A restarted controller that lists one kind last does not call a ready service anything else in between."""
     async with open_cluster() as cluster, trio.open_nursery() as nursery:
         await cluster.bring_up()
         writes, before = list(cluster.writes), await cluster.service()
@@ -437,7 +435,7 @@ async def test_a_model_that_cannot_be_read_is_not_a_missing_one():
 
 
 async def test_nothing_of_a_cluster_is_touched_when_switched_off(autojump_clock):
-    """Without the setting no Job and no Deployment is made, whatever a Model asks for."""
+    """Without the setting no Job and no Deployment is created, for any Model."""
     async with open_pods(workloads=None) as hands:
         await hands.create_model()
         await hands.create_service()
@@ -449,7 +447,7 @@ LEADER = Key("llmkube-system", "llmkube-controller")
 
 
 async def test_only_the_holder_of_the_lease_writes(autojump_clock):
-    """Of two controllers one writes; when it leaves in good order the other goes on within a few seconds."""
+    """Of two controllers one writes; when it shuts down cleanly the other continues within a few seconds."""
     async with open_cluster(identity="one") as cluster, trio.open_nursery() as nursery:
         second = Second(cluster)
         nursery.start_soon(second.run, ControllerSettings(identity="two"))
@@ -469,7 +467,7 @@ async def test_only_the_holder_of_the_lease_writes(autojump_clock):
 
 
 async def test_a_controller_that_is_cut_off_stops_before_the_next_begins(autojump_clock):
-    """A controller without a network gives up its turn; back on it, it waits, and never acts on old knowledge."""
+    """A controller without a network gives up its lease; back online, it waits, and never acts on stale data."""
     async with open_cluster(identity="one") as cluster, trio.open_nursery() as nursery:
         second = Second(cluster)
         nursery.start_soon(second.run, ControllerSettings(identity="two"))

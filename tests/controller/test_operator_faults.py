@@ -1,4 +1,4 @@
-"""Whatever breaks, and wherever, the same objects come of it: over many scenarios, by every kind of `FAULTS`.
+"""After any fault the objects are the same: over many scenarios, by every kind of `FAULTS`.
 
 The points are sampled (`lengths.py`); LLMKUBE_FAULT_KINDS=7 LLMKUBE_FAULT_PLACES=100 tries every one, which takes about
 half an hour, and `-rA` shows how many.
@@ -44,7 +44,7 @@ VOLATILE = {
     "uid", "resourceVersion", "creationTimestamp", "managedFields", "lastTransitionTime", "lastUpdated", "generation",
     "observedGeneration", "clusterIP", "clusterIPs", "nodePort", "cacheVolume", "inference.llmkube.dev/applied",
 }  # fmt: skip
-"""What differs from run to run; the digest that is applied covers the owner's uid."""
+"""Fields that differ from run to run; the applied digest covers the owner's uid."""
 
 LONG_ENOUGH = 90.0
 """Seconds of virtual time: a watch that breaks is opened again within a few, a failed reconcile is tried again."""
@@ -61,9 +61,9 @@ FAULTS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
     "watch breaks before an event": ("break_at", {}),
     "watch is forgotten before an event": ("forget_at", {}),
 }
-"""Each with what says where in a scenario it happens, and what else there is to it.
+"""Each fault with the setting of its place in a scenario, and its further settings.
 
-All but the old reads have a defect below that they show; for those none is known that ends elsewhere.
+Each kind except stale reads shows a defect below; for stale reads no such defect is known.
 """
 
 AT_EVENTS: Final = frozenset({"break_at", "forget_at"})
@@ -72,7 +72,7 @@ AT_EVENTS: Final = frozenset({"break_at", "forget_at"})
 
 @attrs.frozen
 class End:
-    """How a scenario ended: its lasting objects, and how many changes and events the controller saw on the way."""
+    """The end of a scenario: its lasting objects, and the changes and events that the controller saw."""
 
     objects: list
     changes: int
@@ -80,14 +80,14 @@ class End:
 
 
 def lasting(value):
-    """What is left of an object without what differs from run to run."""
+    """Return an object without the fields that differ from run to run."""
     if isinstance(value, dict):
         return {name: lasting(item) for name, item in value.items() if name not in VOLATILE}
     return [lasting(one) for one in value] if isinstance(value, list) else value
 
 
 async def play(scenario, **faults):
-    """Act by act with these faults, which begin in the first; nothing is written in the quiet after the last."""
+    """Act by act with these faults, which start in the first; nothing is written in the idle time after the last."""
     async with open_pods() as hands, trio.open_nursery() as nursery:
         network = hands.cluster.faults
         for name, value in faults.items():
@@ -116,7 +116,7 @@ async def play(scenario, **faults):
 async def everything(hands, kind):
     try:
         return [encode(one) for one in (await hands.client.list(kind, namespace="ml")).items]
-    except ApiError:  # a kind that nobody has installed
+    except ApiError:  # a kind that is not installed
         return []
 
 
@@ -138,7 +138,7 @@ async def run_others(hands):
 
 
 def points(fault, end, drawn):
-    """The faults of one kind to try, at so many of its places, from one that depends on what is drawn."""
+    """The faults of one kind to try, at some of its places, from a random one."""
     place, besides = FAULTS[fault]
     count = end.events if place in AT_EVENTS else end.changes
     tried = min(count, FAULT_PLACES)
@@ -147,8 +147,8 @@ def points(fault, end, drawn):
 
 @pytest.mark.ci
 @pytest.mark.parametrize("scenario", SCENARIOS)
-async def test_the_same_objects_come_of_it(scenario, autojump_clock):
-    """A controller may die before or after any write, lose any event, begin from old reads: the end is the same."""
+async def test_the_objects_are_the_same_after_any_fault(scenario, autojump_clock):
+    """A controller may die before or after any write, lose any event, start from stale reads: the end is the same."""
     expected = await play(scenario)
     assert expected.objects
     nth = list(SCENARIOS).index(scenario)
@@ -160,11 +160,11 @@ async def test_the_same_objects_come_of_it(scenario, autojump_clock):
     assert elsewhere == []
 
 
-# -- what the sweep must notice ---------------------------------------------------------------------------------------
+# -- defects that the sweep must notice -------------------------------------------------------------------------------
 
 
 async def _insist_on_a_new_claim(self, obj, *, original=Client.create, **how):
-    """A controller that forgets that its predecessor may have come this far."""
+    """A controller that ignores the progress of its predecessor."""
     try:
         return await original(self, obj, **how)
     except AlreadyExistsError as error:
@@ -172,27 +172,27 @@ async def _insist_on_a_new_claim(self, obj, *, original=Client.create, **how):
 
 
 def _give_up(self, key):
-    """A queue that tries nothing twice: an event will come."""
+    """A queue that retries nothing, and waits for an event."""
     return 0.0
 
 
 @asynccontextmanager
 async def _watch_from_now(self, kind, *, resource_version, original=Client.open_watch, **how):
-    """A reflector that goes on where the server is by now, and not where it has come to itself."""
+    """A reflector that resumes at the server's version, and not at its own."""
     listing = await self.list(kind, namespace=how["namespace"], label_selector=how["label_selector"])
     async with original(self, kind, resource_version=listing.resource_version, **how) as watch:
         yield watch
 
 
 def _keep_what_is_known(self, listing, *, original=Cache.replace):
-    """A list after a gap that brings what is new, and does not renew what is known."""
+    """A list after a gap that adds new objects, and does not update known ones."""
     known = {key: encode(found) for key, found in self.items()}
     return original(self, attrs.evolve(listing, raw=tuple(known.get(Key.of(raw), raw) for raw in listing.raw)))
 
 
 @attrs.frozen
 class Defect:
-    """A function that does something else instead, and the kind of fault that shows it, often at the place `begin`."""
+    """A faulty replacement of a function, and the kind of fault that shows it, often at the place `begin`."""
 
     fault: str
     scenario: str
@@ -213,7 +213,7 @@ DEFECTS = (
 
 
 def places(defect, end):
-    """Every place, from `begin` on and around: where the defect shows moves with what a controller does."""
+    """Every place, from `begin` on and around: the defect's place moves when a controller changes."""
     place, besides = FAULTS[defect.fault]
     count = end.events if place in AT_EVENTS else end.changes
     return [{place: 1 + (defect.begin - 1 + number) % count, **besides} for number in range(count)]
@@ -222,7 +222,7 @@ def places(defect, end):
 @pytest.mark.ci
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.fault)
 async def test_the_sweep_notices_a_defect(defect, autojump_clock, monkeypatch):
-    """A controller with the defect ends elsewhere, or errs, after one of the faults, and only then."""
+    """A controller with the defect ends elsewhere, or fails, after one of the faults, and only then."""
     expected = await play(defect.scenario)
     monkeypatch.setattr(defect.place, defect.function, defect.instead)
     assert (await play(defect.scenario)).objects == expected.objects

@@ -1,4 +1,4 @@
-"""What belongs to an optional kind is made while the cluster has the kind, and fails no service while it has not."""
+"""Objects of an optional kind are created while the cluster has the kind, and fail no service without it."""
 
 import pytest
 import trio
@@ -13,7 +13,7 @@ from llmkube.k8s.workloads import Deployment, HTTPRoute, PodMonitor, ServiceLeve
 
 
 async def test_pod_monitors_come_with_their_kind(autojump_clock):
-    """Where a Prometheus operator is installed later, services get a PodMonitor then; before, nothing is tried."""
+    """If a Prometheus operator is installed later, services get a PodMonitor then; before, nothing is tried."""
     async with open_pods() as hands:
         await hands.bring_up()
         await hands.install(PodMonitor)
@@ -35,7 +35,7 @@ async def honoured(hands: Hands) -> tuple[str, str]:
 
 
 async def test_both_are_made_once_their_kinds_are_there(autojump_clock):
-    """Before, the service names what is missing; after, it has its objects, follows edits and gives them up again."""
+    """Before, the service names the missing kinds; after, it has its objects, follows edits and deletes them again."""
     async with open_pods() as hands:
         slo = {"objective": "99.5"}
         await hands.bring_up(slo=slo, endpoint=GATEWAY)
@@ -69,7 +69,7 @@ async def test_both_are_made_once_their_kinds_are_there(autojump_clock):
 
 @pytest.mark.parametrize("kind", [PodMonitor, ServiceLevelObjective, HTTPRoute], ids=lambda kind: kind.RESOURCE.kind)
 async def test_a_kind_that_was_uninstalled_fails_no_service(autojump_clock, kind):
-    """An edit goes through all the same, and once the kind is back the service has its object again."""
+    """An edit is still applied, and once the kind is back the service has its object again."""
     async with open_pods() as hands:
         await hands.install(PodMonitor, ServiceLevelObjective, HTTPRoute)
         await trio.sleep(INSTALL_POLL_SECONDS)
@@ -89,15 +89,15 @@ async def test_a_kind_that_was_uninstalled_fails_no_service(autojump_clock, kind
         assert await hands.names(kind) == [name]
 
 
-async def test_what_else_is_not_found_is_not_taken_for_the_kind(autojump_clock):
-    """A 404 about an owner or a namespace that has gone is met again after growing pauses, for as long as it lasts."""
+async def test_another_404_is_not_taken_for_a_missing_kind(autojump_clock):
+    """A 404 about a deleted owner or namespace is retried after growing pauses, for as long as it lasts."""
     async with open_pods() as hands:
         await hands.install(PodMonitor)
         await trio.sleep(INSTALL_POLL_SECONDS)
         await hands.start()
         faults = hands.cluster.faults
         faults.refusals["podmonitors"], faults.refused = 'namespaces "ml" not found', (404, "NotFound")
-        faults.delays["podmonitors"] = 1.0  # so that time goes on while it is read
+        faults.delays["podmonitors"] = 1.0  # so that time passes while it is read
         asked = len(faults.calls)
         await hands.finish_job()
         await trio.sleep(60)
@@ -108,8 +108,8 @@ async def test_what_else_is_not_found_is_not_taken_for_the_kind(autojump_clock):
         assert await hands.names(PodMonitor) == ["chat"]
 
 
-async def test_a_server_that_is_silent_about_a_kind_is_asked_again(autojump_clock):
-    """A question that nobody answers is given up after a while, and the kind is found at the next look."""
+async def test_discovery_without_a_response_is_retried(autojump_clock):
+    """A request without a response is given up after a while, and the kind is found at the next discovery."""
     async with open_pods() as hands:
         await hands.bring_up(endpoint=GATEWAY)
         await hands.install(HTTPRoute)

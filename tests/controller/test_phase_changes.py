@@ -20,8 +20,8 @@ async def test_ready_and_failed_are_events(autojump_clock):
         await cluster.report_service("Loaded", "Loaded")
         assert await cluster.where() == "Ready/InferenceReady"
         events = (await cluster.client.list(Event, namespace="ml")).items
-        told = sorted((one.involved_object.kind, one.type, one.reason, one.message, one.count) for one in events)
-        assert told == [
+        reported = sorted((one.involved_object.kind, one.type, one.reason, one.message, one.count) for one in events)
+        assert reported == [
             ("InferenceService", "Normal", "InferenceReady", "1 of 1 replicas ready", 2),
             ("InferenceService", "Warning", "CrashLoopBackOff", "exit code 1, [redacted]", 1),
             ("Model", "Normal", "ModelReady", "a message", 1),
@@ -34,7 +34,7 @@ async def test_ready_and_failed_are_events(autojump_clock):
 
 
 async def test_a_restarted_controller_repeats_no_event(autojump_clock):
-    """What was ready before is no news to the next controller."""
+    """A service that was ready before is no change for the next controller."""
     async with open_cluster(identity="one") as cluster, trio.open_nursery() as nursery:
         nursery.start_soon(cluster.run_host)
         await cluster.bring_up()

@@ -1,4 +1,4 @@
-"""What a reconcile reads counts as a change, and nothing else does."""
+"""A change is a change of the fields that a reconcile reads, and nothing else."""
 
 import pytest
 
@@ -12,8 +12,8 @@ from llmkube.k8s.watch import WatchEvent
 CHAT = Key("ml", "chat")
 
 
-class Told:
-    """An informer that is told of one service, version after version, and how much has changed each time."""
+class Feed:
+    """An informer that delivers versions of one service, and classifies each change."""
 
     def __init__(self):
         self.informer = Informer(InferenceService)
@@ -28,7 +28,7 @@ class Told:
             "spec": {"modelRef": "phi"},
         }
 
-    def tell(self, kind="MODIFIED", /, spec=None, status=None, **metadata):
+    def deliver(self, kind="MODIFIED", /, spec=None, status=None, **metadata):
         self.version += 1
         metadata = {**self.raw["metadata"], **metadata, "resourceVersion": str(self.version)}
         self.raw = {**self.raw, "metadata": metadata, "spec": spec or self.raw["spec"], "status": status or {}}
@@ -50,29 +50,29 @@ class Told:
         ({"uid": "b"}, Change.SPEC),
     ],
 )
-def test_only_what_a_reconcile_reads_counts(change, expected):
-    """The first sight is a change, the same again is none, and neither are labels and annotations."""
-    told = Told()
-    assert told.tell("ADDED") is Change.SPEC
-    assert told.tell() is Change.NONE
-    assert told.tell(**change) is expected
-    assert told.tell(**change) is Change.NONE
+def test_only_fields_that_a_reconcile_reads_are_changes(change, expected):
+    """The first version is a change, the same again is none, and neither are labels and annotations."""
+    feed = Feed()
+    assert feed.deliver("ADDED") is Change.SPEC
+    assert feed.deliver() is Change.NONE
+    assert feed.deliver(**change) is expected
+    assert feed.deliver(**change) is Change.NONE
 
 
-def test_what_has_gone_is_a_change_and_so_is_its_return():
-    """A deletion is told once; an object of the same name after it is another one."""
-    told = Told()
-    told.tell("ADDED")
-    assert told.tell("DELETED") is Change.SPEC
-    assert told.tell("ADDED") is Change.SPEC
+def test_a_deletion_is_a_change_and_so_is_a_new_object():
+    """A deletion is reported once; an object of the same name after it is another one."""
+    feed = Feed()
+    feed.deliver("ADDED")
+    assert feed.deliver("DELETED") is Change.SPEC
+    assert feed.deliver("ADDED") is Change.SPEC
 
 
-def test_after_what_cannot_be_read_everything_counts():
-    """A state that cannot be read is a change; and so is the next one, although the cache shows nothing new."""
-    told = Told()
-    told.tell("ADDED")
+def test_after_an_invalid_state_everything_is_a_change():
+    """An invalid state is a change; and so is the next one, although the cache shows nothing new."""
+    feed = Feed()
+    feed.deliver("ADDED")
     for _ in range(2):
-        assert told.tell(status={"replicas": "many"}) is Change.STATE
-        assert told.cache.decode_error(CHAT)
-    assert told.tell() is Change.SPEC
-    assert told.tell() is Change.NONE
+        assert feed.deliver(status={"replicas": "many"}) is Change.STATE
+        assert feed.cache.decode_error(CHAT)
+    assert feed.deliver() is Change.SPEC
+    assert feed.deliver() is Change.NONE

@@ -1,4 +1,4 @@
-"""A failing reconcile costs its own key a pause and nobody else anything; a cancellation is never swallowed."""
+"""A failing reconcile delays its own key alone; a cancellation is never swallowed."""
 
 import itertools
 import random
@@ -17,7 +17,7 @@ CHAT, EMBED = Key("ml", "chat"), Key("ml", "embed")
 
 
 class Bench:
-    """A reconciler whose reconcile does what the test says, and a record of when it ran."""
+    """A reconciler whose reconcile the test sets, and a record of its runs."""
 
     def __init__(self, reconcile):
         self.registry = CollectorRegistry()
@@ -68,7 +68,7 @@ def failing(times, error):
     ],
 )
 async def test_failures_are_logged_counted_and_tried_again(autojump_clock, error, result, level):
-    """Whatever a reconcile raises, its key comes back after growing pauses, and the log names the key."""
+    """After any error of a reconcile, its key is retried after growing pauses, and the log names the key."""
     bench = Bench(failing(3, error))
     with capture_logs() as logs:
         await bench.run_for(60.0, CHAT, EMBED)
@@ -83,7 +83,7 @@ async def test_failures_are_logged_counted_and_tried_again(autojump_clock, error
 
 
 async def test_a_bug_is_logged_with_its_traceback(autojump_clock):
-    """The log of a bug carries the exception, that of a world that is away does not."""
+    """The log of a bug has the traceback, that of an environment error does not."""
     with capture_logs() as logs:
         await Bench(failing(1, ZeroDivisionError("a bug"))).run_for(5.0, CHAT)
         await Bench(failing(1, ExternalError("away"))).run_for(5.0, CHAT)
@@ -93,7 +93,7 @@ async def test_a_bug_is_logged_with_its_traceback(autojump_clock):
     assert "exc_info" not in world
 
 
-async def test_a_success_forgives_earlier_failures(autojump_clock):
+async def test_a_success_resets_the_backoff(autojump_clock):
     """After a success the next failure waits the shortest pause again."""
     script = iter([ExternalError("1"), ExternalError("2"), None, ExternalError("3"), None])
 
@@ -112,7 +112,7 @@ async def test_a_success_forgives_earlier_failures(autojump_clock):
 
 
 async def test_a_silent_server_does_not_hold_a_worker(autojump_clock):
-    """A reconcile without an answer is given up and tried again, while other keys go on."""
+    """A reconcile without a response is given up and retried, while other keys continue."""
 
     async def reconcile(key):
         if key == CHAT:
@@ -125,7 +125,7 @@ async def test_a_silent_server_does_not_hold_a_worker(autojump_clock):
 
 
 async def test_cancellation_passes_through_a_reconcile_that_fails_while_it_unwinds(autojump_clock):
-    """An error that travels in a group with a Cancelled is handled, and the worker still stops."""
+    """An error in a group with a Cancelled is handled, and the worker still stops."""
 
     async def reconcile(key):
         async with trio.open_nursery() as nursery:
@@ -144,7 +144,7 @@ async def test_cancellation_passes_through_a_reconcile_that_fails_while_it_unwin
 
 
 async def test_no_key_is_reconciled_twice_at_once(autojump_clock):
-    """A key that is woken while it is being worked on comes once more afterwards, however often it was woken."""
+    """A key that is woken during its reconcile is reconciled once more afterwards, however often it was woken."""
     busy, most = set(), 0
 
     async def reconcile(key):

@@ -1,4 +1,4 @@
-"""The controller calls what it declares, and declares what it calls."""
+"""The controller's requests and its declared rights are the same."""
 
 from typing import Any
 
@@ -39,12 +39,12 @@ CHILDREN = (
 
 
 async def with_pods(hands: Hands) -> None:
-    """A service in pods with all that belongs to it, and its Models of two kinds; then a host gets it."""
+    """A service in pods with all its objects, and its Models of two kinds; then a host serves it."""
     await hands.install(LeaderWorkerSet, PodMonitor, ServiceLevelObjective, HTTPRoute)
     await hands.create_model("other", source="pvc://weights/model.gguf")
     gateway = {"gateway": {"enabled": True, "gatewayRef": {"name": "edge"}}}
     await hands.start()
-    await take_labels_off(hands, Job)  # while it runs: nobody asks for one that is done
+    await take_labels_off(hands, Job)  # while it runs: a finished one is not queried
     await hands.bring_up(replicas=2, autoscaling={"maxReplicas": 3}, slo={"objective": "99"}, endpoint=gateway)
     await trio.sleep(INSTALL_POLL_SECONDS)
     hardware = {"accelerator": "cuda", "gpu": {"enabled": True, "count": 1}}
@@ -64,7 +64,7 @@ async def with_pods(hands: Hands) -> None:
 
 
 async def take_labels_off(hands: Hands, *kinds: type[Any]) -> None:
-    """Somebody takes our label off everything of some kinds that we have made: it has to be asked for by name."""
+    """Remove our label from all our objects of some kinds: they have to be requested by name."""
     bare = {"metadata": {"labels": {MANAGED_BY: None}}}
     for kind in kinds:
         for one in (await hands.client.list(kind, namespace="ml")).items:
@@ -73,7 +73,7 @@ async def take_labels_off(hands: Hands, *kinds: type[Any]) -> None:
 
 
 @pytest.mark.ci
-async def test_what_the_controller_does_is_what_it_declares(autojump_clock):
+async def test_the_controllers_requests_match_its_declared_rights(autojump_clock):
     """A day with hosts and pods, deaths, a lost network and a lost namespace uses every right, and no other."""
     async with open_pods(identity="one", workloads=attrs.evolve(SETTINGS, priority_class_prefix=None)) as hands:
         cluster = hands.cluster
@@ -81,9 +81,9 @@ async def test_what_the_controller_does_is_what_it_declares(autojump_clock):
         await cluster.bring_up()
         await apply_router(cluster.client)
         await take_labels_off(hands, *ROUTERS)
-        await cluster.client.delete(Deployment, Key("ml", "front-router-proxy"))  # its owner is asked for then
+        await cluster.client.delete(Deployment, Key("ml", "front-router-proxy"))  # then its owner is requested
         await trio.sleep(SETTLED)
-        await trio.sleep(60)  # the host falls silent: a Lease is read once more
+        await trio.sleep(60)  # the host dies: a Lease is read once more
         await cluster.faults.cut()
         await trio.sleep(60)
         cluster.faults.down = False
@@ -91,7 +91,7 @@ async def test_what_the_controller_does_is_what_it_declares(autojump_clock):
         await cluster.report_service("Loaded", "Loaded")
         await cluster.client.delete(Namespace, Key("", "llmkube-system"))
         await trio.sleep(1200)
-        for _ in range(2):  # the same news again raises a count
+        for _ in range(2):  # the same event again raises a count
             await cluster.renew()
             await cluster.publish(ready=False)
             await trio.sleep(SETTLED)

@@ -7,12 +7,12 @@ from supervisor.engine.conftest import left_process  # noqa: F401 - a fixture
 from supervisor.engine.test_child import *  # noqa: F403
 from supervisor.engine.test_child_habits import *  # noqa: F403
 
-# These take Linux at its word: a look at a process costs a descriptor there, and no status is told of others' children.
+# These rely on Linux: inspecting a process costs a descriptor there, and others' children have no exit status.
 del (
-    test_what_ends_without_descriptors_ends_with_its_helpers,  # noqa: F821
+    test_without_descriptors_helpers_still_end_with_the_engine,  # noqa: F821
     test_the_exit_of_an_adopted_process_is_an_event,  # noqa: F821
-    test_who_cannot_be_looked_at_is_waited_for,  # noqa: F821
-    test_who_could_not_be_looked_at_is_ended_all_the_same,  # noqa: F821
+    test_a_process_that_cannot_be_inspected_is_waited_for,  # noqa: F821
+    test_a_process_that_could_not_be_inspected_is_ended_anyway,  # noqa: F821
 )
 
 pytestmark = [pytest.mark.e2e, pytest.mark.ci]

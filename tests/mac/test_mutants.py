@@ -30,7 +30,7 @@ def metal_default_device_alone(patch):
 def no_cautious_share(patch):
     """A GPU that says nothing is taken to have nearly all of the memory."""
     patch.setattr(test_darwin.DarwinMemory, "device_limit", lambda self, total_bytes: (int(total_bytes * 0.9), ""))
-    return test_darwin.test_a_mac_that_shows_no_device_says_so
+    return test_darwin.test_a_mac_without_a_device_is_an_error
 
 
 def lines_of_metal_ignored(patch):
@@ -73,7 +73,7 @@ def system_error_of_psutil(patch):
             return ""
 
     patch.setattr(processes, "_mark", mark)
-    return lambda: test_processes.test_a_process_that_is_reaped_during_the_look_is_left_out(patch, new_cookie())
+    return lambda: test_processes.test_a_process_that_is_reaped_during_the_scan_is_skipped(patch, new_cookie())
 
 
 def statvfs_alone(patch):

@@ -1,6 +1,6 @@
-"""Plans as small readable documents: what the golden files hold. Run this file to write them anew.
+"""Plans as small readable documents: the content of the golden files. Run this file to write them again.
 
-A file is a runtime's; a document in it is a feature: what is asked, and what comes of it, without what every plan has.
+A file is a runtime's; a document in it is a feature: its spec, and the plan without the fields of every plan.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ PLACES: Final = MountPaths(
 
 
 def planned(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what comes of what a document asks."""
+    """Return the plan of a document's spec."""
     name = {"name": "chat", "namespace": "ns"}
     service = {"metadata": name, "spec": {"modelRef": "m", **document["service"]}}
     model = {"metadata": {"name": "m", "namespace": "ns"}, "spec": document["model"]}
@@ -36,7 +36,7 @@ def planned(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def written(plan: ContainerPlan) -> dict[str, Any]:
-    """Return a plan as a document: slots filled, what is empty left out."""
+    """Return a plan as a document: slots filled, empty fields left out."""
     resources = {key: _plain(value) for key, value in attrs.asdict(plan.resources, recurse=False).items()}
     default = {key: _plain(value) for key, value in attrs.asdict(Resources(), recurse=False).items()}
     document: dict[str, Any] = {
@@ -87,17 +87,17 @@ def _variable(variable: Mapping[str, Any]) -> str:
 
 
 def _probe(probe: Probe) -> str:
-    said = probe.manifest()
-    if ask := said.get("httpGet"):
+    read = probe.manifest()
+    if ask := read.get("httpGet"):
         how = f"GET {ask['path']} at {ask['port']}"
     else:
-        how = f"connect to {said['tcpSocket']['port']}" if "tcpSocket" in said else " ".join(said["exec"]["command"])
-    numbers = "every {periodSeconds} s, {timeoutSeconds} s each, {failureThreshold} failures".format(**said)
+        how = f"connect to {read['tcpSocket']['port']}" if "tcpSocket" in read else " ".join(read["exec"]["command"])
+    numbers = "every {periodSeconds} s, {timeoutSeconds} s each, {failureThreshold} failures".format(**read)
     return f"{how}, {numbers}"
 
 
 def main() -> None:
-    """Write every golden file anew from what it asks."""
+    """Write every golden file again from its specs."""
     for path in sorted(FOLDER.glob("*.yaml")):
         documents = [
             {**{key: document[key] for key in ("feature", "service", "model")}, "plan": planned(document)}

@@ -5,7 +5,7 @@ from llmkube.runtimes.allowances import Allowances, parse_allowances
 
 
 def test_an_owners_list_is_taken_by_exact_names():
-    """Flags and variables stand in it as written, and an owner who writes nothing allows nothing."""
+    """Flags and variables are listed as written, and an empty list allows nothing."""
     found = parse_allowances(["--lora", "-hf", "--fim-qwen-1.5b-default"], ["OMP_DISPLAY_ENV"], reserved=["--host"])
     assert found == Allowances(frozenset({"--lora", "-hf", "--fim-qwen-1.5b-default"}), frozenset({"OMP_DISPLAY_ENV"}))
     assert found
@@ -26,6 +26,6 @@ def test_an_owners_list_is_taken_by_exact_names():
     ],
 )
 def test_a_pattern_is_refused_with_its_setting(flags, variables, says):
-    """A family of names cannot be allowed, nor what LLMKube itself writes."""
+    """Neither a family of names nor a flag that LLMKube itself writes can be allowed."""
     with pytest.raises(UserError, match=f"^{says}"):
         parse_allowances(flags, variables, reserved=["--host"])

@@ -6,7 +6,7 @@ from llmkube.runtimes.plan import PlanError
 
 
 def test_a_default_of_ours_yields_to_the_user():
-    """What the user writes himself, in whatever spelling, is not written again."""
+    """A flag that the user writes, in any spelling, is not written again."""
     line = CommandLine(frozenset({"-tp"}))
     line.default("--tensor-parallel-size", "-tp", value=2)
     line.default("--host", value="::")
@@ -30,14 +30,14 @@ def test_a_default_of_ours_yields_to_the_user():
     ],
 )  # fmt: skip
 def test_a_block_of_options_is_written_by_its_table(block, flags, words, honoured):
-    """Each given field finds its flag; a switch that is off is said where the engine would have it on."""
+    """Each given field finds its flag; a switch that is off is written if the engine's default is on."""
     line = CommandLine()
     line.add_block(block, "spec.c", flags)
     assert (line.argv, line.honoured) == (words, honoured)
 
 
 def test_a_flag_is_found_in_either_form():
-    """`--a=1`, `--a 1` and `--a_b` are seen; numbers and values are not flags."""
+    """`--a=1`, `--a 1` and `--a_b` are found; numbers and values are not flags."""
     assert flags_in(["--a=1", "--b", "-1", "--c_d", "x"]) == {"--a", "--b", "--c-d"}
     with pytest.raises(PlanError, match=r"--port is controlled by spec\.containerPort"):
         refuse_owned(["--port=1"], {"--port": "spec.containerPort"})

@@ -10,12 +10,12 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "document"), CASES, ids=[f"{name}: {case['feature']}" for name, case in CASES])
-def test_a_plan_is_what_its_golden_file_says(name, document):
-    """Each feature of each runtime comes to the words, variables and probes that were read and approved."""
+def test_a_plan_equals_its_golden_file(name, document):
+    """Each feature of each runtime makes the reviewed arguments, variables and probes."""
     assert document["service"].get("runtime", "llamacpp") == name
     assert planned(document) == document["plan"]
 
 
 def test_every_runtime_has_golden_files():
-    """No runtime that runs in pods is without one."""
+    """Every runtime that runs in pods has one."""
     assert {name for name, _ in CASES} == set(BUILT_IN)

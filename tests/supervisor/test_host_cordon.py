@@ -1,4 +1,4 @@
-"""A file of the owner that is edited, broken and removed; `sim/test_cordon.py` has what follows from it."""
+"""A file of the owner that is edited, broken and removed; `sim/test_cordon.py` covers the consequences."""
 
 import datetime
 import os
@@ -10,7 +10,7 @@ NOON = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
 
 
 def test_a_file_that_breaks_changes_nothing(tmp_path):
-    """What was known stays, until the file is whole again, or gone."""
+    """The last valid content applies, until the file is valid again, or removed."""
     path = tmp_path / "cordon.json"
     host = HostCordon(CordonFile(path), lambda: NOON, frozenset({"metal"}), lambda: False, lambda: None)
     assert not host.look()

@@ -1,4 +1,4 @@
-"""The policies follow the programs: what an agent writes of a status, and whom they concern."""
+"""The policies match the programs: the status fields that an agent writes, and the accounts that they apply to."""
 
 import yaml
 
@@ -13,7 +13,7 @@ def by_end(kind="ValidatingAdmissionPolicy", system="sys"):
 
 
 def test_each_policy_is_bound_and_refuses():
-    """A policy without a binding, or one that only warns, would confine no host; one that errs lets nothing pass."""
+    """A policy without a binding, or one that only warns, confines no host; one with an error denies everything."""
     bindings = by_end("ValidatingAdmissionPolicyBinding")
     assert bindings.keys() == by_end().keys()
     for name, policy in by_end().items():
@@ -24,8 +24,8 @@ def test_each_policy_is_bound_and_refuses():
         assert ("paramRef" in binding) == ("paramKind" in policy["spec"])
 
 
-def test_they_concern_the_hosts_of_one_namespace():
-    """Hosts are told by their account's name; the account that all hosts share, and other namespaces, are not meant."""
+def test_they_apply_to_the_hosts_of_one_namespace():
+    """Hosts are identified by their account's name; their shared account and other namespaces are excluded."""
     for policy in by_end().values():
         (condition,) = policy["spec"]["matchConditions"]
         assert condition["expression"] == (
@@ -33,16 +33,16 @@ def test_they_concern_the_hosts_of_one_namespace():
         )
 
 
-def test_a_parameter_that_cannot_be_had_stops_no_other_writer():
-    """The server looks for parameters before it asks who writes: such a policy is about labelled objects alone."""
+def test_a_missing_parameter_blocks_no_other_writer():
+    """The server reads parameters before the requester: such a policy applies to labelled objects alone."""
     for name, policy in by_end().items():
         if "paramKind" in policy["spec"]:
             (asked,) = policy["spec"]["matchConstraints"]["objectSelector"]["matchExpressions"]
             assert asked == {"key": "inference.llmkube.dev/service", "operator": "Exists"}, name
 
 
-def test_what_agents_write_of_a_status_is_theirs():
-    """Each condition that agents state is in the policy of its kind."""
+def test_fields_that_agents_write_are_in_the_policy():
+    """Each condition that agents write is in the policy of its kind."""
     assert FETCHED in MODEL_CONDITIONS
     for name, types in (("inferenceservices-status", SERVICE_CONDITIONS), ("models-status", MODEL_CONDITIONS)):
         text = yaml.safe_dump(by_end()[name]["spec"]["validations"], width=10**6)

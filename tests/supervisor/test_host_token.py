@@ -1,4 +1,4 @@
-"""A host's token is replaced at half of its life by the wall clock; one that has ended is told once."""
+"""A host's token is replaced at half of its life by the wall clock; an expired one is reported once."""
 
 import base64
 import datetime
@@ -32,7 +32,7 @@ def token_of(issued, life=LIFE, subject="system:serviceaccount:sys:llmkube-agent
 
 
 class Server:
-    """Answers requests for tokens, or refuses them."""
+    """A server that issues tokens, or refuses them."""
 
     def __init__(self):
         self.asked = []
@@ -53,7 +53,7 @@ def server():
 
 @pytest.fixture
 async def renewal(server, tmp_path, autojump_clock):
-    """The task, with a token that has just been given."""
+    """The renewal task, with a token that has just been issued."""
     begun = trio.current_time()
     path = tmp_path / "host-0123456789ab.token"
     path.write_text(token_of(START + begun))
@@ -70,7 +70,7 @@ async def renewal(server, tmp_path, autojump_clock):
 
 
 async def test_a_token_is_replaced_at_half_of_its_life(server, renewal, autojump_clock):
-    """Not before, once, as a private file; and the new one in its turn."""
+    """Once at that time, as a private file; and the new one later in the same way."""
     path, _, monitor = renewal
     await trio.sleep(LIFE / 2 - 1)
     assert server.asked == []
@@ -87,7 +87,7 @@ async def test_a_token_is_replaced_at_half_of_its_life(server, renewal, autojump
 
 
 async def test_an_expired_token_is_reported_once_with_the_command(server, renewal, autojump_clock):
-    """The task goes on, says which command helps, and takes up what that command has left."""
+    """The task continues, names the command that helps, and uses the file that the command writes."""
     path, logs, monitor = renewal
     old = path.read_text()
     server.error = UnauthorizedError("x", code=401)
@@ -106,7 +106,7 @@ async def test_an_expired_token_is_reported_once_with_the_command(server, renewa
 
 
 async def test_a_failed_renewal_is_repeated(server, renewal, autojump_clock):
-    """A server that is away costs nothing but a line, and the next try succeeds."""
+    """A server that is away costs only a log line, and the next attempt succeeds."""
     path, logs, monitor = renewal
     server.error = ServerError("away", code=503)
     await trio.sleep(LIFE / 2 + 5 * RETRY_SECONDS)
@@ -121,7 +121,7 @@ async def test_a_failed_renewal_is_repeated(server, renewal, autojump_clock):
 
 
 async def test_an_answer_without_a_token_is_none(server):
-    """What a wrong server says never replaces a token."""
+    """An invalid response never replaces a token."""
 
     async def nonsense(*_, **__):
         await trio.lowlevel.checkpoint()
@@ -133,12 +133,12 @@ async def test_an_answer_without_a_token_is_none(server):
 
 
 @pytest.mark.parametrize("text", ["", "a", "a.b.c", "a.e30.c", token_of(0, subject="ann"), "a.bnVsbA.c"])
-def test_what_is_no_token_of_an_account_is_left_alone(text):
-    """It may be of another form: then only who wrote it can renew it."""
+def test_a_token_of_no_service_account_is_not_renewed(text):
+    """It may be of another form: then only its issuer can renew it."""
     assert read_token(text) is None
 
 
 def test_a_token_is_due_at_half_of_its_life():
-    """Also one of which the server has shortened the life."""
+    """Also one whose life the server has shortened."""
     token = HostToken("sys", "llmkube-agent-box", 100.0, 200.0)
     assert [token.is_due(now) for now in (100.0, 149.0, 150.0, 300.0)] == [False, False, True, True]

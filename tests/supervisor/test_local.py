@@ -1,4 +1,4 @@
-"""This machine as the agent finds it: its files, its journal, and what an earlier agent left."""
+"""This machine: its files, its journal, and the state of an earlier agent."""
 
 import threading
 from contextlib import asynccontextmanager
@@ -30,8 +30,8 @@ def model(source):
 
 
 @pytest.mark.parametrize("source", ["/models/x.gguf", f"/models/{'a' * 300}.gguf", "nonsense://x"])
-async def test_a_file_that_cannot_be_looked_at_is_not_here(tmp_path, monkeypatch, source):
-    """Whatever the look meets, a folder that it may not enter or a name that is too long, it is no error."""
+async def test_a_file_that_cannot_be_inspected_is_not_here(tmp_path, monkeypatch, source):
+    """A folder without access or a name that is too long is no error."""
 
     def lstat(path):
         raise PermissionError(13, "Permission denied", str(path))
@@ -44,8 +44,8 @@ async def test_a_file_that_cannot_be_looked_at_is_not_here(tmp_path, monkeypatch
         assert not has
 
 
-async def test_a_header_that_was_read_from_afar_is_believed_for_ten_minutes(tmp_path, monkeypatch, mock_clock):
-    """A retry does not ask again; later a file that was replaced is seen, and what nobody asks for is not kept."""
+async def test_a_remote_header_is_cached_for_ten_minutes(tmp_path, monkeypatch, mock_clock):
+    """A retry does not request it again; later a replaced file is seen, and unused headers are dropped."""
     asked = []
 
     async def read(source, **_):
@@ -63,7 +63,7 @@ async def test_a_header_that_was_read_from_afar_is_believed_for_ten_minutes(tmp_
         assert [source.identity for _, _, source in ports.weights._previews] == ["https://files.example/a.gguf"]
 
 
-async def test_a_dead_disk_of_models_holds_up_no_journal(tmp_path):
+async def test_a_dead_disk_of_models_blocks_no_journal(tmp_path):
     """However many files are being read from a disk that does not answer, an entry is written and removed."""
     over = threading.Event()
     async with opened(tmp_path) as ports:
@@ -82,8 +82,8 @@ async def test_a_dead_disk_of_models_holds_up_no_journal(tmp_path):
 @pytest.mark.parametrize(
     ("reads", "source"), [("read_header", "{}/m.gguf"), ("find_weights", "https://files.example/m.gguf")]
 )
-async def test_a_dead_disk_of_models_holds_up_no_end(tmp_path, monkeypatch, reads, source):
-    """Who waits for a file's header, or for the store's word of it, can be stopped while the disk does not answer."""
+async def test_a_dead_disk_of_models_blocks_no_stop(tmp_path, monkeypatch, reads, source):
+    """A task that waits for a file's header or for the store can be stopped while the disk does not answer."""
     (tmp_path / "m.gguf").write_bytes(b"GGUF")
     asked, over = trio.Event(), threading.Event()
 
@@ -107,8 +107,8 @@ async def test_a_dead_disk_of_models_holds_up_no_end(tmp_path, monkeypatch, read
     over.set()
 
 
-async def test_what_a_killed_agent_was_writing_is_removed(tmp_path):
-    """Drafts in the state directory, its journal and its notes are gone after the start; other files are not."""
+async def test_drafts_of_a_killed_agent_are_removed(tmp_path):
+    """Drafts in the state directory, its journal and its records are removed at the start; other files are not."""
     folders = (tmp_path, tmp_path / "journal" / "ns", tmp_path / "strays")
     for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)

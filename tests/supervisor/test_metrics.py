@@ -33,7 +33,7 @@ def scrape(agent):
 
 
 def test_figures_are_those_of_the_snapshot():
-    """Each service has its health, its restarts and the reason that it is in, and no other series."""
+    """Each service has its health, its restarts and its current reason, and no other series."""
     text = scrape(
         Agent(
             chat=ServiceView(
@@ -54,7 +54,6 @@ def test_figures_are_those_of_the_snapshot():
 
 
 def test_a_service_that_is_gone_leaves_no_series():
-    """A deleted service does not haunt the metrics."""
     agent = Agent(chat=ServiceView(Reason.LOADED))
     registry = agent_registry(agent.services)
     generate_latest(registry)
@@ -63,7 +62,7 @@ def test_a_service_that_is_gone_leaves_no_series():
 
 
 def test_downloads_are_exported_while_they_run():
-    """Each download has a series for what is known of it, and none for what is not, nor when it is over."""
+    """Each download has a series for each known figure while it runs."""
     running = {
         "https://h/a.gguf": Progress("downloading", 50, 100, 10.0, 5.0),
         "hf://o/r/b.gguf": Progress("resolving"),
@@ -81,7 +80,7 @@ def test_downloads_are_exported_while_they_run():
 
 
 def test_memory_is_exported_with_its_estimate_error():
-    """A host's budget and level, each service's estimate against what it holds, and every eviction can be read."""
+    """A host's budget and level, each service's estimate against its memory, and every eviction are exported."""
     gib = 1 << 30
     chat, new = Key("ns", "chat"), Key("ns", "new")
     need = Need(11 * gib, estimated_bytes=10 * gib)
@@ -105,13 +104,13 @@ def test_memory_is_exported_with_its_estimate_error():
     assert f'{prefix}evictions_skipped_total{{reason="cannot_help"}} 3.0' in text
 
 
-def test_a_host_that_nobody_looks_at_has_no_memory_series():
-    """Without a look at the host there is no figure that could be taken for one."""
+def test_a_host_without_samples_has_no_memory_series():
+    """Without a sample of the host there is no figure that could be taken for one."""
     assert "memory_budget" not in scrape(Agent())
 
 
 def test_power_is_exported_under_the_guides_names():
-    """A domain that was measured has a gauge of its own, and energy a counter; an old figure has none."""
+    """A measured domain has a gauge of its own, and energy a counter; an old figure has none."""
     seen = PowerView({"gpu": 31.5, "combined": 40.0}, {"gpu": 900.0})
     text = generate_latest(agent_registry(Agent().services, power=lambda: seen)).decode()
     assert "llmkube_metal_agent_apple_power_gpu_watts 31.5" in text
@@ -124,7 +123,7 @@ def test_power_is_exported_under_the_guides_names():
 
 
 async def test_a_source_that_dies_leaves_counters_and_no_gauge(autojump_clock):
-    """What a scrape sees: watts and joules per token while samples come, then the reason, and no frozen figure."""
+    """Scrapes have watts and joules per token while samples come, then the reason, and no frozen figure."""
 
     class Cpu:
         seconds = 0.0
@@ -170,7 +169,7 @@ def test_a_host_with_rapl_has_domains_as_labels():
 
 
 def test_the_credential_has_a_state_and_an_end():
-    """The end stands there only where it is known."""
+    """The expiry is exported only if it is known."""
 
     def shown(*args):
         return generate_latest(agent_registry(Agent().services, credential=lambda: HostCredential(*args))).decode()
@@ -183,7 +182,7 @@ def test_the_credential_has_a_state_and_an_end():
 
 
 def test_a_cordon_has_its_end_where_it_has_one():
-    """1 and the time while the owner has the host; no time without an end."""
+    """1 and the time while the host is cordoned; no time without an end."""
 
     def text(cordon):
         return generate_latest(agent_registry(Agent().services, cordon=lambda: cordon)).decode()

@@ -13,8 +13,8 @@ from llmkube.supervisor.values.host_addresses import NAMES_FOR_NODES, is_usable
 from llmkube.supervisor.values.ports import HostFacts
 
 
-async def test_this_machine_can_be_looked_at():
-    """A real look gives an own address or a problem, and never raises, whatever the network of the test is."""
+async def test_this_machine_can_be_scanned():
+    """A real query gives an own address or a problem, and never raises, in any network."""
     for server in ("https://127.0.0.1:6443", "https://192.0.2.1:6443", "https://[::1]:6443", "https://no-such.invalid"):
         host_address = await LocalNetwork(server).look()
         assert (host_address.address is None) == bool(host_address.problem)
@@ -23,7 +23,7 @@ async def test_this_machine_can_be_looked_at():
 
 
 async def test_an_address_that_cannot_be_read_is_unknown():
-    """Without a descriptor for the question nothing is known of the network, neither a loss nor a problem."""
+    """Without a descriptor for the query the network is unknown: neither lost nor a problem."""
     network = LocalNetwork("https://192.0.2.1:6443")
     with no_descriptors():
         assert await network.look() is None
@@ -31,7 +31,7 @@ async def test_an_address_that_cannot_be_read_is_unknown():
 
 
 def test_an_ipv6_address_that_stays_is_preferred(monkeypatch):
-    """The kernel is asked for an address that does not expire, in words that it understands."""
+    """The kernel gets a valid request for an address that does not expire."""
     if sys.platform not in network_module.STABLE_SOURCE:
         pytest.skip("this system is not known to take the wish")
     option, value = network_module.STABLE_SOURCE[sys.platform]
@@ -46,8 +46,8 @@ def test_an_ipv6_address_that_stays_is_preferred(monkeypatch):
     assert asked == [value]
 
 
-async def test_names_are_not_asked_for_with_every_look(monkeypatch):
-    """A look every few seconds does not ask the name servers every few seconds."""
+async def test_names_are_not_resolved_with_every_scan(monkeypatch):
+    """A scan every few seconds does not query the name servers every few seconds."""
     asked = []
 
     async def getaddrinfo(host, port, **_):
@@ -65,7 +65,7 @@ async def test_names_are_not_asked_for_with_every_look(monkeypatch):
 
 
 def test_this_machine_has_memory():
-    """The facts are those of a machine: some memory, and not more of it free than there is."""
+    """The facts are plausible: some memory, and not more free memory than that."""
     facts = host_facts()
     assert 0 < facts.free_bytes <= facts.total_bytes
 
@@ -78,7 +78,7 @@ def test_this_machine_has_memory():
         (lambda: {}["MemAvailable"], HostFacts()),
     ],
 )
-def test_the_facts_are_what_the_budget_is_made_of(monkeypatch, seen, facts):
-    """What the Lease says of the memory is what the agent samples, the container's limit included, or nothing."""
+def test_the_facts_have_the_memory_of_the_budget(monkeypatch, seen, facts):
+    """The Lease has the memory that the agent samples, the container's limit included, or nothing."""
     monkeypatch.setattr(network_module, "sample_here", seen)
     assert host_facts() == facts

@@ -19,7 +19,7 @@ REFUSED = UserError("no")
 
 
 class StatusManager:
-    """Collects what a service is told."""
+    """A recorder of a service's notifications."""
 
     def __init__(self, key):
         self.key = key
@@ -33,7 +33,7 @@ class StatusManager:
 
 
 class Book:
-    """A memory that was looked at, from which nothing was evicted."""
+    """A book with one memory sample and no evictions."""
 
     decision = Decision(Level.NORMAL)
 
@@ -45,7 +45,7 @@ class Book:
 
 
 class Runner:
-    """Counts the changes of the address."""
+    """A counter of address changes."""
 
     changes = 0
 
@@ -54,7 +54,7 @@ class Runner:
 
 
 def new_running():
-    """Two services, and what each is told."""
+    """Two services, and their notifications."""
     by_key = {key: RunningService(Mailbox(None), None, StatusManager(key), Runner()) for key in (CHAT, EMBED)}
     return RunningServices(Book(), by_key), SimpleNamespace(
         chat=by_key[CHAT].status_manager.notified, embed=by_key[EMBED].status_manager.notified
@@ -75,14 +75,14 @@ def new_running():
     ],
 )
 def test_every_service_is_notified_of_the_memory(decision, before, events):
-    """The level is always told; an Event is for a level that changed, and for what a person could do about it."""
+    """The level is always sent; an Event is for a level that changed, and for a problem that a person can fix."""
     running, notified = new_running()
     running.notify_memory(decision, before)
     assert notified.chat == notified.embed == [Facts.with_memory, *events]
 
 
 def test_unreturned_memory_is_reported_once_and_again_when_it_grows():
-    """Each service gets the Event; what becomes less is none."""
+    """Each service gets the Event; a decrease is none."""
     running, notified = new_running()
     for size in (0, 5, 5, 7, 6, 0):
         running.book.unreturned.size_bytes = size
@@ -92,7 +92,7 @@ def test_unreturned_memory_is_reported_once_and_again_when_it_grows():
 
 
 def test_an_eviction_is_reported_to_both_services():
-    """To the one that has to go, and to the one that it goes for."""
+    """To the victim, and to the service that it is evicted for."""
     running, notified = new_running()
     running.notify_evicted(EVICT)
     assert notified.chat == [Facts.with_eviction, Facts.with_memory]
@@ -100,7 +100,7 @@ def test_an_eviction_is_reported_to_both_services():
 
 
 def test_a_refused_object_is_reported_to_its_service():
-    """One that has ended hears nothing."""
+    """A stopped service is not notified."""
     running, notified = new_running()
     running.notify_refused(CHAT, Slot(Service, CHAT), REFUSED)
     running.notify_refused(Key("ns", "gone"), Slot(Service, CHAT), REFUSED)
@@ -108,7 +108,7 @@ def test_a_refused_object_is_reported_to_its_service():
 
 
 def test_the_host_changes_under_every_service():
-    """Another address is the runners' business, another engine program the planners'."""
+    """Another address is sent to the runners, another engine program to the planners."""
     running, _ = new_running()
     running.notify_address_changed()
     running.notify_engine_upgraded()

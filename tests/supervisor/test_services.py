@@ -29,14 +29,14 @@ class Known(dict):
 
 
 class Forgetful:
-    """A journal of which only the forgetting is used."""
+    """A journal of which only the removal is used."""
 
     async def remove(self, key):
         await trio.lowlevel.checkpoint()
 
 
 class Slow:
-    """Model files that nobody lives to see."""
+    """Model files that are never read in time."""
 
     async def has(self, model):
         await trio.sleep_forever()
@@ -92,8 +92,8 @@ async def test_a_service_that_goes_before_its_first_step_leaves_nothing():
     assert services.running.by_key == {}
 
 
-async def test_who_publishes_nothing_waits_for_nobody(autojump_clock):
-    """Where no endpoint is published its word is heard at once, also while another service's is still on its way."""
+async def test_a_service_without_an_endpoint_does_not_wait(autojump_clock):
+    """Without a published endpoint its status applies at once, even while another service's write is in progress."""
     services = new_services(None)
     services.applier.apply_nowait(Slot(InferenceService, Key("ns", "other"), "status"), {})
     async with trio.open_nursery() as nursery:
@@ -107,7 +107,7 @@ CHAT, EMBED = Key("ns", "chat"), Key("ns", "embed")
 
 
 async def test_a_service_is_taken_once_however_often_it_was_added():
-    """What was added before is one turn's work, and what is added after that is the next one's."""
+    """All additions before are one turn's work, and later ones are the next turn's."""
     queue = ServiceQueue()
     for key in (CHAT, EMBED, CHAT):
         queue.add(key)
@@ -118,7 +118,7 @@ async def test_a_service_is_taken_once_however_often_it_was_added():
 
 
 async def test_an_empty_queue_is_waited_for(autojump_clock):
-    """A turn begins when there is something to do."""
+    """A turn starts when there is work."""
     queue = ServiceQueue()
     with trio.move_on_after(1) as bound:
         await queue.take()

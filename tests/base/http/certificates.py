@@ -1,4 +1,4 @@
-"""Certificates that sign themselves, and TLS contexts with them."""
+"""Self-signed certificates, and TLS contexts with them."""
 
 import datetime
 import ssl

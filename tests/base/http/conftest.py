@@ -1,4 +1,4 @@
-"""Both ways to wait for sockets."""
+"""Both implementations of sockets."""
 
 import sys
 
@@ -9,7 +9,7 @@ from llmkube.base.http.hub import TrioSockets, open_sockets
 
 @pytest.fixture(params=["hub", "trio"])
 async def sockets(request):
-    """Both ways to wait for sockets; every test passes with either."""
+    """Both implementations of sockets; every test passes with either."""
     if request.param == "trio":
         yield TrioSockets()
     elif sys.platform == "linux":

@@ -1,4 +1,4 @@
-"""Bodies out of bytes, however the network cuts them."""
+"""Bodies parsed from bytes, at all boundaries of the network."""
 
 import pytest
 from hypothesis import given
@@ -29,7 +29,7 @@ BAD_CHUNKS = {
     positions=st.lists(st.integers(min_value=0, max_value=2**16), max_size=8),
 )
 def test_chunks_round_trip(chunks, after, positions):
-    """Any bytes in any chunks in any pieces come out whole, with what came after them set apart."""
+    """For all chunks and all pieces the body is read in full, and the bytes after it are separate."""
     wire = b"".join(b"%X\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n\r\n"
     decoder = ChunkedBody()
     payload = b"".join(decoder.feed(piece) for piece in cut(wire + after, positions))
@@ -38,7 +38,7 @@ def test_chunks_round_trip(chunks, after, positions):
 
 @pytest.mark.parametrize("data", BAD_CHUNKS.values(), ids=BAD_CHUNKS)
 def test_malformed_chunks_are_refused(data):
-    """Chunk framing that two parsers could read differently is refused by this one."""
+    """Chunk framing that two parsers could read differently is refused."""
     with pytest.raises(MalformedError):
         ChunkedBody().feed(data)
 
@@ -67,7 +67,7 @@ def test_the_end_of_the_stream_is_clean_only_at_the_end_of_the_body(decoder, dat
 
 
 def find_end(pieces):
-    """Where a body in these pieces ends, counted from its beginning; None if it does not, or "refused"."""
+    """Return the offset of a body's end in these pieces; None if it does not end, or "refused"."""
     finder, before = ChunkedEndFinder(), 0
     try:
         for piece in pieces:
@@ -86,16 +86,16 @@ def find_end(pieces):
     after=st.binary(max_size=10),
     positions=st.lists(st.integers(min_value=0, max_value=2**16), max_size=8),
 )
-def test_the_end_of_chunks_is_found_without_taking_them_apart(chunks, extension, trailers, after, positions):
-    """Any bytes in any chunks in any pieces: the end is where it is."""
+def test_the_end_of_chunks_is_found_without_decoding(chunks, extension, trailers, after, positions):
+    """For all chunks and all pieces the end is at its offset."""
     wire = b"".join(b"%X%b\r\n%b\r\n" % (len(chunk), extension, chunk) for chunk in chunks)
     wire += b"0\r\n" + trailers + b"\r\n"
     assert find_end(cut(wire + after, positions)) == len(wire)
 
 
 @pytest.mark.parametrize("data", BAD_CHUNKS.values(), ids=BAD_CHUNKS)
-def test_what_finds_the_end_refuses_malformed_chunks(data):
-    """Framing that this proxy's client could read differently does not pass."""
+def test_the_search_for_the_end_refuses_malformed_chunks(data):
+    """Framing that this proxy's client could read differently is not passed on."""
     assert find_end([data]) == "refused"
     assert find_end([data[i : i + 1] for i in range(len(data))]) == "refused"
 
@@ -105,8 +105,8 @@ def test_what_finds_the_end_refuses_malformed_chunks(data):
     noise=st.binary(max_size=2),
     positions=st.lists(st.integers(min_value=0, max_value=2**16), max_size=4),
 )
-def test_what_passes_is_read_alike_by_a_parser(at, noise, positions):
-    """Whatever this finds an end in, llhttp reads, and ends at the same byte."""
+def test_passed_bytes_are_read_alike_by_a_parser(at, noise, positions):
+    """A body whose end is found here is read by llhttp, and ends at the same byte."""
     wire = b"3\r\nabc\r\n10;x=y\r\n0123456789abcdef\r\n0\r\nTrailer: 1\r\n\r\nNEXT"
     broken = wire[:at] + noise + wire[at + len(noise) :]
     end = find_end(cut(broken, positions))

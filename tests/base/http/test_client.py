@@ -1,4 +1,4 @@
-"""The pooled client: what it believes of a peer, and which connections it keeps."""
+"""The pooled client: the responses that it accepts, and the connections that it keeps."""
 
 from contextlib import suppress
 
@@ -20,7 +20,7 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 
 async def ask(*scripts, method="GET", times=1, **kwargs):
-    """The answers of a scripted peer to the same request, and how many connections that took."""
+    """Return a scripted peer's responses to the same request, and the number of connections."""
     peer = Peer(*scripts)
     async with trio.open_nursery() as nursery:
         await nursery.start(peer.run)
@@ -46,7 +46,7 @@ async def failure(*scripts, method="GET", **kwargs):
 
 
 async def test_a_request_on_the_wire():
-    """A request carries Host and its own framing, whatever the caller put there."""
+    """A request has Host and its own framing, even if the caller passed others."""
     listener = MemoryListener()
     seen = []
 
@@ -78,14 +78,14 @@ async def test_a_request_on_the_wire():
     ids=["length", "chunks", "trailers", "no body", "interim answers", "close", "HTTP/1.0", "surplus bytes"],
 )
 async def test_clean_answers_keep_the_connection(wire, body, connections):
-    """A connection serves again after an answer that ended cleanly and alone, and after no other."""
+    """A connection is used again after a response that ended cleanly and alone, and after no other."""
     got, used = await ask(answers(wire, wire, then_hang=True), answers(wire, then_hang=True), times=2)
     assert [answer.body for answer in got] == [body, body]
     assert used == connections
 
 
 async def test_the_end_of_the_connection_can_be_the_end_of_the_body():
-    """A body without a length lasts until the connection ends, which is a clean end."""
+    """A body without a length ends with the connection, which is a clean end."""
     got, _ = await ask(answers(b"HTTP/1.1 200 OK\r\n\r\nto the|end"))
     assert got[0].body == b"to theend"
 
@@ -119,7 +119,7 @@ async def test_head_has_no_body():
     ],
 )
 async def test_bad_answers_are_errors_that_name_the_peer(wire, error):
-    """An answer that is broken off, malformed or too large is an error of the world that names the peer."""
+    """A response that is truncated, malformed or too large is an environment error that names the peer."""
     caught = await failure(answers(wire), max_body_bytes=20)
     assert type(caught) is error or (error is ConnectionLostError and isinstance(caught, ConnectionLostError))
     assert "engine:8080" in str(caught)
@@ -127,7 +127,7 @@ async def test_bad_answers_are_errors_that_name_the_peer(wire, error):
 
 
 async def test_no_connection_is_an_error_of_its_own():
-    """A refused connection says where it was refused."""
+    """A refused connection names the address."""
     caught = await failure(None)
     assert isinstance(caught, ConnectError)
     assert "cannot connect to engine:8080: [Errno 111] Connection refused" in str(caught)
@@ -135,19 +135,19 @@ async def test_no_connection_is_an_error_of_its_own():
 
 @pytest.mark.parametrize("url", ["https://h/", "h:1/x", "http:///x", "http://user:pw@h/", "/x"])
 async def test_only_plain_http_urls(url):
-    """A URL that this client cannot serve is a bug of the caller, not an attempt."""
+    """A URL that this client does not support is a bug of the caller, and makes no connection."""
     with pytest.raises(ValueError, match="not a plain http URL"):
         await HttpClient().request("GET", url)
 
 
 async def test_a_stale_connection_is_replaced_once():
-    """A pooled connection that the peer has closed meanwhile costs the caller nothing."""
+    """A pooled connection that the peer has closed is replaced without an error."""
     got, used = await ask(answers(OK), answers(OK), times=2)
     assert ([answer.body for answer in got], used) == ([b"ok", b"ok"], 2)
 
 
 async def test_a_stale_connection_is_not_replaced_for_ever():
-    """When the fresh connection breaks off as well, that is the answer."""
+    """When the new connection breaks as well, its error is raised."""
     peer = Peer(answers(OK), answers(b""), answers(OK))
     async with trio.open_nursery() as nursery:
         await nursery.start(peer.run)
@@ -159,8 +159,8 @@ async def test_a_stale_connection_is_not_replaced_for_ever():
         nursery.cancel_scope.cancel()
 
 
-async def test_an_answer_that_has_begun_is_never_asked_for_again():
-    """Once a byte of the answer came, a break-off on a pooled connection is an error, not a second request."""
+async def test_a_started_response_is_never_requested_again():
+    """Once a byte of the response came, a broken pooled connection is an error, not a second request."""
     peer = Peer(answers(OK, b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nok"), answers(OK))
     async with trio.open_nursery() as nursery:
         await nursery.start(peer.run)
@@ -171,8 +171,8 @@ async def test_an_answer_that_has_begun_is_never_asked_for_again():
         nursery.cancel_scope.cancel()
 
 
-async def test_idle_connections_age(autojump_clock):
-    """A connection that was idle for longer than its age is closed and not used again."""
+async def test_idle_connections_expire(autojump_clock):
+    """A connection that was idle for longer than the limit is closed and not used again."""
     peer = Peer(answers(OK, OK, OK, then_hang=True), answers(OK, then_hang=True))
     async with trio.open_nursery() as nursery:
         await nursery.start(peer.run)
@@ -187,7 +187,7 @@ async def test_idle_connections_age(autojump_clock):
 
 
 async def test_the_pool_is_bounded():
-    """Of many connections used at once only so many are kept, per origin and in all; the others are closed."""
+    """Of many concurrent connections only a limited number is kept, per origin and in all; the others are closed."""
     listener = MemoryListener()
     client = HttpClient(listener.connect, max_idle_per_origin=2, max_idle=3)
     barrier = trio.Event()
@@ -213,7 +213,7 @@ async def test_the_pool_is_bounded():
 
 @pytest.mark.parametrize("way", ["break", "raise", "cancel"])
 async def test_a_stream_left_early_closes_its_connection(way):
-    """Leaving a stream before its end, however, tells the peer at once and keeps nothing."""
+    """Leaving a stream before its end closes its connection at once and keeps nothing."""
     peer_saw_end = trio.Event()
 
     async def endless(stream):
@@ -243,7 +243,7 @@ async def test_a_stream_left_early_closes_its_connection(way):
 
 
 async def test_a_cancelled_wait_for_the_head_closes_its_connection():
-    """A caller that is cancelled while the answer is awaited ends the connection."""
+    """A caller that is cancelled while it waits for the response closes the connection."""
     peer_saw_end, caller = trio.Event(), trio.CancelScope()
 
     async def silent(stream):
@@ -263,7 +263,7 @@ async def test_a_cancelled_wait_for_the_head_closes_its_connection():
 
 
 async def test_pieces_arrive_as_they_are_sent():
-    """A piece of a streamed answer is handed out before the peer has made the next."""
+    """A piece of a streamed response is delivered before the peer has made the next."""
     first_seen = trio.Event()
 
     async def handler(exchange):
@@ -286,7 +286,7 @@ async def test_pieces_arrive_as_they_are_sent():
 
 
 async def test_an_answer_to_an_unfinished_request_is_read():
-    """A peer that refuses a large body half-way has its refusal read, and the connection is not used again."""
+    """The refusal of a large body is read in the middle of the upload, and the connection is not used again."""
     mine, theirs = trio.testing.memory_stream_pair()
 
     async def connect(host, port):
@@ -299,8 +299,8 @@ async def test_an_answer_to_an_unfinished_request_is_read():
     assert not list(client.pool)
 
 
-async def test_late_words_on_an_idle_connection_are_not_an_answer():
-    """What a peer says on an idle connection (a time-out notice, or its end) is not taken for the next answer."""
+async def test_late_bytes_on_an_idle_connection_are_not_a_response():
+    """Bytes on an idle connection (a time-out notice, or its end) are not taken for the next response."""
     opened = []
     late = b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\n\r\n"
 
@@ -331,7 +331,7 @@ WIRES = {
 
 
 async def outcome(pieces):
-    """What the client makes of an answer that comes in these pieces."""
+    """Return the client's result for a response that comes in these pieces."""
     mine, theirs = trio.testing.memory_stream_pair()
 
     async def send():
@@ -354,7 +354,7 @@ async def outcome(pieces):
 
 @pytest.mark.parametrize("wire", WIRES.values(), ids=WIRES)
 def test_an_answer_cut_at_any_byte_is_the_same(wire):
-    """An answer cut in two at any byte is read as in one piece."""
+    """A response cut in two at any byte is read as in one piece."""
     whole = trio.run(outcome, [wire])
     for position in range(1, len(wire)):
         assert trio.run(outcome, [wire[:position], wire[position:]]) == whole
@@ -362,12 +362,11 @@ def test_an_answer_cut_at_any_byte_is_the_same(wire):
 
 @given(wire=st.sampled_from(list(WIRES.values())), positions=st.lists(st.integers(1, 200), max_size=9))
 def test_an_answer_in_any_pieces_is_the_same(wire, positions):
-    """An answer in any pieces is read as in one piece."""
     assert trio.run(outcome, cut(wire, positions)) == trio.run(outcome, [wire])
 
 
 async def test_client_and_server_understand_each_other():
-    """Our client and our server agree on one connection in memory, request after request."""
+    """Our client and our server work together on one connection in memory, request after request."""
     mine, theirs = trio.testing.memory_stream_pair()
 
     async with trio.open_nursery() as nursery:
@@ -379,7 +378,7 @@ async def test_client_and_server_understand_each_other():
 
 
 async def receive_into_small(answer, *, piece, room):
-    """Play an answer in pieces of some size; return its status, and the body as it came into small buffers."""
+    """Play a response in pieces of some size; return its status, and the body as it came into small buffers."""
     listener, body = MemoryListener(), bytearray()
 
     async def play():
@@ -415,11 +414,11 @@ async def receive_into_small(answer, *, piece, room):
     ],
 )
 async def test_a_body_goes_into_a_buffer_however_it_is_cut(head, wire, keeps, piece, room):
-    """Length, chunks or the end of the connection frame it; pieces of the network and of the reader do not show."""
+    """For a body framed by length, chunks or the end of the connection, pieces of network and reader do not matter."""
     answer = b"HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 200 OK\r\n" + head + b"\r\n\r\n" + wire
     status, body, kept = await receive_into_small(answer, piece=piece, room=room)
     assert (status, body) == (200, b"0123456789")
-    assert kept == keeps or wire.endswith(b"more")  # a surplus that comes late is found by the pool
+    assert kept == keeps or wire.endswith(b"more")  # excess bytes that come late are found by the pool
 
 
 async def test_no_body_goes_into_a_buffer():
@@ -442,7 +441,7 @@ async def test_no_body_goes_into_a_buffer():
         (b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 300, ProtocolError, "more than 256 headers"),
     ],
 )
-async def test_a_body_that_is_none_fills_no_buffer(answer, error, says):
-    """What breaks off or is no HTTP is an error that says so, whatever has come before."""
+async def test_an_invalid_body_is_an_error_in_a_buffer(answer, error, says):
+    """A truncated or invalid response is an error, after any number of valid bytes."""
     with pytest.RaisesGroup(pytest.RaisesExc(error, match=says), flatten_subgroups=True):
         await receive_into_small(answer, piece=None, room=64)

@@ -1,4 +1,4 @@
-"""How connections are made, over streams that a script answers; TLS itself is shown by tests/k8s/auth."""
+"""Connections over scripted streams; tests/k8s/auth covers TLS itself."""
 
 import ast
 import base64
@@ -18,7 +18,7 @@ ASKED = b"CONNECT api.example:6443 HTTP/1.1\r\nHost: api.example:6443\r\n"
 
 
 async def tunnel(answer, url="http://proxy:3128", *, pieces=1):
-    """What a proxy is asked, and the stream that comes of its answer."""
+    """Return the request to the proxy, and the stream after its response."""
     mine, proxy = trio.testing.memory_stream_pair()
     asked = b""
 
@@ -40,15 +40,15 @@ async def tunnel(answer, url="http://proxy:3128", *, pieces=1):
 
 @pytest.mark.parametrize("pieces", [1, 20])
 async def test_a_tunnel_through_a_proxy(pieces):
-    """After the proxy's answer the stream is the server's."""
+    """After the proxy's response the stream is the server's."""
     asked, stream, proxy = await tunnel(b"HTTP/1.1 200 Connection established\r\nVia: x\r\n\r\n", pieces=pieces)
     assert asked == ASKED + b"\r\n"
     await proxy.send_all(b"hello")
     assert await stream.receive_some() == b"hello"
 
 
-async def test_a_proxy_is_told_who_asks():
-    """User and password of its URL go to the proxy, with their escapes undone."""
+async def test_a_proxy_gets_the_credentials():
+    """User and password of its URL are sent to the proxy, with their escapes decoded."""
     asked, _, _ = await tunnel(b"HTTP/1.1 200 OK\r\n\r\n", "http://me:p%40ss@proxy")
     assert asked == ASKED + b"Proxy-Authorization: Basic " + base64.b64encode(b"me:p@ss") + b"\r\n\r\n"
 
@@ -62,7 +62,7 @@ async def test_a_proxy_is_told_who_asks():
         (b"", "closed the connection"),
     ],
 )
-async def test_a_proxy_that_lets_no_one_through(answer, why):
+async def test_a_proxy_that_refuses(answer, why):
     """The error names the proxy and no password, and the connection is closed."""
 
     def names_the_proxy(error):
@@ -73,7 +73,7 @@ async def test_a_proxy_that_lets_no_one_through(answer, why):
 
 
 def test_one_module_dials():
-    """Every connection of a program begins in `dial`; a proxy, a hub or a test stands in for it there."""
+    """Every connection of a program starts in `dial`; a proxy, a hub or a test replaces it there."""
     dialling = set()
     for path in SOURCES.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -83,7 +83,7 @@ def test_one_module_dials():
 
 
 @pytest.mark.parametrize(
-    ("number", "said"),
+    ("number", "reason"),
     [
         (errno.ECONNREFUSED, "connection refused: nothing listens there"),
         (errno.ETIMEDOUT, "no answer: it is off, or a firewall drops the packets"),
@@ -91,21 +91,21 @@ def test_one_module_dials():
         (errno.ENETUNREACH, "unreachable: this machine has no route to it"),
     ],
 )
-def test_each_address_says_why_it_did_not_answer(number, said):
-    """What a user reads names each address with its own reason, and not that all attempts have failed."""
+def test_each_address_has_its_reason(number, reason):
+    """The message names each address with its own reason, and not only that all attempts have failed."""
     tried = [OSError(number, f"Error connecting to ('{address}', 1): x") for address in ("192.0.2.1", "192.0.2.2")]
     error = OSError("all attempts to connect failed")
     error.__cause__ = ExceptionGroup("tried", tried)
-    assert connect_failure(error) == f"192.0.2.1: {said}; 192.0.2.2: {said}"
+    assert connect_failure(error) == f"192.0.2.1: {reason}; 192.0.2.2: {reason}"
 
 
 async def test_a_port_where_nothing_listens_is_named():
-    """A real refusal: the address and the reason, with the number of the error below it for who looks."""
+    """A real refusal: the address and the reason, with the error number in the cause."""
     with pytest.raises(OSError, match=r"^127\.0\.0\.1: connection refused: nothing listens there$") as caught:
         await dial("127.0.0.1", 1)
     assert isinstance(caught.value.__cause__, ExceptionGroup)
 
 
 def test_an_error_without_addresses_stays_as_it_is():
-    """A name that does not resolve has no address to speak of."""
+    """A name that does not resolve has no address."""
     assert connect_failure(OSError("no such name")) == "no such name"

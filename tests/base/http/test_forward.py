@@ -1,4 +1,4 @@
-"""A proxy's data path: what passes as it is, what is framed anew, and what never passes as a whole."""
+"""A proxy's data path: unchanged bytes, changed framing, and bodies that are never buffered."""
 
 import pytest
 import structlog.testing
@@ -16,7 +16,7 @@ CHUNKS = b"3;x=y\r\none\r\n3\r\ntwo\r\n0\r\nT: 1\r\n\r\n"
 
 
 async def pass_through(answer, request=POST % 1, *, pieces=1, end=True):
-    """What the engine is asked, what the client gets of this answer, and whether the engine's connection is kept."""
+    """Return the engine's request, the client's response, and whether the engine's connection is kept."""
     client, front = trio.testing.memory_stream_pair()
     back, engine = trio.testing.memory_stream_pair()
     asked = b""
@@ -54,7 +54,7 @@ async def pass_through(answer, request=POST % 1, *, pieces=1, end=True):
 
 
 async def test_a_request_on_its_way():
-    """The lines of this hop stay, the others pass; the target loses its host, and the engine's name is in `Host`."""
+    """Hop-by-hop lines are dropped, the others pass; the target loses its host, and the engine's name is in `Host`."""
     asked, _, _ = await pass_through(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
     assert asked == b"POST /a?b HTTP/1.1\r\nHost: engine:1\r\nX-End: 2\r\nContent-Length: 2\r\n\r\nhi"
 
@@ -70,7 +70,7 @@ async def test_a_request_on_its_way():
     ids=["length", "chunks", "empty"],
 )
 async def test_an_answer_passes_in_its_own_framing(pieces, answer, received):
-    """However the network cut it; and both connections are kept."""
+    """At all boundaries of the network; and both connections are kept."""
     _, seen, kept = await pass_through(b"HTTP/1.1 200 OK\r\n" + answer, pieces=pieces, end=False)
     assert (seen, kept) == (b"HTTP/1.1 200 OK\r\n" + received, True)
 
@@ -85,8 +85,8 @@ async def test_an_answer_passes_in_its_own_framing(pieces, answer, received):
     ],
     ids=["chunks for HTTP/1.0", "no length for HTTP/1.0", "no length", "HEAD"],
 )
-async def test_what_a_client_cannot_read_is_framed_anew(request_bytes, answer, body):
-    """A client gets the body in a framing that it knows."""
+async def test_an_unsupported_framing_is_replaced(request_bytes, answer, body):
+    """A client gets the body in a framing that it supports."""
     _, seen, _ = await pass_through(b"HTTP/1.1 200 OK\r\n" + answer, request_bytes)
     head, _, rest = seen.partition(b"\r\n\r\n")
     assert (head.startswith(b"HTTP/1.1 200 OK"), rest) == (True, body)
@@ -103,7 +103,7 @@ async def test_what_a_client_cannot_read_is_framed_anew(request_bytes, answer, b
     ids=["length", "chunks", "no last line", "malformed"],
 )
 async def test_half_an_answer_has_no_clean_end(answer):
-    """The client's connection breaks off, so that it takes no half for a whole."""
+    """The client's connection breaks, so that a partial response is not taken for a whole one."""
     _, seen, kept = await pass_through(b"HTTP/1.1 200 OK\r\n" + answer)
     assert not seen.endswith(b"0\r\n\r\n")
     assert not kept
@@ -112,15 +112,15 @@ async def test_half_an_answer_has_no_clean_end(answer):
 @pytest.mark.parametrize(
     "answer", [b"Content-Length: 3\r\n\r\noneHTTP/1.1", b"Transfer-Encoding: chunked\r\n\r\n" + CHUNKS + b"more"]
 )
-async def test_what_comes_after_an_answer_is_no_part_of_it(answer):
-    """It is not passed on, and the connection that it came over carries no other request."""
+async def test_bytes_after_a_response_are_not_part_of_it(answer):
+    """It is not passed on, and its connection is not used for another request."""
     _, seen, kept = await pass_through(b"HTTP/1.1 200 OK\r\n" + answer, end=False)
     assert seen.endswith((b"\r\n\r\none", CHUNKS))
     assert not kept
 
 
 async def test_a_connection_that_the_engine_ends_is_not_kept():
-    """`Connection: close` is a word of one hop: the client may go on."""
+    """`Connection: close` applies to one hop: the client may continue."""
     answer = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 3\r\n\r\none"
     _, seen, kept = await pass_through(answer)
     assert (b"close" in seen, kept) == (False, False)

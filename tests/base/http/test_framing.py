@@ -1,7 +1,7 @@
-"""Mutated requests in any pieces: what the handler gets is what another parser (h11) reads, and every answer is one.
+"""Mutated requests in all pieces: the handler gets the requests that h11 reads, and each response is valid.
 
-Where two parsers of one connection disagree on where a request ends, an attacker hides a second one in the first. So
-whatever this server understands of a broken stream, h11 has to understand alike; it may refuse more, and so may we.
+If two parsers of one connection disagree on the end of a request, an attacker hides a second one in the first. So
+all requests that this server reads from a broken stream, h11 has to read alike; either may refuse more.
 """
 
 import random
@@ -38,7 +38,7 @@ LIMITS = Limits(linger_seconds=0)
 
 
 def mutate(data, rng):
-    """A stream with a few things deleted, put in, doubled or changed."""
+    """A stream with some bytes deleted, inserted, doubled or changed."""
     for _ in range(rng.choice([0, 1, 1, 1, 2, 3])):
         at, length = rng.randrange(len(data)), rng.randrange(1, 8)
         match rng.randrange(4):
@@ -55,7 +55,7 @@ def mutate(data, rng):
 
 
 async def serve(pieces):
-    """The requests that a handler gets of these pieces, and what the client gets."""
+    """Return the handler's requests for these pieces, and the client's bytes."""
     taken = []
 
     async def handler(exchange: Exchange) -> None:
@@ -68,7 +68,7 @@ async def serve(pieces):
 
 
 def read_with_h11(data):
-    """The requests that h11 reads before it refuses something, or the data ends, or a connection would."""
+    """Return the requests that h11 reads before it refuses the data, or the data or the connection ends."""
     server, taken = h11.Connection(h11.SERVER, max_incomplete_event_size=LIMITS.max_head_bytes), []
     server.receive_data(data)
     try:
@@ -90,7 +90,7 @@ def read_with_h11(data):
 
 
 def statuses(received):
-    """The statuses of the answers that a client reads; the stream has nothing else in it."""
+    """Return the statuses of the responses that a client reads; the stream contains nothing else."""
     client, found = h11.Connection(h11.CLIENT), []
     while received:
         client.send(h11.Request(method="GET", target="/", headers=[("Host", "h")]))
@@ -126,7 +126,7 @@ def play(seed):
 
 @pytest.mark.parametrize("seed", range(MUTATIONS // 100))
 def test_a_mutated_stream_is_read_as_another_parser_reads_it(seed):
-    """Whatever is broken about it, no request comes out of it that another parser does not see."""
+    """No request comes out of a broken stream that another parser does not see."""
     play(seed)
 
 
@@ -139,14 +139,14 @@ BUGS = {
 @pytest.mark.soak
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_deliberate_bug_is_caught(bug, monkeypatch):
-    """A server that frames requests otherwise does not get through a hundred streams."""
+    """A server that frames requests differently does not get through a hundred streams."""
     monkeypatch.setattr(connection, "request_body", BUGS[bug])
     with pytest.raises(AssertionError):
         play(1)
 
 
-def test_streams_that_nothing_is_wrong_with_are_read_whole():
-    """The test above is about something: without a mutation every request is taken, by both."""
+def test_valid_streams_are_read_in_full():
+    """The test above is effective: without a mutation both read every request."""
     data = b"".join(REQUESTS)
     taken, received = trio.run(serve, [data])
     assert taken == read_with_h11(data)

@@ -1,4 +1,4 @@
-"""Heads out of bytes, however the network cuts them."""
+"""Heads parsed from bytes, at all boundaries of the network."""
 
 import httptools
 import pytest
@@ -79,7 +79,7 @@ GOOD_REQUESTS = {
 
 
 def parse(pieces, limits=SMALL):
-    """What becomes of a request that comes in these pieces: head, body and the rest, or the refusal's status."""
+    """Return the result of a request in these pieces: head, body and the rest, or the refusal's status."""
     reader = HeadReader(httptools.HttpRequestParser, limits)
     head, decoder, body, rest = None, None, b"", b""
     try:
@@ -108,7 +108,7 @@ def test_malformed_requests_are_refused(data, status):
 
 
 def test_good_requests_are_understood():
-    """Head, body and the first bytes of the next request come out exactly."""
+    """Head, body and the first bytes of the next request are exact."""
     head, body, rest = parse([GOOD_REQUESTS["in chunks"]])
     assert head == RequestHead(head.headers, keep_alive=True, chunked=True, method="POST", target="/", version="1.1")
     assert (body, rest) == (b"a\r\nbcde", b"GET /next")
@@ -118,14 +118,14 @@ def test_good_requests_are_understood():
 
 
 @pytest.mark.parametrize("name", ["wish to upgrade", "wish to upgrade in chunks"])
-def test_a_wish_to_upgrade_does_not_hide_the_body(name):
-    """A client that offers h2c with its POST (Java's does) is served plainly, body and all."""
+def test_an_upgrade_offer_does_not_hide_the_body(name):
+    """A client that offers h2c with its POST (as Java's does) gets a plain response, body and all."""
     assert parse([GOOD_REQUESTS[name]])[1:] == (b"ab", b"NEXT")
 
 
 @pytest.mark.parametrize("data", GOOD_REQUESTS.values(), ids=GOOD_REQUESTS)
 def test_one_cut_anywhere_changes_nothing(data):
-    """A request cut in two at any byte means the same as in one piece."""
+    """A request cut in two at any byte is read as in one piece."""
     whole = parse([data])
     assert whole[2] != "incomplete"
     assert all(parse([data[:i], data[i:]]) == whole for i in range(len(data) + 1))
@@ -136,7 +136,7 @@ def test_one_cut_anywhere_changes_nothing(data):
     positions=st.lists(st.integers(min_value=0, max_value=2**16), max_size=8),
 )
 def test_many_cuts_change_nothing(data, positions):
-    """A request, good or bad, means the same in any pieces."""
+    """A request, valid or not, is read alike in all pieces."""
     assert parse(cut(data, positions)) == parse([data])
 
 
@@ -157,7 +157,7 @@ def test_many_cuts_change_nothing(data, positions):
     ],
 )
 def test_answers_are_framed(method, head, kind, keep_alive):
-    """The framing of an answer follows from its head and the request's method."""
+    """The framing of a response follows from its head and the request's method."""
     reader = HeadReader(httptools.HttpResponseParser, Limits())
     assert reader.feed(head + b"\r\n\r\nrest") == b"rest"
     answer = reader.response()
@@ -181,7 +181,7 @@ def test_answers_are_framed(method, head, kind, keep_alive):
     ],
 )
 def test_malformed_answers_are_refused(head):
-    """An answer that cannot be framed without doubt is refused."""
+    """A response with ambiguous framing is refused."""
     reader = HeadReader(httptools.HttpResponseParser, Limits())
 
     def read():
@@ -196,7 +196,7 @@ def test_malformed_answers_are_refused(head):
     "interim", [b"", b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" * 2]
 )
 def test_interim_answers_are_skipped(interim):
-    """The final head and what follows it are found, wherever the network cut the bytes."""
+    """The final head and the bytes after it are found, at all boundaries of the network."""
     data = interim + b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc"
     for cut_at in range(len(data) - 3):
         reader = FinalHeadReader(Limits())
@@ -207,7 +207,7 @@ def test_interim_answers_are_skipped(interim):
 
 @pytest.mark.parametrize("lines", [b"", b"Upgrade: x\r\n", b"Connection: upgrade\r\nUpgrade: x\r\n"])
 def test_an_answer_that_leaves_http_is_refused(lines):
-    """A server may not switch to a protocol that the request did not ask for."""
+    """A server may not switch to a protocol that the request did not offer."""
     with pytest.raises(MalformedError):
         FinalHeadReader(Limits()).feed(b"HTTP/1.1 101 Switching Protocols\r\n" + lines + b"\r\n")
 
@@ -239,13 +239,13 @@ ENDS = st.sampled_from([b"\r\n"] * 9 + [b"\n"])
 
 @st.composite
 def heads(draw):
-    """A request's head, or something like one, and what may come after it."""
+    """A request's head, or something like one, and bytes that may follow it."""
     lines = [b"POST /x HTTP/1.1", b"Host: a", *draw(st.lists(LINES, max_size=5))]
     return b"".join(line + draw(ENDS) for line in lines) + b"\r\n" + draw(st.sampled_from([b"", b"abc", b"\r\n\r\n"]))
 
 
 def read_head(data):
-    """What a reader makes of a head."""
+    """Return a reader's result for a head."""
     reader = HeadReader.for_requests(SMALL)
     try:
         rest = reader.feed(data)
@@ -255,7 +255,7 @@ def read_head(data):
 
 
 def seen(head):
-    """Everything that anybody reads of a head."""
+    """Return all properties of a head."""
     return (
         head.method, head.target, head.path, head.version, head.keep_alive, head.length, head.chunked,
         list(head.headers), dict(head.joined), head.end_to_end, head.expectations, head.request_line,
@@ -263,8 +263,8 @@ def seen(head):
 
 
 @given(st.lists(heads(), min_size=1, max_size=8))
-def test_a_head_from_memory_is_what_a_reader_makes_of_it(data):
-    """Whatever came before, and whatever only its length has in common with it: the same head, or none for a reader."""
+def test_a_cached_head_equals_a_parsed_one(data):
+    """After any earlier head, and one with only its length in common: the same head, or none for a reader."""
     memory = HeadCache(SMALL, read_request)
 
     def remember(one):
@@ -277,7 +277,7 @@ def test_a_head_from_memory_is_what_a_reader_makes_of_it(data):
     assert [remember(one) for one in [*data, *data]] == [read_head(one) for one in [*data, *data]]
 
 
-def test_heads_that_differ_in_their_length_share_what_was_made_of_them():
+def test_heads_that_differ_in_their_length_share_the_cache():
     """Chats of one client differ in nothing else; the lines that a proxy passes on are encoded once."""
     memory = HeadCache(Limits(), read_request)
     chat = b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nA: b\r\nContent-Length: %d\r\n\r\n"
@@ -289,8 +289,8 @@ def test_heads_that_differ_in_their_length_share_what_was_made_of_them():
     assert second.end_to_end is first.end_to_end
 
 
-def test_an_answer_from_memory_is_a_final_one():
-    """An interim answer is for a reader, which looks for the next head."""
+def test_a_cached_response_is_a_final_one():
+    """An interim response is left to a reader, which reads the next head."""
     memory = HeadCache(Limits(), read_final_response)
     assert memory.find(b"HTTP/1.1 100 Continue\r\n\r\n") is None
     for length in (3, 4):

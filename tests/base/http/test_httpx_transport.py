@@ -1,4 +1,4 @@
-"""httpx over our own connections: its words, its timeouts, its errors."""
+"""Httpx over our own connections: its interface, its timeouts, its errors."""
 
 import gzip
 import ssl
@@ -19,7 +19,7 @@ CONTEXT = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 async def mirror(exchange):
-    """Say what was asked; `/gzip` in gzip, `/stream` in pieces, `/slow` after a minute, `/stall` half."""
+    """Echo the request; `/gzip` in gzip, `/stream` in pieces, `/slow` after a minute, `/stall` half."""
     request = exchange.request
     if request.path == "/stream":
         async with exchange.stream(200, Headers()) as send:
@@ -63,7 +63,7 @@ async def test_a_request_on_its_way(api):
 
 @pytest.mark.ci
 async def test_answers_share_a_connection(api):
-    """One connection after the other, or as many as are in use; also after pieces, and packed."""
+    """One after the other on one connection, or as many as are in use; even after pieces, and compressed."""
     for path in ("/", "/gzip", "/stream", "/"):
         assert (await api.get(path)).status_code == 200
     assert (await api.get("/gzip")).text.startswith("GET /gzip ")
@@ -74,8 +74,8 @@ async def test_answers_share_a_connection(api):
 
 
 @pytest.mark.parametrize(("rest", "connections"), [(b"", 1), (b"more", 3)])
-async def test_what_comes_after_a_whole_answer_ends_its_connection(nursery, rest, connections):
-    """Bytes that belong to no answer would pass for the next one's."""
+async def test_bytes_after_a_whole_response_close_its_connection(nursery, rest, connections):
+    """Extra bytes would be taken for the next response."""
     peer = Peer(*[answers(*[b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok" + rest] * 3)] * 3)
     await nursery.start(peer.run)
     async with httpx.AsyncClient(transport=HttpxTransport(CONTEXT, connect=peer.connect)) as client:
@@ -85,7 +85,7 @@ async def test_what_comes_after_a_whole_answer_ends_its_connection(nursery, rest
 
 
 async def test_a_stream_that_is_left_closes_its_connection(api):
-    """Leaving early is how a watch ends: the next request has another connection."""
+    """A watch ends by leaving early: the next request has another connection."""
     async with api.stream("GET", "/stall"):
         pass
     assert (await api.get("/")).status_code == 200
@@ -94,7 +94,7 @@ async def test_a_stream_that_is_left_closes_its_connection(api):
 
 @pytest.mark.parametrize(("path", "error"), [("/slow", httpx.ReadTimeout), ("/stall", httpx.ReadTimeout)])
 async def test_deadlines(api, autojump_clock, path, error):
-    """No answer in time, and none between two pieces of a body, are timeouts; the connection is closed."""
+    """No response in time, and none between two pieces of a body, are timeouts; the connection is closed."""
     with pytest.raises(error):
         await api.get(path)
     assert (await api.get("/")).status_code == 200
@@ -102,7 +102,7 @@ async def test_deadlines(api, autojump_clock, path, error):
 
 
 async def test_a_call_that_is_cancelled_leaves_no_connection_behind(nursery):
-    """Wherever in it that happens, each connection is closed, or kept until the transport closes."""
+    """For a cancellation at any point, each connection is closed, or kept until the transport closes."""
     listener, opened = MemoryListener(), []
 
     async def connect(host, port):
@@ -141,7 +141,7 @@ async def test_a_call_that_is_cancelled_leaves_no_connection_behind(nursery):
     ],
 )
 async def test_errors_are_those_of_httpx(nursery, answer, error):
-    """A caller that knows httpx knows what went wrong."""
+    """A caller catches httpx's exceptions."""
     peer = Peer(None if answer is None else answers(answer))
     await nursery.start(peer.run)
     async with httpx.AsyncClient(transport=HttpxTransport(CONTEXT, connect=peer.connect)) as client:
@@ -150,14 +150,14 @@ async def test_errors_are_those_of_httpx(nursery, answer, error):
 
 
 async def test_a_header_cannot_break_out_of_its_line(api):
-    """Whoever smuggles a line end into a value sends nothing."""
+    """A value with a line end is refused."""
     with pytest.raises(httpx.LocalProtocolError):
         await api.get("/", headers={"Authorization": "a\r\nX-Two: 2"})
     assert api.listener.dialled == []
 
 
 async def test_other_schemes_are_refused(api):
-    """Only http and https are spoken."""
+    """Only http and https are supported."""
     with pytest.raises(httpx.UnsupportedProtocol):
         await api.get("ftp://api/")
 
@@ -165,7 +165,7 @@ async def test_other_schemes_are_refused(api):
 @pytest.mark.ci
 @pytest.mark.parametrize("program", ["agent", "controller", "up"])
 def test_no_program_loads_httpcore(program):
-    """The package httpx comes without it as long as none of its own transports is made."""
+    """The package httpx works without it as long as none of its own transports is created."""
     module = f"llmkube.cli.commands.programs.{program}"
     script = f"import sys, {module}; print('httpcore' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""Real sockets in a hub, and the same with Trio's own: servers and clients cannot tell them apart."""
+"""Real sockets in a hub, and the same with Trio's own: servers and clients see no difference."""
 
 import socket
 from functools import partial
@@ -25,7 +25,7 @@ CHUNKED = Headers.of({"X-Engine": "yes"})
 
 @pytest.fixture
 async def serve(sockets, nursery):
-    """Start servers over the sockets; gives their port."""
+    """Start servers over the sockets; return their port."""
 
     async def start(handler, **kwargs):
         listeners = await open_listeners(LOOPBACK, 0)
@@ -37,7 +37,7 @@ async def serve(sockets, nursery):
 
 
 async def test_large_bodies_go_both_ways(sockets, serve):
-    """Ten megabytes come back as they were, over one connection, with and without chunks."""
+    """Ten megabytes are echoed unchanged over one connection, with and without chunks."""
     body = bytes(range(256)) * 40_000
 
     async def mirror(exchange):
@@ -66,7 +66,7 @@ async def test_requests_that_come_together_are_answered_in_order(serve):
 
 @pytest.mark.parametrize("way", ["close", "half-close", "reset"])
 async def test_a_client_that_leaves_cancels_its_handler(serve, way):
-    """Whatever the handler waits for, the client's end reaches it at once."""
+    """The client's end cancels any wait of the handler at once."""
     started, cancelled = trio.Event(), trio.Event()
 
     async def endless(exchange):
@@ -92,7 +92,7 @@ async def test_a_client_that_leaves_cancels_its_handler(serve, way):
 
 
 async def test_a_client_that_does_not_read_is_given_up(serve):
-    """A write that is not read for so long ends the connection; the handler is cancelled, and others are served."""
+    """A write that is not read for some time ends the connection; the handler is cancelled, and others are served."""
     ended = trio.Event()
 
     async def pour(exchange):
@@ -154,7 +154,7 @@ async def test_an_engine_that_streams_is_passed_on(sockets, serve):
 
 
 async def test_a_server_drains_over_a_hub_that_is_cancelled_with_it():
-    """Whatever is cancelled around both, a request in flight is answered to its end."""
+    """When both are cancelled, a request in flight is still answered to its end."""
     started = trio.Event()
 
     async def slow(exchange):
@@ -194,7 +194,7 @@ async def pair():
 
 
 async def test_one_task_reads(pair):
-    """A second reader is a bug, and hears of it; the first one is not disturbed."""
+    """A second reader gets an error; the first one is not affected."""
     stream, theirs = pair
     async with trio.open_nursery() as nursery:
 
@@ -208,7 +208,7 @@ async def test_one_task_reads(pair):
         theirs.send(b"x")
 
 
-async def test_a_closed_stream_says_so(pair):
+async def test_a_closed_stream_raises(pair):
     """Closing wakes the task that waits for data, and nothing more is read or written."""
     stream, _ = pair
     async with trio.open_nursery() as nursery:
@@ -226,8 +226,8 @@ async def test_a_closed_stream_says_so(pair):
         await stream.send_all(b"x")
 
 
-async def test_a_busy_peer_does_not_keep_the_loop(pair):
-    """A stream on which something is always there lets other tasks run now and then."""
+async def test_a_busy_peer_does_not_block_the_loop(pair):
+    """A stream that always has data lets other tasks run now and then."""
     (stream, theirs), others = pair, 0
     theirs.send(b"x" * 1000)
     async with trio.open_nursery() as nursery:
@@ -245,8 +245,8 @@ async def test_a_busy_peer_does_not_keep_the_loop(pair):
     assert others >= 30
 
 
-async def test_nothing_is_logged_of_clients_that_come_and_go(serve):
-    """A hundred connections that say nothing and leave are no event."""
+async def test_clients_that_connect_and_close_are_not_logged(serve):
+    """A hundred connections that send nothing and close are not logged."""
     port = await serve(echo)
     with structlog.testing.capture_logs() as logs:
         for _ in range(100):

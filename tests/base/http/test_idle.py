@@ -1,4 +1,4 @@
-"""Idle connections end at their own moment, however many there are and whenever each began to wait."""
+"""Idle connections end at their own deadline, for any number of them and any start."""
 
 import attrs
 import pytest
@@ -13,7 +13,7 @@ SECONDS = 75.0
 
 @attrs.define(eq=False)
 class Waiting:
-    """A connection that notes when it was ended."""
+    """A connection that records the time when it was closed."""
 
     ended_at: float | None = None
 
@@ -22,8 +22,8 @@ class Waiting:
         self.ended_at = trio.current_time()
 
 
-async def test_each_ends_when_its_own_time_is_over_and_one_that_asks_again_later(autojump_clock, nursery):
-    """Ended are: one after 75 s from 10, one that asks again at 60 after 75 s from there, and none that works."""
+async def test_each_connection_ends_at_its_own_deadline(autojump_clock, nursery):
+    """Closed are: one after 75 s from 10, one with a request at 60 after 75 s from there, and none that works."""
     began, idle = trio.current_time(), IdleConnections(SECONDS)
     nursery.start_soon(idle.run)
     silent, again, works, together = Waiting(), Waiting(), Waiting(), Waiting()
@@ -38,19 +38,18 @@ async def test_each_ends_when_its_own_time_is_over_and_one_that_asks_again_later
     assert [each.ended_at and each.ended_at - began for each in (silent, together, again, works)] == [85, 85, 135, None]
 
 
-async def test_what_begins_while_none_waits_ends_in_time(autojump_clock, nursery):
-    """One that begins to wait long after the last one has gone ends after its 75 s, not at some later look."""
+async def test_a_wait_that_starts_alone_ends_in_time(autojump_clock, nursery):
+    """One that starts to wait long after the last one was closed ends after its 75 s, not at some later check."""
     began, idle = trio.current_time(), IdleConnections(SECONDS)
     nursery.start_soon(idle.run)
-    await trio.sleep(70)  # the next look would be at 75, without any that waits
+    await trio.sleep(70)  # the next check would be at 75, without any that waits
     late = Waiting()
     idle.begin(late)
     await trio.sleep(500)
     assert late.ended_at == began + 145
 
 
-async def test_one_that_is_ended_by_something_else_is_not_ended_twice(autojump_clock, nursery):
-    """A connection that has gone before its time is left alone."""
+async def test_a_connection_that_was_closed_is_not_closed_twice(autojump_clock, nursery):
     idle, gone = IdleConnections(SECONDS), Waiting()
     nursery.start_soon(idle.run)
     idle.begin(gone)
@@ -61,8 +60,8 @@ async def test_one_that_is_ended_by_something_else_is_not_ended_twice(autojump_c
     assert gone.ended_at is None
 
 
-async def test_a_server_ends_who_is_silent_and_not_whom_it_works_for(autojump_clock, nursery):
-    """An answer that takes 100 s comes; its connection ends 75 s later, one that asked nothing 75 s after it came."""
+async def test_a_server_closes_idle_and_not_busy_connections(autojump_clock, nursery):
+    """An answer that takes 100 s comes; its connection ends 75 s later, an unused one 75 s after it was accepted."""
     listener, ends = MemoryListener(), {}
 
     async def slow(exchange):

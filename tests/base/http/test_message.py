@@ -1,4 +1,4 @@
-"""Headers, requests and answers as values."""
+"""Headers, requests and responses as values."""
 
 import pytest
 
@@ -10,7 +10,7 @@ SAMPLE = Headers(
 
 
 def test_lookup_ignores_case_and_keeps_order():
-    """A header is found whatever its case, and lines of one name keep their order."""
+    """A header is found in any case, and lines of one name keep their order."""
     assert SAMPLE.get("HOST") == "x"
     assert SAMPLE.get("missing") is None
     assert SAMPLE.get("missing", "fallback") == "fallback"
@@ -22,7 +22,7 @@ def test_lookup_ignores_case_and_keeps_order():
     assert len(SAMPLE) == 5
 
 
-def test_copies_leave_the_original_alone():
+def test_copies_do_not_change_the_original():
     """`without` and `with_` return copies; the original is unchanged."""
     assert SAMPLE.without("ACCEPT", "x-hop") == Headers([("Host", "x"), ("Connection", "Keep-Alive, X-Hop")])
     assert Headers.of({"a": "1", "b": "2"}).with_("A", "3") == Headers([("b", "2"), ("A", "3")])
@@ -44,7 +44,7 @@ def test_end_to_end_drops_what_connection_names():
     ],
 )
 def test_equality_folds_names_only(one, other, equal):
-    """Names compare without case; values and order count."""
+    """Names compare without case; values and order matter."""
     assert (one == other) is equal
     assert (hash(one) == hash(other)) is equal
 
@@ -64,26 +64,26 @@ def test_equality_folds_names_only(one, other, equal):
     ],
 )
 def test_target_is_taken_apart(target, raw_path, path, query):
-    """Path and query come out of every form that a target may have."""
+    """Path and query are parsed from every form of a target."""
     request = Request("GET", target)
     assert (request.raw_path, request.path, request.query) == (raw_path, path, query)
 
 
 def test_param_is_the_first_of_its_name():
-    """A parameter that is given twice counts once, and a missing one is the default."""
+    """The first of two equal parameters is used, and a missing one is the default."""
     request = Request("GET", "/?x=1&x=2")
     assert (request.param("x"), request.param("y"), request.param("y", "z")) == ("1", "", "z")
 
 
 def test_requests_are_values():
-    """Reading a request does not change what it equals."""
+    """Reading a request does not change its equality."""
     one, other = Request("GET", "/?x=1"), Request("GET", "/?x=1")
     assert one.path == "/"
     assert one == other
 
 
 def test_answers_name_their_type():
-    """JSON and text answers say what they are and keep extra headers."""
+    """JSON and text responses name their type and keep extra headers."""
     answer = Response.json(201, {"ä": 1}, headers=Headers.of({"Location": "/x"}))
     assert (answer.headers.get("content-type"), answer.headers.get("location")) == ("application/json", "/x")
     assert Response.text(200, "ä").body == "ä".encode()
@@ -113,6 +113,6 @@ def test_heads_on_the_wire():
     ],
 )
 def test_nothing_breaks_out_of_its_line(method, target, headers):
-    """A method, target or header that would end its line early is a bug of whoever built it, never sent."""
+    """A method, target or header with a line end is a bug of the caller, never sent."""
     with pytest.raises(ValueError):
         encode_request_head(method, target, Headers.of(headers))

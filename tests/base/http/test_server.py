@@ -1,4 +1,4 @@
-"""One connection at a time: what a client sees of the server."""
+"""One connection at a time, as a client sees the server."""
 
 from contextlib import suppress
 
@@ -24,12 +24,12 @@ SMALL = Limits(max_head_bytes=100, max_body_bytes=10, max_early_bytes=50)
 
 
 def bodies(received):
-    """The echoed bodies in what a server said."""
+    """The echoed bodies in a server's output."""
     return [part.rpartition(b"\r\n\r\n")[2] for part in received.split(b"HTTP/1.1 200 OK\r\n")[1:]]
 
 
 async def test_an_answer_on_the_wire():
-    """A whole answer has a length, and its last one says that the connection ends."""
+    """A whole response has a length, and the last one announces the end of the connection."""
     assert await converse(echo, LAST) == (
         b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: 7\r\nConnection: close\r\n\r\n"
         b"GET /z "
@@ -47,7 +47,7 @@ async def test_requests_on_one_connection_are_answered_in_order():
 
 @given(positions=st.lists(st.integers(min_value=0, max_value=400), max_size=12))
 def test_cuts_change_no_answer(positions):
-    """However the network cuts a conversation, the server says the same, byte for byte."""
+    """At all boundaries of the network, the server's output is the same, byte for byte."""
     post = b"POST /b HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\n\r\nxyz"
     chunked = b"PUT /c HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n2\r\nbc\r\n0\r\n\r\n"
     data = GET + post + chunked + LAST
@@ -70,15 +70,15 @@ def test_cuts_change_no_answer(positions):
     ],
 )
 async def test_refusals_end_the_connection(request_bytes, status):
-    """A request that cannot be trusted is answered with its status and nothing after it is believed."""
+    """An invalid request is answered with its status, and the bytes after it are ignored."""
     received = await converse(echo, request_bytes + LAST, limits=SMALL)
     assert received.startswith(b"HTTP/1.1 %d " % status)
     assert b"\r\nConnection: close\r\n" in received
     assert received.count(b"\r\n\r\n") == 1
 
 
-async def test_continue_is_said_when_the_body_is_awaited():
-    """A client that asks before sending its body hears 100 first, and 413 instead when the body is too large."""
+async def test_continue_is_sent_when_the_body_is_awaited():
+    """A client with Expect gets 100 before its body, or 413 instead when the body is too large."""
     head = b"POST / HTTP/1.1\r\nHost: h\r\nConnection: close\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n"
     received = await converse(echo, head % 3, b"abc")
     assert received.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n")
@@ -122,8 +122,8 @@ async def test_a_stream_with_a_length_is_sent_plain():
     assert b"chunked" not in received
 
 
-async def test_head_tells_the_length_and_sends_no_body():
-    """HEAD gets the head that GET would get, and the next answer follows at once."""
+async def test_head_sends_the_length_and_no_body():
+    """HEAD gets the head that GET would get, and the next response follows at once."""
     received = await converse(echo, b"HEAD /a HTTP/1.1\r\nHost: h\r\n\r\n", LAST)
     first, _, rest = received.partition(b"\r\n\r\n")
     assert b"Content-Length: 8" in first
@@ -132,7 +132,7 @@ async def test_head_tells_the_length_and_sends_no_body():
 
 @pytest.mark.parametrize("status", [204, 304])
 async def test_bodiless_statuses_have_neither_body_nor_length(status):
-    """An answer that cannot have a body is sent without one, whatever the handler gave."""
+    """A response that cannot have a body is sent without one, for any handler."""
 
     async def handler(exchange):
         await exchange.respond(Response.text(status, "x"))
@@ -143,7 +143,7 @@ async def test_bodiless_statuses_have_neither_body_nor_length(status):
 
 
 async def test_a_client_that_leaves_during_a_stream_cancels_its_handler():
-    """A handler that writes to a client that has gone is cancelled, not told by an error, and nothing is logged."""
+    """A handler that writes to a closed client is cancelled, gets no error, and nothing is logged."""
     ended_by = []
 
     async def handler(exchange):
@@ -166,8 +166,8 @@ async def test_a_client_that_leaves_during_a_stream_cancels_its_handler():
     assert logs == []
 
 
-async def test_a_shielded_handler_hears_of_the_loss_by_an_error():
-    """A handler that shields its writes gets an error once the client is gone, so that it cannot go on for ever."""
+async def test_a_shielded_handler_gets_an_error_on_loss():
+    """A handler that shields its writes gets an error once the client is gone, so that it cannot continue for ever."""
     gone = trio.Event()
     seen = []
 
@@ -190,7 +190,7 @@ async def test_a_shielded_handler_hears_of_the_loss_by_an_error():
 
 
 class Counted(trio.abc.Stream):
-    """A stream that counts what is read from it, in small pieces."""
+    """A stream that counts the bytes read from it, in small pieces."""
 
     def __init__(self, inner):
         self.inner = inner
@@ -211,8 +211,8 @@ class Counted(trio.abc.Stream):
         await self.inner.aclose()
 
 
-async def test_early_requests_wait_up_to_a_bound():
-    """What a client sends ahead is kept for later up to a bound; above it the connection is not read."""
+async def test_early_requests_are_buffered_up_to_a_bound():
+    """Early requests are kept for later up to a bound; above it the connection is not read."""
     go_on = trio.Event()
 
     async def handler(exchange):
@@ -264,7 +264,7 @@ async def test_a_handler_that_fails_costs_its_own_request(handler):
 
 
 async def test_an_expected_failure_is_logged_without_a_traceback():
-    """A world error that escapes a handler is a warning with its sentence, still a 500 to the client."""
+    """An environment error of a handler is a warning with its message, still a 500 to the client."""
 
     async def handler(exchange):
         await trio.lowlevel.checkpoint()
@@ -301,8 +301,8 @@ async def answer_twice(exchange):
 
 
 @pytest.mark.parametrize("handler", [answer_short, answer_twice])
-async def test_an_answer_that_is_not_as_it_was_begun_is_a_bug(handler):
-    """Ending short of Content-Length or answering twice is logged; the client has one answer, and no connection."""
+async def test_a_response_that_contradicts_its_head_is_a_bug(handler):
+    """Ending short of Content-Length or answering twice is logged; the client has one response, and no connection."""
     with structlog.testing.capture_logs() as logs:
         received = await converse(handler, GET, GET)
     assert received.count(b"HTTP/1.1") == 1
@@ -322,7 +322,7 @@ async def test_an_answer_that_is_not_as_it_was_begun_is_a_bug(handler):
     ids=["silent", "half a head", "dripping head", "idle after an answer", "stalled body", "dripping body"],
 )
 async def test_slow_clients_lose_their_connection(autojump_clock, steps, ends_at, received):
-    """Silence, a dripping head and a stalled body each have a deadline, to the second."""
+    """No request, a slow head and a stalled body each have a deadline, to the second."""
     client, server = trio.testing.memory_stream_pair()
     ended = []
 
@@ -342,7 +342,7 @@ async def test_slow_clients_lose_their_connection(autojump_clock, steps, ends_at
 
 
 @pytest.mark.parametrize("end", [Connection.close_waiting, Connection.stop_nowait])
-async def test_a_request_that_comes_while_its_connection_is_ended_is_not_begun(end):
+async def test_a_request_that_comes_while_its_connection_is_closed_is_not_started(end):
     """No handler is started only to be interrupted: the client sees a connection that was closed while idle."""
     asked = []
 
@@ -369,7 +369,7 @@ async def test_a_request_that_comes_while_its_connection_is_ended_is_not_begun(e
 
 
 async def test_a_client_that_does_not_read_loses_its_connection(autojump_clock):
-    """A write that nobody reads is given up after a while, and the handler is cancelled."""
+    """A write that is not read is given up after a while, and the handler is cancelled."""
     client, server = trio.testing.lockstep_stream_pair()
     ended = []
 

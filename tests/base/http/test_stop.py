@@ -1,4 +1,4 @@
-"""The server's life: accepting, listening errors, TLS, and the order in which it stops."""
+"""The server's life: accepting, listening errors, TLS, and the order of its shutdown."""
 
 import errno
 import socket
@@ -25,7 +25,7 @@ ANSWER_END = b"\r\n\r\nGET /a "
 
 
 class Timeline:
-    """What happened, at which second of virtual time."""
+    """The events, with their second of virtual time."""
 
     def __init__(self):
         self.started_at = trio.current_time()
@@ -36,7 +36,7 @@ class Timeline:
 
 
 async def test_stop_closes_listeners_then_idle_connections_then_drains(autojump_clock):
-    """On cancel nobody new gets in, idle connections end at once, and a request in flight is answered to its end."""
+    """On cancel no new client is accepted, idle connections end at once, and a request in flight is answered."""
     timeline = Timeline()
     listener = MemoryListener()
     started = trio.Event()
@@ -105,7 +105,7 @@ async def test_drain_has_an_end(autojump_clock):
     assert [(log["event"], log["connections"]) for log in logs] == [("requests cut off after the drain time", 1)]
 
 
-async def test_a_crowd_waits_at_the_door(autojump_clock):
+async def test_connections_beyond_the_limit_wait(autojump_clock):
     """No more connections than the limit are served; while handlers work, the next one waits for one to end."""
     listener, go_on = MemoryListener(), trio.Event()
 
@@ -127,9 +127,9 @@ async def test_a_crowd_waits_at_the_door(autojump_clock):
         nursery.cancel_scope.cancel()
 
 
-@pytest.mark.parametrize("said", [b"", GET[:9], b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 9\r\n\r\n1"])
-async def test_who_waits_makes_room(autojump_clock, said):
-    """A crowd that says nothing, or half a request, keeps no other client out, and no handler is interrupted."""
+@pytest.mark.parametrize("sent", [b"", GET[:9], b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 9\r\n\r\n1"])
+async def test_idle_connections_are_closed_for_new_ones(autojump_clock, sent):
+    """Idle connections, or partial requests, do not block another client, and no handler is interrupted."""
     listener, started, go_on = MemoryListener(), trio.Event(), trio.Event()
 
     async def handler(exchange):
@@ -145,7 +145,7 @@ async def test_who_waits_makes_room(autojump_clock, said):
         await started.wait()
         for _ in range(50):
             crowd = await listener.connect("h", 1)
-            await crowd.send_all(said)
+            await crowd.send_all(sent)
             await trio.testing.wait_all_tasks_blocked()
         client = await listener.connect("h", 1)
         await client.send_all(GET)
@@ -156,14 +156,14 @@ async def test_who_waits_makes_room(autojump_clock, said):
         nursery.cancel_scope.cancel()
 
 
-async def test_room_is_made_for_several_at_once(autojump_clock):
+async def test_several_idle_connections_are_closed_at_once(autojump_clock):
     """Two of 128 places become free at a time, those of clients that have waited longest; the others keep theirs."""
     listener = MemoryListener()
     async with trio.open_nursery() as nursery:
         await nursery.start(partial(run_server, echo, [listener], limits=Limits(max_connections=2 * CLOSE_ONE_IN)))
         crowd = [await listener.connect("h", 1) for _ in range(2 * CLOSE_ONE_IN)]
         await trio.testing.wait_all_tasks_blocked()
-        client = await listener.connect("h", 1)  # for whom there was a place already; the one behind has the other
+        client = await listener.connect("h", 1)  # they had a place already; the one behind has the other
         await client.send_all(GET)
         await receive_until(client, ANSWER_END)
         assert [await receive_all(each) for each in crowd[:2]] == [b"", b""]
@@ -173,8 +173,8 @@ async def test_room_is_made_for_several_at_once(autojump_clock):
         nursery.cancel_scope.cancel()
 
 
-async def test_all_bodies_together_are_bounded():
-    """Held bodies cost no more memory than the bound; the one that would is refused, and what it held is given back."""
+async def test_the_memory_of_all_bodies_is_bounded():
+    """Buffered bodies take no more memory than the bound; the one beyond it is refused, and its memory released."""
     listener = MemoryListener()
     post = b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 10\r\n\r\n"
     async with trio.open_nursery() as nursery:
@@ -193,8 +193,8 @@ async def test_all_bodies_together_are_bounded():
         nursery.cancel_scope.cancel()
 
 
-async def test_a_judge_refuses_before_the_body_is_read():
-    """A request that its head condemns is answered at once; nothing of its body is waited for."""
+async def test_a_head_filter_refuses_before_the_body_is_read():
+    """A request refused by its head is answered at once, without waiting for its body."""
     listener = MemoryListener()
 
     def judge(head, peer):
@@ -211,7 +211,7 @@ async def test_a_judge_refuses_before_the_body_is_read():
 
 
 async def test_running_out_of_descriptors_is_survived(autojump_clock):
-    """An accept that fails for want of file descriptors is logged and tried again."""
+    """An accept that fails without file descriptors is logged and tried again."""
     listener = MemoryListener()
     failures = [OSError(errno.EMFILE, "Too many open files"), OSError(errno.ENFILE, "Too many open files in system")]
     accept = listener.accept
@@ -239,7 +239,7 @@ async def test_a_server_needs_a_listener():
 
 
 async def test_a_taken_port_is_named():
-    """Listening on a taken port says which one, and names the flag that chose it."""
+    """The error names the port, and the flag that chose it."""
     (first,) = await open_listeners("127.0.0.1", 0)
     port = first.socket.getsockname()[1]
     with pytest.raises(PortTakenError, match=f"--port: cannot listen on 127.0.0.1:{port}: another program") as caught:
@@ -251,20 +251,20 @@ async def test_a_taken_port_is_named():
 
 @pytest.mark.parametrize(("host", "why"), [("192.0.2.1", "does not have that address"), ("x" * 70, "not a host name")])
 async def test_a_foreign_address_is_named(host, why):
-    """Listening on an address that this machine does not have is the user's error, and says so."""
+    """Listening on an address that this machine does not have is a user error that names it."""
     with pytest.raises(ListenError, match=why):
         await open_listeners(host, 0)
 
 
 async def test_port_zero_gives_one_port():
-    """With port 0 a name with two addresses gives one listener, so that there is one port to tell."""
+    """With port 0 a name with two addresses gives one listener, so that there is one port to report."""
     listeners = await open_listeners("localhost", 0)
     assert len(listeners) == 1
     await listeners[0].aclose()
 
 
 async def test_tls_listeners_are_served(tmp_path, sockets):
-    """Over TLS the same server answers, streams, notices a client that leaves, and survives one that speaks plainly."""
+    """Over TLS the same server answers, streams, notices a client that closes, and survives one without TLS."""
     server_context, client_context = make_contexts(tmp_path)
     watching, cancelled = trio.Event(), trio.Event()
 
@@ -309,11 +309,11 @@ async def test_tls_listeners_are_served(tmp_path, sockets):
 
 
 async def test_a_port_that_macos_would_share_is_taken(monkeypatch):
-    """A server on all addresses keeps its port, also where the kernel would let us listen before it on one of them."""
+    """A server on all addresses keeps its port, even if the kernel would let us listen before it on one of them."""
 
     async def bind(port, *, host):
         await trio.lowlevel.checkpoint()
-        return []  # what macOS does beside a listener on all addresses: it sees no conflict
+        return []  # macOS does so next to a listener on all addresses: it sees no conflict
 
     port = free_port()
     with socket.create_server(("0.0.0.0", port)):

@@ -1,4 +1,4 @@
-"""The client's side of TLS against OpenSSL's server; who is trusted is shown by tests/k8s/auth."""
+"""The client's side of TLS against OpenSSL's server; tests/k8s/auth covers trust."""
 
 import socket
 import ssl
@@ -23,7 +23,7 @@ def contexts(tmp_path):
 
 
 async def echo(stream, seen):
-    """Send everything back; note whether the handshake was a short one."""
+    """Echo everything; record whether the session was resumed."""
     while data := await stream.receive_some():
         seen.append(stream.session_reused)
         await stream.send_all(data)
@@ -31,7 +31,7 @@ async def echo(stream, seen):
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 async def test_the_next_connection_resumes_the_session(contexts, version):
-    """Bytes come back as they were, in pieces of any size, and a second handshake is a short one."""
+    """Bytes are echoed unchanged, in pieces of any size, and the second handshake resumes the session."""
     server_context, client_context = contexts
     client_context.maximum_version = version
     dialer, seen = TlsDialer(client_context, "localhost"), []
@@ -57,11 +57,11 @@ async def test_the_next_connection_resumes_the_session(contexts, version):
 
 
 async def test_a_session_is_for_one_server(contexts):
-    """A session stands for a certificate that was checked: another server has to show its own."""
+    """A session belongs to a verified certificate: another server has to present its own."""
     server_context, client_context = contexts
     dialer, seen = TlsDialer(client_context, "localhost"), []
 
-    async def serve(transport):  # both would take each other's sessions: they have the same keys
+    async def serve(transport):  # both would accept each other's sessions: they have the same keys
         await echo(trio.SSLStream(transport, server_context, server_side=True, https_compatible=True), seen)
 
     with trio.fail_after(60):
@@ -81,7 +81,7 @@ async def test_a_session_is_for_one_server(contexts):
 
 @pytest.mark.parametrize("room", [1000, 20_000, 3_000_000])
 async def test_a_large_body_is_decrypted_into_a_buffer(contexts, sockets, room):
-    """Two megabytes come as they were, whatever the size of the buffer and of the records, up to the clean end."""
+    """Two megabytes arrive unchanged, for any size of the buffer and of the records, up to the clean end."""
     server_context, client_context = contexts
     data, received = bytes(range(251)) * 8_000, bytearray()
     dialer = TlsDialer(client_context, "localhost", sockets.connect)
@@ -103,8 +103,8 @@ async def test_a_large_body_is_decrypted_into_a_buffer(contexts, sockets, room):
     assert received == data
 
 
-async def test_what_came_before_garbage_is_received(contexts):
-    """Into a buffer as well: first what was right, and then the error, again and again."""
+async def test_data_before_garbage_is_received(contexts):
+    """Into a buffer as well: first the valid data, and then the error, again and again."""
     mine, theirs = trio.testing.memory_stream_pair()
     server = trio.SSLStream(theirs, contexts[0], server_side=True, https_compatible=True)
     client, buffer = TlsStream(mine, contexts[1], "localhost", None), memoryview(bytearray(100))
@@ -121,7 +121,7 @@ async def test_what_came_before_garbage_is_received(contexts):
 
 
 async def shake_hands(client_context, answer):
-    """A handshake with a server that says only this."""
+    """Return the result of a handshake with a server that sends only these bytes."""
     mine, server = trio.testing.memory_stream_pair()
     async with trio.open_nursery() as nursery:
 
@@ -142,13 +142,13 @@ async def shake_hands(client_context, answer):
 @pytest.mark.parametrize(
     ("answer", "error"), [(b"", trio.BrokenResourceError), (b"HTTP/1.1 400 Bad Request\r\n\r\n", ssl.SSLError)]
 )
-async def test_who_does_not_speak_tls_is_refused(contexts, answer, error):
-    """A server that hangs up or speaks plainly is an error, and the connection is closed."""
+async def test_a_peer_without_tls_is_refused(contexts, answer, error):
+    """A server that closes or does not speak TLS is an error, and the connection is closed."""
     assert isinstance(await shake_hands(contexts[1], answer), error)
 
 
-async def test_an_end_without_a_goodbye_is_an_end(contexts):
-    """What counts is the framing of what was sent; later garbage breaks the stream."""
+async def test_an_end_without_close_notify_is_an_end(contexts):
+    """The framing of the data decides; later garbage breaks the stream."""
     mine, theirs = trio.testing.memory_stream_pair()
     server = trio.SSLStream(theirs, contexts[0], server_side=True, https_compatible=True)
     client = TlsStream(mine, contexts[1], "localhost", None)
@@ -164,7 +164,7 @@ async def test_an_end_without_a_goodbye_is_an_end(contexts):
 
 
 async def test_an_answer_of_tls_itself_does_not_disturb_a_task_that_sends(contexts):
-    """A server that asks for a certificate late, in the middle of a long send, gets it when the send goes on."""
+    """A server that requests a certificate late, in the middle of a long send, gets it when the send continues."""
     server_context, client_context = contexts
     server_context.post_handshake_auth = client_context.post_handshake_auth = True
     server_context.verify_mode = ssl.CERT_OPTIONAL
@@ -179,7 +179,7 @@ async def test_an_answer_of_tls_itself_does_not_disturb_a_task_that_sends(contex
             assert await client.receive_some() == b"hello"
         readable, deliver = trio.Event(), mine.send_stream.send_all_hook
 
-        one_at_a_time = trio.Semaphore(1)  # as a socket's stream has it
+        one_at_a_time = trio.Semaphore(1)  # as a socket's stream does
 
         async def deliver_later():
             one_at_a_time.acquire_nowait()
@@ -238,7 +238,7 @@ async def test_every_byte_comes_in_order(sockets, size):
 
 
 async def test_a_reset_is_no_end(sockets):
-    """A connection that is lost is an error in Trio's words, and not the end of a body."""
+    """A lost connection is an error of Trio, and not the end of a body."""
     [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
     with trio.fail_after(60):
         async with await sockets.connect("127.0.0.1", listener.socket.getsockname()[1]) as stream:
@@ -251,7 +251,7 @@ async def test_a_reset_is_no_end(sockets):
 
 
 async def test_a_peer_that_always_has_more_lets_others_run(sockets):
-    """Receiving what is there already is a checkpoint now and then: a deadline that has passed is noticed."""
+    """Receiving available data is a checkpoint now and then: a deadline that has passed is noticed."""
     [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
     with trio.fail_after(60):
         async with await sockets.connect("127.0.0.1", listener.socket.getsockname()[1]) as stream:
@@ -266,8 +266,8 @@ async def test_a_peer_that_always_has_more_lets_others_run(sockets):
     await listener.aclose()
 
 
-async def test_a_stream_that_knows_no_buffers():
-    """What it gives is copied, and is never more than there is room for."""
+async def test_a_stream_without_receive_into():
+    """Its data is copied, and is never more than the buffer holds."""
     mine, theirs = trio.testing.memory_stream_pair()
     await theirs.send_all(b"0123456789")
     await theirs.send_eof()

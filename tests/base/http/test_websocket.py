@@ -1,4 +1,4 @@
-"""A WebSocket's client: against the `websockets` package over real sockets, and byte by byte against scripted peers."""
+"""A WebSocket client: against the `websockets` package over real sockets, and byte by byte against scripted peers."""
 
 import base64
 import hashlib
@@ -25,7 +25,7 @@ MIB = 1024 * 1024
 
 
 async def upgrade(client, origin, headers):
-    """Ask a peer for another protocol, as clients of Kubernetes do."""
+    """Request a protocol upgrade, as clients of Kubernetes do."""
     head = encode_request_head("GET", "/chat", Headers((("Host", netloc(origin)), *headers)))
     answer = await client.start(origin, "GET", head, b"", switching=True)
     assert answer.status == 101
@@ -37,7 +37,7 @@ serving = partial(serving_websockets, subprotocols=["chat"])
 
 @asynccontextmanager
 async def connected(port, *, connect=dial):
-    """A WebSocket to a server of this machine, within a time that no test needs."""
+    """A WebSocket to a server of this machine, within a generous time limit."""
     ask = partial(upgrade, HttpClient(connect), ("127.0.0.1", port))
     with trio.fail_after(60):
         async with await connect_websocket(ask, "chat") as websocket:
@@ -51,7 +51,7 @@ def echo(connection):
 
 @pytest.mark.parametrize("secure", [False, True])
 async def test_messages_come_back_as_they_were(secure, tmp_path):
-    """Text and bytes of any size, plain and under TLS, also longer than one frame."""
+    """Text and bytes of any size, plain and under TLS, even longer than one frame."""
     server_context, client_context = make_contexts(tmp_path)
     messages = [b"bytes", "zw€i", b"", "", bytes(range(256)) * 4096, b"x" * 125, b"x" * 126, b"x" * 65536]
     with serving(echo, ssl=server_context if secure else None, max_size=2 * MIB) as port:
@@ -63,7 +63,7 @@ async def test_messages_come_back_as_they_were(secure, tmp_path):
 
 
 async def test_sending_and_receiving_do_not_wait_for_each_other(tmp_path):
-    """Under TLS, 8 MiB go up while they come back: more than all buffers between the two hold."""
+    """Under TLS, 8 MiB are sent while they come back: more than all buffers between the two hold."""
     server_context, client_context = make_contexts(tmp_path)
     message, received = bytes(64 * 1024), 0
     with serving(echo, ssl=server_context) as port:
@@ -97,7 +97,7 @@ async def test_fragments_and_pings_among_them():
 
 @pytest.mark.parametrize(("code", "clean"), [(1000, True), (1001, True), (1011, False), (1013, False), (4321, False)])
 async def test_a_close_of_the_server_ends_or_fails(code, clean):
-    """Iteration ends at a close without complaint; any other is an error with the server's code and words."""
+    """Iteration ends without an error at a normal close; any other is an error with the server's code and reason."""
 
     def leave(connection):
         connection.send(b"last words")
@@ -116,8 +116,8 @@ async def test_a_close_of_the_server_ends_or_fails(code, clean):
                 await websocket.send(b"too late")
 
 
-async def test_the_server_hears_our_goodbye():
-    """Leaving the block is a close with code 1000 to the server, also while messages are still coming."""
+async def test_the_server_receives_our_close():
+    """Leaving the block sends a close with code 1000, even while messages are still coming."""
     codes = []
 
     def flood(connection):
@@ -134,18 +134,18 @@ async def test_the_server_hears_our_goodbye():
 
 
 async def test_the_server_has_to_choose_our_protocol():
-    """A server that speaks another one is refused by us."""
+    """Another protocol of the server is refused."""
     with serving(echo, subprotocols=None) as port:  # noqa: SIM117
         with pytest.raises(ProtocolError, match="does not support the subprotocol chat"):
             async with connected(port):
                 pass
 
 
-# from here on against a script: every byte that the client says is seen
+# from here on against a script: every byte from the client is seen
 
 
 def accept(request):
-    """The head that a server answers to this request with."""
+    """The head of a server's response to this request."""
     key = next(line[19:] for line in request.split(b"\r\n") if line.lower().startswith(b"sec-websocket-key: "))
     digest = base64.b64encode(hashlib.sha1(key + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest())
     return (
@@ -155,7 +155,7 @@ def accept(request):
 
 
 class Peer:
-    """The server's end of one connection in memory; `frames` reads what the client says by another implementation."""
+    """The server's end of one connection in memory; `frames` parses the client's bytes by another implementation."""
 
     def __init__(self):
         self.client, self.stream = trio.testing.memory_stream_pair()
@@ -172,11 +172,11 @@ class Peer:
             websocket = await connect_websocket(self.upgrade, "chat")
         return websocket  # noqa: RET504 (flake8-async wants it outside of the nursery)
 
-    async def say(self, opcode, data=b"", *, fin=True):
+    async def send(self, opcode, data=b"", *, fin=True):
         await self.stream.send_all(Frame(opcode, data, fin).serialize(mask=False))
 
-    async def hear(self):
-        """The next frames of the client; an empty list at the end of the connection."""
+    async def receive_frames(self):
+        """Return the next frames of the client; an empty list at the end of the connection."""
         while not (frames := self.frames.events_received()):
             data = await self.stream.receive_some()
             if not data:
@@ -185,7 +185,7 @@ class Peer:
         return frames
 
     async def is_gone(self):
-        """Whether the client has closed the connection."""
+        """Return whether the client has closed the connection."""
         try:
             await self.stream.send_all(b"\x8a\x00")
         except GONE:
@@ -193,8 +193,8 @@ class Peer:
         return False
 
 
-async def test_what_comes_with_the_head_is_read_first():
-    """A server that speaks in the same packet as its 101 is heard."""
+async def test_bytes_after_the_head_are_read_first():
+    """A frame in the same packet as the 101 is received."""
     peer = Peer()
     websocket = await peer.open(early=Frame(Opcode.BINARY, b"early").serialize(mask=False))
     assert await websocket.receive() == b"early"
@@ -222,7 +222,7 @@ def frame(opcode, data=b"", *, fin=True):
     ],
 )
 async def test_garbage_ends_the_connection_with_the_right_code(wire, code, why, autojump_clock, monkeypatch):
-    """The server is told what is wrong, the reader gets an error again and again, and the connection closes."""
+    """The server gets the close code, the reader gets an error again and again, and the connection closes."""
     monkeypatch.setattr(websocket_module, "MAX_MESSAGE_BYTES", 100)
     peer = Peer()
     websocket = await peer.open()
@@ -230,7 +230,7 @@ async def test_garbage_ends_the_connection_with_the_right_code(wire, code, why, 
     for _ in range(2):
         with pytest.raises(ProtocolError, match=f"^pod:80 .*{why}"):
             await websocket.receive()
-    [frame] = await peer.hear()
+    [frame] = await peer.receive_frames()
     assert (frame.opcode, frame.data[:2]) == (Opcode.CLOSE, code.to_bytes(2, "big"))
     await websocket.aclose()
     assert await peer.is_gone()
@@ -238,16 +238,16 @@ async def test_garbage_ends_the_connection_with_the_right_code(wire, code, why, 
 
 
 def peer_time(seconds):
-    """A virtual clock begins at zero."""
+    """A virtual clock starts at zero."""
     return pytest.approx(seconds, abs=1e-6)
 
 
-@pytest.mark.parametrize("said", [b"", b"\x82", b"\x82\x05hel", b"\x02\x03hel"])
-async def test_an_end_without_a_goodbye_is_an_error(said):
+@pytest.mark.parametrize("received_bytes", [b"", b"\x82", b"\x82\x05hel", b"\x02\x03hel"])
+async def test_an_end_without_a_close_is_an_error(received_bytes):
     """A connection that ends in the middle of a message, or after one, is never taken for a clean end."""
     peer = Peer()
     websocket = await peer.open()
-    await peer.stream.send_all(said)
+    await peer.stream.send_all(received_bytes)
     await peer.stream.send_eof()
     with pytest.raises(ConnectionLostError, match="connection to pod:80 lost"):
         await websocket.receive()
@@ -255,7 +255,7 @@ async def test_an_end_without_a_goodbye_is_an_error(said):
 
 
 async def test_a_reset_is_an_error_for_both_directions():
-    """When the connection breaks, sending and receiving both say who broke off."""
+    """When the connection breaks, sending and receiving both name the peer."""
     peer = Peer()
     websocket = await peer.open()
     await trio.aclose_forcefully(peer.stream)
@@ -267,7 +267,7 @@ async def test_a_reset_is_an_error_for_both_directions():
 
 
 async def test_a_handshake_has_one_deadline(autojump_clock):
-    """30 s after the first packet all is over, however the answer drips in; no connection is left."""
+    """30 s after the first packet the handshake fails, however slowly the response arrives; no connection is left."""
     peer = Peer()
 
     async def drip():
@@ -284,14 +284,14 @@ async def test_a_handshake_has_one_deadline(autojump_clock):
 
 
 async def test_a_close_that_is_not_answered_is_bounded(autojump_clock):
-    """2 s after our goodbye the connection is closed; messages that come meanwhile are dropped."""
+    """2 s after our close frame the connection is closed; messages in between are dropped."""
     peer = Peer()
     websocket = await peer.open()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(websocket.aclose)
-        [frame] = await peer.hear()
+        [frame] = await peer.receive_frames()
         assert (frame.opcode, frame.data) == (Opcode.CLOSE, b"\x03\xe8")
-        await peer.say(Opcode.BINARY, b"what?")
+        await peer.send(Opcode.BINARY, b"what?")
         assert not await peer.is_gone()
     assert trio.current_time() == peer_time(2)
     assert await peer.is_gone()
@@ -301,7 +301,7 @@ async def test_a_close_that_is_not_answered_is_bounded(autojump_clock):
 
 
 async def test_a_close_while_another_task_receives_ends_that_task():
-    """The receiver hears the server's goodbye; two tasks never read at once."""
+    """The receiver gets the server's close frame; two tasks never read at once."""
     peer, ended = Peer(), []
     websocket = await peer.open()
 
@@ -316,14 +316,14 @@ async def test_a_close_while_another_task_receives_ends_that_task():
         with pytest.raises(trio.BusyResourceError):
             await websocket.receive()
         nursery.start_soon(websocket.aclose)
-        assert (await peer.hear())[0].opcode is Opcode.CLOSE
-        await peer.say(Opcode.CLOSE, b"\x03\xe8")
+        assert (await peer.receive_frames())[0].opcode is Opcode.CLOSE
+        await peer.send(Opcode.CLOSE, b"\x03\xe8")
     assert ended == [True]
     assert await peer.is_gone()
 
 
 async def test_a_ping_that_comes_while_another_task_sends_is_answered_by_it():
-    """The receiver goes on receiving; of several pings the last is answered, after the message that is on its way."""
+    """The receiver continues to receive; of several pings the last is answered, after the current message."""
     peer = Peer()
     websocket = await peer.open()
     blocked, deliver = trio.Event(), peer.client.send_stream.send_all_hook
@@ -342,21 +342,21 @@ async def test_a_ping_that_comes_while_another_task_sends_is_answered_by_it():
         nursery.start_soon(websocket.send, b"long")
         await trio.testing.wait_all_tasks_blocked()
         nursery.start_soon(receive)
-        await peer.say(Opcode.PING, b"one")
-        await peer.say(Opcode.PING, b"two")
-        await peer.say(Opcode.BINARY, b"still heard")
+        await peer.send(Opcode.PING, b"one")
+        await peer.send(Opcode.PING, b"two")
+        await peer.send(Opcode.BINARY, b"still heard")
         await trio.testing.wait_all_tasks_blocked()
         assert received == [b"still heard"]
         blocked.set()
-    frames = await peer.hear()
+    frames = await peer.receive_frames()
     if len(frames) == 1:
-        frames += await peer.hear()
+        frames += await peer.receive_frames()
     assert [(frame.opcode, frame.data) for frame in frames] == [(Opcode.BINARY, b"long"), (Opcode.PONG, b"two")]
     await trio.aclose_forcefully(websocket)
 
 
-async def test_nothing_is_read_that_is_not_asked_for():
-    """A server that sends without an end is held up as long as the client does not receive."""
+async def test_nothing_is_read_without_a_receive():
+    """A server that sends without an end is blocked while the client does not receive."""
     client, server = trio.testing.lockstep_stream_pair()
     sent = 0
 
@@ -384,16 +384,16 @@ async def test_a_cancelled_receive_loses_nothing():
     """Half a message that had come before the cancellation is whole after it."""
     peer = Peer()
     websocket = await peer.open()
-    await peer.say(Opcode.TEXT, b"first ", fin=False)
+    await peer.send(Opcode.TEXT, b"first ", fin=False)
     with trio.move_on_after(0.01):
         await websocket.receive()
-    await peer.say(Opcode.CONT, b"second")
+    await peer.send(Opcode.CONT, b"second")
     assert await websocket.receive() == "first second"
     await trio.aclose_forcefully(websocket)
 
 
 async def test_after_a_cancelled_send_nothing_is_sent():
-    """Half a frame stays half: no later frame, not even a goodbye, could be understood."""
+    """Half a frame stays half: no later frame, not even a close, could be parsed."""
     peer = Peer()
     websocket = await peer.open()
     deliver = peer.client.send_stream.send_all_hook
@@ -409,17 +409,17 @@ async def test_after_a_cancelled_send_nothing_is_sent():
 
 
 async def converse_once(peer):
-    """Accept, send one message back, and answer the goodbye, as far as the client comes."""
-    with suppress(AssertionError, *GONE):  # the client's end, wherever it comes
+    """Accept, send one message back, and answer the close, as far as the client gets."""
+    with suppress(AssertionError, *GONE):  # the client's end, at any point
         await peer.accept()
-        for frame in await peer.hear():
-            await peer.say(frame.opcode, frame.data)
-        for frame in await peer.hear():
-            await peer.say(frame.opcode, frame.data)
+        for frame in await peer.receive_frames():
+            await peer.send(frame.opcode, frame.data)
+        for frame in await peer.receive_frames():
+            await peer.send(frame.opcode, frame.data)
 
 
 async def test_a_cancellation_anywhere_leaves_no_connection():
-    """Whichever checkpoint of handshake, message and goodbye is cancelled, the connection is closed."""
+    """At any checkpoint of handshake, message and close a cancellation closes the connection."""
     finished = 0
     for checkpoints in range(100):
         peer, opened = Peer(), []
@@ -451,7 +451,7 @@ async def test_a_cancellation_anywhere_leaves_no_connection():
 
 
 async def test_an_answer_that_does_not_fit_leaves_no_connection():
-    """A peer that says 101 without having read the key is refused, and the connection closed."""
+    """A peer that sends 101 without having read the key is refused, and the connection closed."""
     peer = Peer()
     async with trio.open_nursery() as nursery:
 
@@ -468,8 +468,8 @@ async def test_an_answer_that_does_not_fit_leaves_no_connection():
     assert await peer.is_gone()
 
 
-async def test_a_101_that_was_not_asked_for_is_still_refused():
-    """An ordinary request is never answered by another protocol."""
+async def test_a_101_without_an_offer_is_still_refused():
+    """An ordinary request never switches protocols."""
     peer = Peer()
     async with trio.open_nursery() as nursery:
 
@@ -489,7 +489,7 @@ CHOICE = ("Sec-WebSocket-Protocol", "v4.channel.k8s.io")
 
 
 def test_the_offer_is_the_one_of_the_rfc():
-    """The key, the version and the protocols stand in the request as RFC 6455 writes them."""
+    """The key, the version and the protocols are in the request as in RFC 6455."""
     assert list(OFFER.headers) == [
         ("Upgrade", "websocket"),
         ("Connection", "Upgrade"),
@@ -516,6 +516,6 @@ def test_the_offer_is_the_one_of_the_rfc():
     ],
 )
 def test_an_answer_that_does_not_fit_the_offer_is_refused(lines, why):
-    """Whatever differs from what was asked for is an error that says what differs."""
+    """Each difference from the offer is an error that names it."""
     with pytest.raises(ProtocolError, match=f"^pod .*{why}"):
         OFFER.check_response(Headers(lines), "pod")

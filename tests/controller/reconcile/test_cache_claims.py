@@ -1,4 +1,4 @@
-"""A service that has a volume for weights of its own gets it once, uses no stranger's, and takes it along."""
+"""A service with a volume for its own weights gets it once, uses no stranger's, and deletes it with itself."""
 
 import attrs
 import pytest
@@ -23,7 +23,7 @@ def stranger(name):
 
 
 async def test_each_service_has_a_claim_of_its_own_and_no_job_fetches(autojump_clock):
-    """Two services of one Model have two claims, of which each goes with its service; the namespace has none."""
+    """Two services of one Model have two claims, each deleted with its service; the namespace has none."""
     async with open_pods(workloads=PER_SERVICE) as hands:
         await hands.create_model()
         await hands.create_service()
@@ -48,7 +48,7 @@ async def test_each_service_has_a_claim_of_its_own_and_no_job_fetches(autojump_c
 
 
 async def test_a_claim_is_made_once_and_never_changed(autojump_clock):
-    """Other values of the chart and an edit leave a claim as it is; one that was deleted is made again."""
+    """Other values of the chart and an edit leave a claim unchanged; a deleted one is created again."""
     async with open_pods(workloads=PER_SERVICE) as hands:
         await hands.start()
         grown = {"spec": {"resources": {"requests": {"storage": "70Gi"}}}}
@@ -65,7 +65,7 @@ async def test_a_claim_is_made_once_and_never_changed(autojump_clock):
 
 @pytest.mark.parametrize("name", ["chat", "llmkube"])
 async def test_a_claim_of_someone_else_is_not_used(autojump_clock, name):
-    """It would be deleted with another object, or not at all; the service says so, and goes on when it is gone."""
+    """It would be deleted with another object, or not at all; the service reports it until it is deleted."""
     claim = service_claim_name(name)
     assert (claim == CACHE_CLAIM) is (name == "llmkube")
     async with open_pods(workloads=PER_SERVICE) as hands:
@@ -74,9 +74,9 @@ async def test_a_claim_of_someone_else_is_not_used(autojump_clock, name):
         await hands.create_service(name)
         assert await hands.where(name) == "Failed/NameTaken"
         conditions = (await hands.cluster.service(name)).status.conditions
-        [said] = [one.message for one in conditions if one.type == "Degraded"]
-        assert claim in said
-        assert "spec.modelCache.claimName" in said
+        [reported] = [one.message for one in conditions if one.type == "Degraded"]
+        assert claim in reported
+        assert "spec.modelCache.claimName" in reported
         assert not await hands.exists(Deployment, name)
         await hands.client.delete(PersistentVolumeClaim, Key("ml", claim))
         await trio.sleep(REFUSED_RETRY_SECONDS)
@@ -92,8 +92,8 @@ async def test_a_claim_of_someone_else_is_not_used(autojump_clock, name):
         ({"source": "org/repo", "format": "safetensors"}, {"runtime": "vllm"}),
     ],
 )
-async def test_a_service_that_keeps_its_weights_elsewhere_has_none(autojump_clock, model, service):
-    """What a service names itself, a mount, and an engine that fetches need no claim; nothing is said to be ignored."""
+async def test_a_service_with_weights_elsewhere_has_none(autojump_clock, model, service):
+    """The service's own claim, a mount, and an engine that fetches need no claim; no field is reported as ignored."""
     async with open_pods(workloads=PER_SERVICE) as hands:
         if "source" in model:
             await hands.client.create(stranger("weights"), field_manager="user")
@@ -102,24 +102,24 @@ async def test_a_service_that_keeps_its_weights_elsewhere_has_none(autojump_cloc
         await hands.apply(**service)
         assert "chat-model-cache" not in await hands.names(PersistentVolumeClaim)
         assert await hands.exists(Deployment)
-        said = (await hands.cluster.service()).status.conditions
-        assert all("modelCache" not in one.message for one in said if one.type == "SpecHonoured")
+        reported = (await hands.cluster.service()).status.conditions
+        assert all("modelCache" not in one.message for one in reported if one.type == "SpecHonoured")
 
 
-async def test_prefetching_into_a_volume_that_nobody_reads_is_named(autojump_clock):
-    """`prefetch` fetches nothing, and both the Model and its service say so."""
+async def test_prefetching_into_an_unused_volume_is_named(autojump_clock):
+    """`prefetch` fetches nothing, and both the Model and its service report it."""
     async with open_pods(workloads=PER_SERVICE) as hands:
         await hands.create_model(prefetch=True)
         await hands.apply()
         assert await hands.names(Job) == []
         [available] = [one for one in (await hands.cluster.model()).status.conditions if one.type == "Available"]
         assert "spec.prefetch has no effect" in available.message
-        [said] = [one for one in (await hands.cluster.service()).status.conditions if one.type == "SpecHonoured"]
-        assert "Model.spec.prefetch" in said.message
+        [reported] = [one for one in (await hands.cluster.service()).status.conditions if one.type == "SpecHonoured"]
+        assert "Model.spec.prefetch" in reported.message
 
 
 def test_two_long_names_have_two_claims():
-    """A name that leaves no room for the ending keeps its head and gets a digest; the claim's name fits."""
+    """A name that is too long for the suffix is shortened with a digest; the claim's name fits."""
     one, other = ("a" * 252 + end for end in "bc")
     assert service_claim_name("chat") == "chat-model-cache"
     names = {service_claim_name(one), service_claim_name(other)}

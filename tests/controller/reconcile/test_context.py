@@ -1,4 +1,4 @@
-"""A value is made once for each thing that it is made from; the queue for GPUs goes by importance, then by age."""
+"""A value is computed once for each input; the queue for GPUs is ordered by priority, then by age."""
 
 import random
 
@@ -9,7 +9,7 @@ from llmkube.k8s.resource import Key
 
 
 def test_a_value_is_made_again_only_from_something_else():
-    """Equal things do not make the value anew, whether they are the same objects or not; others do."""
+    """Equal inputs do not compute the value again, whether they are the same objects or not; others do."""
     value, made = Memo(), []
 
     def make():
@@ -22,7 +22,7 @@ def test_a_value_is_made_again_only_from_something_else():
 
 
 def test_an_error_is_not_kept():
-    """Making is tried again after it failed, and what was kept before stands until then."""
+    """The computation is retried after a failure, and the last value applies until then."""
     value = Memo()
 
     def fail():
@@ -35,8 +35,8 @@ def test_an_error_is_not_kept():
     assert value.get((2,), lambda: "second") == "second"
 
 
-def test_what_waits_no_more_begins_to_wait_anew():
-    """A replacement of pods that is called off leaves neither a beginning nor a reason behind."""
+def test_a_cancelled_wait_starts_again():
+    """A cancelled replacement of pods leaves neither a start time nor a reason behind."""
     record = ServiceRecord()
     record.deferred_since, record.deferral_reason = 0.0, "an edit"
     record.clear_deferral()
@@ -55,18 +55,18 @@ def order(*those):
 
 
 def test_priority_comes_before_age():
-    """A newer service of a higher priority stands in front of an older one."""
+    """A newer service of a higher priority precedes an older one."""
     assert order(waiting("old", since="2025-01-01T00:00:00Z"), waiting("vital", 1_000_000)) == ["vital", "old"]
 
 
 def test_of_equals_the_oldest_is_first_and_a_second_is_shared_by_name():
-    """Equal priority goes by creation, and those of one second by namespace and name."""
+    """Equal priority is ordered by creation, and those of one second by namespace and name."""
     those = waiting("b"), waiting("a"), waiting("z", since="2025-05-01T00:00:00Z"), waiting("c", namespace="aa")
     assert order(*those) == ["z", "c", "a", "b"]
 
 
-def test_who_moves_up_is_told_and_nobody_else():
-    """When the first leaves, those behind it are named; when the last leaves, nobody is."""
+def test_only_services_that_move_up_are_notified():
+    """When the first one is removed, those behind it are notified; when the last one is, none is."""
     queue = GpuQueue()
     for one in (waiting("a"), waiting("b"), waiting("c")):
         assert queue.put(one.key, one) == frozenset()
@@ -76,8 +76,8 @@ def test_who_moves_up_is_told_and_nobody_else():
     assert (queue.position(Key("ml", "b")), queue.position(Key("ml", "a"))) == (1, 0)
 
 
-def test_the_same_news_twice_moves_nobody():
-    """Saying again that a service waits, or that it does not, changes nothing."""
+def test_a_repeated_state_moves_no_service():
+    """A repeated state changes nothing."""
     queue = GpuQueue()
     queue.put(Key("ml", "a"), waiting("a"))
     assert queue.put(Key("ml", "a"), waiting("a")) == frozenset()

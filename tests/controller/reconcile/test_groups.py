@@ -1,4 +1,4 @@
-"""A model over several nodes is a LeaderWorkerSet where the cluster has them, and refused by name where it has not."""
+"""A model over several nodes is a LeaderWorkerSet if the cluster has the kind, and refused by name otherwise."""
 
 import trio
 from prometheus_client import CollectorRegistry
@@ -31,7 +31,7 @@ async def answer(hands, ready):
 
 
 async def test_without_the_kind_it_is_refused_by_name_until_it_comes(autojump_clock):
-    """No pod is made, the condition says what to install, and the service starts when it was."""
+    """No pod is created, the condition names what to install, and the service starts afterwards."""
     async with open_pods() as hands:
         await create(hands)
         assert await hands.where() == "Failed/Invalid"
@@ -69,8 +69,8 @@ async def test_it_is_served_counted_scaled_and_pruned(autojump_clock):
         assert await hands.names(Deployment) == ["chat"]
 
 
-async def test_a_successor_says_nothing_before_it_has_looked(autojump_clock):
-    """A service that is Ready is not called Failed while a new controller finds out what the cluster serves."""
+async def test_a_successor_reports_nothing_before_discovery(autojump_clock):
+    """A Ready service is not called Failed while a new controller discovers the kinds of the cluster."""
     async with open_pods() as hands, trio.open_nursery() as nursery:
         cluster = hands.cluster
         await hands.install(LeaderWorkerSet)

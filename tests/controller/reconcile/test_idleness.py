@@ -1,4 +1,4 @@
-"""Pods are asked all at once whether they have requests, and one that has, or does not answer, is enough."""
+"""Pods are queried concurrently for requests in flight; one that has some, or does not answer, is enough."""
 
 import pytest
 import trio
@@ -14,7 +14,7 @@ BUSY = IDLE.replace("processing 0", "processing 1")
 
 
 async def context(hands) -> bool:
-    """Whether the Deployment has the edit."""
+    """Return whether the Deployment has the edit."""
     [container, _] = (await hands.json(Deployment))["spec"]["template"]["spec"]["containers"]
     return "8192" in container["args"]
 
@@ -22,13 +22,13 @@ async def context(hands) -> bool:
 @pytest.mark.parametrize(
     ("address", "url"), [("10.0.0.7", "http://10.0.0.7:8080/metrics"), ("fd00::7", "http://[fd00::7]:8080/metrics")]
 )
-def test_a_pod_is_asked_at_its_address_of_either_family(address, url):
-    """An address of IPv6 stands in brackets, or its last part would be the port."""
+def test_a_pod_is_queried_at_its_address_of_either_family(address, url):
+    """An IPv6 address is in brackets, or its last part would be the port."""
     assert pod_polling.pod_url(pod(podIP=address), 8080, "/metrics") == url
 
 
-async def test_slow_pods_hold_no_edit_for_ever(autojump_clock, monkeypatch):
-    """Nine replicas that are idle, and take four seconds each to say so, are asked at once and then replaced."""
+async def test_slow_pods_do_not_block_an_edit_for_ever(autojump_clock, monkeypatch):
+    """Nine idle replicas that take four seconds each to answer are queried at once and then replaced."""
     policy = {"waitForIdle": True, "idleTimeoutSeconds": 3600}
 
     async def read_slowly(_url):
@@ -48,7 +48,7 @@ async def test_slow_pods_hold_no_edit_for_ever(autojump_clock, monkeypatch):
 
 @pytest.mark.parametrize("busy", [None, 0, 1, 2])
 async def test_one_busy_pod_keeps_all(busy, autojump_clock, monkeypatch):
-    """Of three pods that run any one that has a request, or does not answer, counts; one that is going does not."""
+    """Of three running pods any one that has a request, or does not answer, keeps all; a terminating one does not."""
     urls = [f"http://10.0.0.{number}:8080/metrics" for number in range(3)]
     texts = {url: "" if busy == 2 else BUSY for index, url in enumerate(urls) if index == busy}
 
@@ -62,8 +62,8 @@ async def test_one_busy_pod_keeps_all(busy, autojump_clock, monkeypatch):
     assert await pod_polling.are_idle(plan(busy_metrics=NAMES), [*pods, going]) is (busy is None)
 
 
-async def test_a_pod_is_asked_at_its_own_port_and_not_at_that_of_the_plan_to_come(monkeypatch):
-    """While an edit of containerPort waits for idleness, the pods still listen where they did."""
+async def test_a_pod_is_queried_at_its_own_port_and_not_at_that_of_the_next_plan(monkeypatch):
+    """While an edit of containerPort waits for idleness, the pods still listen on the old port."""
     asked = []
 
     async def read(url):
@@ -78,7 +78,7 @@ async def test_a_pod_is_asked_at_its_own_port_and_not_at_that_of_the_plan_to_com
 
 
 async def test_a_pod_without_a_port_of_that_name_may_be_busy(monkeypatch):
-    """The engine before had no metrics, or had them on a port of another name: nothing says that it is idle."""
+    """The engine before had no metrics, or a port of another name for them: it is not known to be idle."""
 
     async def read(_url):
         await trio.lowlevel.checkpoint()

@@ -13,7 +13,7 @@ from llmkube.supervisor.service.status_manager import service_manifest
 
 
 async def test_a_service_that_moves_to_a_host_leaves_nothing(autojump_clock):
-    """When its Model asks for metal, the pods' objects are gone."""
+    """When its Model requests metal, the pods' objects are deleted."""
     async with open_pods() as hands:
         await hands.bring_up()
         await hands.create_model(hardware={"accelerator": "metal"})
@@ -27,7 +27,7 @@ METAL = {"accelerator": "metal"}
 
 
 async def publish(hands):
-    """Say as an agent that the service is its host's."""
+    """Publish as an agent whose host serves the service."""
     service = await hands.client.get(InferenceService, CHAT)
     await hands.client.apply(Service, service_manifest(service), field_manager=AGENT)
     await trio.sleep(SETTLED)
@@ -40,7 +40,7 @@ async def ports_and_selector(hands):
 
 @pytest.mark.parametrize("port", [8080, 80])
 async def test_pods_are_reached_by_the_service_that_a_host_has_published(port, autojump_clock):
-    """Whatever port it shall have, then and after an edit, the host's does not stay beside it and have both refused."""
+    """For any port, now and after an edit, the host's port does not stay next to it and have both refused."""
     async with open_pods() as hands:
         await hands.create_model(hardware=METAL)
         await hands.apply(endpoint={"port": port})
@@ -54,8 +54,8 @@ async def test_pods_are_reached_by_the_service_that_a_host_has_published(port, a
         assert await ports_and_selector(hands) == ([9000], "chat")
 
 
-async def test_an_agent_that_comes_back_late_hinders_no_edit(autojump_clock):
-    """The port of a host that repeats what it knew, before it hears that pods serve now, goes with the next edit."""
+async def test_an_agent_that_comes_back_late_blocks_no_edit(autojump_clock):
+    """The port of a host that republishes before it knows that pods serve is removed with the next edit."""
     async with open_pods() as hands:
         await hands.bring_up()
         await publish(hands)
@@ -63,8 +63,8 @@ async def test_an_agent_that_comes_back_late_hinders_no_edit(autojump_clock):
         assert await ports_and_selector(hands) == ([9000], "chat")
 
 
-async def test_a_host_that_was_quicker_keeps_what_it_has_published(autojump_clock):
-    """A controller that hears late of the move gives up its part, the selector, and does not take the Service away."""
+async def test_a_host_that_was_quicker_keeps_its_published_endpoint(autojump_clock):
+    """A controller that learns late of the move drops its part, the selector, and does not delete the Service."""
     async with open_pods() as hands:
         await hands.bring_up()
         await publish(hands)

@@ -1,4 +1,4 @@
-"""How far a download is shows in the Model's status, in steps, as long as the pod tells it."""
+"""A download's progress is in the Model's status, in steps, while the pod reports it."""
 
 import json
 import math
@@ -40,22 +40,22 @@ def words(done, total=1000, *, file=1, files=1, stage="downloading", **more):
     ],
 )
 def test_a_percentage_is_read_or_nothing_is(text, percent):
-    """Whole steps of five, of all files; what a stranger's pod answers is never more than no number."""
+    """Whole steps of five, of all files; a stranger's pod can at most remove the number."""
     assert read_percent(text) == percent
 
 
 @pytest.fixture
 def engine(monkeypatch):
-    """Pods that answer with what is put in here; `asked` are the addresses."""
-    told = {"text": words(0), "asked": []}
+    """Pods that answer with this text; `asked` are the addresses."""
+    pods = {"text": words(0), "asked": []}
 
     async def read(url):
         await trio.lowlevel.checkpoint()
-        told["asked"].append(url)
-        return told["text"]
+        pods["asked"].append(url)
+        return pods["text"]
 
     monkeypatch.setattr(pod_polling, "read_text", read)
-    return told
+    return pods
 
 
 async def start(hands, ip="10.1.2.3"):
@@ -71,8 +71,8 @@ async def message(hands):
     return next(one.message for one in conditions if one.type == "Progressing")
 
 
-async def test_the_model_says_how_far_it_is(autojump_clock, engine):
-    """Ten seconds after a step the message has it; between two steps nothing is written, and at the end it is gone."""
+async def test_the_model_reports_progress(autojump_clock, engine):
+    """The message has each step within ten seconds; nothing is written between steps, and at the end it is removed."""
     async with open_pods() as hands:
         job = await start(hands)
         await trio.sleep(QUERY_INTERVAL_SECONDS)
@@ -98,8 +98,8 @@ async def test_the_model_says_how_far_it_is(autojump_clock, engine):
     ("ip", "text"),
     [("", words(500)), ("10.1.2.3", ""), ("10.1.2.3", words(math.inf)), ("10.1.2.3", "[" * 100_000)],
 )
-async def test_a_pod_that_does_not_tell_costs_only_the_number(autojump_clock, engine, ip, text):
-    """Without an address or a sensible answer the Model is Downloading all the same, and nothing is written again."""
+async def test_a_pod_without_progress_costs_only_the_number(autojump_clock, engine, ip, text):
+    """Without an address or a valid response the Model is still Downloading, and nothing is written again."""
     engine["text"] = text
     async with open_pods() as hands:
         await start(hands, ip)

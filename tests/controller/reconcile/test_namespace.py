@@ -1,4 +1,4 @@
-"""The namespace of the Leases is made, and a controller that may not do so says it once."""
+"""The namespace of the Leases is created; a controller without the right logs that once."""
 
 import random
 
@@ -14,8 +14,8 @@ from llmkube.k8s.errors import ForbiddenError
 from llmkube.k8s.resource import Key
 
 
-async def test_the_namespace_of_the_leases_is_made(autojump_clock):
-    """On a cluster without it, the namespace is there soon, also when it is deleted later or the server was away."""
+async def test_the_namespace_of_the_leases_is_created(autojump_clock):
+    """On a cluster without it, the namespace is created soon, even if it is deleted later or the server was away."""
     async with open_cluster(lease_namespace="elsewhere", identity="one") as cluster:
         await trio.sleep(1)
         key = Key("", "elsewhere")
@@ -30,8 +30,8 @@ async def test_the_namespace_of_the_leases_is_made(autojump_clock):
 
 
 @pytest.mark.parametrize(("confined", "level"), [(False, "warning"), (True, "info")])
-async def test_a_controller_that_may_not_make_it_says_so_once(autojump_clock, confined, level):
-    """Forbidden is logged once in a day and ends nothing; where a role can never grant it, it is no warning."""
+async def test_a_controller_that_may_not_create_it_logs_once(autojump_clock, confined, level):
+    """Forbidden is logged once in a day and ends nothing; if a role can never grant it, it is no warning."""
     calls = []
 
     class Refusing:

@@ -1,4 +1,4 @@
-"""A Job brings what its Model asks for now, its own pods alone speak for it, and a Model stays while it is used."""
+"""A Job fetches a Model's current source, only its own pods report results, and a Model stays while it is used."""
 
 import json
 
@@ -25,14 +25,14 @@ WRONG = 'is invalid: spec.template.labels: Invalid value: "a b": a qualified nam
 
 
 async def test_a_source_of_any_length_is_refused_with_a_message_that_fits(autojump_clock):
-    """What a refusal quotes is cut, and the Model is Failed."""
+    """A refusal cuts the value that it quotes, and the Model is Failed."""
     async with open_pods() as hands:
         await hands.create_model(source="pvc://" + "a" * 40_000)
         assert await hands.model_where() == "Failed/SourceInvalid"
 
 
 async def test_a_refused_job_is_a_condition_of_its_model(autojump_clock):
-    """The Model is Failed with the server's sentence, and so is the service that waits for it."""
+    """The Model is Failed with the server's message, and so is the service that waits for it."""
     async with open_pods() as hands:
         hands.cluster.faults.refusals["jobs"] = WRONG
         await hands.create_model()
@@ -43,8 +43,8 @@ async def test_a_refused_job_is_a_condition_of_its_model(autojump_clock):
         assert degraded.message == WRONG
 
 
-async def test_a_job_of_somebody_else_is_a_condition_too(autojump_clock):
-    """The Job that is in the way is named, left alone, and replaced by ours once it is gone."""
+async def test_a_strangers_job_is_a_condition_too(autojump_clock):
+    """The conflicting Job is named, not changed, and replaced by ours once it is deleted."""
     async with open_pods() as hands:
         await hands.start()
         [name] = await hands.names(Job)
@@ -74,7 +74,7 @@ async def only_job(hands):
 
 
 async def make_strangers_pod(hands, status):
-    """Begin to fetch a Model, and make a pod that has the label of its Job and is somebody's; return the Job."""
+    """Start to fetch a Model, and create a stranger's pod with the label of its Job; return the Job."""
     await hands.create_model(prefetch=True)
     await trio.sleep(SETTLED)
     job = await only_job(hands)
@@ -84,7 +84,7 @@ async def make_strangers_pod(hands, status):
 
 
 async def test_a_secret_that_was_lacking_is_tried_at_once(autojump_clock):
-    """A fetch that was refused is made anew with the Secret that the Model names since, and only then."""
+    """A refused fetch is repeated with the Secret that the Model names since then, and only then."""
     async with open_pods() as hands:
         await hands.start()
         await hands.finish_job(2, REFUSED)
@@ -102,8 +102,8 @@ async def test_a_secret_that_was_lacking_is_tried_at_once(autojump_clock):
 
 
 @pytest.mark.parametrize("state", ["none", "waiting", "running", "ended"])
-async def test_an_edit_replaces_a_job_that_gets_nowhere(autojump_clock, state):
-    """Tolerations reach a Job whose pod has not started; one that fetches, or has fetched, goes on as it is."""
+async def test_an_edit_replaces_a_job_without_progress(autojump_clock, state):
+    """Tolerations reach a Job whose pod has not started; one that fetches, or has fetched, stays unchanged."""
     async with open_pods() as hands:
         await hands.create_model(prefetch=True)
         await trio.sleep(SETTLED)
@@ -125,7 +125,7 @@ async def test_an_edit_replaces_a_job_that_gets_nowhere(autojump_clock, state):
 
 @pytest.mark.parametrize("running", [True, False])
 async def test_other_settings_restart_no_download_that_runs(autojump_clock, running):
-    """K10: `helm upgrade` with another mirror reaches a Job that has not begun; one that fetches goes on as it is."""
+    """K10: `helm upgrade` with another mirror reaches a Job that has not started; one that fetches stays unchanged."""
     async with open_pods() as hands:
         await hands.create_model(prefetch=True)
         await trio.sleep(SETTLED)
@@ -142,8 +142,8 @@ async def test_other_settings_restart_no_download_that_runs(autojump_clock, runn
             nursery.cancel_scope.cancel()
 
 
-async def test_a_pod_that_only_has_the_label_says_nothing(autojump_clock):
-    """What somebody's pod tells under the Job's label is neither a result nor a failure."""
+async def test_a_pod_that_only_has_the_label_is_ignored(autojump_clock):
+    """A stranger's pod with the Job's label provides neither a result nor a failure."""
     async with open_pods() as hands:
         theirs = FETCHED.replace('"model.gguf"', '"theirs.gguf"')
         ended = {"name": "fetch", "state": {"terminated": {"exitCode": 0, "message": theirs}}}
@@ -155,7 +155,7 @@ async def test_a_pod_that_only_has_the_label_says_nothing(autojump_clock):
 
 
 async def test_a_job_is_run_again_though_a_strangers_pod_has_its_label(autojump_clock):
-    """A result that no pod of the Job's own tells any more is asked for anew."""
+    """A result that no pod of the Job has any more is fetched again."""
     async with open_pods() as hands:
         job = await make_strangers_pod(hands, {"phase": "Running"})
         await hands.finish_job(with_pod=False)
@@ -165,7 +165,7 @@ async def test_a_job_is_run_again_though_a_strangers_pod_has_its_label(autojump_
 
 @pytest.mark.parametrize("deleted", [False, True])
 @pytest.mark.parametrize("settings", [{}, {"workloads": None}])
-async def test_what_an_early_version_has_kept_is_let_go(autojump_clock, settings, deleted):
+async def test_the_finalizer_of_an_early_version_is_removed(autojump_clock, settings, deleted):
     """With pods and without them; the finalizers of others stay."""
     async with open_pods() as hands:
         await hands.bring_up()
@@ -190,7 +190,7 @@ CLAIM = Key("ml", "llmkube-model-cache")
 
 
 async def test_a_claim_that_was_deleted_is_made_and_filled_again(autojump_clock):
-    """The Model waits for a new Job, although the old one's result is still there; then it is Ready, and stays it."""
+    """The Model waits for a new Job, although the old one's result is still there; then it is Ready, and stays so."""
     async with open_pods() as hands:
         await hands.bring_up()
         old = await hands.client.get(PersistentVolumeClaim, CLAIM)
@@ -217,7 +217,7 @@ async def test_a_claim_that_was_deleted_is_made_and_filled_again(autojump_clock)
 
 
 async def test_an_admins_own_claim_is_filled_once(autojump_clock):
-    """A claim of the right name without our label is used as it is, and what is on it counts: one Job, then quiet."""
+    """A claim of the right name without our label is used with its content: one Job, then nothing."""
     async with open_pods() as hands:
         access = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Ti"}}}
         await hands.cluster.apply_object(PersistentVolumeClaim, CLAIM.name, {"spec": access}, manager="admin")
@@ -231,8 +231,8 @@ async def test_an_admins_own_claim_is_filled_once(autojump_clock):
         assert (await hands.cluster.model()).status.cache_volume
 
 
-async def test_other_claims_are_none_of_our_business(autojump_clock):
-    """A user's claim of the namespace comes and goes without anybody being asked to fetch again."""
+async def test_other_claims_are_ignored(autojump_clock):
+    """A user's claim of the namespace is created and deleted without another fetch."""
     async with open_pods() as hands:
         await hands.bring_up()
         [before] = (await hands.client.list(Job, namespace="ml")).items
@@ -246,7 +246,7 @@ async def test_other_claims_are_none_of_our_business(autojump_clock):
 
 
 async def test_an_edited_source_is_another_file_and_rolls(autojump_clock):
-    """The old pods stay while the new file comes; then the Deployment points at the new folder, and not before."""
+    """The old pods stay while the new file is fetched; then the Deployment mounts the new folder, and not before."""
     async with open_pods() as hands:
         await hands.bring_up()
         old = await hands.json(Deployment)
@@ -265,15 +265,15 @@ async def test_an_edited_source_is_another_file_and_rolls(autojump_clock):
 
 
 async def test_pods_outlive_the_deletion_of_their_model(autojump_clock):
-    """The Model goes at once; what serves it stays as it is and says what is missing, until the Model is back."""
+    """The Model is deleted at once; its pods stay unchanged with a condition, until the Model is back."""
     async with open_pods() as hands:
         await hands.bring_up()
         before = await hands.json(Deployment)
         await hands.client.delete(Model, Key("ml", "phi"))
         assert await hands.where() == "Progressing/ModelNotFound"
         assert not await hands.exists(Model, "phi")
-        said = {one.type: one for one in (await hands.cluster.service()).status.conditions}
-        assert said["Available"].status == "True"
+        conditions = {one.type: one for one in (await hands.cluster.service()).status.conditions}
+        assert conditions["Available"].status == "True"
         assert (await hands.json(Deployment))["spec"] == before["spec"]
         await hands.create_model()
         await trio.sleep(SETTLED)
@@ -282,8 +282,8 @@ async def test_pods_outlive_the_deletion_of_their_model(autojump_clock):
         assert (await hands.json(Deployment))["spec"] == before["spec"]
 
 
-async def test_a_model_that_nobody_uses_goes_at_once(autojump_clock):
-    """The Job goes with the Model."""
+async def test_an_unused_model_is_deleted_at_once(autojump_clock):
+    """The Job is deleted with the Model."""
     async with open_pods() as hands:
         await hands.create_model()
         await trio.sleep(SETTLED)
@@ -293,8 +293,8 @@ async def test_a_model_that_nobody_uses_goes_at_once(autojump_clock):
         assert await hands.names(Job) == []
 
 
-async def test_a_failed_fetch_fails_both_with_its_own_words(autojump_clock):
-    """Reason and sentence of `llmkube fetch` are the Model's and its service's."""
+async def test_a_failed_fetch_fails_both_with_its_own_message(autojump_clock):
+    """Reason and message of `llmkube fetch` are the Model's and its service's."""
     async with open_pods() as hands:
         await hands.start()
         await hands.finish_job(2, '{"reason":"AccessDenied","message":"the hub wants a token"}')
@@ -303,7 +303,7 @@ async def test_a_failed_fetch_fails_both_with_its_own_words(autojump_clock):
 
 
 async def test_a_job_whose_pod_is_gone_is_run_again(autojump_clock):
-    """A result that nobody can tell any more is asked for anew."""
+    """A lost result is fetched again."""
     async with open_pods() as hands:
         await hands.create_model()
         await trio.sleep(SETTLED)
@@ -315,8 +315,8 @@ async def test_a_job_whose_pod_is_gone_is_run_again(autojump_clock):
         assert await hands.model_where() == "Ready/ModelReady"
 
 
-async def test_what_is_remembered_needs_no_job(autojump_clock):
-    """A Model that is Ready stays so when its Job and pods are gone, for a new controller too."""
+async def test_a_recorded_result_needs_no_job(autojump_clock):
+    """A Ready Model stays so when its Job and pods are deleted, for a new controller too."""
     async with open_pods() as hands:
         await hands.bring_up()
         [job] = await hands.names(Job)
@@ -328,7 +328,7 @@ async def test_what_is_remembered_needs_no_job(autojump_clock):
 
 
 async def test_a_claim_of_the_users_needs_no_job(autojump_clock):
-    """`pvc://` waits for the claim to be there, mounts it, and fetches nothing; bound it may be only by the pods."""
+    """`pvc://` waits for the claim, mounts it, and fetches nothing; the pods may be the first to bind it."""
     async with open_pods() as hands:
         await hands.create_model(source="pvc://weights/phi/model.gguf")
         await hands.create_service()
@@ -353,7 +353,7 @@ async def test_a_claim_of_the_users_needs_no_job(autojump_clock):
 
 
 async def test_an_engine_that_fetches_for_itself_does_not_wait(autojump_clock):
-    """A repository for vLLM makes no Job, and its service is made at once."""
+    """A repository for vLLM makes no Job, and its service is created at once."""
     async with open_pods() as hands:
         await hands.create_model(source="org/repo", format="safetensors")
         await hands.create_service(runtime="vllm", resources={"gpu": 1})
@@ -375,7 +375,7 @@ async def test_ephemeral_weights_are_fetched_by_each_pod(autojump_clock):
 
 
 async def test_another_quantization_than_promised_is_a_condition(autojump_clock):
-    """The header's word against the spec's is told, and hinders nothing."""
+    """A header that contradicts the spec is reported, and blocks nothing."""
     async with open_pods() as hands:
         await hands.create_model(quantization="Q8_0")
         await trio.sleep(SETTLED)
@@ -388,7 +388,7 @@ async def test_another_quantization_than_promised_is_a_condition(autojump_clock)
 
 @pytest.mark.parametrize("source", ["pvc://weights/model.gguf", "hf://org/repo/model.gguf", "builtin://demo"])
 async def test_the_column_has_the_specs_label_until_a_header_was_read(autojump_clock, source):
-    """`kubectl get models` shows what the spec says before and without a header, and what the header says after."""
+    """`kubectl get models` shows the spec's label before and without a header, and the header's after."""
     async with open_pods() as hands:
         await hands.create_model(source=source, quantization="Q8_0")
         await hands.model_where()

@@ -1,4 +1,4 @@
-"""A service's pods are made once its Model is there, kept as its spec says, and what is in the way is a condition."""
+"""A service's pods are created once its Model is fetched, follow its spec, and obstacles are conditions."""
 
 import attrs
 import pytest
@@ -21,7 +21,7 @@ QUOTA = '"x" is forbidden: exceeded quota: compute, requested: count/x=1, used: 
 
 @pytest.mark.parametrize("resource", ["deployments", "services", "horizontalpodautoscalers", "poddisruptionbudgets"])
 async def test_a_refused_object_is_a_condition_of_its_service(autojump_clock, resource):
-    """The phase is Failed, `Accepted` is False with the server's sentence, and it goes on once the server takes it."""
+    """The phase is Failed, `Accepted` is False with the server's message, until the server takes the object."""
     async with open_pods() as hands:
         faults = hands.cluster.faults
         faults.refusals[resource] = f"{resource} {WRONG}"
@@ -39,8 +39,8 @@ async def test_a_refused_object_is_a_condition_of_its_service(autojump_clock, re
 
 
 @pytest.mark.parametrize("resource", ["deployments", "jobs"])
-async def test_a_quota_that_is_used_up_is_told_and_looked_at_again(autojump_clock, resource):
-    """What the server forbids is said on the service, of a Job on its Model too; once there is room it goes on."""
+async def test_an_exhausted_quota_is_reported_and_retried(autojump_clock, resource):
+    """A forbidden request is reported on the service, for a Job on its Model too; once there is quota it continues."""
     async with open_pods() as hands:
         faults = hands.cluster.faults
         faults.refusals[resource], faults.refused = QUOTA, (403, "Forbidden")
@@ -59,7 +59,7 @@ async def test_a_quota_that_is_used_up_is_told_and_looked_at_again(autojump_cloc
 
 
 async def test_a_reason_of_the_kubelets_own_reaches_the_status(autojump_clock):
-    """A reason with dots and slashes is spelled as the schema wants it, and the status goes on being written."""
+    """A reason with dots and slashes is converted to the schema's form, and the status is still written."""
     async with open_pods() as hands:
         await hands.start(resources={"gpu": 1})
         await hands.end_job()
@@ -72,20 +72,20 @@ async def test_a_reason_of_the_kubelets_own_reaches_the_status(autojump_clock):
         assert await hands.where() == "Ready/InferenceReady"
 
 
-async def test_what_serves_goes_on_while_its_next_spec_is_refused(autojump_clock):
-    """The pods that are there stay Ready; `Accepted` and `Degraded` say what is wrong."""
+async def test_running_pods_continue_while_the_next_spec_is_refused(autojump_clock):
+    """The existing pods stay Ready; `Accepted` and `Degraded` have the error."""
     async with open_pods() as hands:
         await hands.bring_up()
         hands.cluster.faults.refusals["deployments"] = WRONG
         await hands.create_service(podLabels={"a b": "c"})
         assert await hands.where() == "Ready/InferenceReady"
-        said = {one.type: (one.status, one.reason) for one in (await hands.cluster.service()).status.conditions}
-        assert said["Accepted"] == ("False", "Invalid")
-        assert said["Degraded"] == ("True", "Invalid")
+        conditions = {one.type: (one.status, one.reason) for one in (await hands.cluster.service()).status.conditions}
+        assert conditions["Accepted"] == ("False", "Invalid")
+        assert conditions["Degraded"] == ("True", "Invalid")
 
 
 async def test_a_model_is_fetched_and_its_service_served(autojump_clock):
-    """Job, then facts, then Deployment and Service, then Ready: in this order, and nothing before its time."""
+    """Job, then facts, then Deployment and Service, then Ready: in this order, and none earlier."""
     async with open_pods() as hands:
         await hands.create_model()
         await hands.create_service()
@@ -109,8 +109,8 @@ async def test_a_model_is_fetched_and_its_service_served(autojump_clock):
         assert {one.observed_generation for one in service.status.conditions} == {service.metadata.generation}
 
 
-async def test_what_is_settled_is_not_written(autojump_clock):
-    """Thirty quiet minutes cost no write at all."""
+async def test_settled_objects_are_not_written(autojump_clock):
+    """Thirty idle minutes cost no write at all."""
     async with open_pods() as hands:
         await hands.bring_up()
         before = len(hands.cluster.writes)
@@ -119,7 +119,7 @@ async def test_what_is_settled_is_not_written(autojump_clock):
 
 
 async def test_another_model_rolls(autojump_clock):
-    """`modelRef` may be edited: old pods serve until the new Model is there, then its file and label replace them."""
+    """`modelRef` may be edited: old pods serve until the new Model is fetched, then its file and label replace them."""
     async with open_pods() as hands:
         await hands.bring_up()
         old = await hands.json(Deployment)
@@ -155,8 +155,8 @@ async def test_suspending_stops_and_keeps_everything_else(autojump_clock):
         assert await hands.exists(HorizontalPodAutoscaler)
 
 
-async def test_an_autoscalers_choice_stands(autojump_clock):
-    """Replicas that something else has set are kept while there is an autoscaler, and put right when there is none."""
+async def test_an_autoscalers_choice_is_kept(autojump_clock):
+    """Replicas that something else has set stay while there is an autoscaler, and are reset when there is none."""
     async with open_pods() as hands:
         await hands.bring_up(autoscaling={"maxReplicas": 5})
         await hands.client.patch(Deployment, Key("ml", "chat"), {"spec": {"replicas": 4}}, field_manager="hpa")
@@ -168,8 +168,8 @@ async def test_an_autoscalers_choice_stands(autojump_clock):
         assert (await hands.json(Deployment))["spec"]["replicas"] == 2
 
 
-async def test_somebody_elses_object_is_never_touched(autojump_clock):
-    """A Deployment of the same name that a user made stays as it is, and the service says that its name is taken."""
+async def test_a_strangers_object_is_never_changed(autojump_clock):
+    """A user's Deployment of the same name stays unchanged, and the service reports the taken name."""
     foreign = {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -188,8 +188,8 @@ async def test_somebody_elses_object_is_never_touched(autojump_clock):
         assert await hands.where() == "Creating/Creating"
 
 
-async def test_drift_is_put_right_and_additions_are_kept(autojump_clock):
-    """An image that was edited by hand comes back; an annotation that another program adds stays."""
+async def test_drift_is_repaired_and_additions_are_kept(autojump_clock):
+    """An image that was edited by hand is reset; an annotation that another program adds stays."""
     async with open_pods() as hands:
         await hands.bring_up()
         key = Key("ml", "chat")
@@ -207,8 +207,8 @@ async def test_drift_is_put_right_and_additions_are_kept(autojump_clock):
         assert now["metadata"]["annotations"]["restarted"] == "now"
 
 
-async def test_labels_that_are_no_longer_wanted_go(autojump_clock):
-    """A pod label that is taken out of the spec is gone from the template, and ours win over a user's."""
+async def test_unwanted_labels_are_removed(autojump_clock):
+    """A pod label that is removed from the spec is removed from the template, and ours override a user's."""
     async with open_pods() as hands:
         await hands.bring_up(podLabels={"team": "a", "app": "theirs"}, podAnnotations={"note": "x"})
         template = (await hands.json(Deployment))["spec"]["template"]["metadata"]
@@ -220,7 +220,7 @@ async def test_labels_that_are_no_longer_wanted_go(autojump_clock):
 
 
 async def test_reverting_a_spec_reverts_the_objects(autojump_clock):
-    """After an edit and its opposite, the Deployment and the Service say what they said before."""
+    """After an edit and its opposite, the Deployment and the Service are the same as before."""
     async with open_pods() as hands:
         await hands.bring_up()
         before = [(await hands.json(kind))["spec"] for kind in (Deployment, Service)]
@@ -281,8 +281,8 @@ async def test_the_queue_for_gpus_goes_by_priority(autojump_clock):
         ({"waiting": {"reason": "ContainerCreating"}}, "Creating/Creating"),
     ],
 )
-async def test_what_ails_a_pod_is_the_services_reason(autojump_clock, state, where):
-    """Image and crash are told by name, and Available is False while nothing answers."""
+async def test_a_pods_problem_is_the_services_reason(autojump_clock, state, where):
+    """Image and crash are named, and Available is False while nothing answers."""
     async with open_pods() as hands:
         await hands.bring_up()
         await hands.roll_out(ready=0)
@@ -292,8 +292,8 @@ async def test_what_ails_a_pod_is_the_services_reason(autojump_clock, state, whe
         assert available.status == "False"
 
 
-async def test_a_bad_edit_leaves_the_pods_alone(autojump_clock):
-    """A spec that cannot be served changes a condition; what runs goes on running, and is Ready still."""
+async def test_a_bad_edit_does_not_change_the_pods(autojump_clock):
+    """A spec that cannot be served changes a condition; running pods continue, and stay Ready."""
     async with open_pods() as hands:
         await hands.bring_up()
         before = await hands.json(Deployment)
@@ -307,7 +307,7 @@ async def test_a_bad_edit_leaves_the_pods_alone(autojump_clock):
 
 
 async def test_the_runtime_of_pods_is_a_column(autojump_clock):
-    """The default where the spec names none, the pods' own name of an alias, and another one once it is rolled out."""
+    """The default if the spec names none, the pods' own name of an alias, and another one once it is rolled out."""
     async with open_pods() as hands:
         await hands.bring_up()
         assert (await hands.cluster.columns(InferenceService, "chat"))["Runtime"] == "llamacpp"
@@ -316,8 +316,8 @@ async def test_the_runtime_of_pods_is_a_column(autojump_clock):
         assert (await hands.cluster.columns(InferenceService, "chat"))["Runtime"] == "llamacpp"
 
 
-async def test_deleting_a_service_takes_its_objects_along(autojump_clock):
-    """Deployment and Service belong to it, and go with it."""
+async def test_deleting_a_service_deletes_its_objects(autojump_clock):
+    """Deployment and Service are owned by it, and deleted with it."""
     async with open_pods() as hands:
         await hands.bring_up()
         await hands.client.delete(InferenceService, Key("ml", "chat"), propagation="Background")
@@ -333,8 +333,8 @@ async def honoured(hands: Hands) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("nodes", [{}, {"example.com/gpu": "shared"}])
-async def test_a_shared_gpu_is_where_the_operator_says(nodes, autojump_clock):
-    """The pods go to those nodes; where the operator names none, the field is named as one without effect."""
+async def test_a_shared_gpu_is_on_the_operators_nodes(nodes, autojump_clock):
+    """The pods are placed on those nodes; if the operator names none, the field is reported as one without effect."""
     async with open_pods(workloads=attrs.evolve(SETTINGS, shared_gpu_selector=nodes)) as hands:
         await hands.bring_up(resources={"gpu": 1, "gpuSharing": {"mode": "shared"}})
         assert (await hands.json(Deployment))["spec"]["template"]["spec"].get("nodeSelector", {}) == nodes

@@ -1,4 +1,4 @@
-"""A controller that was started by hand gives pods the PriorityClasses that are there, and says where none is."""
+"""A controller that was started by hand uses the existing PriorityClasses, and reports a missing one."""
 
 import attrs
 import pytest
@@ -28,7 +28,7 @@ async def rank(hands):
     return (await hands.json(Deployment))["spec"]["template"]["spec"].get("priorityClassName")
 
 
-async def said(hands):
+async def message_of(hands):
     [honoured] = [one for one in (await hands.cluster.service()).status.conditions if one.type == "SpecHonoured"]
     return honoured.message if honoured.status == "False" else ""
 
@@ -38,29 +38,29 @@ async def said(hands):
     [((SAFE, OUTRANKING), SAFE), ((OUTRANKING,), OUTRANKING), (("llmkube-low",), None), ((), None)],
 )
 async def test_pods_get_the_class_that_is_there(autojump_clock, there, named):
-    """Of two, the one that displaces no ordinary pods; without one the service says what is missing."""
+    """Of two, the one that displaces no ordinary pods; without one the service reports the missing class."""
     async with open_pods(workloads=BARE) as hands:
         await install(hands, *there)
         await hands.bring_up(priority="high")
         assert await rank(hands) == named
-        assert ("PriorityClass llmkube-service-high" in await said(hands)) is (named is None)
+        assert ("PriorityClass llmkube-service-high" in await message_of(hands)) is (named is None)
 
 
-async def test_a_class_that_comes_later_is_given_and_one_that_goes_is_left_out(autojump_clock):
-    """The chart's classes may be installed after the controller, and be taken away again: pods could not be made."""
+async def test_a_class_is_used_when_installed_and_dropped_when_deleted(autojump_clock):
+    """The chart's classes may be installed after the controller, and uninstalled: pods could not be created."""
     async with open_pods(workloads=BARE) as hands:
         await hands.bring_up(priority="high")
         assert await rank(hands) is None
         await install(hands, SAFE)
         assert await rank(hands) == SAFE
-        assert "spec.priority" not in await said(hands)
+        assert "spec.priority" not in await message_of(hands)
         await hands.client.delete(PriorityClass, Key("", SAFE))
         await trio.sleep(SETTLED)
         assert await rank(hands) is None
 
 
-async def test_pods_keep_their_class_while_nobody_knows_which_there_are(autojump_clock):
-    """A successor that may not list them replaces no pods, and its health says that it cannot list them."""
+async def test_pods_keep_their_class_while_classes_are_unknown(autojump_clock):
+    """A successor that may not list them replaces no pods, and its health reports that it cannot list them."""
     async with open_pods(workloads=BARE) as hands, trio.open_nursery() as nursery:
         cluster = hands.cluster
         await install(hands, SAFE)
@@ -79,20 +79,20 @@ async def test_pods_keep_their_class_while_nobody_knows_which_there_are(autojump
         nursery.cancel_scope.cancel()
 
 
-async def test_an_operator_s_word_is_taken_as_it_is(autojump_clock):
-    """An empty prefix names no class although there is one, and the service says that its priority has no effect."""
+async def test_an_operator_s_setting_is_used_unchanged(autojump_clock):
+    """An empty prefix names no class although there is one, and the service reports that its priority has no effect."""
     async with open_pods(workloads=attrs.evolve(SETTINGS, priority_class_prefix="")) as hands:
         await install(hands, SAFE)
         await hands.bring_up(priority="high")
         assert await rank(hands) is None
-        assert "the controller sets no PriorityClass" in await said(hands)
+        assert "the controller sets no PriorityClass" in await message_of(hands)
 
 
-async def test_a_controller_of_one_namespace_does_not_ask(autojump_clock):
-    """It has no right to, and says which flag it lacks; it is ready all the same."""
+async def test_a_controller_of_one_namespace_does_not_list_them(autojump_clock):
+    """It has no right to, and reports the missing flag; it is still ready."""
     async with open_pods(workloads=BARE, namespace="ml") as hands:
         await install(hands, SAFE)
         await hands.bring_up(priority="high")
-        assert "--priority-class-prefix" in await said(hands)
+        assert "--priority-class-prefix" in await message_of(hands)
         asked = [call.resource for call in hands.cluster.faults.calls]
         assert "priorityclasses" not in asked

@@ -1,4 +1,4 @@
-"""Folders of the volume go when nothing names them any more, and never before."""
+"""Folders of the volume are removed when nothing names them any more, and never before."""
 
 from contextlib import asynccontextmanager
 
@@ -41,7 +41,7 @@ async def delete_all(hands):
 
 
 async def pod_of_deployment(hands, number):
-    """Make a pod as the Deployment has it now."""
+    """Create a pod as the Deployment has it now."""
     template = (await hands.json(Deployment))["spec"]["template"]
     tag = {"name": f"chat-{number}", "namespace": "ml", "labels": template["metadata"]["labels"]}
     await hands.client.create(decode(Pod, {"metadata": tag, "spec": template["spec"]}), field_manager=KUBE)
@@ -56,7 +56,7 @@ async def finish(hands):
 
 @asynccontextmanager
 async def open_deleted():
-    """A cluster that prunes, in which a Model and its service have just been deleted; yields its hands."""
+    """A cluster that prunes, in which a Model and its service have just been deleted; yields its helpers."""
     async with open_pods(workloads=PRUNING) as hands:
         await hands.bring_up()
         await trio.sleep(60)
@@ -64,8 +64,8 @@ async def open_deleted():
         yield hands
 
 
-async def test_the_folder_of_a_deleted_model_goes_after_its_time(autojump_clock):
-    """Ten minutes after the deletion a Job removes that folder alone, once; no right is used that others do not use."""
+async def test_the_folder_of_a_deleted_model_is_removed_after_its_time(autojump_clock):
+    """Ten minutes after the deletion a Job removes only that folder, once; no additional right is used."""
     async with open_pods(workloads=PRUNING) as hands:
         await hands.bring_up()
         key = await key_of(hands)
@@ -85,8 +85,8 @@ async def test_the_folder_of_a_deleted_model_goes_after_its_time(autojump_clock)
         assert undeclared(set(hands.cluster.faults.calls), PROGRAM) == set()
 
 
-async def test_nothing_is_removed_unasked(autojump_clock):
-    """Without the setting no Job is ever made."""
+async def test_nothing_is_removed_without_the_setting(autojump_clock):
+    """Without the setting no Job is ever created."""
     async with open_pods() as hands:
         await hands.bring_up()
         await trio.sleep(60)
@@ -96,7 +96,7 @@ async def test_nothing_is_removed_unasked(autojump_clock):
 
 
 async def test_a_model_that_comes_back_keeps_its_weights(autojump_clock):
-    """Deleted and made again within the time, or named by another Model: the folder stays."""
+    """Deleted and created again within the time, or named by another Model: the folder stays."""
     async with open_deleted() as hands:
         await trio.sleep(RETENTION_SECONDS / 2)
         await hands.create_model("again")
@@ -113,10 +113,10 @@ async def test_an_old_source_stays_until_every_pod_is_another(autojump_clock):
         await trio.sleep(60)
         await hands.create_model(source=OTHER)
         await trio.sleep(3 * LONG)
-        assert not await hands.exists(Job, PRUNE_JOB)  # the new weights are not here yet
+        assert not await hands.exists(Job, PRUNE_JOB)  # the new weights are not fetched yet
         await hands.finish_job()
         await trio.sleep(3 * LONG)
-        assert not await hands.exists(Job, PRUNE_JOB)  # rolled, but a pod is still there
+        assert not await hands.exists(Job, PRUNE_JOB)  # rolled out, but a pod is still there
         await hands.client.delete(Pod, Key("ml", "chat-1"))
         await pod_of_deployment(hands, 2)
         await trio.sleep(2 * LONG)
@@ -124,8 +124,8 @@ async def test_an_old_source_stays_until_every_pod_is_another(autojump_clock):
         assert await key_of(hands) not in await args(hands)
 
 
-async def test_a_strangers_pod_on_the_volume_holds_everything_up(autojump_clock):
-    """What a pod reads that we have not made, nobody can tell; when it has ended, the folder goes."""
+async def test_a_strangers_pod_on_the_volume_blocks_pruning(autojump_clock):
+    """A stranger's pod may read any folder; when it has ended, the folder is removed."""
     async with open_pods(workloads=PRUNING) as hands:
         await hands.bring_up()
         await trio.sleep(60)
@@ -140,8 +140,8 @@ async def test_a_strangers_pod_on_the_volume_holds_everything_up(autojump_clock)
         assert await hands.exists(Job, PRUNE_JOB)
 
 
-async def test_no_fetch_begins_while_folders_are_removed(autojump_clock):
-    """A Model with the doomed source that comes too late waits for the Job, and is fetched anew after it."""
+async def test_no_fetch_starts_while_folders_are_removed(autojump_clock):
+    """A Model with that source that is created too late waits for the Job, and is fetched again after it."""
     async with open_deleted() as hands:
         await trio.sleep(LONG)
         assert await hands.exists(Job, PRUNE_JOB)
@@ -161,8 +161,8 @@ async def test_no_fetch_begins_while_folders_are_removed(autojump_clock):
         assert [job.key.name for job in jobs if not job.status.conditions] == []
 
 
-async def test_what_cannot_be_read_may_name_any_folder(autojump_clock, monkeypatch):
-    """A Model that this version does not understand keeps every folder of its namespace, for as long as it is there."""
+async def test_an_unreadable_model_may_name_any_folder(autojump_clock, monkeypatch):
+    """A Model that this version does not understand protects every folder of its namespace, while it exists."""
     async with open_deleted() as hands:
         whole = Client.list
 
@@ -181,7 +181,7 @@ async def test_what_cannot_be_read_may_name_any_folder(autojump_clock, monkeypat
 
 
 async def test_a_volume_that_is_gone_is_forgotten(autojump_clock):
-    """Whoever deletes the claim has freed it: no Job is made for the one that comes after it."""
+    """Deleting the claim has freed the folder: no Job is created for the next claim."""
     async with open_deleted() as hands:
         await hands.client.delete(PersistentVolumeClaim, Key("ml", "llmkube-model-cache"))
         await trio.sleep(60)

@@ -1,4 +1,4 @@
-"""Running pods are replaced when they have no request, or when they have waited long enough; never without a cause."""
+"""Running pods are replaced when they have no request, or have waited long enough; never without a cause."""
 
 from contextlib import asynccontextmanager
 
@@ -32,20 +32,20 @@ RUNNING = {"phase": "Running", "podIP": "10.0.0.7"}
 
 @pytest.fixture
 def engine(monkeypatch):
-    """What the engines answer, and where they were asked."""
-    said = {"text": BUSY, "asked": []}
+    """The engines' metrics, and the addresses that were queried."""
+    engines = {"text": BUSY, "asked": []}
 
     async def read(url):
         await trio.lowlevel.checkpoint()
-        said["asked"].append(url)
-        return said["text"]
+        engines["asked"].append(url)
+        return engines["text"]
 
     monkeypatch.setattr(pod_polling, "read_text", read)
-    return said
+    return engines
 
 
 async def context(hands) -> bool:
-    """Whether the Deployment has the edit."""
+    """Return whether the Deployment has the edit."""
     [container, _] = (await hands.json(Deployment))["spec"]["template"]["spec"]["containers"]
     return "2048" in container["args"]
 
@@ -56,7 +56,7 @@ async def deferred(hands) -> str:
 
 
 async def test_an_edit_waits_for_the_last_request(autojump_clock, engine):
-    """While a replica is busy the template stays, and the replica count does not; then the edit comes through."""
+    """While a replica is busy the template stays, and the replica count does not; then the edit is applied."""
     policy = {"waitForIdle": True, "idleTimeoutSeconds": 3600}
     async with open_pods() as hands:
         await hands.bring_up(rolloutPolicy=policy)
@@ -74,7 +74,7 @@ async def test_an_edit_waits_for_the_last_request(autojump_clock, engine):
 
 @pytest.mark.parametrize("policy", [{"rolloutPolicy": {"waitForIdle": True}}, {"maxPodLifetimeSeconds": 7200}])
 async def test_a_policy_that_a_busy_service_is_given_defers_nothing(autojump_clock, engine, policy):
-    """That pods shall be replaced otherwise from now on replaces none, and so nothing waits for their requests."""
+    """Another policy for replacing pods replaces none, and so nothing waits for their requests."""
     async with open_pods() as hands:
         await hands.bring_up()
         await hands.service_pod(RUNNING)
@@ -88,8 +88,8 @@ async def test_a_policy_that_a_busy_service_is_given_defers_nothing(autojump_clo
     ("edit", "where"),
     [({"modelRef": "phii"}, "Progressing/ModelNotFound"), ({"runtime": "vllm"}, "Ready/InferenceReady")],
 )
-async def test_an_edit_that_was_replaced_by_one_that_cannot_be_waits_no_more(autojump_clock, engine, edit, where):
-    """A Model that is not there, a format that does not fit: what runs stays, and nothing is said to be waited for."""
+async def test_an_edit_replaced_by_an_invalid_one_waits_no_more(autojump_clock, engine, edit, where):
+    """With a missing Model or an unsuitable format the running pods stay, and no wait is reported."""
     policy = {"waitForIdle": True, "idleTimeoutSeconds": 3600}
     async with open_pods() as hands:
         await hands.bring_up(rolloutPolicy=policy)
@@ -102,7 +102,7 @@ async def test_an_edit_that_was_replaced_by_one_that_cannot_be_waits_no_more(aut
 
 
 async def test_an_edit_waits_no_longer_than_it_may(autojump_clock, engine):
-    """After its time an edit interrupts whoever is there; with force it never waited."""
+    """After its deadline an edit interrupts requests; with force it never waited."""
     policy = {"waitForIdle": True, "idleTimeoutSeconds": 60}
     async with open_pods() as hands:
         await hands.bring_up(rolloutPolicy=policy)
@@ -119,7 +119,7 @@ async def test_an_edit_waits_no_longer_than_it_may(autojump_clock, engine):
 
 @pytest.mark.parametrize("timeout", [None, 100])
 async def test_old_pods_are_replaced_once_they_are_idle(autojump_clock, engine, timeout):
-    """At its age a pod that is busy stays, for ever or for its time; an idle one is replaced, once an age."""
+    """At its age a busy pod stays, for ever or for its time; an idle one is replaced, once an age."""
     spec = {"maxPodLifetimeSeconds": 1000}
     if timeout is not None:
         spec["maxPodLifetimeIdleTimeoutSeconds"] = timeout
@@ -143,8 +143,8 @@ async def test_old_pods_are_replaced_once_they_are_idle(autojump_clock, engine, 
         assert (await hands.json(Deployment))["metadata"]["generation"] == before + 1
 
 
-async def test_an_engine_that_cannot_tell_is_named(autojump_clock, engine):
-    """Where nobody can say whether there are requests, waiting would be for ever: the field is named, the edit made."""
+async def test_an_engine_without_a_request_count_is_reported(autojump_clock, engine):
+    """If requests cannot be counted, the wait would never end: the field is reported, and the edit applied."""
     policy = {"waitForIdle": True}
     body = {"runtime": "generic", "image": "x", "args": ["a"], "rolloutPolicy": policy}
     async with open_pods() as hands:
@@ -158,7 +158,7 @@ async def test_an_engine_that_cannot_tell_is_named(autojump_clock, engine):
 
 @asynccontextmanager
 async def upgraded(hands, image=SETTINGS.image, engines=SETTINGS.images):
-    """Run a controller of another LLMKube, or with other images of engines, in the place of the one that runs."""
+    """Run a controller of another LLMKube, or with other images of engines, in place of the current one."""
     hands.cluster.bury()
     settings = ControllerSettings(workloads=attrs.evolve(SETTINGS, image=image, images=engines))
     async with trio.open_nursery() as nursery:
@@ -174,7 +174,7 @@ async def images(hands):
 
 @pytest.mark.parametrize("keyed", [False, True])
 async def test_an_upgrade_alone_replaces_no_pod_that_serves(autojump_clock, keyed):
-    """Another image of ours comes with the next edit; what asks clients for keys is renewed at once."""
+    """Another image of ours comes with the next edit; the key proxy is updated at once."""
     spec = {"apiKeySecretRef": {"name": "keys", "key": "k"}} if keyed else {}
     async with open_pods() as hands:
         await hands.bring_up(**spec)
@@ -190,7 +190,7 @@ async def test_an_upgrade_alone_replaces_no_pod_that_serves(autojump_clock, keye
 @pytest.mark.ci
 @pytest.mark.parametrize("before", [{}, {"llamacpp": "example.org/mine"}])
 async def test_an_image_for_cpus_comes_with_the_next_edit(autojump_clock, before):
-    """Pods that serve with the image of before go on with it, for however long; an edit has the new one."""
+    """Serving pods keep the earlier image, for however long; an edit has the new one."""
     async with open_pods() as hands:
         async with upgraded(hands, engines=Images(before)):
             await hands.bring_up(accelerator="cpu")
@@ -203,16 +203,16 @@ async def test_an_image_for_cpus_comes_with_the_next_edit(autojump_clock, before
             assert (await images(hands), await context(hands)) == ([BUNDLED, drain], True)
 
 
-async def test_an_image_that_was_chosen_for_all_stacks_is_replaced_as_ever(autojump_clock):
-    """Only the name for CPUs waits for an edit: another image of the engine's own name is one that somebody wanted."""
+async def test_an_image_for_all_stacks_is_replaced_at_once(autojump_clock):
+    """Only the image for CPUs waits for an edit: another image of the engine's own name is the operator's choice."""
     async with open_pods() as hands:
         await hands.bring_up(accelerator="cpu")
         async with upgraded(hands, engines=Images({"llamacpp": "example.org/mine"})):
             assert (await images(hands))[0] == "example.org/mine"
 
 
-async def test_pods_that_do_not_serve_get_the_image_of_today(autojump_clock):
-    """An image that is gone from its registry keeps no service down: nothing is kept of pods that are not ready."""
+async def test_pods_that_do_not_serve_get_the_current_image(autojump_clock):
+    """An image that is deleted from its registry keeps no service down: pods that are not ready use the new one."""
     async with open_pods() as hands:
         await hands.bring_up()
         await hands.roll_out(ready=0)
@@ -223,7 +223,7 @@ async def test_pods_that_do_not_serve_get_the_image_of_today(autojump_clock):
 @pytest.mark.parametrize(
     ("ready", "progressing", "loading"), [(0, "True", True), (1, "True", True), (2, "True", False), (0, "False", False)]
 )
-def test_what_is_stuck_is_not_protected_for_ever(ready, progressing, loading):
+def test_a_stuck_rollout_is_not_protected_for_ever(ready, progressing, loading):
     """Pods load until all of them answer, or the rollout has passed its deadline: a drain must not wait for ever."""
     conditions = [{"type": "Progressing", "status": progressing, "reason": "x", "message": "y"}]
     status = {"readyReplicas": ready, "conditions": conditions}
@@ -242,8 +242,8 @@ def test_what_is_stuck_is_not_protected_for_ever(ready, progressing, loading):
         ({"waitForIdle": True, "force": True}, 0),
     ],
 )
-def test_an_edit_waits_as_long_as_its_policy_says(policy, seconds):
-    """Without a policy, and with force, an edit waits for nobody."""
+def test_an_edit_waits_as_long_as_its_policy_allows(policy, seconds):
+    """Without a policy, and with force, an edit does not wait."""
     spec = {} if policy is None else {"rolloutPolicy": policy}
     assert edit_idle_timeout_seconds(pod_service(**spec)) == seconds
 
@@ -259,8 +259,8 @@ def test_an_edit_waits_as_long_as_its_policy_says(policy, seconds):
         (deployment_of(1, ready=1), [], None),
     ],
 )
-def test_age_counts_while_all_pods_answer(live, pods, seconds):
-    """An hour-old pod that may get two hours old has one more; while pods change, nobody's age counts."""
+def test_age_is_checked_while_all_pods_answer(live, pods, seconds):
+    """An hour-old pod with a limit of two hours has one more; while pods change, age is not checked."""
     assert seconds_until_max_age(pod_service(maxPodLifetimeSeconds=7200), live, pods, NOW) == seconds
     assert seconds_until_max_age(pod_service(), live, pods, NOW) is None
     if seconds:

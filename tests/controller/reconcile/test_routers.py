@@ -1,4 +1,4 @@
-"""A ModelRouter becomes pods that route by it, and its status says how they and its backends do."""
+"""A ModelRouter becomes pods that route by it, and its status reports them and its backends."""
 
 import json
 
@@ -63,7 +63,7 @@ async def config_of(client):
 
 
 async def run_pods(hands, answer):
-    """Have the router's Deployment ready, with one pod, and that pod's backends say this."""
+    """Set the router's Deployment ready, with one pod, and that pod's backend states."""
     template = (await hands.json(Deployment, NAME))["spec"]["template"]
     status = {"phase": "Running", "podIP": "10.9.0.1"}
     await hands.make_pod(f"{NAME}-1", template["metadata"]["labels"], status)
@@ -74,20 +74,20 @@ async def run_pods(hands, answer):
 
 @pytest.fixture
 def answer(monkeypatch):
-    """What the router's pods say of their backends: the last entry."""
-    said: list[str] = []
+    """The pods' report on their backends: the last entry."""
+    reports: list[str] = []
 
     async def read_text(url):
         assert url == "http://10.9.0.1:9090/backends"
         await trio.lowlevel.checkpoint()
-        return said[-1] if said else ""
+        return reports[-1] if reports else ""
 
     monkeypatch.setattr(pod_polling, "read_text", read_text)
-    return said
+    return reports
 
 
-async def test_without_nodes_a_router_says_so(autojump_clock):
-    """Nothing looks as if it routed; the status is written once for each spec; deleting it is quiet."""
+async def test_without_nodes_a_router_reports_it(autojump_clock):
+    """The status shows no routing, and is written once for each spec; deletion writes nothing."""
     async with open_cluster() as cluster:
         await apply_router(cluster.client)
         await apply_router(cluster.client, defaultRoute="chat")
@@ -103,7 +103,7 @@ async def test_without_nodes_a_router_says_so(autojump_clock):
 
 
 async def test_a_router_becomes_pods_that_route_by_it(autojump_clock, answer):
-    """From the spec to Ready: config, pods, Service, what the pods may reach; then nothing is written any more."""
+    """From the spec to Ready: config, pods, Service, network policy; then nothing is written any more."""
     async with open_pods() as hands:
         await hands.create_model()
         await hands.create_service()
@@ -135,7 +135,7 @@ async def test_a_router_becomes_pods_that_route_by_it(autojump_clock, answer):
 
 
 async def test_a_router_knows_which_services_have_the_same_model(autojump_clock):
-    """So that one goes on with the other's answers; another source of the Model is another model, within seconds."""
+    """Such services continue each other's responses; another source of the Model is another model, within seconds."""
     async with open_pods() as hands:
         await hands.create_model()
         for name in ("chat", "twin"):
@@ -151,7 +151,7 @@ async def test_a_router_knows_which_services_have_the_same_model(autojump_clock)
 
 
 async def test_a_backend_that_is_down_degrades_itself_alone(autojump_clock, answer):
-    """What the pods say of a backend is in the status within seconds, and the router stays Available."""
+    """The pods' report on a backend is in the status within seconds, and the router stays Available."""
     async with open_pods() as hands:
         await hands.create_model()
         await hands.create_service()
@@ -166,7 +166,7 @@ async def test_a_backend_that_is_down_degrades_itself_alone(autojump_clock, answ
 
 
 async def test_a_missing_service_takes_nothing_else_down(autojump_clock, answer):
-    """The original fails the whole router then; here the others serve, and it joins when it comes."""
+    """The original fails the whole router then; here the others serve, and it joins when it is created."""
     async with open_pods() as hands:
         await apply_router(hands.client, **HYBRID)
         config = await config_of(hands.client)
@@ -180,7 +180,7 @@ async def test_a_missing_service_takes_nothing_else_down(autojump_clock, answer)
 
 
 async def test_an_edit_replaces_no_pod(autojump_clock):
-    """Rules are taken up by the pods that run: the template stays, whatever the rules say."""
+    """Rules are reloaded by the running pods: the template is the same for all rules."""
     async with open_pods() as hands:
         await apply_router(hands.client, **HYBRID)
         before = (await hands.json(Deployment, NAME))["spec"]["template"]
@@ -212,8 +212,8 @@ async def test_keys_are_files_of_their_own(autojump_clock):
         assert "env" not in json.dumps([one for one in pod["containers"][0].get("env", []) if one["name"] != "HOME"])
 
 
-async def test_the_keys_of_tokens_are_in_a_file_or_within_reach(autojump_clock):
-    """The entry of a Secret is a file of its own; of a URL, the pods may reach the issuer and no more than that."""
+async def test_the_keys_of_tokens_are_in_a_file_or_reachable(autojump_clock):
+    """The entry of a Secret is a file of its own; for a URL, the pods may connect to the issuer and nothing else."""
     tokens = {"provider": "corp", "issuer": "https://id.example", "audiences": ["llm"], "teamClaim": "team"}
     given = {"backends": [{"name": "a", "external": PROVIDER}], "defaultRoute": "a"}
     async with open_pods() as hands:
@@ -233,8 +233,8 @@ async def test_the_keys_of_tokens_are_in_a_file_or_within_reach(autojump_clock):
         assert [one for one in egress if one not in before] == [{"to": [block], "ports": [port]}]
 
 
-async def test_what_is_refused_serves_on_by_the_spec_before(autojump_clock, answer):
-    """All errors at once, the pods untouched, and the status says both."""
+async def test_a_refused_edit_serves_by_the_spec_before(autojump_clock, answer):
+    """All errors at once, the pods unchanged, and the status reports both."""
     async with open_pods() as hands:
         await hands.create_model()
         await hands.create_service()
@@ -254,7 +254,7 @@ async def test_what_is_refused_serves_on_by_the_spec_before(autojump_clock, answ
 
 
 async def test_replicas_are_spread_and_protected(autojump_clock):
-    """With more than one pod, one at a time may go; back at one, nothing holds a node up."""
+    """With more than one pod, one at a time may be evicted; back at one, nothing blocks a node drain."""
     async with open_pods() as hands:
         await apply_router(hands.client, proxy={"replicas": 3})
         assert (await hands.json(PodDisruptionBudget, NAME))["spec"]["maxUnavailable"] == 1
@@ -264,7 +264,7 @@ async def test_replicas_are_spread_and_protected(autojump_clock):
 
 
 async def test_a_store_keeps_the_budgets_of_all_pods(autojump_clock):
-    """Without one the status says that each pod counts by itself; with one its password is a file, its port open."""
+    """Without one the status reports that each pod counts by itself; with one its password is a file, its port open."""
     async with open_pods() as hands:
         budgets = [{"name": "b", "scope": "router", "maxTokens": 1}]
         await apply_router(hands.client, proxy={"replicas": 3}, policy={"budgets": budgets})
@@ -286,7 +286,7 @@ async def test_a_store_keeps_the_budgets_of_all_pods(autojump_clock):
 
 
 async def test_a_router_is_scraped_where_a_prometheus_operator_is(autojump_clock):
-    """Its PodMonitor comes with the kind, leads to the port that the pods have, and is written once."""
+    """Its PodMonitor is created with the kind, has the port of the pods, and is written once."""
     async with open_pods() as hands:
         await apply_router(hands.client)
         await hands.install(PodMonitor)
@@ -302,8 +302,8 @@ async def test_a_router_is_scraped_where_a_prometheus_operator_is(autojump_clock
         assert hands.cluster.writes[before:] == []
 
 
-async def test_a_name_that_is_taken_is_told(autojump_clock):
-    """Somebody else's Service of that name stays as it is."""
+async def test_a_taken_name_is_reported(autojump_clock):
+    """A stranger's Service of that name stays unchanged."""
     async with open_pods() as hands:
         await hands.cluster.apply_object(Service, NAME, {"spec": {"ports": [{"port": 1}]}}, manager="user")
         await apply_router(hands.client)
@@ -314,7 +314,7 @@ async def test_a_name_that_is_taken_is_told(autojump_clock):
 
 
 async def test_an_edit_of_a_stranger_is_undone(autojump_clock):
-    """What opens the network wider than the router asks for does not stay."""
+    """A change that opens the network wider than the router requires is reverted."""
     async with open_pods() as hands:
         await apply_router(hands.client)
         before = (await hands.json(NetworkPolicy, NAME))["spec"]
@@ -324,7 +324,7 @@ async def test_an_edit_of_a_stranger_is_undone(autojump_clock):
 
 
 async def test_a_host_s_address_is_open_while_it_serves(autojump_clock):
-    """The guide's Mac: its slice says where the pods may go, and when that is gone, so is the way."""
+    """The guide's Mac: its slice opens its address to the pods; when the slice is deleted, the address is closed."""
     async with open_pods() as hands:
         await hands.cluster.bring_up()
         await apply_router(hands.client)
@@ -337,7 +337,7 @@ async def test_a_host_s_address_is_open_while_it_serves(autojump_clock):
 
 
 async def test_a_router_that_is_deleted_leaves_nothing_to_do(autojump_clock, answer):
-    """The garbage collector takes its objects; the controller forgets it, and asks its pods no more."""
+    """The garbage collector deletes its objects; the controller forgets it, and stops querying its pods."""
     async with open_pods() as hands:
         await apply_router(hands.client)
         await run_pods(hands, answer)

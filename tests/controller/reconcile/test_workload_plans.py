@@ -1,4 +1,4 @@
-"""Whatever a spec says, pods come of it or a condition says why not, and fields without effect are named."""
+"""Every spec either makes pods or a condition with the reason, and fields without effect are named."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ from virtual_clock import virtual_clock
 
 
 async def test_fields_without_effect_are_named(autojump_clock):
-    """A field that nothing acts on is listed by its path."""
+    """A field without effect is listed by its path."""
     async with open_pods() as hands:
         await hands.bring_up(hotCacheMaxSize="1Gi")
         [honoured] = [one for one in (await hands.cluster.service()).status.conditions if one.type == "SpecHonoured"]
@@ -35,8 +35,8 @@ async def test_fields_without_effect_are_named(autojump_clock):
 
 
 @pytest.mark.parametrize(("source", "status"), [(HUB_FILE, "True"), ("pvc://weights/m.gguf", "False")])
-async def test_a_digest_that_nobody_checks_is_named(autojump_clock, source, status):
-    """Fetching checks a Model's digest; nobody checks a file that lies on a user's claim, and the service says so."""
+async def test_a_digest_that_is_not_checked_is_named(autojump_clock, source, status):
+    """A fetch checks a Model's digest; a file on a user's claim is not checked, and the service reports it."""
     async with open_pods() as hands:
         await hands.create_model(source=source, sha256=SHA, hardware={"accelerator": "cpu"})
         await hands.apply()
@@ -57,7 +57,7 @@ async def test_a_digest_that_nobody_checks_is_named(autojump_clock, source, stat
         ({}, {"slo": {"objective": "99", "latencyThreshold": "2"}}, "spec.slo.latencyThreshold"),
     ],
 )  # fmt: skip
-async def test_a_field_that_has_nothing_to_act_on_is_named(model, service, field, autojump_clock):
+async def test_a_field_without_a_target_is_named(model, service, field, autojump_clock):
     """Pods' own volume without a fetch, a fetch's tolerations without a Job, a latency of an availability."""
     async with open_pods() as hands:
         await hands.create_model(**model)
@@ -71,19 +71,19 @@ async def test_a_field_that_has_nothing_to_act_on_is_named(model, service, field
 async def test_a_draft_that_the_engine_does_not_take_is_named(autojump_clock):
     """Only llama.cpp takes a draft from another Model; elsewhere the field is named as one without an effect."""
     draft = {"speculativeDecoding": {"type": "draft-simple", "draftModelRef": "small"}}
-    said = {}
+    reported = {}
     async with open_pods() as hands:
         await hands.create_model()
         for runtime in ("llamacpp", "generic"):
             await hands.apply(runtime, runtime=runtime, image="x", **draft)
             conditions = (await hands.cluster.service(runtime)).status.conditions
-            [said[runtime]] = [one.message for one in conditions if one.type == "SpecHonoured"]
-    assert "draftModelRef" not in said["llamacpp"]
-    assert "spec.speculativeDecoding.draftModelRef" in said["generic"]
+            [reported[runtime]] = [one.message for one in conditions if one.type == "SpecHonoured"]
+    assert "draftModelRef" not in reported["llamacpp"]
+    assert "spec.speculativeDecoding.draftModelRef" in reported["generic"]
 
 
-async def test_what_the_operator_has_not_allowed_is_not_made(autojump_clock):
-    """S3: no object is made of it, and the condition Accepted has the field and the value of the chart."""
+async def test_a_field_that_is_not_allowed_makes_no_object(autojump_clock):
+    """S3: no object is created, and the condition Accepted has the field and the value of the chart."""
     async with open_pods() as hands:
         await hands.create_model(hardware={"accelerator": "cpu"})
         await hands.apply(securityContext={"privileged": True})
@@ -96,8 +96,8 @@ async def test_what_the_operator_has_not_allowed_is_not_made(autojump_clock):
         assert await hands.names(Deployment) == []
 
 
-async def test_what_runs_is_left_alone_when_an_edit_asks_for_too_much(autojump_clock):
-    """The pods of the spec before go on, can be stopped, and are replaced once the edit is taken back."""
+async def test_running_pods_are_unchanged_when_an_edit_is_not_allowed(autojump_clock):
+    """The earlier spec's pods continue, can be stopped, and are replaced once the edit is reverted."""
     async with open_pods() as hands:
         await hands.bring_up(contextSize=2048)
         before = await hands.json(Deployment)
@@ -105,14 +105,14 @@ async def test_what_runs_is_left_alone_when_an_edit_asks_for_too_much(autojump_c
             await hands.apply(contextSize=4096, extraVolumes=[{"name": "v", **spec}])
             assert (await hands.json(Deployment))["spec"] == before["spec"]
             assert await hands.where() == "Ready/InferenceReady"
-            said = {one.type: one.reason for one in (await hands.cluster.service()).status.conditions}
-            assert (said["Accepted"], said["Degraded"]) == ("NotAllowed", "NotAllowed")
+            reported = {one.type: one.reason for one in (await hands.cluster.service()).status.conditions}
+            assert (reported["Accepted"], reported["Degraded"]) == ("NotAllowed", "NotAllowed")
         await hands.apply(contextSize=4096)
         assert "4096" in (await hands.json(Deployment))["spec"]["template"]["spec"]["containers"][0]["args"]
 
 
-async def test_a_fetch_that_tolerates_too_much_is_not_made(autojump_clock):
-    """S3: a Model's Job is a pod as well; the Model says what the operator has not allowed."""
+async def test_a_fetch_that_tolerates_too_much_is_not_created(autojump_clock):
+    """S3: a Model's Job is a pod as well; the Model names the toleration that the operator does not allow."""
     async with open_pods() as hands:
         await hands.create_model(prefetch=True, prefetchTolerations=[{"operator": "Exists"}])
         assert await hands.model_where() == "Failed/NotAllowed"
@@ -130,12 +130,12 @@ USEFUL: Final = (
     {"source": "org/repo", "format": "safetensors", "hardware": {"accelerator": "cuda", "gpu": {"count": 2}}},
     {"source": "pvc://claim/m.gguf"},
 )
-"""A Model that something can serve, in most cases: what is drawn lies on top of it."""
+"""A Model that can be served, in most cases: drawn fields override it."""
 CLAIM: Final = {"metadata": {"name": "claim", "namespace": "ml"}, "spec": {}}
 
 
 @attrs.frozen
-class Wish:
+class Desired:
     """A Model and a service."""
 
     model: Mapping[str, Any]
@@ -143,27 +143,27 @@ class Wish:
 
 
 @st.composite
-def wishes(draw: st.DrawFn) -> Wish:
+def desired_pairs(draw: st.DrawFn) -> Desired:
     base = draw(st.sampled_from(USEFUL))
     model = draw(admitted(SPECS["Model"], most_fields=3))
     service = draw(admitted(SPECS["InferenceService"], most_fields=8))
     if draw(st.integers(0, 3)):
         model = {**model, **base}
-    return Wish(model, service)
+    return Desired(model, service)
 
 
 @st.composite
-def edits(draw: st.DrawFn) -> tuple[Wish, Wish]:
-    """Draw a wish and what it is changed to for a while; most edits touch one of the two objects only."""
-    before, after = draw(wishes()), draw(wishes())
+def edits(draw: st.DrawFn) -> tuple[Desired, Desired]:
+    """Draw a pair and its temporary edit; most edits change only one of the two objects."""
+    before, after = draw(desired_pairs()), draw(desired_pairs())
     which = draw(st.sampled_from(("both", "model", "service", "service")))
     return before, attrs.evolve(
         before, **{name: getattr(after, name) for name in ("model", "service") if which in (name, "both")}
     )
 
 
-async def wish(hands: Hands, number: int, wanted: Wish) -> bool:
-    """Put it there; False when the API server will not have it, which is an answer, too."""
+async def apply_pair(hands: Hands, number: int, wanted: Desired) -> bool:
+    """Apply the pair; False when the API server refuses it, which is a valid result, too."""
     model = f"m{number}"
     try:
         await put(hands, Model, model, {"hardware": {}, **wanted.model})
@@ -185,7 +185,7 @@ async def put(hands: Hands, kind: type[Any], name: str, spec: Mapping[str, Any])
 
 
 async def children(hands: Hands, number: int) -> dict[str, Any]:
-    """What the controller has made for a pair, without what no spec decides."""
+    """The controller's objects for a pair, without fields that no spec decides."""
     found = {}
     for kind in CHILDREN:
         for one in (await hands.client.list(kind, namespace="ml")).items:
@@ -195,7 +195,7 @@ async def children(hands: Hands, number: int) -> dict[str, Any]:
 
 
 def lasting(value: Any) -> Any:
-    """Leave out what no spec decides; an empty map that is applied over a full one is stored as null."""
+    """Drop fields that no spec decides; an empty map that is applied over a full one is stored as null."""
     if isinstance(value, dict):
         return {name: lasting(item) for name, item in value.items() if name not in VOLATILE}
     if isinstance(value, list):
@@ -203,13 +203,13 @@ def lasting(value: Any) -> Any:
     return {} if value is None else value
 
 
-async def explained(hands: Hands, number: int, wanted: Wish) -> None:
-    """Pods, or a condition with a reason and a sentence."""
+async def explained(hands: Hands, number: int, wanted: Desired) -> None:
+    """Pods, or a condition with a reason and a message."""
     status = (await hands.client.get(InferenceService, Key("ml", f"s{number}"))).status
-    said = {one.type: one for one in status.conditions}
+    reported = {one.type: one for one in status.conditions}
     assert status.phase
-    assert all(one.reason and one.message for one in said.values()), said
-    assert said["Progressing"].reason
+    assert all(one.reason and one.message for one in reported.values()), reported
+    assert reported["Progressing"].reason
     made = await hands.exists(Deployment, f"s{number}")
     assert made or status.phase in {"Pending", "Failed", "Stopped", "Suspended"}, (status, wanted)
     model = (await hands.client.get(Model, Key("ml", f"m{number}"))).status
@@ -220,8 +220,8 @@ def errors(hands: Hands) -> float:
     return hands.cluster.reconciles("model", "error") + hands.cluster.reconciles("inferenceservice", "error")
 
 
-def dumped(objects: Mapping[str, Any], wanted: Wish) -> str:
-    """As text, byte for byte; how many pods there are is the autoscaler's business where there is one."""
+def dumped(objects: Mapping[str, Any], wanted: Desired) -> str:
+    """As text, byte for byte; the replica count is the autoscaler's where there is one."""
     if wanted.service.get("autoscaling"):
         objects = {name: {**one, "spec": {**one["spec"], "replicas": 0}, "status": {}} for name, one in objects.items()}
     return json.dumps(objects, indent=1, sort_keys=True)
@@ -229,28 +229,28 @@ def dumped(objects: Mapping[str, Any], wanted: Wish) -> str:
 
 @settings(max_examples=EXAMPLES // 4, suppress_health_check=list(HealthCheck), derandomize=not SOAK)
 @given(st.lists(edits(), min_size=1, max_size=6))
-def test_any_spec_is_served_or_explained_and_can_be_taken_back(drawn: Sequence[tuple[Wish, Wish]]):
-    """No reconcile fails; each service has its pods or says why not; and A, then B, then A makes what A makes."""
+def test_any_spec_is_served_or_explained_and_can_be_taken_back(drawn: Sequence[tuple[Desired, Desired]]):
+    """No reconcile fails; each service has its pods or a reason; and A, then B, then A makes the objects of A."""
 
     async def main() -> None:
         async with open_pods() as hands, trio.open_nursery() as nursery:
             nursery.start_soon(hands.run_kubernetes)
             await hands.client.create(decode(PersistentVolumeClaim, CLAIM), field_manager="user")
             await hands.bind("claim")
-            taken = [number for number, (before, _) in enumerate(drawn) if await wish(hands, number, before)]
+            taken = [number for number, (before, _) in enumerate(drawn) if await apply_pair(hands, number, before)]
             await trio.sleep(SETTLED_SECONDS)
             first = {number: await children(hands, number) for number in taken}
             for number in taken:
                 await explained(hands, number, drawn[number][0])
             for number in taken:
-                await wish(hands, number, drawn[number][1])
+                await apply_pair(hands, number, drawn[number][1])
             await trio.sleep(SETTLED_SECONDS)
             for number in taken:
                 await explained(hands, number, drawn[number][1])
             for number in taken:
-                assert await wish(hands, number, drawn[number][0])
+                assert await apply_pair(hands, number, drawn[number][0])
             await trio.sleep(SETTLED_SECONDS)
-            # What could not be made of A leaves the pods of B alone, as any mistake does.
+            # An error in A leaves the pods of B unchanged, as any error does.
             for number in (one for one in taken if f"Deployment/s{one}" in first[one]):
                 again = await children(hands, number)
                 assert dumped(again, drawn[number][0]) == dumped(first[number], drawn[number][0]), drawn[number]

@@ -1,4 +1,4 @@
-"""How a pod ends: hooks that hold TERM back, whom they ask, and what that one knows of the engine."""
+"""Termination of a pod: hooks that delay TERM, the container that they query, and its access to the engine."""
 
 import itertools
 
@@ -52,26 +52,26 @@ def flags(container):
 
 @pytest.mark.parametrize(("runtime", "model", "spec"), RUNTIMES)
 def test_each_container_waits_until_the_engine_is_idle(runtime, model, spec):
-    """No hook runs in the engine's image; all ask one container, which has the hook as well and so outlives it."""
+    """No hook runs in the engine's image; all query one container, which has the hook as well and so outlives it."""
     _service, the_plan = planned(runtime, model, spec)
     pod = pod_of(runtime, model, spec)
     engine, beside = pod["containers"]
     hook = {"httpGet": {"path": program.PATH, "port": drain_port(the_plan), "scheme": "HTTP"}}
     assert [one["lifecycle"]["preStop"] for one in pod["containers"]] == [hook, hook]
-    said = flags(beside)
+    arguments = flags(beside)
     assert beside["image"] == IMAGE
-    assert said["--drain-port"] == [str(hook["httpGet"]["port"])]
-    taken = {one["containerPort"] for one in engine["ports"]} | {int(said["--engine"][0])}
+    assert arguments["--drain-port"] == [str(hook["httpGet"]["port"])]
+    taken = {one["containerPort"] for one in engine["ports"]} | {int(arguments["--engine"][0])}
     assert hook["httpGet"]["port"] not in taken
     # the hooks' time is part of the pod's
-    assert int(said["--longest"][0]) + END_SECONDS == pod["terminationGracePeriodSeconds"]
-    assert said.get("--busy-metric", []) == list(the_plan.busy_metrics)
-    assert bool(the_plan.busy_metrics) is ("--metrics-url" in said)
+    assert int(arguments["--longest"][0]) + END_SECONDS == pod["terminationGracePeriodSeconds"]
+    assert arguments.get("--busy-metric", []) == list(the_plan.busy_metrics)
+    assert bool(the_plan.busy_metrics) is ("--metrics-url" in arguments)
 
 
 @pytest.mark.parametrize(("runtime", "model", "spec"), RUNTIMES)
 def test_our_programs_take_the_arguments_of_our_containers(runtime, model, spec, monkeypatch, tmp_path):
-    """What is rendered is a command line of `llmkube drain`, or of `llmkube key-proxy`, and tells it of the engine."""
+    """The rendered arguments are a valid command line of `llmkube drain`, or of `llmkube key-proxy`."""
     beside = pod_of(runtime, model, spec)["containers"][1]
     _, the_plan = planned(runtime, model, spec)
     started, file = [], tmp_path / "keys"
@@ -89,28 +89,28 @@ def test_our_programs_take_the_arguments_of_our_containers(runtime, model, spec,
 
 
 def test_an_engine_at_an_address_of_the_user_s_is_not_asked_on_the_loopback_address():
-    """There it does not listen: silence would count as work. Its connections are seen wherever it is."""
+    """It does not listen there: no response would be work. Its connections are seen at any address."""
     pod = pod_of("llamacpp", {}, {"bindAddress": "$(POD_IP)"})
     assert "--metrics-url" not in pod["containers"][1]["args"]
 
 
 @pytest.mark.parametrize("odd", [{"metrics_port_name": ""}, {"metrics_port_name": "other"}, {"scheme": "https"}])
 def test_metrics_that_cannot_be_asked_for_are_left_out(odd):
-    """A runtime of a plug-in may name a port that it does not have, or speak https: its connections count."""
+    """A runtime of a plug-in may name a port that it does not have, or use https: its connections are counted."""
     odd_plan = plan(busy_metrics=("x",), **odd)
     [_, ours] = deployment(pod_service(), odd_plan, SETTINGS, WantedPods())["spec"]["template"]["spec"]["containers"]
     assert "--metrics-url" not in ours["args"]
 
 
-def test_a_port_that_the_service_takes_is_left_to_it():
-    """No port of a pod is wanted by two of its containers."""
+def test_a_port_that_the_service_uses_is_not_taken():
+    """No port of a pod is used by two of its containers."""
     _, the_plan = planned("llamacpp", {}, {"containerPort": 21420})
     assert drain_port(the_plan) == 21421
 
 
 @pytest.mark.parametrize("keyed", [False, True])
 def test_without_the_container_the_kubelet_sleeps(keyed):
-    """The operator's word leaves pods as they were, but for ten seconds; where clients have keys, that one knows."""
+    """The operator's setting leaves pods ten seconds of sleep instead; with client keys, the key proxy drains."""
     spec = {"apiKeySecretRef": {"name": "keys", "key": "api-key"}} if keyed else {}
     pod = pod_of("llamacpp", {}, spec, SLEEPING)
     hooks = [one["lifecycle"]["preStop"] for one in pod["containers"]]
@@ -120,7 +120,7 @@ def test_without_the_container_the_kubelet_sleeps(keyed):
 
 
 def test_the_container_meets_the_restricted_standard_and_makes_no_pod_ready_before_its_hooks():
-    """It adds nothing that a namespace under Pod Security refuses; a pod that is ready can be told to end."""
+    """It needs nothing that a namespace under Pod Security refuses; a ready pod can be asked to drain."""
     service, the_plan = planned("llamacpp", {"hardware": {"accelerator": "cpu"}}, {})
     template = deployment(service, the_plan, SETTINGS, WantedPods())["spec"]["template"]
     assert against_restricted(template) == []
@@ -142,7 +142,7 @@ def test_the_container_meets_the_restricted_standard_and_makes_no_pod_ready_befo
     ],
 )
 def test_a_service_that_waits_for_idle_pods_has_them_end_idle(policy, metrics, seconds):
-    """The old pod takes requests while the new one loads: they get the same time, and 60 seconds in any case."""
+    """The old pod takes requests while the new one loads: they get the same time, and at least 60 seconds."""
     service = pod_service(**({"rolloutPolicy": policy} if policy else {}))
     assert drain_seconds(service, plan(busy_metrics=metrics)) == seconds
     pod = deployment(service, plan(busy_metrics=metrics), SETTINGS, WantedPods())["spec"]["template"]["spec"]
@@ -150,7 +150,7 @@ def test_a_service_that_waits_for_idle_pods_has_them_end_idle(policy, metrics, s
 
 
 def test_a_hung_engine_is_not_waited_for_as_one_that_has_requests():
-    """A kubelet that restarts an engine runs its hook too; that gets half a minute, unless the user says otherwise."""
+    """A kubelet that restarts an engine runs its hook too; it gets half a minute, unless the user sets another time."""
     engine = pod_of("llamacpp", {}, {})["containers"][0]
     assert engine["livenessProbe"]["terminationGracePeriodSeconds"] == END_SECONDS
     override = {"probeOverrides": {"liveness": {"terminationGracePeriodSeconds": 7}}}
@@ -159,8 +159,8 @@ def test_a_hung_engine_is_not_waited_for_as_one_that_has_requests():
     assert "terminationGracePeriodSeconds" not in engine["readinessProbe"]  # the API server refuses that one
 
 
-def test_what_a_pod_keeps_is_its_whole_difference():
-    """With the image and the time of those that run, a template is theirs; with others it is another one."""
+def test_the_kept_fields_are_the_whole_difference():
+    """With the image and the time of running pods a template is theirs; with others it is another one."""
     older = attrs.evolve(SETTINGS, image="example.org/llmkube:older")
     before = deployment(pod_service(), plan(busy_metrics=("x",)), older, WantedPods())
     service = pod_service(rolloutPolicy={"waitForIdle": True})

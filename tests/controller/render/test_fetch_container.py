@@ -1,11 +1,11 @@
-"""The container that fetches is told the source as it is."""
+"""The container that fetches gets the source unchanged."""
 
 from controller.podobjects import SETTINGS, SHA, cluster_model
 from llmkube.controller.render.jobs import fetch_job
 
 
 def test_a_source_reaches_its_container_as_it_is():
-    """Kubernetes replaces `$(NAME)` and `$$` in arguments and variables: what stands for itself is escaped."""
+    """Kubernetes replaces `$(NAME)` and `$$` in arguments and variables: literal ones are escaped."""
     odd = cluster_model("s3://bucket/$(HOME)/$$a.gguf", sha256=SHA)
     [container] = fetch_job(odd, SETTINGS)["spec"]["template"]["spec"]["containers"]
     assert container["env"][0] == {"name": "LLMKUBE_SOURCE", "value": "s3://bucket/$$(HOME)/$$$$a.gguf"}

@@ -1,4 +1,4 @@
-"""A Job of the controller does what it is made for, and may do nothing else."""
+"""A Job of the controller does its task, and has no other rights."""
 
 from controller.podobjects import SETTINGS, cluster_model, pod_service
 from llmkube.controller.render.jobs import fetch_job, inspect_job
@@ -15,7 +15,7 @@ def words(container):
 
 
 def test_a_followed_source_has_a_folder_for_each_version():
-    """The Job of a followed source compares, and keeps versions apart below a key of its own; others do neither."""
+    """The Job of a followed source compares, and stores versions below a key of its own; others do neither."""
     still, moving = cluster_model(), cluster_model(refreshPolicy="OnChange")
     [plain] = fetch_job(still, SETTINGS)["spec"]["template"]["spec"]["containers"]
     [fresh] = fetch_job(moving, SETTINGS)["spec"]["template"]["spec"]["containers"]
@@ -30,7 +30,7 @@ def test_a_followed_source_has_a_folder_for_each_version():
 
 
 def test_an_object_in_a_bucket_is_fetched_with_its_secret():
-    """The container is given what a bucket asks for of the Secret, if it is there; another Secret, another folder."""
+    """The container gets a bucket's keys from the Secret, if it exists; another Secret, another folder."""
     model = cluster_model("s3://models/chat.gguf", sourceSecretRef={"name": "minio"})
     [container] = fetch_job(model, SETTINGS)["spec"]["template"]["spec"]["containers"]
     given = {one["name"]: one["valueFrom"]["secretKeyRef"] for one in container["env"] if "valueFrom" in one}
@@ -45,7 +45,7 @@ ON_NODES = WorkloadSettings(image="x", host_paths=("/data",))
 SOURCE = "pvc://weights/a/b.gguf"
 
 
-def test_the_job_runs_beside_the_pods_that_serve_and_may_do_nothing_but_read():
+def test_the_job_runs_next_to_the_serving_pods_and_may_only_read():
     """It has the claim read-only, no token, no group that would change the claim's files, and no right to be root."""
     spec = inspect_job(cluster_model(SOURCE), "/model-source/a/b.gguf", ["chat"], SETTINGS)["spec"]
     pod = spec["template"]["spec"]
@@ -63,7 +63,7 @@ def test_the_job_runs_beside_the_pods_that_serve_and_may_do_nothing_but_read():
 
 
 def test_a_folder_of_the_nodes_is_mounted_read_only():
-    """A path on the nodes is read from its folder, as the engine has it."""
+    """A path on the nodes is read from its folder, in the same way as by the engine."""
     pod = inspect_job(cluster_model("/data/x/m.gguf"), "/model-source/m.gguf", ["chat"], ON_NODES)["spec"]["template"]
     assert pod["spec"]["volumes"][0]["hostPath"] == {"path": "/data/x", "type": "Directory"}
     assert pod["spec"]["containers"][0]["volumeMounts"][0]["readOnly"]

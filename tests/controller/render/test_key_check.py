@@ -1,4 +1,4 @@
-"""Where a service's clients have keys, a container of ours has the port, the Secret, and all who come."""
+"""If a service's clients have keys, a container of ours has the port, the Secret, and all clients."""
 
 import attrs
 import pytest
@@ -38,15 +38,15 @@ def pod_of(service, the_plan, model):
 
 @pytest.mark.parametrize(("runtime", "model"), RUNTIMES)
 def test_the_engine_listens_on_the_loopback_address_and_has_no_key(runtime, model):
-    """Only our container mounts the Secret, one value of it; the port that all others ask is ours."""
+    """Only our container mounts the Secret, one value; the public port is ours."""
     service, the_plan = planned(runtime, model)
     template = pod_of(service, the_plan, model)
     engine, ours = template["spec"]["containers"]
     inside = the_plan.key_check.engine_port
-    said = [*engine.get("args", ()), *(one.get("value", "") for one in engine.get("env", ()))]
-    assert "127.0.0.1" in said or f"127.0.0.1:{inside}" in said
-    assert str(inside) in said or f"127.0.0.1:{inside}" in said
-    assert str(the_plan.port) not in said
+    values = [*engine.get("args", ()), *(one.get("value", "") for one in engine.get("env", ()))]
+    assert "127.0.0.1" in values or f"127.0.0.1:{inside}" in values
+    assert str(inside) in values or f"127.0.0.1:{inside}" in values
+    assert str(the_plan.port) not in values
     assert "chat-keys" not in str(engine)
     assert (ours["image"], ours["command"]) == (IMAGE, ["llmkube"])
     arguments = dict(zip(ours["args"][1::2], ours["args"][2::2], strict=True))
@@ -61,8 +61,8 @@ def test_the_engine_listens_on_the_loopback_address_and_has_no_key(runtime, mode
 
 
 @pytest.mark.parametrize(("runtime", "model"), RUNTIMES)
-def test_what_a_kubelet_and_a_prometheus_ask_is_open(runtime, model):
-    """Neither knows a key: probes and metrics go to the port by its name, and their paths are open there."""
+def test_paths_of_kubelet_and_prometheus_are_open(runtime, model):
+    """Neither has a key: probes and metrics use the port by its name, and their paths are open there."""
     service, the_plan = planned(runtime, model)
     engine, ours = pod_of(service, the_plan, model)["spec"]["containers"]
     opened = {value for flag, value in zip(ours["args"], ours["args"][1:], strict=False) if flag == "--open"}
@@ -78,8 +78,8 @@ def test_what_a_kubelet_and_a_prometheus_ask_is_open(runtime, model):
     assert kubernetes_service(service, the_plan)["spec"]["ports"][0]["targetPort"] == "http"
 
 
-def test_a_probe_of_the_user_s_own_is_let_in_as_well():
-    """spec.probeOverrides may ask another path; its query is no part of what is open."""
+def test_a_probe_of_the_user_s_own_is_open_as_well():
+    """spec.probeOverrides may use another path; its query is not part of the open path."""
     readiness = {"httpGet": {"path": "/ready?deep=1", "port": "http"}}
     service, the_plan = planned(probeOverrides={"readiness": readiness})
     ours = pod_of(service, the_plan, {})["spec"]["containers"][1]
@@ -88,7 +88,7 @@ def test_a_probe_of_the_user_s_own_is_let_in_as_well():
 
 @pytest.mark.parametrize(("settings", "user"), [(SETTINGS, 65532), (attrs.evolve(SETTINGS, fs_group=None), None)])
 def test_it_runs_as_its_own_image_s_user_whatever_the_engine_s_is(settings, user):
-    """An engine that has to be root takes nothing of what stands in front of it; OpenShift gives users itself."""
+    """An engine that has to be root shares nothing with the container in front; OpenShift sets users itself."""
     service, the_plan = planned(podSecurityContext={"runAsUser": 0})
     template = deployment(service, the_plan, settings, WantedPods())["spec"]["template"]
     ours = template["spec"]["containers"][1]["securityContext"]
@@ -96,13 +96,13 @@ def test_it_runs_as_its_own_image_s_user_whatever_the_engine_s_is(settings, user
 
 
 def test_a_service_without_keys_has_no_such_container():
-    """Nothing stands between its clients and the engine."""
+    """Clients connect to the engine directly."""
     assert key_containers(pod_service(), plan(), {}, SETTINGS, 60) == ()
     assert key_volumes(plan()) == ()
 
 
 def test_our_program_takes_the_arguments_of_our_container(monkeypatch, tmp_path):
-    """What is rendered is a command line of `llmkube key-proxy`, which begins to serve with it."""
+    """The rendered arguments are a valid command line of `llmkube key-proxy`, which starts to serve with it."""
     service, the_plan = planned()
     ours = pod_of(service, the_plan, {})["spec"]["containers"][1]
     file, served = tmp_path / "keys", []

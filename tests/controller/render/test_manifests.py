@@ -1,4 +1,4 @@
-"""Manifests are what the golden files say, byte for byte; LLMKUBE_GOLDEN=write writes them anew, to be read."""
+"""Manifests equal the golden files, byte for byte; LLMKUBE_GOLDEN=write writes them again, to be read."""
 
 import os
 from pathlib import Path
@@ -51,7 +51,7 @@ def in_pods(service, the_plan, *, model=None, settings=SETTINGS, replicas=1, pat
 
 
 def with_draft(source, draft):
-    """Return a Deployment whose engine is handed two files, each from where its Model has it."""
+    """Return a Deployment whose engine gets two files, each from its Model's volume."""
     weights, beside = (
         serving_storage(pod_service(), cluster_model(one), PATH if one == HUB_FILE else mounted(one), SETTINGS)
         for one in (source, draft)
@@ -185,7 +185,7 @@ MANIFESTS = {
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
-def test_each_manifest_is_as_written_down(name):
+def test_each_manifest_equals_its_golden_file(name):
     """Rendered twice it is the same, and the same as in the golden file."""
     rendered = yaml.safe_dump(MANIFESTS[name](), sort_keys=False, width=120)
     assert yaml.safe_dump(MANIFESTS[name](), sort_keys=False, width=120) == rendered
@@ -196,7 +196,7 @@ def test_each_manifest_is_as_written_down(name):
 
 
 def test_every_golden_file_has_its_manifest():
-    """No file is left over from a manifest that nobody renders any more."""
+    """No file is left over from a manifest that is not rendered any more."""
     assert {file.stem for file in GOLDEN.glob("*.yaml")} == set(MANIFESTS)
 
 
@@ -209,7 +209,7 @@ def test_every_golden_file_has_its_manifest():
     ],
 )
 def test_a_draft_is_where_its_own_volume_is(source, draft, volumes, paths):
-    """No two volumes have one name or one place, and the engine is told where each file is."""
+    """No two volumes have one name or one path, and the engine gets the path of each file."""
     pod = with_draft(source, draft)["spec"]["template"]["spec"]
     [container, _] = pod["containers"]
     assert len({one["name"] for one in pod["volumes"]}) == len(pod["volumes"]) == volumes
@@ -234,15 +234,15 @@ def test_a_draft_is_where_its_own_volume_is(source, draft, volumes, paths):
     ],
 )
 def test_disruption_is_bounded_where_that_helps(spec, starting, most):
-    """What loads, or is protected always, may not go; of several that have loaded one at a time; a single one may."""
+    """Loading or always protected pods may not be evicted; of several loaded ones one at a time; a single one may."""
     budget = disruption_budget(pod_service(**spec), plan(), starting=starting)
     assert (budget["spec"]["maxUnavailable"] if budget else None) == most
 
 
 @pytest.mark.parametrize("spec", [{}, {"autoscaling": {"maxReplicas": 2}, "suspend": True},
                                   {"autoscaling": {"maxReplicas": 2}, "replicas": 0}])  # fmt: skip
-def test_nothing_is_scaled_that_shall_not_run(spec):
-    """No autoscaler without the wish for one, and none that would start what is stopped."""
+def test_a_stopped_service_is_not_scaled(spec):
+    """No autoscaler without one in the spec, and none that would start a stopped service."""
     assert autoscaler(pod_service(**spec), plan()) is None
 
 
@@ -285,8 +285,8 @@ def test_it_is_one_group_with_a_pod_on_each_node():
         assert template["spec"]["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "1"}
 
 
-def test_only_the_first_pod_is_asked():
-    """Workers have no port, no probe and nothing beside them; the Service selects the first pod of a group."""
+def test_only_the_first_pod_gets_requests():
+    """Workers have no port, no probe and no other container; the Service selects the first pod of a group."""
     leader, worker = templates(rendered(apiKeySecretRef={"name": "keys"}))
     assert len(leader["spec"]["containers"]) > 1
     [engine] = worker["spec"]["containers"]
@@ -299,7 +299,7 @@ def test_only_the_first_pod_is_asked():
 
 
 def test_a_fabric_takes_the_node_s_network_and_the_operator_has_to_allow_it():
-    """Interfaces of a node are in no pod's own network; without leave the service is refused by the field."""
+    """Interfaces of a node are in no pod's own network; unless allowed, the service is refused by the field."""
     fabric = {
         "members": [{"node": "a", "fabric": {"socketInterface": "enp1"}}, {"node": "b"}],
         "rdmaResource": "rdma/hca",
@@ -314,7 +314,7 @@ def test_a_fabric_takes_the_node_s_network_and_the_operator_has_to_allow_it():
 
 
 @pytest.mark.parametrize("name", ["chat", "a.b", "1st", "a" * 63, "a" * 250])
-def test_its_name_is_no_service_s_and_leaves_room(name):
+def test_its_name_is_no_service_s_and_short_enough(name):
     """It makes a headless Service of its own name, and appends to it for its pods."""
     assert group_name(name) != name
     assert len(group_name(name)) <= 45

@@ -1,8 +1,8 @@
-"""What each feature makes of each runtime's objects is what was read and approved.
+"""The objects of each runtime with each feature equal the reviewed golden files.
 
 A golden file is a runtime's. Its first document holds every object of the plainest service; each further one holds a
-feature: what is asked, and every place where an object differs from the plain one. LLMKUBE_GOLDEN=write writes them
-anew, to be read.
+feature: its spec, and every place where an object differs from the plain one. LLMKUBE_GOLDEN=write writes them
+again, to be read.
 """
 
 import os
@@ -40,7 +40,7 @@ REPOSITORY: Final = {"source": "org/repo", "format": "safetensors", **CUDA}
 
 @attrs.frozen
 class Case:
-    """What is asked."""
+    """The spec of one document."""
 
     service: Mapping[str, Any] = {}
     model: Mapping[str, Any] = {}
@@ -140,7 +140,7 @@ FEATURES: Final[Mapping[str, Case]] = {
 
 
 def objects_of(runtime: str, feature: str) -> dict[str, Any]:
-    """Return every object by its kind, or why there are none."""
+    """Return every object by its kind, or the reason for none."""
     plain, asked = PLAIN.get(runtime, GPU), FEATURES[feature]
     spec: dict[str, Any] = {"runtime": runtime, **plain.service, **asked.service}
     model_spec = {**plain.model, **asked.model}
@@ -163,13 +163,13 @@ def objects_of(runtime: str, feature: str) -> dict[str, Any]:
     if choose_supply(model, [user_of(context, service, model)], settings.workloads).by == "job":
         made.append(fetch_job(model, settings.workloads))
     for one in made:
-        del one["metadata"]["annotations"][DIGEST]  # it repeats what the rest says
+        del one["metadata"]["annotations"][DIGEST]  # it repeats the rest
     without = {"notHonoured": list(facts.plan.not_honoured)} if facts.plan.not_honoured else {}
     return {**{one["kind"]: one for one in made}, **without}
 
 
 def _remembered(model: Model) -> dict[str, str]:
-    """The part of a status that says where the weights are, for a Model that has some."""
+    """Return the part of a status that records the weights, for a Model that has some."""
     try:
         name = published_name(parse_source(model.spec.source)) or "model.gguf"
         key = cache_key(model.spec)
@@ -190,7 +190,7 @@ def document(runtime: str, feature: str) -> dict[str, Any]:
 
 
 def differences(plain: Any, other: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the places where two values differ, with what the other one has there."""
+    """Yield the places where two values differ, with the other value."""
     if isinstance(plain, Mapping) and isinstance(other, Mapping):
         for name in [*plain, *(name for name in other if name not in plain)]:
             where = f"{path}.{name}" if path else name
@@ -212,15 +212,15 @@ def _is_list_of_maps(value: Any) -> bool:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Without anchors: a document is read on its own."""
+    """A dumper without anchors: a document is read on its own."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
 @pytest.mark.parametrize("runtime", BUILT_IN)
-def test_a_runtimes_objects_are_as_written_down(runtime: str) -> None:
-    """Each feature changes what its document says, and nothing else."""
+def test_a_runtimes_objects_equal_its_golden_file(runtime: str) -> None:
+    """Each feature changes the fields of its document, and nothing else."""
     documents = [document(runtime, feature) for feature in FEATURES]
     rendered = yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
     file = GOLDEN / f"{runtime}.yaml"
@@ -230,11 +230,11 @@ def test_a_runtimes_objects_are_as_written_down(runtime: str) -> None:
 
 
 def test_every_runtime_has_a_file() -> None:
-    """No runtime that runs in pods is without one, and no file is left over."""
+    """Every runtime that runs in pods has one, and no file is left over."""
     assert set(BUILT_IN) == {file.stem for file in GOLDEN.glob("*.yaml")}
 
 
 def test_every_feature_does_something_somewhere() -> None:
-    """A feature that changes no object of any runtime would be a test of nothing."""
+    """A feature that changes no object of any runtime would test nothing."""
     for feature in [name for name in FEATURES if name != "plain"]:
         assert any(document(runtime, feature).get("differs") for runtime in BUILT_IN), feature

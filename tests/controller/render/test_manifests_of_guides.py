@@ -1,4 +1,4 @@
-"""What the guides print yields the objects that the guides describe."""
+"""The manifests printed in the guides yield the objects that the guides describe."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def service_of(name):
 
 
 async def serve(hands, name, source):
-    """Apply a guide's service, and a Model of its reference where the guide prints none."""
+    """Apply a guide's service, and a Model of its reference if the guide prints none."""
     spec = service_of(name)
     model = PRINTED.get(("Model", spec["modelRef"]))
     body = dict(model) if model else {"source": source, "hardware": {"accelerator": "cuda"}}

@@ -1,4 +1,4 @@
-"""A source is another folder whenever other bytes may come, and its files have names that are known beforehand."""
+"""A source has another folder whenever its bytes may differ, and its files have names that are known in advance."""
 
 import pytest
 
@@ -14,7 +14,7 @@ from llmkube.controller.render.model_sources import (
 from llmkube.weights.errors import SourceError
 
 
-def test_the_key_changes_with_what_decides_the_bytes():
+def test_the_key_changes_with_the_bytes():
     """Source, files, projector and digest make another folder; hardware and resources do not."""
     first = cluster_model("org/repo", files=["a.gguf"])
     others = [
@@ -30,7 +30,7 @@ def test_the_key_changes_with_what_decides_the_bytes():
 
 
 def test_a_job_has_a_name_that_fits_a_label():
-    """However long the Model's name is, and two long ones that begin alike do not share a Job."""
+    """However long the Model's name is, two long ones with the same prefix do not share a Job."""
     names = {job_name(cluster_model(name=name)) for name in ("a", "x" * 200 + "1", "x" * 200 + "2", "a.b-" * 12 + "c")}
     assert len(names) == 4
     assert all(len(name) <= 63 for name in names)
@@ -47,13 +47,13 @@ def test_a_job_has_a_name_that_fits_a_label():
         ("pvc://a/b", (), ""),
     ],
 )
-def test_the_name_of_the_first_file_is_known_beforehand(source, files, name):
-    """Except for a whole repository, of which only fetching can tell how many parts its model has."""
+def test_the_name_of_the_first_file_is_known_in_advance(source, files, name):
+    """Except for a whole repository, of which only fetching can count the parts of its model."""
     assert published_name(source_of(cluster_model(source, files=list(files)).spec)) == name
 
 
 def test_parts_of_a_split_model_are_not_fetched_twice():
-    """What belongs to the first file comes with it; only the rest is fetched beside it."""
+    """Parts of the first file come with it; only the rest is fetched in addition."""
     spec = cluster_model(
         "org/repo", files=["a-00001-of-00002.gguf", "a-00002-of-00002.gguf", "draft.gguf"], mmproj="mm.gguf"
     ).spec
@@ -62,6 +62,6 @@ def test_parts_of_a_split_model_are_not_fetched_twice():
 
 @pytest.mark.parametrize("source", ["pvc://claim", "pvc://claim/../etc", "pvc://claim//x", "pvc:///x"])
 def test_a_claims_path_stays_on_the_claim(source):
-    """A path that is missing, or leads out of the claim, is refused."""
+    """A missing path, or one that leads out of the claim, is refused."""
     with pytest.raises(SourceError):
         claim_path(source_of(cluster_model(source).spec))

@@ -1,4 +1,4 @@
-"""What a Prometheus operator and Pyrra are told is what users have asked for, of the series that engines have."""
+"""Objects for a Prometheus operator and Pyrra follow the user's spec and the engines' series."""
 
 import re
 
@@ -24,7 +24,7 @@ VLLM = plan(runtime="vllm", latency_metric="vllm:e2e_request_latency_seconds")
 
 
 def test_availability_is_whether_pods_can_be_scraped():
-    """Target and window are the user's; the figure is `up` of the very series that our PodMonitor brings."""
+    """Target and window are the user's; the figure is `up` of the series that our PodMonitor brings."""
     service = pod_service(slo={"objective": "99.5", "window": "4w"})
     made = objective(service, plan())
     assert made["metadata"]["name"] == "chat-availability"
@@ -34,8 +34,8 @@ def test_availability_is_whether_pods_can_be_scraped():
     assert objective(pod_service(), plan()) is None
 
 
-def test_a_generic_engine_is_scraped_where_its_field_says():
-    """`spec.metricsPath` alone gives any image a PodMonitor; without it there is none to ask in vain."""
+def test_a_generic_engine_is_scraped_at_its_field():
+    """`spec.metricsPath` alone gives any image a PodMonitor; without it there is none to scrape in vain."""
     spec = {"runtime": "generic", "image": "example.org/engine:1", "containerPort": 9000}
     [there, not_there] = [pod_service(**spec, **more) for more in ({"metricsPath": "/stats/prom"}, {})]
     made = pod_monitor(there, container_plan_for(there, NO_MODEL))
@@ -45,15 +45,15 @@ def test_a_generic_engine_is_scraped_where_its_field_says():
 
 
 def test_a_prometheus_selects_monitors_by_the_operators_labels():
-    """What the controller makes has them, so that what Pyrra derives of it has them, too; ours are not replaced."""
+    """The controller's objects have them, so that Pyrra's derived objects have them, too; ours are not replaced."""
     service, more = pod_service(slo={"objective": "99"}), {"release": "prometheus", "app": "theirs"}
     for made in (pod_monitor(service, plan(), more), objective(service, plan(), more)):
         assert made["metadata"]["labels"]["release"] == "prometheus"
         assert made["metadata"]["labels"]["app"] == "chat"
 
 
-async def test_the_operators_labels_reach_what_is_made(autojump_clock):
-    """A PodMonitor that no Prometheus selects would be scraped by nobody."""
+async def test_the_operators_labels_reach_created_objects(autojump_clock):
+    """A PodMonitor that no Prometheus selects would not be scraped."""
     workloads = attrs.evolve(SETTINGS, monitor_labels={"release": "prometheus"})
     async with open_pods(workloads=workloads) as hands:
         await hands.install(PodMonitor)
@@ -86,8 +86,8 @@ def test_latency_is_the_share_of_answers_in_time():
         (plan(), {"name": "No Name"}, r"spec\.slo\.name .*lower-case"),
     ],
 )
-def test_an_objective_that_nothing_can_be_held_to_is_named(container, slo, says):
-    """Nothing is made, and the field says what to write instead."""
+def test_an_objective_without_a_metric_is_named(container, slo, says):
+    """Nothing is created, and the field names the value to write instead."""
     service = pod_service(slo={"objective": "99", **slo})
     assert objective(service, container) is None
     obstacle = objective_obstacle(service, container)

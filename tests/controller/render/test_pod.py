@@ -1,4 +1,4 @@
-"""Every runtime makes a pod, and each pod asks for as little as it can."""
+"""Every runtime makes a pod, and each pod has as few privileges as it can."""
 
 import attrs
 import pytest
@@ -83,7 +83,7 @@ def template_of(model, spec, settings=SETTINGS):
     ],
 )
 def test_llama_cpp_s_own_image_and_one_with_a_user_meet_the_restricted_standard(model, spec, settings):
-    """What a user leaves out of a security context stays ours, so that naming a user is enough for any image."""
+    """Fields that a user omits from a security context stay ours, so that naming a user is enough for any image."""
     assert against_restricted(template_of(model, spec, settings)) == []
 
 
@@ -100,7 +100,7 @@ def test_llama_cpp_s_own_image_and_one_with_a_user_meet_the_restricted_standard(
     ],
 )
 def test_other_images_keep_their_own_user(model, spec):
-    """They meet "baseline", and lack nothing of "restricted" but a user; their root filesystem can be written to."""
+    """They meet "baseline", and lack nothing of "restricted" but a user; their root filesystem is writable."""
     template = template_of(model, spec)
     assert against_baseline(template) == []
     assert set(against_restricted(template)) == {"runAsNonRoot"}
@@ -134,8 +134,8 @@ def test_an_engine_without_a_name_has_a_folder_to_write_to():
         ({"readOnlyRootFilesystem": False}, {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}),
     ],
 )
-def test_what_contradicts_a_given_security_context_is_left_out(context, more):
-    """The API server takes no container that is privileged, or may mount, and may gain no privileges."""
+def test_a_contradiction_of_a_given_security_context_is_left_out(context, more):
+    """The API server refuses a container that is privileged, or may mount, and may gain no privileges."""
     [container, _] = template_of({**CPU}, {"image": "mine", "securityContext": context})["spec"]["containers"]
     given = dict(context)
     if more.get("allowPrivilegeEscalation") is False and "capabilities" in given:

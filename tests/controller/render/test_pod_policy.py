@@ -1,4 +1,4 @@
-"""What editors may ask of pods: each field with the value of the chart that stands for it, and the attack of S3."""
+"""The pod fields that editors may set: each with the value of the chart that allows it, and the attack of S3."""
 
 from pathlib import Path
 
@@ -42,7 +42,7 @@ ATTACK = {
     "tolerations": [{"operator": "Exists"}],
     "priorityClassName": "system-node-critical",
 }
-"""S3, as it was run."""
+"""The attack S3, as it was run."""
 
 
 def volume(**source):
@@ -131,7 +131,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("spec", "field", "value"), REFUSED)
-def test_what_reaches_out_needs_the_operator_s_leave(spec, field, value):
+def test_access_to_the_node_needs_the_operator_s_permission(spec, field, value):
     """It is refused with its field, and with the value of the chart that lifts this refusal and no other one."""
     assert refused(spec) == [(field, value)]
     others = frozenset(Allowance) - {value}
@@ -171,8 +171,8 @@ def test_what_reaches_out_needs_the_operator_s_leave(spec, field, value):
         {"priority": "critical"},
     ],
 )  # fmt: skip
-def test_what_is_the_namespace_s_own_needs_no_leave(spec):
-    """Image, command, Secrets, claims and users of its own stay an editor's to choose."""
+def test_objects_of_the_namespace_need_no_permission(spec):
+    """Image, command, Secrets, claims and users of its own stay an editor's choice."""
     assert refused(spec) == []
 
 
@@ -192,10 +192,10 @@ def test_what_is_the_namespace_s_own_needs_no_leave(spec):
     ],
 )  # fmt: skip
 def test_s3_extra_volumes_keep_to_the_folders_of_the_operator(spec, field):
-    """S3: `hostPaths` holds for extraVolumes too, and what is in those folders is only read."""
+    """S3: `hostPaths` applies to extraVolumes too, and those folders are mounted read-only."""
     wanted = [(field, HOST_PATHS)] if field else []
     assert refused(spec, host_paths=("/srv/models/",)) == wanted
-    assert refused(spec, allow=frozenset(Allowance))  # no other value stands for a folder of a node
+    assert refused(spec, allow=frozenset(Allowance))  # no other value allows a folder of a node
 
 
 @pytest.mark.parametrize(
@@ -210,29 +210,29 @@ def test_s3_extra_volumes_keep_to_the_folders_of_the_operator(spec, field):
     ],
 )
 def test_priority_classes_are_allowed_by_name(name, allowed, fine):
-    """A pattern of the operator's list, or one of those that stand for `spec.priority`."""
+    """A pattern of the operator's list, or one of the classes of `spec.priority`."""
     settings = {"priority_classes": allowed, "priority_class_prefix": "llmkube-"}
     assert (refused({"priorityClassName": name}, **settings) == []) is fine
 
 
 def test_s3_the_attack_is_refused_with_every_field_and_its_switch():
-    """S3: all that reached the node is named in one sentence, each with the value that the operator has off."""
+    """S3: all fields that reached the node are named in one message, each with the disabled value of the chart."""
     found = service_refusals(pod_service(**ATTACK).spec, SETTINGS)
     assert {one.value for one in found} == {
         HOST_PATHS,
         PRIORITY_CLASSES,
         *(Allowance.TOKENS, Allowance.ROOT, Allowance.PRIVILEGED, Allowance.CONTROL_PLANE),
     }
-    said = refusal_message(found)
+    message = refusal_message(found)
     for one in found:
-        assert f"{one.field} {one.why} (workloads.allow.{one.value})" in said
+        assert f"{one.field} {one.why} (workloads.allow.{one.value})" in message
 
 
 @pytest.mark.parametrize(
     ("toleration", "fine"), [({"operator": "Exists"}, False), ({"key": CONTROL_PLANE}, False), ({"key": "spot"}, True)]
 )
 def test_a_fetch_tolerates_no_more_than_a_service(toleration, fine):
-    """`prefetchTolerations` of a Model bring its Job to no node where a service may not go."""
+    """`prefetchTolerations` of a Model bring its Job to no node where a service may not run."""
     spec = cluster_model(prefetchTolerations=[toleration]).spec
     assert (fetch_refusals(spec, SETTINGS) == ()) is fine
     assert fetch_refusals(spec, attrs.evolve(SETTINGS, allow=frozenset({Allowance.CONTROL_PLANE}))) == ()
@@ -251,8 +251,8 @@ def printed(path):
 
 
 @pytest.mark.parametrize("path", [GUIDES, *EXAMPLES], ids=lambda path: path.name)
-def test_the_guides_and_examples_need_no_leave(path):
-    """All that the guides and the examples apply is served with everything off."""
+def test_the_guides_and_examples_need_no_permission(path):
+    """All manifests of the guides and the examples are served with everything off."""
     for one in printed(path):
         if one["kind"] == "InferenceService":
             spec = {name: value for name, value in one["spec"].items() if name != "modelRef"}
@@ -261,7 +261,7 @@ def test_the_guides_and_examples_need_no_leave(path):
             assert fetch_refusals(cluster_model(**{"source": "a/b", **one["spec"]}).spec, SETTINGS) == ()
 
 
-# -- whatever is asked for --------------------------------------------------------------------------------------------
+# -- for any spec -----------------------------------------------------------------------------------------------------
 
 PROFILES = st.fixed_dictionaries({"type": st.sampled_from(["RuntimeDefault", "Localhost", "Unconfined"])})
 LABELS = st.fixed_dictionaries(
@@ -330,7 +330,7 @@ SPECS = st.fixed_dictionaries(
 
 @given(SPECS)
 def test_with_all_switches_off_no_spec_makes_a_pod_beyond_baseline(spec):
-    """What is not refused makes a pod that meets Pod Security "baseline", judged by the pod and not by our rules."""
+    """An accepted spec makes a pod that meets Pod Security "baseline", checked on the pod and not by our rules."""
     service, model = pod_service(**spec), cluster_model(hardware={"accelerator": "cpu"})
     if service_refusals(service.spec, SETTINGS):
         return

@@ -1,4 +1,4 @@
-"""Each field of a ModelRouter changes what its router does or how it runs, or is named as without effect."""
+"""Each field of a ModelRouter changes its config or its pods, or is named as without effect."""
 
 import copy
 from collections.abc import Iterator
@@ -92,7 +92,7 @@ ADDED: Final[dict[str, Any]] = {
     "endpoint.gateway": {"enabled": True, "gatewayRef": {"name": "front", "namespace": "ml"}, "modelName": "phi"},
     "proxy.revisionHistoryLimit": 3,
 }
-"""What cannot stand beside the rest, or never has an effect."""
+"""Fields that exclude the others, or never have an effect."""
 
 OTHERS: Final[dict[str, Any]] = {
     "dataPlane": "Gateway",
@@ -109,14 +109,14 @@ OTHERS: Final[dict[str, Any]] = {
     "proxy.responseHeaderTimeout": "61s",
     "proxy.quarantineDuration": "6s",
 }
-"""Another value that a field may have, where one more letter makes none."""
+"""Another valid value of a field, if one more letter makes it invalid."""
 
 PEOPLE: Final = {"policy.auth.jwt.provider"}
-"""What the schema says is for people alone."""
+"""Fields that the schema describes as documentation only."""
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each field that holds no others, entries of lists by their names, with its value."""
+    """Yield each leaf field, entries of lists by their names, with its value."""
     if isinstance(value, dict) and path.rpartition(".")[2] not in ("resources", "headers", "nodeSelector"):
         for key, each in value.items():
             yield from leaves(each, f"{path}.{key}" if path else key)
@@ -153,7 +153,7 @@ def with_value(spec: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
 
 
 def effects(spec: dict[str, Any]) -> tuple[Any, ...]:
-    """Return all that becomes of a spec."""
+    """Return all results of a spec."""
     router = decode(ModelRouter, {"metadata": {"name": "front", "namespace": "ml", "uid": "r-1"}, "spec": spec})
 
     def resolve(name: str) -> ResolvedService:
@@ -170,7 +170,7 @@ FIELDS: Final = {path: OTHERS.get(path, changed(value)) for path, value in leave
 
 
 def test_the_spec_that_has_all_fields_is_taken():
-    """Else each change of it would be refused, and show nothing."""
+    """Otherwise each change would be refused, and show nothing."""
     assert effects(SPEC)[0] == ()
 
 
@@ -188,7 +188,7 @@ def schema(cls: type, path: str = "") -> Iterator[str]:
 
 
 def test_each_field_of_the_definition_is_changed():
-    """A new one cannot be forgotten here."""
+    """A new field cannot be forgotten here."""
     named = ("mac", "cloud", "first", "second", "b", "t", "red", "pull")
     paths = [path for at, value in FIELDS.items() for path, _ in leaves(value, at)]
     known = {".".join(part for part in path.split(".") if part not in named) for path in paths}

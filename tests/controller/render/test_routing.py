@@ -1,4 +1,4 @@
-"""A Gateway leads clients to a service by the name of its model and by its path."""
+"""A Gateway routes clients to a service by the name of its model and by its path."""
 
 import pytest
 
@@ -11,8 +11,8 @@ from llmkube.runtimes.registry import container_plan_for
 GATEWAY = {"gateway": {"enabled": True, "gatewayRef": {"name": "edge", "namespace": "infra"}}}
 
 
-def test_a_gateway_is_led_to_the_service_by_name_and_by_path():
-    """The route hangs on the named Gateway, and both rules lead to the service's own port without a time limit."""
+def test_a_gateway_routes_to_the_service_by_name_and_by_path():
+    """The route is attached to the named Gateway, and both rules lead to the service's own port without a timeout."""
     service = pod_service(endpoint={**GATEWAY, "port": 9000})
     made = route(service, plan())["spec"]
     assert made["parentRefs"] == [{"name": "edge", "namespace": "infra"}]
@@ -28,7 +28,7 @@ def test_a_gateway_is_led_to_the_service_by_name_and_by_path():
 @pytest.mark.parametrize(
     "endpoint", [{}, {"gateway": {"gatewayRef": {"name": "edge"}}}, {"gateway": {"enabled": False}}]
 )
-def test_a_gateway_that_is_not_turned_on_gets_nothing(endpoint):
+def test_a_gateway_that_is_not_enabled_gets_nothing(endpoint):
     """Only `enabled: true` exposes a service."""
     assert route(pod_service(endpoint=endpoint), plan()) is None
 
@@ -42,8 +42,8 @@ def test_a_gateway_that_is_not_turned_on_gets_nothing(endpoint):
         ([{"type": "Accepted", "status": "True"}, {"type": "ResolvedRefs", "status": "False"}], False),
     ],
 )
-def test_a_route_is_ready_when_a_gateway_has_taken_it(conditions, ready):
-    """A route that is accepted, but leads nowhere, is not ready."""
+def test_a_route_is_ready_when_a_gateway_has_accepted_it(conditions, ready):
+    """A route that is accepted, but has no resolved backend, is not ready."""
     live = {"metadata": {"name": "chat"}, "status": {"parents": [{"conditions": conditions}]}}
     assert is_accepted(decode(HTTPRoute, live)) is ready
     assert not is_accepted(None)
@@ -51,8 +51,8 @@ def test_a_route_is_ready_when_a_gateway_has_taken_it(conditions, ready):
 
 @pytest.mark.parametrize("named", [None, "org/chat-large"])
 @pytest.mark.parametrize("runtime", ["vllm", "ollama"])
-def test_an_engine_that_minds_names_has_been_given_the_one_that_the_route_leads_by(runtime, named):
-    """A client who was led here by the header is answered, and so is one who asks for the service by its own name."""
+def test_an_engine_that_checks_names_has_the_name_of_the_route(runtime, named):
+    """A client that was routed by the header gets a response, and so does one that uses the service's own name."""
     gateway = GATEWAY["gateway"] | ({"modelName": named} if named else {})
     service = pod_service(runtime=runtime, endpoint={"gateway": gateway})
     made = container_plan_for(service, cluster_model("org/repo", format="safetensors" if runtime == "vllm" else "gguf"))

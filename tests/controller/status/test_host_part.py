@@ -1,4 +1,4 @@
-"""Pods and hosts that serve one name are judged together: what answers counts, and what is missing is named."""
+"""Pods and hosts that serve one name are evaluated together: any that answers is enough, and a missing one is named."""
 
 import attrs
 import pytest
@@ -43,7 +43,7 @@ def count(verdict):
     ],
 )
 def test_the_table_of_both(pods, hosts, phase, reason, where):
-    """Each row of the module's table; nothing that answers is ever called Failed, Creating or Stopped."""
+    """Each row of the module's table; a service that answers is never called Failed, Creating or Stopped."""
     (wanted, ready), (further, answering) = count(pods), count(hosts)
     part = HostPart(Replicas(further, answering, answering), hosts)
     counted = total_replicas(Replicas(wanted, wanted, ready), part)
@@ -53,13 +53,13 @@ def test_the_table_of_both(pods, hosts, phase, reason, where):
     assert counted.ready == ready + answering
 
 
-def test_a_service_without_hosts_is_judged_by_its_pods():
-    """Nothing changes for it, not even a word."""
+def test_a_service_without_hosts_is_evaluated_by_its_pods():
+    """Its status is unchanged, word for word."""
     assert combined_verdict(BROKEN, total_replicas(Replicas(1, 1, 0), None), None) == BROKEN
 
 
-def test_what_hosts_said_of_the_service_before_counts_for_nothing():
-    """A condition that an agent has left says nothing of a service that pods serve by now."""
+def test_an_earlier_condition_of_hosts_is_ignored():
+    """A condition that an agent has left is ignored for a service that pods serve now."""
     loaded = {"type": "Loaded", "status": "True", "reason": "Loaded", "lastTransitionTime": "2025-06-01T00:00:00Z"}
     service = pod_service(hosts={"modelRef": "mac"})
     service = attrs.evolve(service, status=attrs.evolve(service.status, conditions=(loaded,))).on_hosts
@@ -69,7 +69,7 @@ def test_what_hosts_said_of_the_service_before_counts_for_nothing():
 
 
 def test_a_model_for_pods_is_refused_by_name():
-    """The sentence has the field, the Model, what it asks for, and what to write."""
+    """The message has the field, the Model, its value, and the fix."""
     service = pod_service(hosts={"modelRef": "phi"}).on_hosts
     part = assess_host_part(service, cluster_model(), [], LiveHosts({}), holders=(), settings=ControllerSettings())
     assert (part.verdict.phase, part.verdict.reason) == ("Failed", "Invalid")
@@ -85,8 +85,8 @@ def test_a_model_for_pods_is_refused_by_name():
     ],
 )
 @pytest.mark.parametrize("hosts", [LiveHosts({}), STUDIO])
-def test_what_hosts_refuse_is_named(runtime, mac, words, hosts):
-    """Field, value and the way out, with and without a host that is alive; nothing is said where none is wanted."""
+def test_a_refusal_of_hosts_is_named(runtime, mac, words, hosts):
+    """Field, value and fix, with and without a live host; nothing is reported if no host part is wanted."""
     service = pod_service(runtime=runtime, hosts={"modelRef": "mac"}).on_hosts
     model = cluster_model("builtin://demo", name="mac", **{"hardware": {"accelerator": "metal"}, **mac})
     part = assess_host_part(service, model, [], hosts, holders=(), settings=ControllerSettings())
@@ -99,8 +99,8 @@ def test_what_hosts_refuse_is_named(runtime, mac, words, hosts):
     assert part.verdict.phase == "Stopped"
 
 
-def test_hosts_that_cannot_be_listed_are_not_called_gone():
-    """The controller says that it does not know, and waits."""
+def test_hosts_that_cannot_be_listed_are_unknown():
+    """The controller reports unknown, and waits."""
     part = unknown_host_part(pod_service(hosts={"modelRef": "mac", "replicas": 3}).on_hosts)
     assert (part.replicas.desired, part.verdict.phase) == (3, "Pending")
     assert "/readyz" in part.verdict.message

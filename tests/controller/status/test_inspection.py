@@ -1,4 +1,4 @@
-"""The header of a file that is mounted is read once it is served, and nobody waits for that."""
+"""The header of a mounted file is read once it is served, and delays nothing."""
 
 import json
 
@@ -39,25 +39,25 @@ def status_of(model, seen, by="claim"):
     return derive_supplied_status(model, Supply(by), seen, now=NOW)
 
 
-def said(status, kind="Inspected"):
+def condition_of(status, kind="Inspected"):
     [found] = [one for one in status["conditions"] if one["type"] == kind]
     return found["status"], found["reason"], found["message"]
 
 
-def test_what_the_job_tells_is_in_the_status():
+def test_the_result_of_the_job_is_in_the_status():
     """Facts, size and volume are there, and a label that does not fit is a condition."""
     model = cluster_model(SOURCE, quantization="Q8_0")
     status = status_of(model, JobFacts(job_of("Complete"), (fetch_pod(message=TOLD),), claim()))
     assert (status["phase"], status["gguf"]["architecture"], status["size"]) == ("Ready", "llama", "4.5 GiB")
     assert (status["cacheKey"], status["cacheVolume"]) == (cache_key(model.spec), "c-1")
     assert status["path"] == "/model-source/a/b.gguf"
-    assert said(status)[:2] == ("True", "HeaderRead")
-    assert said(status, "QuantizationMatches")[1] == "QuantizationMismatch"
+    assert condition_of(status)[:2] == ("True", "HeaderRead")
+    assert condition_of(status, "QuantizationMatches")[1] == "QuantizationMismatch"
 
 
 @pytest.mark.parametrize(("volume", "kept"), [("c-1", True), ("c-2", False)])
-def test_what_was_read_holds_for_its_volume(volume, kept):
-    """The facts stay when the Job is gone, and go when the claim is another one."""
+def test_facts_apply_to_their_volume(volume, kept):
+    """The facts stay when the Job is deleted, and are dropped when the claim is another one."""
     model = cluster_model(SOURCE)
     before = status_of(model, JobFacts(job_of("Complete"), (fetch_pod(message=TOLD),), claim()))
     later = status_of(cluster_model(SOURCE, status=before), JobFacts(claim=claim(volume)))
@@ -80,18 +80,18 @@ def test_what_was_read_holds_for_its_volume(volume, kept):
         (JobFacts(claim=claim(), obstacle="quota"), "JobRefused", "quota"),
     ],
 )
-def test_a_header_that_is_not_read_holds_nothing_up(seen, reason, word):
-    """Whatever keeps the Job from telling, the Model is Ready and a condition says why the facts are missing."""
+def test_a_header_that_is_not_read_blocks_nothing(seen, reason, word):
+    """If the Job has no result, the Model is Ready and a condition has the reason for the missing facts."""
     status = status_of(cluster_model(SOURCE), seen)
     assert (status["phase"], "gguf" in status) == ("Ready", False)
-    state, told, message = said(status)
-    assert (state, told) == ("False", reason)
+    state, reported, message = condition_of(status)
+    assert (state, reported) == ("False", reason)
     assert word in message
 
 
 @pytest.mark.parametrize(("by", "spec"), [("claim", {"format": "safetensors"}), ("job", {}), ("runtime", {})])
 def test_only_gguf_files_that_are_mounted_are_read(by, spec):
-    """What is downloaded tells by its own Job, and other formats have no such header: the condition is not there."""
+    """A downloaded file is read by its own Job, and other formats have no such header: the condition is absent."""
     source = SOURCE if by == "claim" else "org/repo"
     status = status_of(cluster_model(source, **spec), JobFacts(claim=claim()), by)
     assert "Inspected" not in {one["type"] for one in status["conditions"]}
@@ -106,7 +106,7 @@ async def serve(hands):
 
 
 async def test_the_header_is_read_once_a_pod_runs(autojump_clock):
-    """No Job before that; then one, whose facts neither replace the pods nor are asked for again."""
+    """No Job before that; then one, whose facts neither replace the pods nor are read again."""
     async with open_pods() as hands:
         await serve(hands)
         assert await hands.model_where() == "Ready/PVCModelReady"
@@ -134,7 +134,7 @@ async def test_the_header_is_read_once_a_pod_runs(autojump_clock):
 
 
 async def test_another_volume_of_the_same_name_is_read_again(autojump_clock):
-    """When the claim was deleted and made anew, the old facts go and another Job is made."""
+    """When the claim was deleted and created again, the old facts are dropped and another Job is created."""
     async with open_pods() as hands:
         await serve(hands)
         await hands.service_pod({"phase": "Running"})
@@ -152,7 +152,7 @@ async def test_another_volume_of_the_same_name_is_read_again(autojump_clock):
         assert after.metadata.uid != before.metadata.uid
 
 
-async def test_an_edited_source_is_read_anew_and_a_job_of_the_old_one_goes(autojump_clock):
+async def test_an_edited_source_is_read_again_and_its_old_job_is_removed(autojump_clock):
     """A Job for each source: that of another path is removed, whether it has ended or not."""
     async with open_pods() as hands:
         await serve(hands)

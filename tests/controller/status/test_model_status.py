@@ -1,4 +1,4 @@
-"""A Model's phase follows from what its host reports, row by row."""
+"""A Model's phase follows from its host's report, row by row."""
 
 import attrs
 import pytest
@@ -37,7 +37,6 @@ FETCHING = condition("Fetched", False, "Fetching", "12 of 90 MiB")
     ],
 )
 def test_phase_table(given, hosts, phase, reason):
-    """Each row of the table in `controller.model` gives its phase and reason."""
     verdict = assess_model(given, hosts)
     assert (verdict.phase, verdict.reason) == (phase, reason)
 
@@ -51,8 +50,8 @@ def test_phase_table(given, hosts, phase, reason):
         (model(condition("Fetched", False, "NotGGUF")), "False", "False", "True"),
     ],
 )
-def test_the_whole_set_of_conditions_is_always_said(given, available, progressing, degraded):
-    """A Model that fails is no longer Available: the conditions come as one set, never one by one."""
+def test_the_whole_set_of_conditions_is_always_written(given, available, progressing, degraded):
+    """A Model that fails is no longer Available: the conditions are written as one set."""
     status = derive_model_status(given, STUDIO, now=NOW)
     assert {one["type"]: one["status"] for one in status["conditions"]} == {
         "Available": available,
@@ -63,26 +62,26 @@ def test_the_whole_set_of_conditions_is_always_said(given, available, progressin
 
 
 @pytest.mark.parametrize(
-    ("said", "found", "reason", "message"),
+    ("promised", "found", "reason", "message"),
     [
         ("Q8_0", "Q4_K_M", "QuantizationMismatch", "Q4_K_M"),
         ("q4-k-m", "Q4_K_M", "Matches", "Q4_K_M"),
         ("Q8_0", "", "NotCompared", "Q8_0"),
     ],
 )
-def test_the_label_of_a_file_on_a_host_is_held_against_its_header(said, found, reason, message):
-    """What the spec promises is in the status of a Model for metal as well, whether the header can tell or not."""
+def test_the_label_of_a_file_on_a_host_is_compared_with_its_header(promised, found, reason, message):
+    """The spec's promise is in the status of a Model for metal as well, with and without a header."""
     seen = fetched_model()
-    seen = attrs.evolve(seen, spec=attrs.evolve(seen.spec, quantization=said),
+    seen = attrs.evolve(seen, spec=attrs.evolve(seen.spec, quantization=promised),
                         status=attrs.evolve(seen.status, gguf=GGUFStatus(quantization=found)))  # fmt: skip
     status = derive_model_status(seen, STUDIO, now=NOW)
-    assert status["quantization"] == (found or said)
+    assert status["quantization"] == (found or promised)
     [matches] = [one for one in status["conditions"] if "Quant" in one["type"]]
     assert (matches["status"], matches["reason"]) == ("False" if "Mismatch" in reason else "True", reason)
     assert message in matches["message"]
 
 
-def test_no_host_says_what_to_do():
+def test_the_message_of_no_host_has_the_fix():
     """The message names the accelerator and the command that would serve it."""
     message = assess_model(model(), NOBODY).message
     assert message == "no live host serves accelerator metal; start `llmkube agent --accelerator metal` on a host"

@@ -1,4 +1,4 @@
-"""A Model's phase in a cluster, as a table: who brings its weights, and what is known of that."""
+"""A Model's phase in a cluster, as a table of the provider of its weights and their state."""
 
 import json
 
@@ -57,8 +57,8 @@ JOB = Supply("job")
         (HUB_FILE, {"files": ["a.gguf"]}, [], "nothing", "InvalidFileSet"),
     ],
 )
-def test_who_brings_the_weights(source, spec, users, by, reason):
-    """The source, its services and what the operator allows decide, and a refusal has its word."""
+def test_the_provider_of_the_weights(source, spec, users, by, reason):
+    """The source, its services and the operator's settings decide, and a refusal has its reason."""
     supply = choose_supply(cluster_model(source, **spec), users, ON_NODES)
     assert (supply.by, supply.reason) == (by, reason)
 
@@ -104,14 +104,14 @@ def remembered(**more):
     ],
 )  # fmt: skip
 def test_the_phase_follows_the_job(seen, phase, reason, words):
-    """What the Job, its pods and their last words say is the phase, in their own words."""
+    """The phase comes from the Job, its pods and their termination messages, quoted word for word."""
     verdict = assess_supply(cluster_model(), JOB, seen)
     assert (verdict.phase, verdict.reason) == (phase, reason)
     assert words in verdict.message
 
 
-def test_what_was_fetched_is_told():
-    """Size, digest, path, key and header come from the last words of the fetch."""
+def test_a_fetched_file_is_reported():
+    """Size, digest, path, key and header come from the fetch's termination message."""
     seen = JobFacts(job=job_of("Complete"), pods=(fetch_pod(),))
     status = derive_supplied_status(cluster_model(), JOB, seen, now=NOW)
     key = cache_key(cluster_model().spec)
@@ -121,27 +121,27 @@ def test_what_was_fetched_is_told():
 
 
 @pytest.mark.parametrize("files", [["a.gguf"], ["a-1-of-2.gguf", "a-2-of-2.gguf"]])
-def test_several_files_are_told_by_name_and_one_alone_is_not(files):
-    """The path names one alone already; what is remembered of several is told again without the Job."""
+def test_several_files_are_reported_by_name_and_a_single_one_is_not(files):
+    """The path already names a single one; the record of several is reported again without the Job."""
     message = json.dumps({**json.loads(FETCHED), "files": files})
     status = derive_supplied_status(
         cluster_model(), JOB, JobFacts(job_of("Complete"), (fetch_pod(0, message),)), now=NOW
     )
-    told = files if len(files) > 1 else None
-    assert status.get("stagedFiles") == told
+    reported = files if len(files) > 1 else None
+    assert status.get("stagedFiles") == reported
     again = derive_supplied_status(cluster_model(status=status), JOB, JobFacts(), now=NOW)
-    assert again.get("stagedFiles") == told
+    assert again.get("stagedFiles") == reported
 
 
-def test_what_is_remembered_is_told_again():
-    """Without Job and pods the status stays what it was, word for word."""
+def test_a_recorded_result_is_reported_again():
+    """Without Job and pods the status is unchanged, word for word."""
     model = remembered(sha256=SHA, gguf={"architecture": "llama"})
     status = derive_supplied_status(model, JOB, JobFacts(), now=NOW)
     assert (status["phase"], status["path"], status["sha256"]) == ("Ready", model.status.path, SHA)
     assert status["gguf"] == {"architecture": "llama"}
 
 
-def test_the_memory_of_another_source_counts_for_nothing():
+def test_the_record_of_another_source_is_ignored():
     """After an edit neither path nor key nor facts of the old weights are in the status."""
     old = remembered().status
     model = cluster_model("hf://org/repo/new.gguf", status={"cacheKey": old.cache_key, "path": old.path})
@@ -153,7 +153,7 @@ def test_the_memory_of_another_source_counts_for_nothing():
 
 
 @pytest.mark.parametrize(
-    ("said", "found", "status", "reason"),
+    ("message", "found", "status", "reason"),
     [
         (None, "Q4_K_M", "True", "NotCompared"),
         ("Q4_K_M", "", "True", "NotCompared"),
@@ -161,20 +161,20 @@ def test_the_memory_of_another_source_counts_for_nothing():
         ("Q8_0", "Q4_K_M", "False", "QuantizationMismatch"),
     ],
 )
-def test_a_promise_about_quantization_is_held_against_the_header(said, found, status, reason):
-    """Case and hyphens do not count; silence on either side contradicts nothing."""
+def test_the_quantization_is_compared_with_the_header(message, found, status, reason):
+    """Case and hyphens are ignored; a missing value on either side is no contradiction."""
     model = remembered(gguf={"quantization": found} if found else {})
-    spec = {"quantization": said} if said else {}
+    spec = {"quantization": message} if message else {}
     model = cluster_model(status={"cacheKey": model.status.cache_key, "path": "/models/x/model.gguf",
                                   "gguf": {"quantization": found}}, **spec)  # fmt: skip
     conditions = derive_supplied_status(model, JOB, JobFacts(), now=NOW)["conditions"]
     [matches] = [one for one in conditions if one["type"] == "QuantizationMatches"]
     assert (matches["status"], matches["reason"]) == (status, reason)
-    assert not said or said in matches["message"] or reason == "Matches"
+    assert not message or message in matches["message"] or reason == "Matches"
 
 
 def test_conditions_are_all_there_and_keep_their_time():
-    """Available, Progressing, Degraded and QuantizationMatches, each once; what did not flip keeps its time."""
+    """Available, Progressing, Degraded and QuantizationMatches, each once; unless flipped they keep their time."""
     before = {"type": "Available", "status": "True", "reason": "x", "message": "", "lastTransitionTime": EARLIER}
     status = derive_supplied_status(remembered(conditions=[before]), JOB, JobFacts(), now=NOW)
     kinds = [one["type"] for one in status["conditions"]]
@@ -192,13 +192,13 @@ def test_conditions_are_all_there_and_keep_their_time():
         ("org/repo", "runtime", ""),
     ],
 )
-def test_where_the_engine_finds_its_file(source, by, path):
-    """The path is known beforehand, except where only fetching can tell, or there is no file."""
+def test_the_path_of_the_engines_file(source, by, path):
+    """The path is known in advance, except if only fetching can find it, or there is no file."""
     assert weights_path(cluster_model(source), Supply(by)) == path
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         "",
         "[]",
@@ -212,25 +212,25 @@ def test_where_the_engine_finds_its_file(source, by, path):
         '{"path":"0123/../../model.gguf","sizeBytes":1}',
     ],
 )
-def test_what_is_no_result_is_none(said):
-    """A pod may say anything, and a path never leads out of the folder that was asked for."""
-    assert read_fetched([fetch_pod(0, said)]) is None
+def test_an_invalid_result_is_none(message):
+    """A pod may report anything, but a path never leads out of its folder."""
+    assert read_fetched([fetch_pod(0, message)]) is None
 
 
 def test_a_path_may_have_folders():
-    """Each version of a source that is followed has one of its own, and a name may have dots."""
-    said = '{"path":"0123/model..gguf","sizeBytes":1}'
-    assert read_fetched([fetch_pod(0, said)]).path == "0123/model..gguf"
+    """Each version of a followed source has one of its own, and a name may have dots."""
+    message = '{"path":"0123/model..gguf","sizeBytes":1}'
+    assert read_fetched([fetch_pod(0, message)]).path == "0123/model..gguf"
 
 
-@pytest.mark.parametrize("said", ["[" * 100_000, "{}", "[]", "the disk is full"])
-def test_a_failure_without_a_reason_is_told_by_its_last_line(said):
-    """Last words that are no JSON of ours are taken as a log."""
-    assert read_failure([fetch_pod(1, said)]) == ("FetchFailed", said)
+@pytest.mark.parametrize("message", ["[" * 100_000, "{}", "[]", "the disk is full"])
+def test_a_failure_without_a_reason_has_its_last_line(message):
+    """A termination message that is not our JSON is taken as a log."""
+    assert read_failure([fetch_pod(1, message)]) == ("FetchFailed", message)
 
 
 def test_the_message_of_another_container_is_not_a_result():
-    """Only what the container `fetch` has left, after it ended well, counts."""
+    """Only the termination message of the container `fetch`, after it succeeded, is read."""
     assert read_fetched([fetch_pod(1), waiting("CrashLoopBackOff")]) is None
     assert read_fetched([fetch_pod(1), fetch_pod(0, FETCHED)]).path == "model.gguf"
 
@@ -241,8 +241,8 @@ def test_the_settings_of_the_tests_allow_no_paths_on_nodes():
 
 
 @pytest.mark.parametrize("users", [[], [User()], [User(brings_weights=True)], [User(fetches_itself=True)]])
-def test_a_model_of_ollamas_library_is_nothing_for_pods(users):
-    """Whoever would bring it, the Model says what to name instead."""
+def test_a_model_of_ollamas_library_is_refused_in_pods(users):
+    """For any provider, the Model names the source to use instead."""
     supply = choose_supply(cluster_model("ollama://llama3.2"), users, WorkloadSettings(image="x"))
     assert (supply.by, supply.reason) == ("nothing", "SourceUnsupported")
     assert supply.message.startswith("ollama://llama3.2:latest is pulled by Ollama on a host")
@@ -250,8 +250,8 @@ def test_a_model_of_ollamas_library_is_nothing_for_pods(users):
 
 
 @pytest.mark.parametrize(("by", "ignored"), [("job", False), ("pods", False), ("claim", True), ("runtime", True)])
-def test_the_policy_takes_effect_where_somebody_fetches(by, ignored):
-    """What is mounted, or fetched by the engine itself, is not followed, and the service says so."""
+def test_the_policy_applies_to_fetched_sources(by, ignored):
+    """A source that is mounted, or fetched by the engine itself, is not followed, and the service reports it."""
     path = "Model.spec.refreshPolicy"
     model = cluster_model("pvc://c/m.gguf" if by == "claim" else "org/repo", refreshPolicy="OnChange")
     assert (path in without_effect(model, Supply(by), [path])) is ignored

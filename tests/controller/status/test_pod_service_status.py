@@ -87,7 +87,6 @@ def scene(base=STARTING, **facts):
     ],
 )
 def test_the_first_row_that_fits_decides(spec, given, where):
-    """Each row of the table gives its phase and reason."""
     verdict = assess_pods(pod_service(**spec), given)
     assert f"{verdict.phase}/{verdict.reason}" == where
 
@@ -96,7 +95,7 @@ def test_the_first_row_that_fits_decides(spec, given, where):
 @pytest.mark.parametrize("model", [None, FETCHED, FETCHING, LOST])
 @pytest.mark.parametrize("spec", [{}, {"suspend": True}, {"replicas": 0}, {"replicas": 3}])
 def test_available_holds_exactly_while_something_answers(spec, model, ready):
-    """Available is True if and only if a replica is ready and one is wanted, whatever the rest says."""
+    """Available is True if and only if a replica is ready and one is wanted, for any other state."""
     given = scene(model=model, deployment=deployment_of(1, ready=ready))
     status = derived(pod_service(**spec), given)
     [available] = [one for one in status["conditions"] if one["type"] == "Available"]
@@ -111,8 +110,8 @@ def test_available_holds_exactly_while_something_answers(spec, model, ready):
         ('hostPath volumes (volume "v")', "remove these fields"),
     ],
 )
-def test_a_namespace_that_is_closed_to_root_says_so(violations, way_out):
-    """S3: the standard, what the pods lack and what would open the namespace are in the condition."""
+def test_a_namespace_that_is_closed_to_root_is_reported(violations, way_out):
+    """S3: the standard, the pods' violations and the label that would open the namespace are in the condition."""
     words = FORBIDDEN.replace(VIOLATIONS, violations)
     closed = deployment_of(0, conditions=[{**CLOSED[0], "message": words}])
     conditions = derived(pod_service(), scene(deployment=closed))["conditions"]
@@ -122,18 +121,17 @@ def test_a_namespace_that_is_closed_to_root_says_so(violations, way_out):
         assert part in degraded["message"]
 
 
-def test_what_an_operator_could_allow_is_told_apart_from_what_is_wrong():
-    """Accepted and Degraded have the reason of the refusal."""
+def test_a_refusal_that_an_operator_could_lift_is_not_an_error():
     given = scene(refusal="not allowed", refusal_reason="NotAllowed")
     conditions = derived(pod_service(), given)["conditions"]
-    said = {one["type"]: (one["status"], one["reason"], one["message"]) for one in conditions}
-    assert said["Accepted"] == ("False", "NotAllowed", "not allowed")
-    assert said["Degraded"] == ("True", "NotAllowed", "not allowed")
+    states = {one["type"]: (one["status"], one["reason"], one["message"]) for one in conditions}
+    assert states["Accepted"] == ("False", "NotAllowed", "not allowed")
+    assert states["Degraded"] == ("True", "NotAllowed", "not allowed")
 
 
 @pytest.mark.parametrize("given", [SERVING, STARTING, ServiceFacts(), scene(refusal="no")])
 def test_every_condition_is_always_there(given):
-    """The same six conditions, once each, about the generation that was looked at."""
+    """The same six conditions, once each, with the observed generation."""
     conditions = derived(pod_service(), given)["conditions"]
     kinds = ["Available", "Progressing", "Degraded", "Suspended", "Accepted", "SpecHonoured"]
     assert [one["type"] for one in conditions] == kinds
@@ -141,7 +139,7 @@ def test_every_condition_is_always_there(given):
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "refused"),
     [
         (STARTING, ("True", "Honoured")),
         (scene(plan=plan(not_honoured=("spec.x",))), ("False", "FieldsIgnored")),
@@ -150,14 +148,14 @@ def test_every_condition_is_always_there(given):
         (ServiceFacts(), ("False", "NotPlanned")),
     ],
 )
-def test_fields_are_called_honoured_only_where_there_is_a_plan(given, said):
-    """Of a spec that is refused, or has no Model yet, nobody knows which fields have an effect."""
+def test_fields_are_called_honoured_only_where_there_is_a_plan(given, refused):
+    """The fields with an effect are unknown for a spec that is refused, or has no Model yet."""
     conditions = derived(pod_service(), given)["conditions"]
-    assert [(one["status"], one["reason"]) for one in conditions if one["type"] == "SpecHonoured"] == [said]
+    assert [(one["status"], one["reason"]) for one in conditions if one["type"] == "SpecHonoured"] == [refused]
 
 
-def test_waiting_for_a_gpu_says_for_what_and_where_in_line():
-    """Position, resource and the scheduler's words are in the status, and gone when it has a node."""
+def test_waiting_for_a_gpu_reports_resource_and_position():
+    """Position, resource and the scheduler's message are in the status, and removed when it has a node."""
     given = scene(plan=gpu_plan(2), pods=(unscheduled(),))
     status = derived(pod_service(), given, position=2)
     assert (status["queuePosition"], status["waitingFor"]) == (2, "nvidia.com/gpu: 2")
@@ -180,8 +178,8 @@ def test_waiting_for_a_gpu_says_for_what_and_where_in_line():
         ({"autoscaling": {"maxReplicas": 9}, "replicas": 0}, 7, 0),
     ],
 )
-def test_an_autoscaler_chooses_unless_nothing_shall_run(spec, live, desired):
-    """The spec's count holds without an autoscaler; with one, what it last chose, until the service is stopped."""
+def test_an_autoscaler_chooses_unless_the_service_is_stopped(spec, live, desired):
+    """The spec's count applies without an autoscaler; with one, its last choice, until the service is stopped."""
     assert desired_replicas(pod_service(**spec), None if live is None else deployment_of(live)) == desired
 
 
@@ -196,7 +194,7 @@ def test_the_endpoint_is_that_of_the_service(given):
 
 
 async def test_the_selector_of_the_status_is_that_of_the_pods(autojump_clock):
-    """What the scale subresource shows selects the pods' template, and nothing that an edit changes."""
+    """The scale subresource's selector selects the pods' template, and nothing that an edit changes."""
     [version] = crd_manifest(InferenceService)["spec"]["versions"]
     path = version["subresources"]["scale"]["labelSelectorPath"]
     assert path == ".status.selector"

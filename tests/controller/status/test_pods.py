@@ -1,4 +1,4 @@
-"""What keeps pods from running is told in the words of whoever knows, the trouble that needs somebody first."""
+"""Problems of pods are reported in the words of their source, the one that needs a person first."""
 
 import pytest
 
@@ -27,8 +27,8 @@ OOM = {"exitCode": 137, "reason": "OOMKilled"}
         (fetch_pod(1, "gone"), "ContainerFailed", "exited with code 1: gone", True),
     ],
 )
-def test_each_trouble_has_its_word(seen, reason, words, passing):
-    """The reason is Kubernetes' own, and the sentence has the message of whoever said it."""
+def test_each_problem_has_its_reason(seen, reason, words, passing):
+    """The reason is Kubernetes' own, and the message is that of its source."""
     trouble = trouble_of([seen])
     assert trouble is not None
     assert (trouble.reason, trouble.passing) == (reason, passing)
@@ -38,8 +38,8 @@ def test_each_trouble_has_its_word(seen, reason, words, passing):
 @pytest.mark.parametrize(
     "seen", [waiting("ContainerCreating"), pod(phase="Running"), unscheduled(deleted=True), fetch_pod(0)]
 )
-def test_what_is_merely_on_its_way_is_no_trouble(seen):
-    """Creating a container, running, ending well and being deleted are not troubles."""
+def test_a_pod_in_progress_is_no_problem(seen):
+    """Creating a container, running, ending well and being deleted are not problems."""
     assert trouble_of([seen]) is None
 
 
@@ -61,7 +61,7 @@ BRIEF, LONG = CRASHED | {"finishedAt": "2025-06-01T11:50:03Z"}, CRASHED | {"fini
     ],
 )
 def test_a_crash_loop_lasts_until_the_container_is_ready(state, restarts, ready, last, loops):
-    """Started again it has not recovered; a first crash, and one after a long run, may well pass."""
+    """A restarted container has not recovered; a first crash, and one after a long run, may be transient."""
     if "terminated" in state:
         state, ready = {"terminated": last}, False
         loops = loops or (restarts == 2 and last is BRIEF)
@@ -70,15 +70,15 @@ def test_a_crash_loop_lasts_until_the_container_is_ready(state, restarts, ready,
     assert (trouble is not None and not trouble.passing and trouble.reason == "CrashLoopBackOff") is loops
 
 
-def test_what_somebody_has_to_mend_comes_first():
-    """An image that cannot be pulled is told before a crash, a crash before a missing node."""
+def test_problems_that_need_a_person_come_first():
+    """An image that cannot be pulled precedes a crash, a crash a missing node."""
     image, crash = waiting("ImagePullBackOff", "no"), waiting("CrashLoopBackOff")
     assert trouble_of([unscheduled(), crash, image]).reason == "ImagePullBackOff"
     assert trouble_of([unscheduled(), crash]).reason == "CrashLoopBackOff"
 
 
-def test_a_pod_that_the_node_has_ended_is_told_only_while_there_is_no_other():
-    """Evicted pods stay until somebody removes them: what ails their successor is what matters."""
+def test_an_evicted_pod_is_reported_only_while_there_is_no_other():
+    """Evicted pods stay until they are deleted: the problem of their successor matters."""
     evicted = pod(phase="Failed", reason="Evicted", message="A: low on ephemeral-storage")
     assert trouble_of([evicted, unscheduled("Z: untolerated taint")]).reason == "Unschedulable"
     assert trouble_of([evicted, pod(name="chat-2", phase="Running")]) is None
@@ -86,15 +86,15 @@ def test_a_pod_that_the_node_has_ended_is_told_only_while_there_is_no_other():
 
 
 def test_messages_hold_no_secrets_and_stay_short():
-    """A token in an engine's last words is blotted out, and a long line is cut."""
+    """A token in an engine's last lines is redacted, and a long line is cut."""
     last = {"exitCode": 1, "message": "Authorization: Bearer abcdefghijklmnop " + "x" * 5000}
     trouble = trouble_of([waiting("CrashLoopBackOff", last=last)])
     assert "abcdefghijklmnop" not in trouble.message
     assert len(trouble.message) <= 1024
 
 
-def test_a_missing_gpu_is_told_from_missing_memory():
-    """Only the resource that the service asks for counts, whatever else a node lacks."""
+def test_a_missing_gpu_is_distinguished_from_missing_memory():
+    """Only the resource that the service requests is reported, even if a node lacks others."""
     assert shortage_message([unscheduled()], "nvidia.com/gpu").startswith("0/3")
     assert shortage_message([unscheduled("3 Insufficient memory")], "nvidia.com/gpu") == ""
     assert shortage_message([unscheduled()], "amd.com/gpu") == ""
@@ -102,7 +102,7 @@ def test_a_missing_gpu_is_told_from_missing_memory():
 
 
 def test_the_end_of_a_container_is_found_by_its_name():
-    """A container that runs, or is not there, has not ended."""
+    """A container that runs, or is missing, has not ended."""
     assert terminated_state(fetch_pod(2), "fetch").exit_code == 2
     assert terminated_state(fetch_pod(None), "fetch") is None
     assert terminated_state(fetch_pod(2), "other") is None

@@ -1,4 +1,4 @@
-"""A source that is followed is looked at again, and what has changed replaces the pods; nothing else does."""
+"""A followed source is checked again, and only a change replaces the pods."""
 
 import json
 
@@ -20,7 +20,7 @@ HOUR = SETTINGS.look_seconds
 OTHER = "cd" * 32
 
 
-def told(version: str = "v1", **more: str) -> str:
+def termination_message(version: str = "v1", **more: str) -> str:
     return json.dumps({**json.loads(FETCHED), "path": f"{version}/model.gguf", "etag": f'"{version}"', **more})
 
 
@@ -50,21 +50,21 @@ async def jobs(hands) -> list[str]:
         ("2025-06-01T12:00:30Z", None, HOUR + 30),
     ],
 )
-def test_the_next_look_is_an_interval_after_the_last_one(revalidated, seen, seconds):
-    """A look that failed counts as one, so that a source that is away is not asked all the time."""
+def test_the_next_check_is_an_interval_after_the_last_one(revalidated, seen, seconds):
+    """A failed check is a check, so that a source that is away is not queried all the time."""
     assert revalidate_in_seconds(followed(lastRevalidated=revalidated), seen, SETTINGS, NOW) == seconds
 
 
-def test_what_is_not_followed_is_never_looked_at():
-    """Neither the usual policy nor a source that has not been fetched yet asks for a look."""
+def test_a_source_that_is_not_followed_is_never_checked():
+    """Neither the usual policy nor a source that has not been fetched yet needs a check."""
     assert revalidate_in_seconds(cluster_model(), None, SETTINGS, NOW) is None
     assert revalidate_in_seconds(cluster_model(refreshPolicy="OnChange"), None, SETTINGS, NOW) is None
 
 
-def test_news_replace_what_the_status_says():
-    """A look that brought another version changes path and digest, and the Model is Ready before and after."""
+def test_another_version_replaces_the_status():
+    """A check that found another version changes path and digest, and the Model is Ready before and after."""
     model = followed(lastRevalidated="2025-06-01T10:00:00Z")
-    seen = JobFacts(job(), (fetch_pod(message=told("v2", sha256=OTHER)),))
+    seen = JobFacts(job(), (fetch_pod(message=termination_message("v2", sha256=OTHER)),))
     status = derive_supplied_status(model, JOB, seen, now=NOW)
     assert (status["phase"], status["sha256"], status["sourceETag"]) == ("Ready", OTHER, '"v2"')
     assert status["path"].endswith("/v2/model.gguf")
@@ -78,12 +78,12 @@ def test_news_replace_what_the_status_says():
     ("seen", "held", "reason"),
     [
         (JobFacts(), "False", "NotFetched"),
-        (JobFacts(job(), (fetch_pod(message=told()),)), "True", "InSync"),
-        (JobFacts(job(), (fetch_pod(message=told(kept="no answer in 60 s")),)), "False", "LookFailed"),
+        (JobFacts(job(), (fetch_pod(message=termination_message()),)), "True", "InSync"),
+        (JobFacts(job(), (fetch_pod(message=termination_message(kept="no answer in 60 s")),)), "False", "LookFailed"),
     ],
 )
-def test_the_condition_says_how_the_last_look_went(seen, held, reason):
-    """UpToDate is there for followed sources only, and says what the look said."""
+def test_the_condition_has_the_result_of_the_last_check(seen, held, reason):
+    """UpToDate exists for followed sources only, and has the result of the check."""
     status = derive_supplied_status(cluster_model(refreshPolicy="OnChange"), JOB, seen, now=NOW)
     [found] = [one for one in status["conditions"] if one["type"] == "UpToDate"]
     assert (found["status"], found["reason"]) == (held, reason)
@@ -96,7 +96,7 @@ async def test_a_change_upstream_rolls_the_pods_and_no_change_does_not(autojump_
     async with open_pods() as hands:
         await hands.create_model(refreshPolicy="OnChange")
         await hands.apply()
-        await hands.end_job(message=told("v1"))
+        await hands.end_job(message=termination_message("v1"))
         before = (await hands.json(Deployment))["metadata"]["generation"]
         [first] = await jobs(hands)
 
@@ -104,11 +104,11 @@ async def test_a_change_upstream_rolls_the_pods_and_no_change_does_not(autojump_
         [second] = await jobs(hands)
         assert second != first
         assert await hands.model_where() == "Ready/ModelReady"
-        await hands.end_job(message=told("v1"))
+        await hands.end_job(message=termination_message("v1"))
         assert (await hands.json(Deployment))["metadata"]["generation"] == before
 
         await trio.sleep(HOUR + SETTLED)
-        await hands.end_job(message=told("v2", sha256=OTHER))
+        await hands.end_job(message=termination_message("v2", sha256=OTHER))
         assert await hands.model_where() == "Ready/ModelReady"
         [container, _] = (await hands.json(Deployment))["spec"]["template"]["spec"]["containers"]
         assert any(word.endswith("/v2/model.gguf") for word in container["args"])
@@ -118,12 +118,12 @@ async def test_a_change_upstream_rolls_the_pods_and_no_change_does_not(autojump_
         assert await jobs(hands) == [quiet]
 
 
-async def test_a_look_that_fails_keeps_what_is_there(autojump_clock):
-    """A Job that fails, an hour after all went well, changes neither the Model's phase nor the pods."""
+async def test_a_failed_check_changes_nothing(autojump_clock):
+    """A failed Job, an hour after a successful one, changes neither the Model's phase nor the pods."""
     async with open_pods() as hands:
         await hands.create_model(refreshPolicy="OnChange")
         await hands.apply()
-        await hands.finish_job(message=told("v1"))
+        await hands.finish_job(message=termination_message("v1"))
         await trio.sleep(HOUR + SETTLED)
         before = await hands.json(Deployment)
         await hands.finish_job(code=1, message="the disk is full")

@@ -1,4 +1,4 @@
-"""A router's phase by what is known of it, row by row."""
+"""A router's phase by its known state, row by row."""
 
 import datetime
 
@@ -43,7 +43,7 @@ def status_of(router=None, **facts):
     return derive_router_status(router or model_router(), RouterFacts(**given, **seen), now=NOW)
 
 
-def said(status, kind):
+def condition(status, kind):
     [found] = [one for one in status["conditions"] if one["type"] == kind]
     return found["status"], found["reason"], found["message"]
 
@@ -66,43 +66,42 @@ def said(status, kind):
     ],
 )
 def test_the_first_row_that_fits_wins(facts, phase):
-    """The table of the module."""
     assert status_of(**dict(facts))["phase"] == phase
 
 
-def test_all_errors_are_told_at_once():
-    """And that the spec before serves on, if it does."""
+def test_all_errors_are_reported_at_once():
+    """And that the earlier spec is still served, if it is."""
     status = status_of(errors=("spec.a: wrong", "spec.b: wrong"), config=None)
-    state, reason, message = said(status, "Accepted")
+    state, reason, message = condition(status, "Accepted")
     assert (state, reason) == ("False", "Invalid")
     assert message == "spec.a: wrong; spec.b: wrong; the router keeps serving the previous spec"
     nothing = status_of(errors=("spec.a: wrong",), config=None, deployment=None)
-    assert said(nothing, "Accepted")[2] == "spec.a: wrong"
+    assert condition(nothing, "Accepted")[2] == "spec.a: wrong"
 
 
-def test_what_has_no_effect_is_named():
+def test_fields_without_effect_are_reported():
     """Nothing is accepted and ignored in silence."""
     status = status_of(ignored=("spec.mcpServer",))
-    assert said(status, "SpecHonoured") == ("False", "FieldsIgnored", "without effect: spec.mcpServer")
-    assert said(status_of(), "SpecHonoured")[0] == "True"
+    assert condition(status, "SpecHonoured") == ("False", "FieldsIgnored", "without effect: spec.mcpServer")
+    assert condition(status_of(), "SpecHonoured")[0] == "True"
 
 
-def test_a_backend_that_cannot_be_used_says_why():
-    """A missing service, or what the pods have found: the same place, the same condition."""
+def test_a_backend_that_cannot_be_used_has_a_reason():
+    """A missing service, or an error found by the pods: the same place, the same condition."""
     gone = RoutingConfig(name="ml/front", backends={"chat": GONE})
     for facts, why in (({"config": gone}, "no service"), ({"health": {"chat": DOWN}}, "refused")):
         status = status_of(**facts)
         assert (status["backends"][0]["healthy"], status["backends"][0]["message"]) == (False, why)
-        assert said(status, "Degraded") == ("True", "BackendsUnavailable", f"chat: {why}")
+        assert condition(status, "Degraded") == ("True", "BackendsUnavailable", f"chat: {why}")
 
 
-def test_what_no_pod_has_said_is_not_known():
-    """Neither healthy nor not: the original said healthy of every object that exists."""
+def test_a_backend_that_no_pod_reports_is_unknown():
+    """Neither healthy nor not: the original reported every existing object as healthy."""
     assert "healthy" not in status_of()["backends"][0]
 
 
-def test_a_look_that_finds_the_same_changes_nothing():
-    """The time is that of the finding, so that the status is not written at every look."""
+def test_the_same_result_changes_nothing():
+    """The time is that of the result, so that the status is not written at every check."""
     first = status_of(health={"chat": UP})
     router = decode(ModelRouter, {**encode(model_router()), "status": first})
     facts = RouterFacts(config=CONFIG, **deployment_facts(live()), health={"chat": UP}, endpoint="http://front")
@@ -112,13 +111,13 @@ def test_a_look_that_finds_the_same_changes_nothing():
 
 
 def test_the_tier_of_a_provider_without_a_url_is_cloud():
-    """Also while the spec is refused."""
+    """Even while the spec is refused."""
     provider = {"name": "far", "external": {"provider": "openai", "model": "gpt"}, "tier": "local"}
     status = status_of(model_router(backends=[provider]), config=None, errors=("spec.x: wrong",))
     assert status["backends"] == [{"name": "far", "tier": "cloud", "address": ""}]
 
 
-def test_a_router_without_a_place_says_so():
+def test_a_router_without_nodes_is_reported():
     """In both conditions that a client would wait for."""
     status = unsupported_status(model_router(), "nowhere", now=NOW)
     assert {one["type"]: one["status"] for one in status["conditions"]} == {"Accepted": "False", "Available": "False"}

@@ -1,4 +1,4 @@
-"""A service's phase, conditions and counts follow from what hosts publish and report, row by row."""
+"""A service's phase, conditions and counts follow from the hosts' slices and reports, row by row."""
 
 import pytest
 import yaml
@@ -66,7 +66,7 @@ ROWS = [
     # partly ready
     (wanting(2), fetched_model(), [READY], STUDIO, "Progressing", "NoHost"),
     (wanting(2), fetched_model(), [READY], TWO_HOSTS, "Progressing", "Creating"),
-    # nobody serves it
+    # no host serves it
     (service(), fetched_model(), [], NOBODY, "Pending", "NoHost"),
     (service(), fetched_model(), [READY], NOBODY, "Pending", "NoHost"),
     (service(loaded("Loaded")), fetched_model(), [], NOBODY, "Pending", "NoHost"),
@@ -100,7 +100,7 @@ ROWS = [
     (service(loaded("EngineStuck")), fetched_model(), [], STUDIO, "Failed", "EngineStuck"),
     (service(loaded("JournalNotWritten")), fetched_model(), [], STUDIO, "Failed", "JournalNotWritten"),
     (service(loaded("EngineExited", generation=1), generation=2), fetched_model(), [], STUDIO, "Creating", "Creating"),
-    # nobody can reach it
+    # no client can connect
     (service(loaded("Loaded"), NO_ADDRESS), fetched_model(), [], STUDIO, "Failed", "NoAddress"),
     (service(loaded("Loaded"), NO_ADDRESS), fetched_model(), [NOT_READY], STUDIO, "Failed", "NoAddress"),
     (service(loaded("Loading"), NO_ADDRESS), fetched_model(), [], STUDIO, "Failed", "NoAddress"),
@@ -114,7 +114,7 @@ ROWS = [
     (service(loaded("Restarting")), fetched_model(), [slice_of("studio")], STUDIO, "Creating", "Creating"),
     (service(loaded("NotAnswering")), fetched_model(), [NOT_READY], STUDIO, "Creating", "Creating"),
     (service(loaded("Stopping")), fetched_model(), [], STUDIO, "Creating", "Creating"),
-    # a slice, even of a dead host, means that slices are published: the condition is not believed then
+    # a slice, even of a dead host, means that slices are published: the condition is ignored then
     (service(loaded("Loaded")), fetched_model(), [slice_of("mini", True)], STUDIO, "Creating", "Creating"),
 ]
 
@@ -133,7 +133,7 @@ ROWS = [
     ],
 )
 def test_a_service_is_as_its_claims_are(conditions, holders, expected):
-    """What a host that is gone has said of a service is not believed; a live host's claim is enough to wait for it."""
+    """The report of a dead host is ignored; a live host's claim is enough to wait for it."""
     isvc = service(*conditions)
     verdict = assess_service(isvc, fetched_model(), Replicas(1, 0, 0), STUDIO, holders)
     assert f"{verdict.phase}/{verdict.reason}" == expected
@@ -172,7 +172,7 @@ def test_phase_table(isvc, its_model, slices, hosts, expected):
     ],
 )
 def test_counting(isvc, slices, hosts, replicas):
-    """Ready are engines that answer on live hosts; without any slice the host's own word counts while it lives."""
+    """Ready are engines that answer on live hosts; without any slice the host's own report is used while it lives."""
     assert count_replicas(isvc, fetched_model(), slices, hosts) == replicas
 
 
@@ -199,11 +199,11 @@ def test_counting(isvc, slices, hosts, replicas):
     ],
 )
 def test_conditions_table(isvc, its_model, slices, hosts, stated):
-    """The four conditions are always said, and each agrees with the phase."""
+    """The four conditions are always written, and each agrees with the phase."""
     status = derive_service_status(isvc, fetched_model() if its_model else None, slices, hosts, SETTINGS, now=NOW)
-    said = {one["type"]: f"{one['status']}/{one['reason']}" for one in status["conditions"]}
+    conditions = {one["type"]: f"{one['status']}/{one['reason']}" for one in status["conditions"]}
     expected = dict(zip(("Available", "Progressing", "Degraded"), stated.split(), strict=True))
-    assert said == expected | {"Suspended": "True/Suspended" if isvc is SUSPENDED else "False/NotSuspended"}
+    assert conditions == expected | {"Suspended": "True/Suspended" if isvc is SUSPENDED else "False/NotSuspended"}
 
 
 REASONS = st.sampled_from(
@@ -225,16 +225,16 @@ SLICES = st.lists(st.builds(slice_of, st.sampled_from(["studio", "mini"]), st.sa
 
 
 @given(SERVICES, MODELS, SLICES, st.sampled_from([NOBODY, STUDIO, TWO_HOSTS]))
-def test_what_always_holds(isvc, its_model, slices, hosts):
-    """Available means exactly that something wanted answers, Ready implies it, and without hosts nothing is ready."""
+def test_invariants(isvc, its_model, slices, hosts):
+    """Available means exactly that a wanted replica answers, Ready implies it, and without hosts nothing is ready."""
     status = derive_service_status(isvc, its_model, slices, hosts, SETTINGS, now=NOW)
-    said = {one["type"]: one["status"] == "True" for one in status["conditions"]}
+    conditions = {one["type"]: one["status"] == "True" for one in status["conditions"]}
     assert status["phase"] in SERVICE_PHASES
-    assert said["Available"] == (status["readyReplicas"] > 0 and status["desiredReplicas"] > 0)
-    assert status["phase"] != "Ready" or (said["Available"] and not said["Progressing"])
-    assert said["Progressing"] == (status["phase"] in {"Pending", "Creating", "Progressing"})
-    assert status["phase"] != "Failed" or said["Degraded"]
-    assert said["Suspended"] == (status["phase"] == "Suspended")
+    assert conditions["Available"] == (status["readyReplicas"] > 0 and status["desiredReplicas"] > 0)
+    assert status["phase"] != "Ready" or (conditions["Available"] and not conditions["Progressing"])
+    assert conditions["Progressing"] == (status["phase"] in {"Pending", "Creating", "Progressing"})
+    assert status["phase"] != "Failed" or conditions["Degraded"]
+    assert conditions["Suspended"] == (status["phase"] == "Suspended")
     assert hosts != NOBODY or status["readyReplicas"] == 0
     assert status["readyReplicas"] <= status["replicas"]
 
@@ -263,7 +263,7 @@ def test_only_fields_of_the_schema_are_written(isvc, its_model, slices):
     ],
 )
 def test_mode_table(spec, mode):
-    """The mode is what the spec says, else what its flags do, else what its path suggests, else chat."""
+    """The mode is the spec's, else that of its flags, else that of its path, else chat."""
     assert resolve_mode(service(spec=spec).spec) == mode
 
 
@@ -292,8 +292,8 @@ def test_every_priority_has_a_weight():
     assert weights == sorted(weights)
 
 
-def test_messages_say_what_is_missing():
-    """A replica beyond the number of hosts, a Model that is not there and an engine's last words are named."""
+def test_messages_name_the_missing_object():
+    """A replica beyond the number of hosts, a missing Model and an engine's last lines are named."""
     two = wanting(2)
     assert assess_service(
         two, fetched_model(), count_replicas(two, fetched_model(), [READY], STUDIO), STUDIO

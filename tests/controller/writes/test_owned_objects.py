@@ -1,4 +1,4 @@
-"""What is there is compared with what is wanted as an API server would have it, and no further."""
+"""Existing objects are compared with desired ones as an API server would store them, and no further."""
 
 import pytest
 import trio
@@ -56,7 +56,7 @@ from llmkube.k8s.workloads import (
     ],
 )
 def test_additions_and_spellings_are_no_difference(wanted, there, same):
-    """What is there besides does not count, amounts go by value, and everything else has to be equal."""
+    """Additional fields are ignored, quantities are compared by value, and everything else has to be equal."""
     assert is_subset(wanted, there) is same
 
 
@@ -93,14 +93,14 @@ LIVE = {
     ],
 )
 def test_a_change_of_state_alone_needs_no_comparison(part, change, alone):
-    """Status and version may differ; whatever a manifest can ask for, or what forbids a write, may not."""
+    """Status and version may differ; fields that a manifest may set, or that forbid a write, may not."""
     other = {**LIVE, "metadata": {**LIVE["metadata"], "resourceVersion": "6"}}
     other[part] = {**other[part], **change}
     assert differs_in_status_only(decode(Deployment, LIVE), decode(Deployment, other)) is alone
 
 
 class Recording:
-    """A client that remembers what it was asked for."""
+    """A client that records its requests."""
 
     def __init__(self, client):
         self.client = client
@@ -116,13 +116,13 @@ class Recording:
 
 
 async def owner(cluster, **spec):
-    """The service as the server has it: what nobody owns would be collected."""
+    """The service on the server: objects without an owner would be collected."""
     await cluster.create_service(**spec)
     return await cluster.service()
 
 
 async def test_a_lagging_cache_causes_no_second_write(autojump_clock):
-    """What was made is known from the server's answer, before any watch has told of it; nobody looks for it first."""
+    """Our object is known from the server's response, before any watch delivers it; it is not read first."""
     async with open_cluster() as cluster:
         client = Recording(cluster.client)
         owned = OwnedObjects(client, Informer(Service))
@@ -132,8 +132,8 @@ async def test_a_lagging_cache_causes_no_second_write(autojump_clock):
         assert client.calls == ["apply"]
 
 
-async def test_own_objects_are_known_until_somebody_else_has_touched_them(autojump_clock):
-    """What a write has left is our own; an edit, or an object that we have not made, is not."""
+async def test_own_objects_are_known_until_another_program_changes_them(autojump_clock):
+    """The result of a write is our own; an edit, or an object of another program, is not."""
     async with open_cluster() as cluster:
         owned = OwnedObjects(cluster.client, Informer(Service))
         first = await owned.ensure(kubernetes_service(await owner(cluster), plan()))
@@ -147,7 +147,7 @@ SAME = {"app": "chat", "inference.llmkube.dev/service": "chat"}
 
 
 def render(kind, service):
-    """What the controller wants to have of this kind."""
+    """The desired object of this kind."""
     return {
         Service: lambda: kubernetes_service(service, plan()),
         Deployment: lambda: deployment(service, plan(), SETTINGS, WantedPods()),
@@ -168,8 +168,8 @@ STRANGERS = [
 
 
 @pytest.mark.parametrize(("kind", "spec"), STRANGERS)
-async def test_a_strangers_object_that_sets_none_of_our_fields_is_left_alone(autojump_clock, kind, spec):
-    """An object that an apply would merge with, without any conflict, is found to be taken, and stays as it is."""
+async def test_a_strangers_object_that_sets_none_of_our_fields_is_not_changed(autojump_clock, kind, spec):
+    """An object that an apply would merge with, without a conflict, is found to be a stranger's, and not changed."""
     async with open_pods() as hands:
         client = hands.client
         wanted = render(kind, await owner(hands.cluster))
@@ -182,8 +182,8 @@ async def test_a_strangers_object_that_sets_none_of_our_fields_is_left_alone(aut
         assert merged.metadata.owner_references, "the case is pointless: an apply would have been a conflict"
 
 
-async def test_what_is_gone_again_is_made_at_the_next_look(autojump_clock):
-    """A stranger's object that stood in the way, and goes before we ask for it, is a conflict: that is tried again."""
+async def test_an_object_that_vanishes_is_created_at_the_next_attempt(autojump_clock):
+    """A stranger's object that is deleted before we request it is a conflict: the apply is retried."""
     async with open_cluster() as cluster:
         manifest = kubernetes_service(await owner(cluster), plan())
         await cluster.client.create(stranger(Service, Key.of(manifest), {"ports": [{"port": 9}]}))
@@ -200,8 +200,8 @@ async def test_what_is_gone_again_is_made_at_the_next_look(autojump_clock):
         assert (await owned.ensure(manifest)).metadata.owner_references
 
 
-async def test_what_has_lost_our_label_is_made_ours_again(autojump_clock):
-    """An object of this owner that the cache cannot hold any more is applied to, and not taken for a stranger's."""
+async def test_an_object_without_our_label_is_labelled_again(autojump_clock):
+    """An object of this owner that the cache does not hold any more is applied, and not taken for a stranger's."""
     async with open_cluster() as cluster:
         manifest = kubernetes_service(await owner(cluster), plan())
         await OwnedObjects(cluster.client, Informer(Service)).ensure(manifest)
@@ -213,8 +213,8 @@ async def test_what_has_lost_our_label_is_made_ours_again(autojump_clock):
         assert client.calls == ["apply", "get", "apply"]
 
 
-async def test_what_a_predecessor_made_is_found_to_be_so(autojump_clock):
-    """An object of this owner that a cache has not heard of yet, and that is as wanted, is not written again."""
+async def test_an_object_of_a_predecessor_is_recognised(autojump_clock):
+    """An object of this owner that a cache does not have yet, and that is as desired, is not written again."""
     async with open_cluster() as cluster:
         manifest = kubernetes_service(await owner(cluster), plan())
         made = await OwnedObjects(cluster.client, Informer(Service)).ensure(manifest)
@@ -224,7 +224,7 @@ async def test_what_a_predecessor_made_is_found_to_be_so(autojump_clock):
         assert client.calls == ["apply", "get"]
 
 
-async def test_who_wrote_in_between_is_not_overwritten(autojump_clock):
+async def test_a_write_in_between_is_not_overwritten(autojump_clock):
     """A change onto an object that is newer than the one compared is a conflict, and changes nothing."""
     async with open_cluster() as cluster:
         owned = OwnedObjects(cluster.client, Informer(Service))
@@ -235,8 +235,8 @@ async def test_who_wrote_in_between_is_not_overwritten(autojump_clock):
         assert (await cluster.client.get(Service, Key("ml", "chat"))).spec.ports[0].port == 8080
 
 
-async def test_what_has_changed_since_it_was_seen_is_not_removed(autojump_clock):
-    """A removal that comes late, when somebody has changed the object, is a conflict, and it stays."""
+async def test_an_object_that_changed_is_not_removed(autojump_clock):
+    """A late removal of an object that has changed is a conflict, and it stays."""
     async with open_cluster() as cluster:
         owned, key = OwnedObjects(cluster.client, Informer(Service)), Key("ml", "chat")
         service = await owner(cluster)
@@ -261,8 +261,8 @@ async def test_a_predecessors_object_is_left_to_the_collector(autojump_clock):
 UNHEARD_SECONDS = 30.0
 
 
-async def replaced_unheard(hands, owner, child, *, again=True):
-    """Delete an object, and make it again, while no watch tells; return how often its child was made meanwhile."""
+async def replaced_without_events(hands, owner, child, *, again=True):
+    """Delete and recreate an object while no watch delivers; return how often its child was created in between."""
     faults = hands.cluster.faults
     name = {Model: "phi", InferenceService: "chat"}[owner]
     made = []
@@ -270,7 +270,7 @@ async def replaced_unheard(hands, owner, child, *, again=True):
     def count(call):
         if call.resource == child.RESOURCE.plural and "create" in call.verbs:
             made.append(call)
-            if len(made) > 20:  # else it would go on for ever without any time passing
+            if len(made) > 20:  # else it would continue for ever without any time passing
                 faults.delays[call.name] = 1.0
 
     faults.unheard.add(owner.RESOURCE.plural)
@@ -287,39 +287,39 @@ async def replaced_unheard(hands, owner, child, *, again=True):
 
 
 async def make_service(hands):
-    """A service that is being made: nothing new can be said of it for now."""
+    """A service that is being created: its status has nothing new for now."""
     await hands.start()
     await hands.end_job()
 
 
 @pytest.mark.parametrize("again", [True, False])
-async def test_a_service_that_was_ready_makes_no_pods_for_nobody(again, autojump_clock):
-    """What the collector takes stays away until its owner's end is heard of; then a successor gets pods of its own."""
+async def test_a_deleted_ready_service_gets_no_pods(again, autojump_clock):
+    """Collected pods are not created again until the owner's deletion is seen; then a successor gets its own."""
     async with open_pods() as hands:
         await hands.bring_up()
-        assert await replaced_unheard(hands, InferenceService, Deployment, again=again) == 0
+        assert await replaced_without_events(hands, InferenceService, Deployment, again=again) == 0
         assert await hands.exists(Deployment) is again
 
 
-async def test_a_service_that_was_being_made_makes_no_pods_for_nobody(autojump_clock):
-    """The same holds where its status has nothing new to say, so that no refused status tells that it is gone."""
+async def test_a_deleted_starting_service_gets_no_pods(autojump_clock):
+    """The status has nothing new, so that no refused status shows the deletion."""
     async with open_pods() as hands:
         await make_service(hands)
-        assert await replaced_unheard(hands, InferenceService, Deployment) == 0
+        assert await replaced_without_events(hands, InferenceService, Deployment) == 0
         assert await hands.where() == "Creating/Creating"
 
 
-async def test_a_model_that_is_fetched_is_not_fetched_for_nobody(autojump_clock):
-    """The same holds for the Job of a Model."""
+async def test_a_deleted_model_is_not_fetched_again(autojump_clock):
+    """The Job of a Model is not created again either."""
     async with open_pods() as hands:
         await hands.start()
-        assert await replaced_unheard(hands, Model, Job) == 0
+        assert await replaced_without_events(hands, Model, Job) == 0
         await hands.finish_job()
         assert await hands.model_where() == "Ready/ModelReady"
 
 
-async def test_without_a_look_at_the_owner_controller_and_collector_take_turns(autojump_clock, monkeypatch):
-    """A controller that makes again whatever has vanished is noticed."""
+async def test_without_a_check_of_the_owner_controller_and_collector_take_turns(autojump_clock, monkeypatch):
+    """A controller that creates every vanished object again is noticed."""
 
     async def believe(*_):
         await trio.lowlevel.checkpoint()
@@ -327,12 +327,12 @@ async def test_without_a_look_at_the_owner_controller_and_collector_take_turns(a
     monkeypatch.setattr(OwnedObjects, "_confirm_owner", believe)
     async with open_pods() as hands:
         await make_service(hands)
-        assert await replaced_unheard(hands, InferenceService, Deployment) > 20
+        assert await replaced_without_events(hands, InferenceService, Deployment) > 20
 
 
 CHAT = Key("ml", "chat")
 ELSEWHERE = {ConfigMap, NetworkPolicy, LeaderWorkerSet}
-"""What routers and groups of pods have, by the same class; `test_routers.py` tries a name of theirs that is taken."""
+"""Kinds of routers and groups of pods, by the same class; `test_routers.py` covers a taken name of theirs."""
 
 MADE = [one.kind for one in PERMISSIONS if "create" in one.verbs and one.kind not in ELSEWHERE]
 EVERYTHING = {
@@ -343,7 +343,7 @@ EVERYTHING = {
 }
 
 
-async def bring_up_with_latecomer(hands, kind):
+async def bring_up_in_a_race(hands, kind):
     """Bring a service up while a stranger races the controller for one object; return that, before and after."""
     await hands.install(PodMonitor, ServiceLevelObjective, HTTPRoute)
     await trio.sleep(INSTALL_POLL_SECONDS)
@@ -358,10 +358,10 @@ async def bring_up_with_latecomer(hands, kind):
 
 
 @pytest.mark.parametrize("kind", sample_rows(MADE), ids=lambda kind: kind.RESOURCE.kind)
-async def test_a_latecomer_keeps_his_object(kind, autojump_clock):
-    """His object stays as he made it and the name is told to be taken; once it is gone, ours takes its place."""
+async def test_a_strangers_late_object_is_kept(kind, autojump_clock):
+    """A stranger's object stays unchanged and the name is reported as taken; once it is deleted, ours is created."""
     async with open_pods() as hands:
-        key, before, after = await bring_up_with_latecomer(hands, kind)
+        key, before, after = await bring_up_in_a_race(hands, kind)
         assert after == before
         where = hands.model_where if kind is Job else hands.where
         assert await where() == "Failed/NameTaken"
@@ -371,8 +371,8 @@ async def test_a_latecomer_keeps_his_object(kind, autojump_clock):
         assert await where() != "Failed/NameTaken"
 
 
-async def test_what_a_predecessor_has_left_is_waited_for(autojump_clock):
-    """A service that was deleted and made again at once is Pending, not Failed, until the collector is done."""
+async def test_objects_of_a_predecessor_are_waited_for(autojump_clock):
+    """A service that was deleted and recreated at once is Pending, not Failed, until the collector is done."""
     async with open_pods() as hands:
         await hands.bring_up()
         await hands.client.patch(Deployment, CHAT, {"metadata": {"finalizers": ["example.org/slow"]}})
@@ -386,9 +386,9 @@ async def test_what_a_predecessor_has_left_is_waited_for(autojump_clock):
 
 
 @pytest.mark.parametrize("kind", sample_rows(MADE), ids=lambda kind: kind.RESOURCE.kind)
-async def test_without_a_version_the_latecomer_loses(kind, autojump_clock, monkeypatch):
-    """A controller that makes objects by a plain apply takes his over: the race is one, and the test above notices."""
+async def test_without_a_version_the_late_object_is_overwritten(kind, autojump_clock, monkeypatch):
+    """A controller that creates objects by a plain apply adopts the stranger's: the test above notices the race."""
     monkeypatch.setattr(owned_objects, "NO_VERSION", "")
     async with open_pods() as hands:
-        _, before, after = await bring_up_with_latecomer(hands, kind)
+        _, before, after = await bring_up_in_a_race(hands, kind)
         assert after != before

@@ -1,4 +1,4 @@
-"""A status is written when it differs, and only then: also while the cache lags, also when a server drops a field."""
+"""A status is written only when it differs: even while the cache lags, even when a server drops a field."""
 
 import datetime
 
@@ -15,7 +15,7 @@ from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER
 
 
 class Server:
-    """What `Client.apply` reaches: merges our fields into the object, unless told to drop some or to fail."""
+    """A server as `Client.apply` sees it: it merges our fields, unless set to drop some or to fail."""
 
     def __init__(self, held, *, drops=(), fails=0):
         self.held = held
@@ -59,18 +59,18 @@ def bench(server):
     return writer, reconcile
 
 
-async def test_what_is_written_once_is_not_written_again():
+async def test_a_written_status_is_not_written_again():
     """The first reconcile writes; the one that this write wakes, seconds later, finds nothing to do."""
     server = Server(fetched_model())
     _, reconcile = bench(server)
     assert await reconcile(server.held)
-    assert server.held.status.cache_key  # written along, different each time, and no reason to write again
+    assert server.held.status.cache_key  # written too, different each time, and no reason to write again
     assert not await reconcile(server.held)
     assert len(server.applied) == 1
 
 
-async def test_own_words_are_known_until_somebody_else_has_spoken():
-    """What a write has left is our own, not what was before it, what came after it, or what another object says."""
+async def test_our_write_is_known_until_another_program_writes():
+    """The result of a write is our own, not a state before or after it, or of another object."""
     before = fetched_model()
     server = Server(before)
     writer, reconcile = bench(server)
@@ -83,7 +83,7 @@ async def test_own_words_are_known_until_somebody_else_has_spoken():
 
 
 async def test_a_lagging_cache_causes_no_second_write():
-    """Woken by something else before its own write has come back, the controller compares with the server's answer."""
+    """Woken before its own write is in the cache, the controller compares with the server's response."""
     stale = fetched_model()
     server = Server(stale)
     writer, reconcile = bench(server)
@@ -109,8 +109,8 @@ async def test_a_dropped_field_is_asked_for_once():
         assert not await reconcile(server.held)
 
 
-async def test_what_somebody_else_overwrites_is_put_right():
-    """A phase that was edited by hand is written again, although we had asked for the very same before."""
+async def test_a_status_overwritten_by_others_is_repaired():
+    """A phase that was edited by hand is written again, although the same manifest was applied before."""
     server = Server(fetched_model())
     _, reconcile = bench(server)
     await reconcile(server.held)
@@ -121,7 +121,7 @@ async def test_what_somebody_else_overwrites_is_put_right():
 
 
 async def test_conditions_of_others_neither_matter_nor_are_written():
-    """The host's own condition is not part of what we apply, and its change alone writes nothing."""
+    """The host's own condition is not part of our manifest, and its change alone writes nothing."""
     server = Server(fetched_model())
     _, reconcile = bench(server)
     await reconcile(server.held)
@@ -141,7 +141,7 @@ async def test_a_failed_write_is_not_remembered():
 
 
 async def test_the_manifest_names_this_very_state():
-    """The resourceVersion is that of the newest known state, also while the cache lags; a uid would guard nothing."""
+    """The resourceVersion is that of the newest known state, even while the cache lags; a uid would guard nothing."""
     stale = fetched_model()
     server = Server(stale)
     writer, reconcile = bench(server)
@@ -154,7 +154,7 @@ async def test_the_manifest_names_this_very_state():
 
 
 async def test_a_successor_inherits_no_memory():
-    """What was asked for on an object that is gone does not keep the same words from its successor."""
+    """The record of a deleted object does not suppress the same status of its successor."""
     server = Server(fetched_model(), drops=["acceleratorReady"])
     _, reconcile = bench(server)
     await reconcile(server.held)

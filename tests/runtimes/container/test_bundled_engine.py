@@ -23,8 +23,8 @@ def plan(model=None, images=IMAGES, **spec):
     return container_plan_for(decode(InferenceService, wanted), the_model, images=images)
 
 
-def test_the_flags_are_those_that_the_engine_honours():
-    """The table that decides is the table by which the engine reads its command line."""
+def test_the_flags_are_supported_by_the_engine():
+    """The table of supported flags is the engine's own."""
     honoured = {name for flags in llama_params.FLAGS.values() for flag in flags for name in flag.names.split()}
     assert honoured == FLAGS
 
@@ -41,7 +41,7 @@ def test_the_flags_are_those_that_the_engine_honours():
     ],
 )
 def test_a_service_on_cpus_gets_the_image_that_is_named_for_them(spec):
-    """Every flag that is written for it is one that the engine honours; the image runs as any user."""
+    """Every flag written for it is one that the engine supports; the image runs as any user."""
     made = plan(**spec)
     assert (made.image, made.image_before, made.command) == (BUNDLED, PINNED["llamacpp"], ())
     assert made.any_user
@@ -65,8 +65,8 @@ def test_a_service_on_cpus_gets_the_image_that_is_named_for_them(spec):
         ({}, {"runtimeClassName": "nvidia", "extraArgs": ["--n-gpu-layers", "99"]}, PINNED["llamacpp"]),
     ],
 )  # fmt: skip
-def test_what_has_or_may_have_a_gpu_never_gets_it(model, spec, image):
-    """An engine without any GPU code would leave the GPU idle, and nobody would be told."""
+def test_a_service_that_may_have_a_gpu_never_gets_it(model, spec, image):
+    """An engine without GPU code would leave the GPU idle without a report."""
     assert (plan(model, **spec).image, plan(model, **spec).image_before) == (image, "")
 
 
@@ -83,13 +83,13 @@ def test_what_has_or_may_have_a_gpu_never_gets_it(model, spec, image):
         ({}, {"runtime": "llamacpp-router"}),
     ],
 )
-def test_what_the_engine_does_not_honour_is_served_by_llama_cpps_own_image(model, spec):
-    """It would end at a flag that it does not know, or lack what the other image has."""
+def test_unsupported_fields_are_served_by_llama_cpps_own_image(model, spec):
+    """It would exit at an unknown flag, or lack a feature of the other image."""
     assert plan(model, **spec).image == PINNED["llamacpp"]
 
 
 def test_a_services_own_image_wins():
-    """It is taken as it is, and nothing is kept in its place."""
+    """It is used unchanged, and no older image is kept in its place."""
     made = plan(image="mine")
     assert (made.image, made.image_before) == ("mine", "")
 
@@ -103,7 +103,7 @@ def test_a_services_own_image_wins():
         ({"llamacpp-cuda": "mine"}, PINNED["llamacpp"], ""),
     ],
 )
-def test_the_nearest_of_an_operators_words_counts(overrides, image, before):
-    """The name for CPUs is asked before the engine's own; pods may keep what that one says."""
+def test_the_most_specific_image_of_an_operator_applies(overrides, image, before):
+    """The image for CPUs has priority over the engine's own; pods may keep their older one."""
     made = plan(images=Images(overrides))
     assert (made.image, made.image_before) == (image, before)

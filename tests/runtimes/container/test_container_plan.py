@@ -31,7 +31,7 @@ PLACES = MountPaths(model="/models/k/sub/m.gguf", folder="/models/k", draft="/d/
 
 
 def test_slots_are_filled_and_a_users_equal_text_is_not():
-    """What looks like a slot and was a user's word stays what it is."""
+    """A user's text that looks like a slot stays unchanged."""
     assert PLAN.render_words(PLAN.args, PLACES) == [
         "--model", "/models/k/sub/m.gguf", "--mmproj", "/models/k/sub/p.gguf", "-md", "/d/m.gguf", "{model}"
     ]  # fmt: skip
@@ -42,8 +42,8 @@ def test_slots_are_filled_and_a_users_equal_text_is_not():
     ]
 
 
-def test_the_name_of_a_file_stands_for_itself():
-    """Where a kubelet replaces `$(NAME)` it is escaped; in a hook, of which a kubelet replaces nothing, it is not."""
+def test_the_name_of_a_file_is_literal():
+    """In arguments, where a kubelet replaces `$(NAME)`, it is escaped; in a hook it is not."""
     odd = attrs.evolve(PLACES, model="/models/k/$(HOME)$$.gguf", folder="/models/$k")
     plan = attrs.evolve(
         PLAN, post_start=("load", Placeholder.MODEL, "$(HOME)"), env=(Variable("M", Placeholder.MODEL),)
@@ -66,8 +66,8 @@ def test_the_name_of_a_file_stands_for_itself():
         ((Placeholder.DRAFT,), False, True),
     ],
 )
-def test_a_plan_says_what_has_to_be_mounted(args, weights, cache):
-    """The Model's files are wanted exactly where a word of the plan stands for one of them."""
+def test_a_plan_lists_the_files_to_mount(args, weights, cache):
+    """The Model's files are mounted exactly if a slot of the plan refers to one."""
     plan = attrs.evolve(PLAN, args=args)
     assert (plan.uses_weights, plan.uses_cache) == (weights, cache)
     assert not attrs.evolve(plan, env=()).uses_cache
@@ -85,13 +85,13 @@ def test_a_plan_says_what_has_to_be_mounted(args, weights, cache):
         {"post_start": ("a",)},
     ],
 )
-def test_the_digest_tells_plans_apart(change):
-    """Whatever the container is made of counts, a slot against its own text included."""
+def test_the_digest_distinguishes_plans(change):
+    """Every part of the container is included, a slot against its own text as well."""
     assert attrs.evolve(PLAN, **change).digest != PLAN.digest
 
 
-def test_the_digest_does_not_count_what_has_no_effect():
-    """A field that nobody honours changes no container."""
+def test_the_digest_ignores_fields_without_effect():
+    """A field that is not honoured changes no container."""
     assert attrs.evolve(PLAN, not_honoured=("spec.x",)).digest == PLAN.digest
 
 
@@ -114,7 +114,7 @@ NUMBERS = {"periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 3}
     ],
 )  # fmt: skip
 def test_an_override_is_merged_into_a_probe(probe, manifest):
-    """There is always exactly one way of asking: the user's if he names one, with our numbers where he names none."""
+    """There is always exactly one handler: the user's if there is one, with our numbers by default."""
     assert probe.manifest() == manifest
 
 
@@ -131,8 +131,8 @@ STARTUP = Probes.http("/health").startup
         ({"httpGet": {"path": "/up", "port": 8080}}, 1, 1800),
     ],
 )
-def test_a_loading_engine_is_asked_every_second_for_half_an_hour(override, period, threshold):
-    """The half hour stays with another period; a threshold alone counts in Kubernetes' own ten seconds."""
+def test_a_loading_engine_is_probed_every_second_for_half_an_hour(override, period, threshold):
+    """The half hour is kept for another period; a threshold alone applies to Kubernetes' own ten seconds."""
     manifest = attrs.evolve(STARTUP, override=override).manifest()
     assert (manifest["periodSeconds"], manifest["failureThreshold"]) == (period, threshold)
 
@@ -155,13 +155,13 @@ IDLE = "# HELP x y\nllamacpp:requests_processing 0\nllamacpp:requests_deferred 0
         ("", None),
     ],
 )
-def test_what_is_missing_is_not_zero(text, requests):
-    """Every metric has to be there and a number, in any of its labels; else it is not known how many there are."""
+def test_a_missing_metric_is_not_zero(text, requests):
+    """Every metric has to be present and a number, in any of its labels; otherwise the count is unknown."""
     assert requests_in_flight(text, NAMES) == requests
 
 
-def test_what_is_no_number_is_not_zero():
-    """An engine that says NaN is not idle."""
+def test_an_invalid_metric_is_not_zero():
+    """An engine that reports NaN is not idle."""
     found = requests_in_flight(IDLE.replace("processing 0", "processing NaN"), NAMES)
     assert found is not None
     assert math.isnan(found)

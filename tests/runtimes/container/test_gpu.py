@@ -47,14 +47,14 @@ def asked(of, **resources):
     ],
 )
 def test_each_vendor_has_its_resource(of, vendor, stack, name):
-    """The accelerator implies the vendor, the vendor the resource, and the user's own name wins."""
+    """The accelerator implies the vendor, the vendor the resource, and the user's own name has priority."""
     resources = asked(of, gpu=1)
     assert (vendor_of(of), stack_of(of), resources.gpu_resource) == (vendor, stack, name)
     assert (resources.toleration_keys, resources.limits) == ((name,), ((name, "1"),))
 
 
 def test_an_accelerator_and_a_vendor_that_contradict_each_other_are_refused():
-    """CUDA on an AMD GPU is told with the field, and never rendered."""
+    """CUDA on an AMD GPU is refused with the field, and never rendered."""
     with pytest.raises(PlanError, match="amd makes no GPU for accelerator cuda; write nvidia") as refused:
         asked(model("cuda", vendor="amd"), gpu=1)
     assert refused.value.field == "Model.spec.hardware.gpu.vendor"
@@ -62,7 +62,7 @@ def test_an_accelerator_and_a_vendor_that_contradict_each_other_are_refused():
 
 @pytest.mark.parametrize(("count", "gpu", "total"), [(None, 2, 2), (0, 2, 2), (4, 2, 4), (1, 0, 1), (None, 0, 0)])
 def test_a_models_own_count_wins_where_it_is_not_nothing(count, gpu, total):
-    """The Model's count counts if it is above 0, else the service's."""
+    """The Model's count is used if it is above 0, else the service's."""
     of = model(count=count) if count is not None else model()
     assert asked(of, gpu=gpu).gpu_count == total
 
@@ -84,7 +84,7 @@ def test_amounts_come_from_the_service_then_from_the_model(resources, of, reques
 
 
 def test_memory_that_hostMemory_wins_over_is_not_called_honoured():  # noqa: N802  # the field's name
-    """Of the two memory requests the one that has no effect is known as such."""
+    """Of the two memory requests the one without an effect is reported."""
     _, honoured = resources_of(service(memory="4Gi", hostMemory="64Gi"), model())
     assert "spec.resources.hostMemory" in honoured
     assert "spec.resources.memory" not in honoured
@@ -98,7 +98,7 @@ def test_a_request_above_the_models_budget_is_refused():
 
 
 def test_a_partition_has_its_own_resource_and_may_run_where_whole_gpus_do():
-    """A MIG profile is a resource name; one replica has one of it; its node is tainted like it, or like any GPU's."""
+    """A MIG profile is a resource name; one replica has one; its node has its taint, or that of any GPU."""
     partition = {"mode": "partitioned", "profile": "1g.24gb"}
     found = asked(model(), gpuSharing=partition)
     assert (found.gpu_count, found.gpu_resource) == (1, "nvidia.com/mig-1g.24gb")
@@ -107,7 +107,7 @@ def test_a_partition_has_its_own_resource_and_may_run_where_whole_gpus_do():
 
 
 def test_a_shared_gpu_is_one_gpu_among_those_set_aside():
-    """Sharing changes where the pod belongs, not what it requests."""
+    """Sharing changes the node of the pod, not its request."""
     found = asked(model(tolerationKey="example.com/shared"), gpuSharing={"mode": "shared"})
     assert (found.gpu_count, found.gpu_resource, found.shared) == (1, "nvidia.com/gpu", True)
     assert found.toleration_keys == ("example.com/shared",)
@@ -127,15 +127,15 @@ CLAIM = {"name": "gpu", "resourceClaimName": "c"}
         (model(resourceClaims=[CLAIM]), {"mode": "shared"}, "spec.resources.gpuSharing.mode"),
     ],
 )  # fmt: skip
-def test_sharing_that_cannot_be_is_refused_by_name(of, sharing, field):
-    """What a device plugin could never grant is told before a pod waits for it."""
+def test_impossible_sharing_is_refused_by_name(of, sharing, field):
+    """A request that a device plugin can never grant is refused before a pod waits for it."""
     with pytest.raises(PlanError) as refused:
         asked(of, gpuSharing=sharing)
     assert refused.value.field == field
 
 
 def test_a_claim_requests_no_extended_resource():
-    """A device comes by its claim; the engine knows that it has a GPU, and not how many unless the Model says so."""
+    """The claim provides the device; the engine knows that it has a GPU, and the number only from the Model."""
     found = asked(model(resourceClaims=[CLAIM]))
     assert (found.on_gpu, found.gpu_count, found.limits, found.toleration_keys) == (True, 0, (), ())
     assert [dict(claim) for claim in found.claims] == [CLAIM]
@@ -146,7 +146,7 @@ def test_a_claim_requests_no_extended_resource():
     [("layer", "layer"), ("pipeline", "layer"), ("tensor", "row"), ("row", "row"), ("none", "none")],
 )
 def test_each_strategy_is_a_split_mode(strategy, mode):
-    """Whatever the Model calls it, llama.cpp knows three ways."""
+    """Each strategy of the Model is one of llama.cpp's three modes."""
     assert split_mode(Sharding(strategy=strategy)) == mode
 
 
@@ -161,12 +161,12 @@ def test_each_strategy_is_a_split_mode(strategy, mode):
     ],
 )
 def test_layer_ranges_become_proportions(ranges, count, split):
-    """llama.cpp is told the ratio of the layers in its smallest numbers."""
+    """llama.cpp gets the ratio of the layers in its smallest numbers."""
     assert tensor_split(Sharding(layer_split=ranges), count) == split
 
 
 @pytest.mark.parametrize(
-    ("ranges", "said"),
+    ("ranges", "message"),
     [
         (("0-9",), "1 ranges for 2 GPUs"),
         (("1-9", "10-19"), "from layer 0,"),
@@ -177,16 +177,16 @@ def test_layer_ranges_become_proportions(ranges, count, split):
         (("0-999999999999", "1-2"), "from layer 0,"),
     ],
 )
-def test_ranges_that_leave_layers_out_are_refused(ranges, said):
-    """A split that is not one is never replaced by equal shares in silence."""
-    with pytest.raises(PlanError, match=said) as refused:
+def test_ranges_that_leave_layers_out_are_refused(ranges, message):
+    """An invalid split is never silently replaced by equal shares."""
+    with pytest.raises(PlanError, match=message) as refused:
         tensor_split(Sharding(layer_split=ranges), 2)
     assert refused.value.field == "Model.spec.hardware.gpu.sharding.layerSplit"
 
 
 @pytest.mark.parametrize(("wanted", "count", "fits"), [(2, 2, True), (3, 2, False), (3, 0, True), (1, 1, True)])
 def test_an_engine_wants_no_more_gpus_than_there_are(wanted, count, fits):
-    """More is refused where the number is known; a claim does not tell it."""
+    """A larger number is refused if the number is known; with a claim it is not."""
     if fits:
         check_parallel(wanted, Resources(gpu_count=count), "spec.x")
     else:
@@ -203,15 +203,15 @@ def test_an_engine_wants_no_more_gpus_than_there_are(wanted, count, fits):
         ({"vendor": "amd", "runtime": "vulkan", "resourceName": "x.com/y"}, "x.com/y"),
     ],
 )
-def test_a_cluster_may_call_gpus_otherwise(gpu, name):
-    """By vendor, or by vendor and stack; the Model's own word wins."""
+def test_a_cluster_may_rename_gpu_resources(gpu, name):
+    """By vendor, or by vendor and stack; the Model's own name has priority."""
     names = parse_gpu_resources({"amd-vulkan": "devic.es/dri-render", "intel": "gpu.intel.com/xe"})
     spec = model({"amd": "rocm", "intel": "intel"}[gpu["vendor"]], count=1, **gpu)
     assert resources_of(service(), spec, names)[0].gpu_resource == name
 
 
 @pytest.mark.parametrize("given", [{"nvdia": "a.b/c"}, {"amd": "gpu"}])
-def test_a_gpu_resource_that_is_none_is_refused(given):
-    """The sentence names the flag."""
+def test_an_invalid_gpu_resource_is_refused(given):
+    """The message names the flag."""
     with pytest.raises(UserError, match="--gpu-resource"):
         parse_gpu_resources(given)

@@ -1,4 +1,4 @@
-"""A group over several nodes is told who is first, who one is and where the fabric is; the rest is refused by name."""
+"""The processes of a group over several nodes get leader, size and fabric; unsupported fields are refused by name."""
 
 import pytest
 
@@ -33,8 +33,8 @@ def value(args, flag):
     return args[args.index(flag) + 1]
 
 
-def test_all_processes_are_told_the_same_model_and_who_is_first():
-    """`vllm serve` with one shape for all; only the first listens for clients, and none is told its rank by us."""
+def test_all_processes_have_the_same_model_and_leader():
+    """`vllm serve` with one shape for all; only the first listens for clients, and LLMKube sets no rank."""
     plan = planned()
     assert plan.command == ("vllm", "serve")
     assert plan.args[0] == "org/big"
@@ -54,7 +54,7 @@ def test_all_processes_are_told_the_same_model_and_who_is_first():
 
 
 def test_one_node_is_served_as_before():
-    """Without the field nothing of a group is in the plan."""
+    """Without the field the plan has no group."""
     alone = decode(InferenceService, {"metadata": TAG, "spec": {"modelRef": "m", "runtime": "vllm"}})
     plan = container_plan_for(alone, model())
     assert plan.group is None
@@ -62,8 +62,8 @@ def test_one_node_is_served_as_before():
     assert "--nnodes" not in plan.args
 
 
-def test_the_fabric_is_told_to_those_who_use_it():
-    """Addresses, interfaces and devices reach NCCL, Gloo and vLLM of the member that they are of; $ is no variable."""
+def test_the_fabric_reaches_its_libraries():
+    """Addresses, interfaces and devices reach NCCL, Gloo and vLLM of their own member; $ is no variable."""
     fabrics = [
         {"address": "192.168.100.1", "socketInterface": "enp1$(X)", "ibHCA": "mlx5_0"},
         {"address": "192.168.100.2"},
@@ -90,7 +90,7 @@ def test_the_fabric_is_told_to_those_who_use_it():
     ],
 )
 def test_all_gpus_of_all_nodes_are_used(config, sizes):
-    """What one of the two sizes leaves is the other's."""
+    """If one of the two sizes is given, the other one is the rest."""
     args = planned(vllmConfig=config).args
     assert (value(args, "--tensor-parallel-size"), value(args, "--pipeline-parallel-size")) == sizes
 
@@ -114,8 +114,8 @@ def test_all_gpus_of_all_nodes_are_used(config, sizes):
          "spec.multiNode.members[2].fabric.address", "socketInterface"),
     ],
 )  # fmt: skip
-def test_what_no_group_can_have_is_refused_by_its_path(members, spec, field, words):
-    """The error has the field, what it says, and what to write."""
+def test_a_field_that_no_group_supports_is_refused_by_its_path(members, spec, field, words):
+    """The error has the field, its value, and the value to write."""
     with pytest.raises(PlanError) as caught:
         planned(members, **spec)
     assert caught.value.field == field
@@ -123,7 +123,7 @@ def test_what_no_group_can_have_is_refused_by_its_path(members, spec, field, wor
 
 
 def test_a_group_without_gpus_is_refused():
-    """No number of GPUs, no shape."""
+    """Without a number of GPUs there is no shape."""
     bare = model(hardware={"accelerator": "cuda"})
     with pytest.raises(PlanError, match="needs a GPU on each node"):
         container_plan_for(service(), bare)
@@ -131,7 +131,7 @@ def test_a_group_without_gpus_is_refused():
 
 @pytest.mark.parametrize("runtime", ["llamacpp", "llama-server", "sglang", "tgi", "ollama", "triton", "generic"])
 def test_other_runtimes_refuse_it(runtime):
-    """Each by its name, with the one that can."""
+    """Each by its name, with the one that supports it."""
     weights = {"format": "gguf"} if runtime in ("llamacpp", "llama-server", "ollama") else {}
     with pytest.raises(PlanError) as caught:
         container_plan_for(service(runtime=runtime, image="x"), model(**weights))

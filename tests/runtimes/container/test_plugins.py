@@ -30,15 +30,15 @@ def plan(**spec):
     return container_plan_for(decode(InferenceService, body), MODEL)
 
 
-def test_a_runtime_that_nobody_has_installed_is_refused_with_those_that_there_are():
-    """Without the package, its name is no runtime, and the message lists what is."""
+def test_an_uninstalled_runtime_is_refused_with_the_installed_ones():
+    """Without the package, its name is no runtime, and the message lists the runtimes."""
     with pytest.raises(PlanError, match=r'"echo" does not run in pods; use one of .*llamacpp, .*vllm') as refused:
         plan()
     assert refused.value.field == "spec.runtime"
 
 
 def test_the_example_plans_its_own_manifest(tmp_path):
-    """What examples/runtime-plugin shows is honoured in full, its own options included."""
+    """All fields of examples/runtime-plugin are honoured, its own options included."""
     objects = {body["kind"]: body for body in yaml.safe_load_all((EXAMPLE / "service.yaml").read_text())}
     service, model = decode(InferenceService, objects["InferenceService"]), decode(Model, objects["Model"])
     with example_installed(tmp_path):
@@ -50,10 +50,10 @@ def test_the_example_plans_its_own_manifest(tmp_path):
 
 
 def test_the_guides_own_runtime_plans(monkeypatch):
-    """The first code of docs/adding-a-runtime.md is a whole runtime, as it stands."""
+    """The first code of docs/adding-a-runtime.md is a complete runtime, as it stands."""
     code = (EXAMPLE.parents[1] / "docs" / "adding-a-runtime.md").read_text().split("```python\n")[1].split("```")[0]
     names = {}
-    exec(code, names)  # what the guide tells people to write
+    exec(code, names)  # as the guide recommends
     monkeypatch.setattr("llmkube.runtimes.container.plugins.load", lambda _: names["RUNTIME"])
     assert plan(contextSize=512).args == (
         "--model",
@@ -67,8 +67,8 @@ def test_the_guides_own_runtime_plans(monkeypatch):
     )
 
 
-def test_options_of_a_plugin_that_make_no_sense_are_refused_by_name(tmp_path):
-    """A value of the wrong type is told with the plug-in's own field."""
+def test_invalid_options_of_a_plugin_are_refused_by_name(tmp_path):
+    """A value of the wrong type is refused with the plug-in's own field."""
     with example_installed(tmp_path), pytest.raises(PlanError, match="expected") as refused:
         plan(echoConfig={"repeat": "often"})
     assert refused.value.field == "spec.echoConfig"
@@ -76,7 +76,7 @@ def test_options_of_a_plugin_that_make_no_sense_are_refused_by_name(tmp_path):
 
 @pytest.mark.e2e
 async def test_the_example_serves(tmp_path):
-    """The planned command, run as it stands with its slots filled, answers its own probe and a chat."""
+    """The planned command, run with its slots filled, answers its own probe and a chat."""
     port = free_port()
     (tmp_path / "site").mkdir()
     (weights := tmp_path / "parrot.gguf").write_bytes(b"GGUF")
@@ -120,7 +120,7 @@ def test_the_crds_know_the_names_and_the_options_of_plugins(tmp_path):
 
 
 def test_without_plugins_the_crds_are_the_same_bytes():
-    """Looking for plug-ins changes nothing where there are none."""
+    """The search for plug-ins changes nothing if there are none."""
     assert crds_yaml(extend_crds(all_crds(), find_installed().runtimes)) == crds_yaml()
 
 
@@ -142,7 +142,7 @@ NO_FIELDS = Runtime(name="{name}", plan=plan, config=int, config_key="xConfig")
 
 
 @pytest.mark.parametrize(
-    ("name", "target", "said"),
+    ("name", "target", "problem"),
     [
         ("odd", "no_such_module:RUNTIME", "cannot be loaded: ModuleNotFoundError"),
         ("odd", "odd_plugin:NOTHING", "cannot be loaded: AttributeError"),
@@ -155,8 +155,8 @@ NO_FIELDS = Runtime(name="{name}", plan=plan, config=int, config_key="xConfig")
         ("vllm", "odd_plugin:RUNTIME", "is built in"),
     ],
 )
-def test_a_broken_plugin_is_named_and_disables_only_itself(tmp_path, name, target, said):
-    """Whatever is wrong with one package is told with its name and version, and the others go on working."""
+def test_a_broken_plugin_is_named_and_disables_only_itself(tmp_path, name, target, problem):
+    """Each error of one package is reported with its name and version, and the others still work."""
     (tmp_path / "odd_plugin.py").write_text(SOUND.format(name=name))
     (tmp_path / "fine_plugin.py").write_text(SOUND.format(name="fine"))
     write_package(tmp_path, "llmkube-odd", {name: target}, "2.1")
@@ -166,7 +166,7 @@ def test_a_broken_plugin_is_named_and_disables_only_itself(tmp_path, name, targe
         assert [runtime.name for runtime in found.runtimes] == ["fine"]
         assert len(found.problems) == 1
         assert f"runtime {name} of llmkube-odd 2.1" in found.problems[0] or "llmkube-odd 2.1" in found.problems[0]
-        assert said in found.problems[0]
+        assert problem in found.problems[0]
         assert runtime_named("vllm").plan.__module__ == "llmkube.runtimes.container.vllm"
         if name == "odd":
             with pytest.raises(PlanError, match=r"llmkube-odd 2\.1"):
@@ -175,7 +175,7 @@ def test_a_broken_plugin_is_named_and_disables_only_itself(tmp_path, name, targe
 
 
 def test_two_packages_for_one_name_are_both_named(tmp_path):
-    """Nobody wins by chance: the message says which two packages to choose between."""
+    """The message names the two packages to choose between."""
     (tmp_path / "twice_plugin.py").write_text(SOUND.format(name="twice"))
     write_package(tmp_path, "first", {"twice": "twice_plugin:RUNTIME"})
     write_package(tmp_path, "second", {"twice": "twice_plugin:RUNTIME"})
@@ -199,7 +199,7 @@ def test_no_command_looks_for_plugins_unless_it_has_to():
 
 
 @pytest.mark.parametrize("option", [[], ["--docs"]])
-def test_what_make_manifests_writes_names_installed_plugins(tmp_path, option):
+def test_make_manifests_includes_installed_plugins(tmp_path, option):
     """Definitions and reference alike have the plug-in's name and its options while it is installed."""
     plain = CliRunner().invoke(cli, ["crds", *option])
     with example_installed(tmp_path):

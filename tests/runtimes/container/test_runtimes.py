@@ -30,12 +30,11 @@ def argument(made, flag):
 
 
 def test_llama_server_is_llamacpp_in_a_pod():
-    """Both names make the same container."""
     assert plan(runtime="llama-server") == plan(runtime="llamacpp")
 
 
 @pytest.mark.parametrize(
-    ("of", "runtime", "field", "said"),
+    ("of", "runtime", "field", "message"),
     [
         (model(hardware={"accelerator": "metal"}), "llamacpp", "Model.spec.hardware.accelerator", "served by hosts"),
         (model(), "omlx", "spec.runtime", "does not run in pods"),
@@ -46,15 +45,15 @@ def test_llama_server_is_llamacpp_in_a_pod():
         (model(source="s3://b/k"), "vllm", "Model.spec.format", "not gguf"),
     ],
 )
-def test_what_no_pod_can_run_is_refused_with_the_field(of, runtime, field, said):
-    """The message names the field to change, and what to change it to."""
-    with pytest.raises(PlanError, match=said) as refused:
+def test_a_spec_that_no_pod_can_run_is_refused_with_the_field(of, runtime, field, message):
+    """The message names the field to change, and a valid value."""
+    with pytest.raises(PlanError, match=message) as refused:
         plan(of, runtime=runtime)
     assert refused.value.field == field
 
 
-def test_the_default_format_is_no_obstacle_to_an_engine_that_fetches_for_itself():
-    """The schema writes gguf where nobody says anything: a repository for vLLM need not say otherwise."""
+def test_the_default_format_does_not_block_an_engine_that_fetches_for_itself():
+    """The schema's default is gguf: a repository for vLLM need not set another format."""
     assert argument(plan(model(source="org/repo"), runtime="vllm"), "--model") == "org/repo"
 
 
@@ -75,8 +74,8 @@ def test_the_default_format_is_no_obstacle_to_an_engine_that_fetches_for_itself(
         (model(source="s3://b/k", format="custom"), {"runtime": "triton"}, False, False),
     ],
 )
-def test_who_fetches_the_weights(of, spec, fetched, mounted):
-    """Somebody fetches for an engine exactly if it does not do it itself, and mounts what it is handed."""
+def test_the_fetcher_of_the_weights(of, spec, fetched, mounted):
+    """The weights are fetched for an engine exactly if it does not fetch itself, and are then mounted."""
     made = plan(of, **spec)
     assert (made.needs_model_init, made.uses_weights) == (fetched, mounted)
 
@@ -95,19 +94,19 @@ GGUF = {"gguf": {"architecture": "llama", "contextLength": 2048}}
         (model(GGUF), {"contextSize": 8192, "ropeScaling": {"type": "yarn", "factor": "4"}}, "8192"),
     ],
 )
-def test_an_unset_context_is_what_the_model_knows_up_to_4096(of, spec, context):
-    """The same rule as on a host, from the Model's status; what has no effect is said."""
+def test_an_unset_context_is_the_trained_one_up_to_4096(of, spec, context):
+    """The same rule as on a host, from the Model's status; a field without effect is reported."""
     planned = plan(of, **spec)
     assert argument(planned, "--ctx-size") == context
-    vain = [each for each in planned.not_honoured if each.startswith("spec.contextSize")]
-    assert bool(vain) == (str(spec.get("contextSize", context)) != context)
+    ignored = [each for each in planned.not_honoured if each.startswith("spec.contextSize")]
+    assert bool(ignored) == (str(spec.get("contextSize", context)) != context)
 
 
 @pytest.mark.parametrize(
     ("architecture", "pooling"), [("llama", "last"), ("qwen3", "last"), ("nomic-bert", None), ("gemma-embedding", None)]
 )
 def test_an_encoder_pools_as_it_was_trained(architecture, pooling):
-    """A decoder that embeds is told how to pool; an encoder's own header says it."""
+    """A decoder that embeds gets a pooling type; an encoder's own header has it."""
     of = model({"gguf": {"architecture": architecture}})
     assert argument(plan(of, mode="embedding"), "--pooling") == pooling
 
@@ -125,13 +124,13 @@ def test_an_encoder_pools_as_it_was_trained(architecture, pooling):
     ],
 )
 def test_the_endpoint_is_one_that_the_engine_has(spec, path):
-    """The schema's default is replaced where it would promise a page that is not there; a user's own path is not."""
+    """The schema's default is replaced if the engine has no such path; a user's own path is not."""
     of = model(source="org/repo", format="custom") if "runtime" in spec else model()
     assert plan(of, **spec).endpoint_path == path
 
 
-def test_what_the_caller_renders_is_not_reported():
-    """A path covers what is below it, and nothing whose name only begins like it."""
+def test_fields_that_the_caller_renders_are_not_reported():
+    """A path covers the paths below it, and none that only shares its prefix."""
     spec = {"autoscaling": {"maxReplicas": 2}, "nodeSelector": {"a": "b"}, "priority": "high", "priorityClassName": "p"}
     assert plan(rendered={"spec.autoscaling", "spec.priority"}, **spec).not_honoured == (
         "spec.priorityClassName",
@@ -148,14 +147,14 @@ def test_what_the_caller_renders_is_not_reported():
         ("sglang", "--host", "0.0.0.0"),
     ],
 )
-def test_an_engine_listens_where_pods_are_asked(runtime, flag, address):
-    """On both families, except where the engine's own loop would then leave IPv4 out; the user's word wins."""
+def test_an_engine_listens_on_the_pod_address(runtime, flag, address):
+    """On both families, except if the engine's event loop would then leave IPv4 out; the user's value has priority."""
     of = model() if runtime == "llamacpp" else model(source="org/repo")
     assert argument(plan(of, runtime=runtime), flag) == address
     assert argument(plan(of, runtime=runtime, bindAddress="10.0.0.7"), flag) == "10.0.0.7"
 
 
-def test_ollama_listens_on_whatever_there_is():
+def test_ollama_listens_on_all_families():
     """Without an address in it the variable means all families to its server, and this machine to its client."""
     hosts = [
         {one.name: one.value for one in plan(runtime="ollama", **spec).env}["OLLAMA_HOST"]
@@ -174,8 +173,8 @@ def test_ollama_listens_on_whatever_there_is():
         ({"runtime": "vllm", "vllmConfig": {"attentionBackend": "flashinfer"}}, "--attention-backend", "FLASHINFER"),
     ],
 )
-def test_a_value_is_spelled_as_its_engine_knows_it(spec, flag, value):
-    """What the schema and the engine call by different names comes to the engine's."""
+def test_a_value_is_spelled_as_in_its_engine(spec, flag, value):
+    """Values that the schema and the engine name differently are converted to the engine's."""
     assert argument(plan(model(source="org/repo"), **spec), flag) == value
 
 
@@ -193,7 +192,7 @@ SPECULATION = {"enabled": True, "algorithm": "Medusa", "numDraftTokens": 4}
     ],
 )
 def test_a_value_that_our_image_does_not_know_is_refused(runtime, config, field):
-    """The engine would end at its start; an image that the service names may well know it."""
+    """The engine would exit at its start; an image of the service may support it."""
     spec = {"runtime": runtime, f"{runtime}Config": config}
     with pytest.raises(PlanError, match=f"the image of {runtime} does not support") as refused:
         plan(model(source="org/repo"), **spec)
@@ -215,7 +214,7 @@ GATEWAY = {"enabled": True, "gatewayRef": {"name": "edge"}}
     ],
 )
 def test_an_engine_is_given_all_names_that_clients_use(gateway, names):
-    """The service's own and a gateway's, and vLLM its repository's; Ollama has started once it has the last of them."""
+    """The service's own and a gateway's, and vLLM its repository's; Ollama has started once it has the last one."""
     spec = {"endpoint": {"gateway": gateway}} if gateway else {}
     made = plan(model(source="org/repo"), runtime="vllm", **spec)
     after = made.args[made.args.index("--served-model-name") + 1 :]
@@ -238,7 +237,7 @@ def test_an_engine_is_given_all_names_that_clients_use(gateway, names):
     ],
 )
 def test_a_name_that_ollama_does_not_take_is_refused(name, gateway, field):
-    """A part of more than 80 characters, or an odd one, is told with the field that can be changed."""
+    """A part of more than 80 characters, or an invalid one, is refused with the field to change."""
     spec = {"endpoint": {"gateway": {**GATEWAY, "modelName": gateway}}} if gateway else {}
     body = {"metadata": {"name": name}, "spec": {"modelRef": "m", "runtime": "ollama", **spec}}
     if not field:
@@ -265,8 +264,8 @@ def test_a_name_that_ollama_does_not_take_is_refused(name, gateway, field):
         (model(), {"bindAddress": "$(POD_IP)"}, {"$(POD_IP)"}),
     ],
 )  # fmt: skip
-def test_kubernetes_replaces_only_what_a_user_has_written_for_it(of, spec, words):
-    """A `$` in a text is escaped; in a user's own arguments, and where to listen, Kubernetes replaces `$(NAME)`."""
+def test_kubernetes_replaces_only_a_users_own_references(of, spec, words):
+    """A `$` in a text is escaped; in a user's own arguments, and the listen address, Kubernetes replaces `$(NAME)`."""
     assert words <= set(plan(of, **spec).args)
 
 
@@ -280,27 +279,27 @@ def test_kubernetes_replaces_only_what_a_user_has_written_for_it(of, spec, words
     ],
 )  # fmt: skip
 def test_the_hook_gives_ollama_its_model_by_every_name(tmp_path, of, spec, calls):
-    """It waits until the server answers, makes the model, and calls it by the other names too."""
+    """It waits until the server answers, creates the model, and copies it to the other names too."""
     (tmp_path / "ollama").write_text('#!/bin/sh\necho "$*" >>"$HOME/calls"\n')
     (tmp_path / "ollama").chmod(0o755)
     hook = plan(of, runtime="ollama", **spec).render_hook(MountPaths(model="/models/$(A) b.gguf"))
     environment = {"HOME": str(tmp_path), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     subprocess.run(hook, env=environment, check=True, timeout=60)
-    said = (tmp_path / "calls").read_text().replace(str(tmp_path), "HOME")
-    assert said.splitlines() == calls
-    if "create" in said:
+    calls_made = (tmp_path / "calls").read_text().replace(str(tmp_path), "HOME")
+    assert calls_made.splitlines() == calls
+    if "create" in calls_made:
         assert (tmp_path / "chat.Modelfile").read_text() == "FROM /models/$(A) b.gguf\n"
 
 
-def test_a_gpu_that_nobody_requests_is_reported():
-    """A Model for CUDA without a count would be served by a CPU in silence."""
+def test_a_gpu_that_is_not_requested_is_reported():
+    """A Model for CUDA without a count would silently be served by a CPU."""
     made = plan(model(hardware={"accelerator": "cuda"}))
     assert "cuda" not in made.image
     assert made.not_honoured == ("Model.spec.hardware.accelerator",)
 
 
 def test_the_users_variables_come_last_and_win():
-    """Each name is there once; what refers to an earlier one finds it."""
+    """Each name is set once; a value that refers to an earlier one finds it."""
     made = plan(
         model(source="org/repo"),
         runtime="vllm",
@@ -319,7 +318,7 @@ def test_the_users_variables_come_last_and_win():
     ],
 )
 def test_each_runtime_scales_on_its_own_metric(runtime, name, exported):
-    """The names are those of the announcement; where the engine calls it otherwise, the plan says so."""
+    """The names are those of the announcement; if the engine uses another one, the plan has that."""
     metric = plan(model(source="org/repo" if runtime != "llamacpp" else "/m.gguf"), runtime=runtime).hpa_metric
     assert (metric.name, metric.exported_as) == (name, exported)
 
@@ -335,7 +334,7 @@ def test_each_runtime_scales_on_its_own_metric(runtime, name, exported):
     ],
 )
 def test_llama_cpp_fetches_nothing_that_it_cannot_or_that_would_show_a_secret(source, field):
-    """A refusal names the way out, and never the secret."""
+    """A refusal names the fix, and never the secret."""
     with pytest.raises(PlanError) as refused:
         plan(model(source=source), skipModelInit=True)
     assert refused.value.field == field
@@ -354,7 +353,7 @@ def mounted(runtime):
 
 
 @pytest.mark.parametrize("runtime", ASKING)
-def test_an_engine_whose_clients_have_keys_listens_behind_what_asks_for_them(runtime):
+def test_an_engine_whose_clients_have_keys_listens_behind_the_key_proxy(runtime):
     """Its own port is another one than that of clients, on the loopback address; the field is honoured."""
     made = plan(mounted(runtime), runtime=runtime, apiKeySecretRef=KEYS, containerPort=9000)
     check = made.key_check
@@ -368,7 +367,7 @@ def test_an_engine_whose_clients_have_keys_listens_behind_what_asks_for_them(run
 
 @pytest.mark.parametrize("runtime", ["generic", "triton", "personaplex"])
 def test_an_engine_that_can_be_reached_otherwise_takes_no_keys(runtime):
-    """Its arguments, gRPC or WebSocket lead around what asks: the refusal says what to do instead."""
+    """Its arguments, gRPC or WebSocket bypass the key proxy: the refusal names the alternative."""
     with pytest.raises(PlanError, match=r"NetworkPolicy.*use llamacpp") as refused:
         plan(model(source="pvc://claim/m", format="custom"), runtime=runtime, image="x", apiKeySecretRef=KEYS)
     assert refused.value.field == "spec.apiKeySecretRef"
@@ -385,16 +384,16 @@ def test_an_engine_that_can_be_reached_otherwise_takes_no_keys(runtime):
         ("ollama", {"env": [{"name": "OLLAMA_HOST", "value": "0.0.0.0"}]}, "spec.env"),
     ],
 )
-def test_with_keys_no_word_of_the_user_opens_the_engine(runtime, spec, field):
-    """Where the engine listens is decided once its clients have keys, and two answers are a refusal."""
+def test_with_keys_no_argument_opens_the_engine(runtime, spec, field):
+    """With client keys the listen address is fixed, and a second value is refused."""
     with pytest.raises(PlanError) as refused:
         plan(mounted(runtime), runtime=runtime, apiKeySecretRef=KEYS, **spec)
     assert refused.value.field == field
 
 
 def test_a_draft_that_is_not_among_the_files_is_refused():
-    """A file that nobody fetches is told before the engine misses it."""
-    wish = {"type": "draft", "draftModel": "d.gguf"}
+    """A file that is not fetched is refused before the engine misses it."""
+    speculative = {"type": "draft", "draftModel": "d.gguf"}
     with pytest.raises(PlanError, match=r'"d\.gguf" is not among the Model') as refused:
-        plan(speculativeDecoding=wish)
+        plan(speculativeDecoding=speculative)
     assert refused.value.field == "spec.speculativeDecoding.draftModel"

@@ -1,4 +1,4 @@
-"""Which sources are repositories of the Hub."""
+"""Sources that are repositories of the Hub."""
 
 import pytest
 
@@ -32,11 +32,11 @@ def model(status=None, **spec):
     ],
 )
 def test_a_repository_is_known_by_its_page_as_well(source, found):
-    """What a browser shows as a model's page is that model, and a file or a data set is not."""
+    """The URL of a model's page in a browser is that model, and a file or a data set is not."""
     assert hub_repository(source) == found
 
 
 def test_an_engine_that_takes_whole_repositories_refuses_a_quantization():
-    """VLLM and its like would serve something else than what the source names."""
+    """VLLM and similar engines would serve other weights than the source names."""
     with pytest.raises(PlanError, match=r"remove :Q4_K_M, or serve it with llama\.cpp"):
         hub_repository("org/repo:Q4_K_M")

@@ -6,8 +6,8 @@ from llmkube.runtimes.plan import PlanError
 from llmkube.runtimes.process.environment import ALLOWED, FIXED_VARIABLES, plan_environment
 
 
-def test_what_tunes_an_engine_passes_and_the_later_of_two_wins():
-    """Allowed variables reach the engine, an absent value is an empty one, and a repeated name counts once."""
+def test_a_tuning_variable_passes_and_the_later_of_two_applies():
+    """Allowed variables reach the engine, an absent value is an empty one, and a repeated name is set once."""
     env = [EnvVar(name="OMP_NUM_THREADS", value="1"), EnvVar(name="GGML_METAL_BF16_DISABLE"),
            EnvVar(name="CUDA_VISIBLE_DEVICES", value="0"), EnvVar(name="OMP_NUM_THREADS", value="2")]  # fmt: skip
     assert plan_environment(env) == (
@@ -24,8 +24,8 @@ def test_what_tunes_an_engine_passes_and_the_later_of_two_wins():
      "MTL_SHADER_VALIDATION_DUMP_PIPELINES", "LLAMA_SERVER_SLOTS_DEBUG", "GGML_BACKTRACE_LLDB",
      "GGML_METAL_CAPTURE_COMPUTE", "LC_ANYTHING", "LLMKUBE_ENGINE", "OMP_\u0661", "X" * 10_000],
 )  # fmt: skip
-def test_what_could_reach_the_host_is_refused_by_name(name):
-    """A variable that loads code, redirects or reveals is refused, and so is every one that nobody thought of."""
+def test_a_variable_that_could_reach_the_host_is_refused_by_name(name):
+    """A variable that loads code, redirects or reveals is refused, and so is every unknown one."""
     with pytest.raises(PlanError, match="or allow it on this machine with") as caught:
         plan_environment([EnvVar(name=name, value="x")])
     assert caught.value.field == "spec.env"
@@ -37,7 +37,7 @@ def test_what_could_reach_the_host_is_refused_by_name(name):
 
 @pytest.mark.parametrize("name", ["LLAMA_ARG_HOST", "LLAMA_ARG_HF_REPO", "LLAMA_API_KEY", "LLAMA_LOG_FILE"])
 def test_flags_in_disguise_are_refused(name):
-    """llama-server's variables for its flags cannot get around the checks on flags."""
+    """llama-server's variables for its flags cannot bypass the checks on flags."""
     with pytest.raises(PlanError, match=f"{name} sets a flag of the engine"):
         plan_environment([EnvVar(name=name, value="x")])
 
@@ -56,7 +56,7 @@ def test_a_value_from_elsewhere_is_refused_and_not_left_out():
      ("LANG", "de_DE.UTF-8"), ("LC_ALL", "C"), ("OMP_NUM_THREADS", ""), ("HSA_OVERRIDE_GFX_VERSION", "10.3.0")],
 )  # fmt: skip
 def test_the_values_that_people_write_pass(name, value):
-    """Lists, places, zones and locales are let through as they are."""
+    """Lists, places, zones and locales are passed unchanged."""
     assert plan_environment([EnvVar(name=name, value=value)]) == ((name, value),)
 
 
@@ -76,7 +76,7 @@ def test_the_values_that_people_write_pass(name, value):
     ],
 )
 def test_a_value_that_could_lead_elsewhere_is_refused(name, value, says):
-    """Line breaks, paths and floods are no value of a variable that tunes; the message names the variable."""
+    """Line breaks, paths and very long texts are no value of a tuning variable; the message names the variable."""
     with pytest.raises(PlanError, match=f"the value of {name} ") as caught:
         plan_environment([EnvVar(name=name, value=value)])
     assert says in str(caught.value)
@@ -84,13 +84,13 @@ def test_a_value_that_could_lead_elsewhere_is_refused(name, value, says):
 
 
 def test_a_flood_of_variables_is_refused():
-    """There is a most, which no service needs."""
+    """The maximum is more than any service needs."""
     with pytest.raises(PlanError, match="too many variables: 65; write at most 64"):
         plan_environment([EnvVar(name="TZ", value="UTC")] * 65)
 
 
-def test_what_the_owner_allows_passes_by_its_exact_name_and_may_be_a_path():
-    """The owner's own list is taken by name; its values still have no line breaks and an end."""
+def test_a_variable_that_the_owner_allows_passes_by_its_exact_name_and_may_be_a_path():
+    """The owner's own list is by name; its values still have a maximum length and no line breaks."""
     owner = Allowances(variables=frozenset({"GGML_METAL_PATH_RESOURCES"}))
     allowed = [EnvVar(name="GGML_METAL_PATH_RESOURCES", value="/opt/metal")]
     assert plan_environment(allowed, owner) == (("GGML_METAL_PATH_RESOURCES", "/opt/metal"),)
@@ -105,7 +105,7 @@ def test_what_the_owner_allows_passes_by_its_exact_name_and_may_be_a_path():
 
 
 @pytest.mark.parametrize("name", sorted(ALLOWED))
-def test_every_allowed_name_says_what_it_does(name):
-    """Nothing stands on the list without a word for it, and none of them is set by LLMKube itself."""
+def test_every_allowed_name_has_a_description(name):
+    """Every name on the list has a description, and LLMKube itself sets none of them."""
     assert ALLOWED[name]
     assert name not in FIXED_VARIABLES

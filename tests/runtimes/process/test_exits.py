@@ -1,6 +1,6 @@
-"""What llama.cpp and its kin really say at their end, and what is made of it.
+"""Recorded output of llama.cpp and similar engines at their exit, and its classification.
 
-The words were provoked with the bundled engine (xllamacpp 2026.10): a bad flag, cut and overwritten model files, a port
+The lines were provoked with the bundled engine (xllamacpp 2026.10): a bad flag, cut and overwritten model files, a port
 in use, a context that does not fit. Those of upstream's llama-server and of the dynamic linkers are as they print them.
 """
 
@@ -85,7 +85,7 @@ UPSTREAM_FLAG = "error: invalid argument: --frobnicate"
 
 
 @pytest.mark.parametrize(
-    ("code", "words", "cause", "said"),
+    ("code", "words", "cause", "quoted"),
     [
         (2, BAD_FLAG, ExitCause.BAD_FLAG, "--frobnicate is not honoured"),
         (2, BAD_VALUE, ExitCause.BAD_FLAG, "invalid int value: 'many'"),
@@ -114,15 +114,15 @@ UPSTREAM_FLAG = "error: invalid argument: --frobnicate"
         (None, "", ExitCause.UNKNOWN, ""),
     ],
 )
-def test_an_exit_is_known_by_its_words(code, words, cause, said):
+def test_an_exit_is_classified_by_its_output(code, words, cause, quoted):
     """The cause is found, and the decisive line is quoted."""
     why = classify(code, words.splitlines())
     assert why.cause is cause
-    assert said in str(why)
+    assert quoted in str(why)
 
 
-def test_a_kill_for_want_of_memory_is_told_from_any_other():
-    """SIGKILL is the kernel's if its counter of such kills has moved meanwhile, and somebody's otherwise."""
+def test_an_out_of_memory_kill_is_distinguished_from_any_other():
+    """SIGKILL is the kernel's if its counter of such kills has increased, and another sender's otherwise."""
     words = ["llm_load: 4 of 9 tensors"]
     assert classify(-9, words, memory_kills=1).cause is ExitCause.MEMORY_KILL
     assert "spec.contextSize" in classify(-9, words, memory_kills=1).next_step
@@ -130,8 +130,8 @@ def test_a_kill_for_want_of_memory_is_told_from_any_other():
     assert classify(1, words, memory_kills=1).cause is ExitCause.UNKNOWN
 
 
-def test_what_a_host_short_of_memory_kills_is_suspected():
-    """Where nobody counts such kills, a host that was short of memory is told of, also of an adopted engine."""
+def test_a_kill_on_a_host_short_of_memory_is_suspected():
+    """Without such a counter, a host that was short of memory is named, even for an adopted engine."""
     assert "memory was short" in str(classify(-9, [], memory_short=True))
     assert classify(None, ["all slots are idle"], memory_short=True).cause is ExitCause.MEMORY_KILL
     assert classify(None, [], memory_kills=1).cause is ExitCause.MEMORY_KILL
@@ -139,15 +139,15 @@ def test_what_a_host_short_of_memory_kills_is_suspected():
     assert classify(-15, [], memory_short=True).cause is ExitCause.SIGNAL
 
 
-def test_a_kill_for_a_signature_is_told_whatever_was_said():
-    """MacOS says why it killed; what the engine has written, or that memory was short, has nothing to do with it."""
+def test_a_kill_for_a_signature_is_reported_for_any_output():
+    """MacOS reports the cause of the kill; the engine's output and memory pressure are irrelevant."""
     for code, words in ((-9, []), (None, ["failed to allocate"])):
         found = classify(code, words, memory_short=True, for_signature=True)
         assert (found.cause, "codesign --force" in str(found)) == (ExitCause.BAD_SIGNATURE, True)
 
 
-def test_the_clock_before_a_line_is_not_quoted():
-    """What the engine said begins with its words."""
+def test_the_timestamp_of_a_line_is_not_quoted():
+    """The quoted line starts with the engine's text."""
     assert ": ggml_aligned_malloc: insufficient memory" in classify(1, CONTEXT.splitlines()).summary
 
 
@@ -166,7 +166,7 @@ def test_a_very_long_line_is_cut():
         ("hello", ""),
     ],
 )
-def test_a_load_is_at_what_its_last_words_say(line, phase):
-    """The newest line that tells decides, whatever came before."""
+def test_the_progress_of_a_load_is_in_its_last_lines(line, phase):
+    """The newest line with progress decides, after any earlier ones."""
     assert loading_phase([line]) == phase
     assert loading_phase(["load_tensors: x", line, "no news"]) == (phase or "loading tensors")

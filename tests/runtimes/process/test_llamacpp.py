@@ -50,7 +50,7 @@ def contains(argv, wanted):
 
 
 def test_a_plain_service_on_a_cpu():
-    """Without a wish the whole command line is this one, and nothing in the spec went unheard."""
+    """The plainest spec has exactly this command line, and no field is ignored."""
     result = planned()
     argv = result.render(OLD, model="/m.gguf", host="127.0.0.1", port=4711, keys="/keys")
     assert " ".join(argv) == (
@@ -62,7 +62,7 @@ def test_a_plain_service_on_a_cpu():
 
 
 def test_a_plain_service_on_metal():
-    """A Mac gets all layers and flash attention unless told otherwise."""
+    """A Mac gets all layers and flash attention unless the spec differs."""
     argv = planned(of=model("metal")).argv
     assert contains(argv, "--n-gpu-layers 99 --flash-attn on")
 
@@ -80,14 +80,14 @@ def test_a_plain_service_on_metal():
     ],
 )
 def test_weights_on_metal_are_memory_of_the_engines_own(of, extra, flags, wanted):
-    """On a Mac the file is copied and not mapped, in the words of the build, unless the service decides it itself."""
+    """On a Mac the file is copied and not mapped, by the flags of the build, unless the service decides it itself."""
     result = planned({"extraArgs": extra}, of=of, engine=EngineInfo("llama-server", "3", frozenset(flags)))
     words = {"--load-mode", "none", "mmap", "mmap+mlock", "--no-mmap", "--mmap"}
     assert [word for word in result.argv if word in words] == wanted
     assert not contains(wanted, "none") or result.demand.mmap is False
 
 
-def test_an_old_engine_is_given_only_what_it_knows():
+def test_an_old_engine_gets_only_its_own_flags():
     """An engine from before a flag is never started with it: verbosity 4 would make such a one log prompts."""
     assert planned(engine=OLD).argv[11:] == (
         "--ctx-size", "4096", "--parallel", "1", "--n-gpu-layers", "0", "--metrics", "--no-webui"
@@ -100,7 +100,7 @@ LACKING = EngineInfo("llama-server", "2", frozenset())
 
 
 @pytest.mark.parametrize(
-    ("engine", "accelerator", "wish", "flag", "ignored"),
+    ("engine", "accelerator", "wanted", "flag", "ignored"),
     [
         (VALUE, "metal", None, ["--flash-attn", "on"], ()),
         (VALUE, "metal", False, ["--flash-attn", "off"], ()),
@@ -117,9 +117,9 @@ LACKING = EngineInfo("llama-server", "2", frozenset())
         (LACKING, "metal", False, [], ("spec.flashAttention",)),
     ],
 )
-def test_flash_attention_is_asked_for_as_the_build_has_it(engine, accelerator, wish, flag, ignored):
-    """Unset on metal means on, a given value wins, a switch is left out for off; what a build lacks is reported."""
-    result = planned({} if wish is None else {"flashAttention": wish}, of=model(accelerator), engine=engine)
+def test_flash_attention_is_set_by_the_flag_of_the_build(engine, accelerator, wanted, flag, ignored):
+    """Unset on metal means on, a given value has priority, off omits a switch; a missing flag is reported."""
+    result = planned({} if wanted is None else {"flashAttention": wanted}, of=model(accelerator), engine=engine)
     layers = result.argv.index("--n-gpu-layers") + 2
     assert list(result.argv[layers:]) == flag
     assert result.not_honoured == ignored
@@ -133,14 +133,14 @@ def test_flash_attention_is_asked_for_as_the_build_has_it(engine, accelerator, w
         (["--mlock", "--load-mode"], ["--mlock"]),
     ],
 )
-def test_mlock_is_asked_for_as_the_build_has_it(flags, rendered):
-    """Whoever writes --mlock gets it, under whatever name."""
+def test_mlock_is_set_by_the_flag_of_the_build(flags, rendered):
+    """A user who writes --mlock gets it, under any name of the flag."""
     engine = EngineInfo("llama-server", "2", frozenset(flags))
     assert list(planned({"extraArgs": ["--mlock"]}, engine=engine).argv[-len(rendered) :]) == rendered
 
 
 def test_mlock_on_a_build_without_it_is_a_refusal():
-    """What the build lacks is said of the field, and is not left to a crash loop."""
+    """A missing flag is an error of the field, and no crash loop."""
     with pytest.raises(PlanError, match="no flag --mlock") as refused:
         planned({"extraArgs": ["--mlock"]}, engine=EngineInfo("llama-server", "2", frozenset({"--threads"})))
     assert refused.value.field == "spec.extraArgs"
@@ -182,7 +182,7 @@ def test_mlock_on_a_build_without_it_is_a_refusal():
     ],
 )  # fmt: skip
 def test_a_field_reaches_the_command_line_and_its_digest(spec, wanted):
-    """Each llama.cpp field is heard, is not reported as ignored, and makes another plan."""
+    """Each llama.cpp field changes the command line, is not reported as ignored, and makes another plan."""
     result = planned(spec)
     assert contains(result.argv, wanted)
     assert result.not_honoured == ()
@@ -194,8 +194,8 @@ def test_a_field_reaches_the_command_line_and_its_digest(spec, wanted):
     [{"noKvOffload": False}, {"moeCPUOffload": False}, {"noWarmup": False}, {"priority": "high"}, {"replicas": 0},
      {"suspend": True}, {"runtime": "llama-server"}, {"mode": "chat"}, {"speculativeDecoding": {"type": "none"}}],
 )  # fmt: skip
-def test_a_field_that_asks_for_nothing_more_is_not_reported(spec):
-    """Asking for what happens anyway, or for what is decided elsewhere, is not a field without effect."""
+def test_a_field_with_the_default_value_is_not_reported(spec):
+    """A field with its default value, or one that is decided elsewhere, is not a field without effect."""
     assert planned(spec).not_honoured == ()
 
 
@@ -218,7 +218,7 @@ def test_a_field_that_asks_for_nothing_more_is_not_reported(spec):
     ],
 )  # fmt: skip
 def test_a_field_without_effect_is_reported(spec, paths):
-    """Whatever was given and changes nothing on a host is listed by its path, once."""
+    """Every given field that changes nothing on a host is listed by its path, once."""
     assert list(planned(spec).not_honoured) == paths
 
 
@@ -240,18 +240,18 @@ def test_a_field_whose_flag_the_engine_lacks_is_reported():
     ],
 )
 def test_fields_of_the_model_are_reported_too(of, paths):
-    """What the Model asks for in vain is listed under its own prefix."""
+    """Ignored fields of the Model are listed under its own prefix."""
     assert list(planned(of=of).not_honoured) == paths
 
 
 @pytest.mark.parametrize(("trained", "context"), [(131072, "4096"), (4096, "4096"), (512, "512"), (None, "4096")])
-def test_an_unset_context_is_what_the_model_knows_up_to_4096(trained, context):
+def test_an_unset_context_is_the_trained_one_up_to_4096(trained, context):
     """Without spec.contextSize no more than 4096 tokens are reserved, and never more than were trained."""
     assert contains(planned(facts=attrs.evolve(FACTS, context_length=trained)).argv, f"--ctx-size {context}")
 
 
 @pytest.mark.parametrize(
-    ("spec", "context", "said"),
+    ("spec", "context", "ignored"),
     [
         ({"contextSize": 512}, 512, ()),
         ({"contextSize": 8192}, 512, ("spec.contextSize beyond 512 (the model was trained for 512 tokens)",)),
@@ -264,11 +264,11 @@ def test_an_unset_context_is_what_the_model_knows_up_to_4096(trained, context):
         ({"contextSize": 8192, "extraArgs": ["--yarn-orig-ctx", "512"]}, 8192, ()),
     ],
 )
-def test_a_context_beyond_the_trained_one_is_not_reserved_and_said(spec, context, said):
-    """llama.cpp caps each slot at what was trained unless the context is stretched: the rest has no effect."""
+def test_a_context_beyond_the_trained_one_is_not_reserved_and_reported(spec, context, ignored):
+    """llama.cpp caps each slot at the trained context unless that is stretched: the rest has no effect."""
     result = planned(spec, facts=attrs.evolve(FACTS, context_length=512))
     assert contains(result.argv, f"--ctx-size {context}")
-    assert tuple(each for each in result.not_honoured if each.startswith("spec.contextSize")) == said
+    assert tuple(each for each in result.not_honoured if each.startswith("spec.contextSize")) == ignored
 
 
 @pytest.mark.parametrize(("layers", "wanted"), [(None, "99"), (0, "0"), (-1, "99"), (1, "1"), (33, "33")])
@@ -280,13 +280,13 @@ def test_layers_on_metal(layers, wanted):
 
 @pytest.mark.parametrize(("pooling", "forced"), [(None, True), (0, True), (1, False), (3, False)])
 def test_an_embedding_model_pools_as_it_was_trained(pooling, forced):
-    """Pooling is chosen only for a file that says nothing about it."""
+    """The pooling type is set only for a file without one."""
     argv = planned({"mode": "embedding"}, facts=attrs.evolve(FACTS, pooling_type=pooling)).argv
     assert ("--pooling" in argv) is forced
 
 
-def test_our_defaults_give_way_to_the_users():
-    """A flag that we only suggest appears once, with the user's value."""
+def test_the_users_values_override_our_defaults():
+    """A default flag of ours appears once, with the user's value."""
     extra = ["--pooling", "cls", "--cache-ram=100", "--metrics", "--no-webui"]
     engine = attrs.evolve(MODERN, flags=MODERN.flags | {"--no-webui"})
     argv = planned({"mode": "embedding", "uBatchSize": 64, "extraArgs": extra}, engine=engine).argv
@@ -305,7 +305,7 @@ def test_our_defaults_give_way_to_the_users():
     ],
 )
 def test_the_impossible_is_refused_from_the_objects_alone(spec, of, field):
-    """What cannot work is refused before anything is downloaded, with the field that asks for it."""
+    """An impossible spec is refused before anything is downloaded, with its field."""
     with pytest.raises(PlanError) as caught:
         check(service(spec), of)
     assert caught.value.field == field
@@ -335,15 +335,15 @@ PEOPLES = [
 
 
 @pytest.mark.parametrize(("extra", "wanted", "unwanted"), PEOPLES)
-def test_what_people_bring_is_read_and_not_refused(extra, wanted, unwanted):
-    """Flags for which there are fields reach the engine once, in its words; further names stand behind ours."""
+def test_flags_with_a_field_are_read_and_not_refused(extra, wanted, unwanted):
+    """Flags with a field of their own reach the engine once, in its spelling; further names follow ours."""
     argv = planned({"extraArgs": extra}, engine=BUILD).argv
     assert contains(argv, wanted)
     assert not contains(argv, unwanted)
 
 
 def test_further_names_on_a_build_that_takes_one_are_reported():
-    """Such a build would call itself by the whole list; the name that LLMKube looks for stays."""
+    """Such a build would use the whole list as its name; the name that LLMKube checks stays."""
     result = planned(
         {"extraArgs": ["--alias", "other"]}, engine=attrs.evolve(MODERN, flags=MODERN.flags - {"--load-mode"})
     )
@@ -366,8 +366,8 @@ def test_further_names_on_a_build_that_takes_one_are_reported():
         ({"batchSize": 64, "extraArgs": ["-b", "65"]}, "--batch-size is controlled by spec.batchSize"),
     ],
 )  # fmt: skip
-def test_a_flag_and_its_field_may_say_the_same_and_nothing_else(spec, says):
-    """What equals the field is taken once; of two that differ neither is ignored."""
+def test_a_flag_has_to_equal_its_field(spec, says):
+    """A flag that equals its field is used once; of two that differ neither is ignored."""
     engine = attrs.evolve(BUILD, flags=BUILD.flags | {"-b", "--warmup"})
     if says:
         with pytest.raises(PlanError, match=says):
@@ -379,8 +379,8 @@ def test_a_flag_and_its_field_may_say_the_same_and_nothing_else(spec, says):
         assert len(words) == 1
 
 
-def test_what_the_owner_allows_reaches_the_plan():
-    """Flags and variables that a host's owner has named are refused on every other host."""
+def test_flags_that_the_owner_allows_reach_the_plan():
+    """Flags and variables that a host's owner has allowed are refused on every other host."""
     owner = Allowances(frozenset({"--lora"}), frozenset({"OMP_DISPLAY_ENV"}))
     engine = attrs.evolve(MODERN, flags=MODERN.flags | {"--lora"})
     spec = {"extraArgs": ["--lora", "/adapters/a.gguf"], "env": [{"name": "OMP_DISPLAY_ENV", "value": "true"}]}
@@ -411,13 +411,13 @@ def test_the_environment_is_part_of_the_plan():
         ),
     ],
 )
-def test_the_same_wish_is_the_same_plan(other):
-    """Nothing that leaves the engine's work as it is asks for a restart."""
+def test_the_same_spec_is_the_same_plan(other):
+    """Fields that do not affect the engine's work require no restart."""
     assert other().digest == planned().digest
 
 
 def test_other_weights_or_another_name_are_another_plan():
-    """New bytes behind the same path, and a new model id, ask for a restart."""
+    """New bytes under the same path, and a new model id, require a restart."""
     moved = plan(
         PlanInputs(service(), model(), attrs.evolve(WEIGHTS, identity="sha256:bb"), FACTS, MODERN, alias="chat")
     )
@@ -430,11 +430,11 @@ def test_other_weights_or_another_name_are_another_plan():
      ({"endpoint": {"path": "/v1/rerank"}}, "rerank"), ({"mode": "chat", "endpoint": {"path": "/rerank"}}, "chat")],
 )  # fmt: skip
 def test_the_mode_follows_the_spec_and_then_the_path(spec, mode):
-    """An explicit mode wins over what the endpoint's path suggests."""
+    """An explicit mode has priority over the endpoint's path."""
     assert mode_of(service(spec).spec) == mode
 
 
-def test_the_plan_says_what_it_demands():
+def test_the_plan_has_its_demand():
     """The demand is read from the whole line, extra arguments included, and is no part of the digest."""
     result = planned({"contextSize": 8192, "parallelSlots": 2, "extraArgs": ["--cache-ram", "256"]}, of=model("metal"))
     assert (result.demand.context, result.demand.slots, result.demand.cache_ram_bytes) == (8192, 2, 256 << 20)
@@ -444,7 +444,7 @@ def test_the_plan_says_what_it_demands():
 
 @pytest.mark.parametrize(("extra", "mib"), [([], 512), (["--cache-ram", "100"], 100), (["--cache-ram=0"], 0)])
 def test_the_prompt_cache_has_a_limit(extra, mib):
-    """Of a model whose shape is known, the prompt cache keeps one context's worth, unless the user decides."""
+    """For a model of a known shape, the prompt cache keeps one context's worth, unless the user decides."""
     result = planned({"extraArgs": extra}, facts=attrs.evolve(FACTS, shape=decoder()))
     assert contains(result.argv, f"--cache-ram {mib}")
     assert result.argv.count("--cache-ram") == 1
@@ -452,7 +452,7 @@ def test_the_prompt_cache_has_a_limit(extra, mib):
 
 
 def test_embeddings_have_no_prompt_cache():
-    """No embedding ever reads it, whatever the shape."""
+    """No embedding ever reads it, for any shape."""
     assert planned({"mode": "embedding"}, facts=attrs.evolve(FACTS, shape=decoder())).demand.cache_ram_bytes == 0
 
 
@@ -470,7 +470,7 @@ GUESSING = attrs.evolve(MODERN, flags=MODERN.flags | {"-md", "--model-draft", "-
     ],
 )
 def test_a_draft_is_named_by_field_or_flag_and_its_own_file_is_written(spec):
-    """However it is named, the engine gets the file that was found for it, once; its bytes are part of the plan."""
+    """The engine gets the draft's file once, named by field or flag; its bytes are part of the plan."""
     result = plan(PlanInputs(service(spec), model(), WEIGHTS, FACTS, GUESSING, alias="chat", draft=DRAFT))
     assert contains(result.argv, "-md /store/draft.gguf")
     assert contains(result.argv, "--spec-type draft-simple")
@@ -493,7 +493,7 @@ def test_a_draft_is_named_by_field_or_flag_and_its_own_file_is_written(spec):
         ({"extraArgs": ["-md", "/m/x.gguf"]}, "/m/x.gguf"),
     ],
 )
-def test_which_model_guesses_ahead(spec, named):
+def test_the_draft_model(spec, named):
     """It is a Model's name or a file's path."""
     assert draft_of(service(spec).spec) == named
 
@@ -518,7 +518,7 @@ def test_a_draft_that_is_neither_is_refused_before_anything_is_fetched(spec, say
 
 
 def test_a_restart_is_another_plan_and_an_honoured_field():
-    """`llmkube restart` writes a pod annotation: on a host it changes the digest, and nothing is told as ignored."""
+    """`llmkube restart` writes a pod annotation: on a host it changes the digest, and is not reported as ignored."""
     plans = [
         planned({"podAnnotations": {"kubectl.kubernetes.io/restartedAt": time}} if time else {})
         for time in ("", "2026-01-01T00:00:00Z", "2026-01-01T00:00:01Z")
@@ -584,5 +584,5 @@ def test_where_a_buffer_is(words, name, place):
      "user asked: what is a buffer size = 4 MiB", "CPU KV buffer size = 1e9 MiB"],
 )  # fmt: skip
 def test_other_lines_are_none(line):
-    """What only looks like a report is not one."""
+    """Lines that only look like a report are ignored."""
     assert parse_buffer(line) is None

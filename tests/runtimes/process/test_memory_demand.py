@@ -14,8 +14,8 @@ def read(words, engine=MODERN):
     return demand_of([Placeholder.PROGRAM, "--model", Placeholder.MODEL, *words.split()], engine, machine="x86_64")
 
 
-def test_nothing_said_is_the_engines_own_defaults():
-    """A line without a word about memory asks for what llama-server does by itself."""
+def test_no_flags_are_the_engines_own_defaults():
+    """A line without memory flags has llama-server's own defaults."""
     assert read("--host 127.0.0.1 --port 1") == Demand()
 
 
@@ -62,8 +62,8 @@ def test_an_engine_without_prompt_cache_has_none():
         ("--ctx_size 7", "context", 7),
     ],
 )
-def test_a_flag_is_heard(words, field, value):
-    """Each flag decides its one field, the last of several wins, and what cannot be read changes nothing."""
+def test_a_flag_is_read(words, field, value):
+    """Each flag decides its one field, the last of several applies, and an invalid one changes nothing."""
     assert read(words) == attrs.evolve(Demand(), **{field: value})
 
 

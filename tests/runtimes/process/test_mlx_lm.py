@@ -1,4 +1,4 @@
-"""Which command line mlx_lm.server gets, what it refuses, and how its program is known."""
+"""The command line of mlx_lm.server, its refusals, and the detection of its program."""
 
 from pathlib import Path
 
@@ -65,12 +65,12 @@ def test_another_install_of_ours_is_no_other_plan(header):
 
 
 def test_without_keys_it_asks_for_none(header):
-    """Where the host's owner lets everyone in, there is no file of keys."""
+    """If the host's owner admits all clients, there is no file of keys."""
     assert Placeholder.KEYS not in planned(header, asks_key=False).argv
 
 
-def test_a_field_without_effect_is_told(header):
-    """What llama.cpp alone has is reported, and refused is nothing of it."""
+def test_a_field_without_effect_is_reported(header):
+    """Fields of llama.cpp alone are reported, and none is refused."""
     assert planned(header, batchSize=64, jinja=True).not_honoured == ("spec.batchSize", "spec.jinja")
 
 
@@ -85,14 +85,14 @@ def test_a_field_without_effect_is_told(header):
         ({"env": [{"name": "PYTHONPATH", "value": "/evil"}]}, "spec.env"),
     ],
 )
-def test_what_it_cannot_do_is_refused_with_its_field(spec, field):
-    """Before anything is downloaded, with the field and what to do."""
+def test_unsupported_fields_are_refused(spec, field):
+    """Before anything is downloaded, with the field and the fix."""
     with pytest.raises(PlanError) as caught:
         check(service(runtime="mlx-lm", **spec), model())
     assert caught.value.field.startswith(field)
 
 
-def test_the_estimate_counts_what_the_server_keeps(header):
+def test_the_estimate_includes_the_servers_caches(header):
     """Each further slot, and each KV cache kept for later, takes as much as the whole context of one."""
     one, two = (
         {c.name: c.size_bytes for c in estimate(header.shape, planned(header, parallelSlots=n).demand).components}
@@ -123,8 +123,8 @@ def test_another_program_is_not_run(head):
         interpreter_of(head)
 
 
-def test_which_build_it_is():
-    """The last word is the version, whatever warnings stand before it; without one there is no engine."""
+def test_its_build_is_read():
+    """The last word is the version, after any warnings; without one there is no engine."""
     assert describe("/py", ["warning: x\n0.32.2\n"]).version == "0.32.2"
     with pytest.raises(ProgramError, match="reinstall it"):
         describe("/py", [""])
@@ -138,11 +138,11 @@ def test_which_build_it_is():
         ("ValueError: Model type of_tomorrow not supported.", ExitCause.BAD_MODEL, "spec.source"),
         ("OSError: [Errno 48] Address already in use", ExitCause.PORT_TAKEN, ""),
         ("RuntimeError: [metal::malloc] Attempting to allocate 9 bytes", ExitCause.OUT_OF_MEMORY, "spec.contextSize"),
-        ("load_tensors: error loading model", ExitCause.UNKNOWN, ""),  # llama.cpp's words are not its own
+        ("load_tensors: error loading model", ExitCause.UNKNOWN, ""),  # llama.cpp's lines are not its own
     ],
 )  # fmt: skip
-def test_why_it_ended(line, cause, step):
-    """Its own words, and not llama.cpp's."""
+def test_the_cause_of_its_exit(line, cause, step):
+    """By its own lines, and not by llama.cpp's."""
     found = classify(1, ["2026-11-26 - ERROR - Traceback (most recent call last):", line], rules=RUNTIME.log.rules)
     assert found.cause is cause
     assert step in found.next_step

@@ -1,4 +1,4 @@
-"""Ollama on a host, planned: a command line that our own program takes, and no field without effect in silence."""
+"""The plan of Ollama on a host: a valid command line of our own program, and every field without effect reported."""
 
 import itertools
 
@@ -37,14 +37,14 @@ def plan(model=None, keys_digest="", *, asks_key=True, **spec):
 
 
 def options(made):
-    """What our program reads of a plan."""
+    """Return the arguments that our program reads from a plan."""
     argv = made.render(ENGINE, model="/m/a.gguf", host="127.0.0.1", port=8001, keys="/k")
     assert argv[: len(ENGINE.front)] == ENGINE.front
     return parse(argv[len(ENGINE.front) :], {})
 
 
-def test_the_program_takes_what_is_planned():
-    """Model, address, keys, context and placement arrive; what serves is the module that the plan names."""
+def test_the_program_accepts_the_planned_arguments():
+    """Model, address, keys, context and placement arrive; the module is the one that the plan names."""
     read = options(plan(contextSize=128))
     assert (read.model, read.host, read.port, str(read.keys)) == ("/m/a.gguf", "127.0.0.1", 8001, "/k")
     assert read.parameters == {"num_ctx": 128, "num_gpu": 0}
@@ -62,7 +62,7 @@ def test_a_model_of_the_library_is_named_and_no_file_is_given():
 
 @pytest.mark.parametrize("runtime", sorted({*RUNTIMES} - {"ollama"}))
 def test_another_engine_does_not_get_a_model_of_the_library(runtime):
-    """With field, value and a way out that is one, before anything is pulled: who follows it is served."""
+    """The refusal has field, value and a working fix, before anything is pulled."""
     for weights, accelerator in itertools.product(FORMATS, ["cpu", "metal", "cuda"]):
         of = {"source": "ollama://llama3.2", "format": weights, "hardware": {"accelerator": accelerator}}
         further = "" if weights == "gguf" else " and Model.spec.format to gguf"
@@ -76,40 +76,40 @@ def test_another_engine_does_not_get_a_model_of_the_library(runtime):
 
 
 def test_a_model_of_the_library_is_in_gguf():
-    """Another format of it is refused with the one to set, and no engine that reads the other one is proposed."""
+    """Another format is refused with the one to set, and no engine that reads the other one is proposed."""
     of = {"source": "ollama://llama3.2", "format": "mlx", "hardware": {"accelerator": "metal"}}
     with pytest.raises(PlanError, match=r"ollama://llama3\.2 is in gguf, not mlx; set gguf$") as refused:
         check(*objects(of, runtime="ollama"))
     assert refused.value.field == "Model.spec.format"
 
 
-def test_for_the_sake_of_a_draft_no_other_engine_is_proposed():
-    """An Ollama has no draft models, so that it is no way out."""
+def test_no_other_engine_is_proposed_for_a_draft():
+    """An Ollama has no draft models, so that it is no fix."""
     _, draft = objects({"source": "ollama://llama3.2"})
     with pytest.raises(PlanError, match=r"is not one; name the same model as GGUF"):
         refuse_library("llamacpp", draft, draft=True)
 
 
 def test_on_a_gpu_ollama_places_the_layers_unless_the_model_names_a_number():
-    """What is reserved counts all of them meanwhile."""
-    free, told = ({"accelerator": "metal"}, {"accelerator": "metal", "gpu": {"layers": 3}})
+    """The reservation includes all layers."""
+    free, placed = ({"accelerator": "metal"}, {"accelerator": "metal", "gpu": {"layers": 3}})
     made = plan({"hardware": free})
     assert "num_gpu" not in options(made).parameters
     assert made.demand.device_layers >= 99
-    made = plan({"hardware": told})
+    made = plan({"hardware": placed})
     assert options(made).parameters["num_gpu"] == 3
     assert made.demand.device_layers == 3
 
 
 def test_embeddings_are_served_alone():
-    """The agent asks such an engine for an embedding, and clients reach nothing else."""
+    """The agent queries such an engine with an embedding, and clients reach nothing else."""
     made = plan(mode="embedding")
     assert made.mode == "embedding"
     assert options(made).embeds
 
 
-def test_without_keys_none_are_asked_for():
-    """As by llama-server, on a host whose owner has said so."""
+def test_without_keys_none_are_required():
+    """As with llama-server, on a host whose owner allows it."""
     assert options(plan(asks_key=False)).keys is None
     assert options(plan(keys_digest="d", asks_key=False)).keys is not None
 
@@ -123,8 +123,8 @@ def test_without_keys_none_are_asked_for():
         ({}, {"env": [{"name": "OLLAMA_HOST", "value": "0.0.0.0"}]}, "spec.env"),
     ],
 )
-def test_what_it_cannot_do_is_refused_before_a_download(of, spec, field):
-    """With its field, and what runs is left alone."""
+def test_unsupported_fields_are_refused_before_a_download(of, spec, field):
+    """With its field, and the running engine is not changed."""
     with pytest.raises(PlanError) as refused:
         check(*objects(of, **spec))
     assert field in str(refused.value.field)
@@ -139,26 +139,26 @@ def test_an_upgrade_from_before_programs_moved_restarts_no_engine(monkeypatch):
     assert embedder.digest == "59a5b4ed15b8ddf900b10940ca68134b1b2940dd157dacb313cba80a95d43649"
 
 
-def test_what_has_no_effect_is_told():
-    """How many requests are served at once is the server's own setting, which others share."""
+def test_fields_without_effect_are_reported():
+    """The number of concurrent requests is the server's own setting, which others share."""
     assert "spec.parallelSlots" in plan(parallelSlots=4).not_honoured
     assert plan(contextSize=128).not_honoured == ()
 
 
 @pytest.mark.parametrize(
-    ("said", "version"),
+    ("output", "version"),
     [
         ("ollama version is 0.17.4\n", "0.17.4"),
         ("Warning: could not connect to a running Ollama instance\nWarning: client version is 0.24.0\n", "0.24.0"),
     ],
 )
-def test_its_version_is_read(said, version):
+def test_its_version_is_read(output, version):
     """With a server and without."""
-    assert ollama.describe("/o", [said]).version == version
+    assert ollama.describe("/o", [output]).version == version
 
 
 def test_another_program_is_refused():
-    """It is told by name, with the setting that names the right one."""
+    """The refusal names it, and the setting of the right one."""
     with pytest.raises(ProgramError, match="--ollama"):
         ollama.describe("/bin/true", [""])
 
@@ -171,15 +171,15 @@ def test_another_program_is_refused():
         ("ollama: no Ollama answers at http://127.0.0.1:11434 any more; if it listens elsewhere, …", "Unknown"),
     ],
 )
-def test_why_it_has_ended_is_read_from_its_last_line(line, cause):
-    """The line of our program is in what is said."""
+def test_the_cause_of_its_exit_is_read_from_its_last_line(line, cause):
+    """The line of our program is in the message."""
     found = classify(1, ['{"level":"info","msg":"x"}', line], rules=ollama.RUNTIME.log.rules)
     assert found.cause is ExitCause(cause)
     assert line[:60] in found.summary
 
 
-def test_what_it_does_while_it_loads_is_read_from_its_newest_line():
-    """A copy of many GiB is told as one."""
+def test_its_load_phase_is_read_from_its_newest_line():
+    """A copy of many GiB is reported as one."""
     words = ['{"msg":"hashing the weights"}', '{"msg":"copying the weights into Ollama\'s store"}', "other"]
     assert ollama.phase(words) == "copying the weights into Ollama's store"
     assert ollama.phase(["other"]) == ""

@@ -1,4 +1,4 @@
-"""oMLX on a host, planned: a command line that our own program takes, and no field without effect in silence."""
+"""The plan of oMLX on a host: a valid command line of our own program, and every field without effect reported."""
 
 from pathlib import Path
 
@@ -33,14 +33,14 @@ def plan(model=None, *, asks_key=True, mlx_runtime="mlx-lm", **spec):
 
 
 def options(made):
-    """What our program reads of a plan."""
+    """Return the arguments that our program reads from a plan."""
     argv = made.render(ENGINE, model="/m/tiny", host="127.0.0.1", port=8001, keys="/k")
     assert argv[: len(ENGINE.front)] == ENGINE.front
     return parse(argv[len(ENGINE.front) :], {})
 
 
-def test_the_program_takes_what_is_planned():
-    """Model, address, keys and context arrive; what serves is the module that the plan names."""
+def test_the_program_accepts_the_planned_arguments():
+    """Model, address, keys and context arrive; the module is the one that the plan names."""
     read = options(plan(contextSize=128))
     assert (read.model, read.host, read.port, read.keys) == (Path("/m/tiny"), "127.0.0.1", 8001, Path("/k"))
     assert (read.context, read.program, read.alias, read.embeds) == (128, ENGINE.program, "chat", False)
@@ -48,7 +48,7 @@ def test_the_program_takes_what_is_planned():
     assert options(plan(asks_key=False)).keys is None
 
 
-def test_what_is_promised_counts_the_context():
+def test_the_reservation_includes_the_context():
     """Of one request, and of the buffers that the last one has left."""
     made = plan(contextSize=128)
     assert (made.demand.context, made.demand.slots) == (128, omlx.CACHES)
@@ -56,7 +56,7 @@ def test_what_is_promised_counts_the_context():
 
 
 def test_mlx_on_metal_is_planned_with_omlx_where_the_host_takes_that():
-    """By default; the plan of who names it is the same one."""
+    """By default; a spec that names it has the same plan."""
     assert plan(runtime="llamacpp", mlx_runtime="omlx") == plan(runtime="omlx")
     assert plan(runtime="llamacpp", mlx_runtime="mlx-lm").runtime == "mlx-lm"
     assert plan(runtime="mlx-lm", mlx_runtime="omlx").runtime == "mlx-lm"
@@ -70,8 +70,8 @@ def test_an_upgrade_from_before_programs_moved_restarts_no_engine(monkeypatch):
     assert plan(mode="embedding").digest == "a211c0aa9c1383e73dfee09e47f3d6ac9d3c99da2d2714506f13b78ed80339aa"
 
 
-def test_what_has_no_effect_is_told():
-    """Settings of the daemon are belongs to its owner; those of llama.cpp are nobody's."""
+def test_fields_without_effect_are_reported():
+    """Settings of the daemon are its owner's; those of llama.cpp do not exist here."""
     made = plan(hotCacheMaxSize="8GB", turboQuantBits=3, parallelSlots=4, aliases=["gpt"], flashAttention=True)
     assert set(made.not_honoured) == {
         "spec.hotCacheMaxSize",
@@ -82,7 +82,7 @@ def test_what_has_no_effect_is_told():
 
 
 @pytest.mark.parametrize(
-    ("model", "spec", "field", "said"),
+    ("model", "spec", "field", "message"),
     [
         ({"format": "gguf"}, {}, "Model.spec.format", "omlx reads mlx, not gguf"),
         ({"hardware": {"accelerator": "cpu"}}, {}, "Model.spec.hardware.accelerator", "runs on metal, not cpu"),
@@ -97,15 +97,15 @@ def test_what_has_no_effect_is_told():
         ),
     ],
 )
-def test_what_it_cannot_do_is_refused_with_the_field(model, spec, field, said):
+def test_unsupported_fields_are_refused(model, spec, field, message):
     """Before anything is downloaded."""
-    with pytest.raises(PlanError, match=said) as refused:
+    with pytest.raises(PlanError, match=message) as refused:
         check(*objects(model, **spec))
     assert refused.value.field == field
 
 
-def test_a_program_says_what_it_is():
-    """By its help and its bare number; another program, or one too old to say, is told with the flag."""
+def test_a_program_is_identified():
+    """By its help and its bare number; another program, or one too old, is refused with the flag."""
     known = omlx.describe("/o", ["usage: omlx [-h] {serve,launch} ...\nomlx: Production-ready LLM server", "0.6.3\n"])
     assert known == EngineInfo("/o", "0.6.3", frozenset())
     for wrong in (["usage: ollama serve", "0.6.3"], ["usage: omlx {serve}", "no version"]):
@@ -121,14 +121,14 @@ def test_a_program_says_what_it_is():
         ("omlx: no oMLX answers at http://127.0.0.1:8000 any more", ExitCause.UNKNOWN),
     ],
 )
-def test_an_end_is_told_in_its_words(line, cause):
-    """The last line says why."""
+def test_an_exit_is_reported_with_its_last_line(line, cause):
+    """The last line has the cause."""
     found = classify(1, ["x", line], rules=omlx.RUNTIME.log.rules)
     assert found.cause is cause
     assert line[:30] in found.summary
 
 
-def test_a_load_is_told_while_it_lasts():
+def test_the_phase_of_a_load_is_reported():
     """As the front writes it."""
     assert omlx.RUNTIME.log.phase(["2026 [info] oMLX loads the model pid=3"]) == "oMLX is loading the model"
     assert omlx.RUNTIME.log.phase(["another line"]) == ""

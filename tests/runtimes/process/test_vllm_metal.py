@@ -1,4 +1,4 @@
-"""Which command line vLLM gets on a Mac, and what its numbers mean."""
+"""The command line of vLLM on a Mac, and the meaning of its metrics."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def planned(path, **spec):
 
 
 def test_the_command_line(tmp_path):
-    """Its cache is as large as was promised, and its share of the GPU is never its own choice; no key is in argv."""
+    """Its cache has the reserved size, and its share of the GPU is never its own choice; no key is in argv."""
     header, found = planned(tmp_path, contextSize=4096, parallelSlots=3, aliases=["other"])
     words = found.render(EngineInfo("/vllm", "1", frozenset()), model="/w", host="127.0.0.1", port=7, keys="/k")
     assert words[:6] == ("/vllm", "serve", "/w", "--served-model-name", "chat", "other")
@@ -38,22 +38,22 @@ def test_the_command_line(tmp_path):
 @pytest.mark.parametrize(
     ("spec", "field"), [({"mode": "rerank"}, "spec.mode"), ({"extraArgs": ["--x"]}, "spec.extraArgs")]
 )
-def test_what_it_cannot_do_is_refused_with_its_field(spec, field):
+def test_unsupported_fields_are_refused(spec, field):
     """Before anything is downloaded."""
     with pytest.raises(PlanError) as caught:
         check(service(runtime="vllm-metal", **spec), model())
     assert caught.value.field == field
 
 
-def test_which_build_it_is():
-    """Warnings of its libraries stand before the version."""
+def test_its_build_is_read():
+    """Warnings of its libraries precede the version."""
     assert describe("/vllm", ["INFO: platform\n0.11.2+metal.3\n"]).version == "0.11.2+metal.3"
     with pytest.raises(ProgramError):
         describe("/vllm", ["Traceback: no module"])
 
 
-def test_its_numbers():
-    """Requests that run and that wait are work; labels do not matter."""
+def test_its_metrics():
+    """Running and waiting requests are work; labels do not matter."""
     text = b'vllm:num_requests_running{model_name="chat"} 2.0\nvllm:num_requests_waiting{model_name="chat"} 1.0\n'
     found = {name.decode(): float(number) for name, number in RUNTIME.queries.metric.findall(text)}
     assert sum(found[name] for name in RUNTIME.queries.work) == 3

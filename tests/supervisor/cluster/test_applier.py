@@ -1,4 +1,4 @@
-"""Slices that an earlier agent on this host has left are deleted; those of running services stay."""
+"""The applier deletes slices left by an earlier agent of this host, and keeps those of running services."""
 
 import random
 from pathlib import Path
@@ -32,7 +32,7 @@ PUBLISHED = Slot(EndpointSlice, Key("ns", "a"))
 
 
 class Server:
-    """A client that only hears writes; `answers` are raised in turn, then everything is accepted."""
+    """A client that records writes; `answers` are raised in turn, then every write succeeds."""
 
     def __init__(self):
         self.received = []
@@ -78,7 +78,7 @@ def server():
 
 @pytest.fixture
 async def applier(server, nursery):
-    """It runs."""
+    """A running applier."""
     applier = Applier(random.Random(0))
     nursery.start_soon(lambda: applier.run(server, field_manager="test"))
     await trio.lowlevel.checkpoint()
@@ -86,7 +86,7 @@ async def applier(server, nursery):
 
 
 async def test_only_the_newest_manifest_is_written(autojump_clock, applier, server):
-    """Words that were replaced while the server was slow are never written."""
+    """Manifests that were replaced while the server was slow are never written."""
     server.gate = trio.Event()
     for number in range(100):
         applier.apply_nowait(A, {"n": number})
@@ -98,15 +98,14 @@ async def test_only_the_newest_manifest_is_written(autojump_clock, applier, serv
 
 
 async def test_the_same_manifest_twice_is_one_write(autojump_clock, applier, server):
-    """Repeating what has been heard costs no request."""
     for _ in range(3):
         applier.apply_nowait(A, {"n": 1})
         await applier.wait_applied(A)
     assert server.received == [{"n": 1}]
 
 
-async def test_what_becomes_known_together_is_one_write_after_what_comes_of_it(autojump_clock, applier, server):
-    """News waits for SETTLE_SECONDS from the first of it, so that a start is not held up; all of it is one write."""
+async def test_changes_that_arrive_together_are_one_write(autojump_clock, applier, server):
+    """All changes within SETTLE_SECONDS of the first are one write, so that a start is not delayed."""
     start = trio.current_time()
     for number in range(5):
         applier.apply_nowait(A, {"n": number})
@@ -118,7 +117,7 @@ async def test_what_becomes_known_together_is_one_write_after_what_comes_of_it(a
 
 
 async def test_a_change_that_clients_follow_is_written_at_once_and_once(autojump_clock, applier, server):
-    """An endpoint that was published before is changed without a pause, and no write follows that says the same."""
+    """A published endpoint is changed without a pause, and the same state is not written again."""
     applier.apply_nowait(PUBLISHED, {"n": 1})
     await applier.wait_applied()
     start = trio.current_time()
@@ -129,8 +128,8 @@ async def test_a_change_that_clients_follow_is_written_at_once_and_once(autojump
     assert server.received == [{"n": 1}, {"n": 2}]
 
 
-async def test_what_an_earlier_agent_published_is_changed_at_once(autojump_clock, applier):
-    """Clients may follow it, so the first word about it does not wait; a deletion neither."""
+async def test_slots_of_an_earlier_agent_are_changed_at_once(autojump_clock, applier):
+    """Clients may use it already, so neither the first write nor a deletion waits."""
     start = trio.current_time()
     applier.apply_nowait(PUBLISHED, {"n": 1}, is_published=True)
     applier.delete_nowait(attrs.evolve(PUBLISHED, key=Key("ns", "b")), is_published=True)
@@ -139,7 +138,6 @@ async def test_what_an_earlier_agent_published_is_changed_at_once(autojump_clock
 
 
 async def test_a_failed_write_is_repeated_until_it_succeeds(autojump_clock, applier, server):
-    """An outage delays a word and does not lose it."""
     server.answers = [ExternalError("away")] * 20
     applier.apply_nowait(A, {"n": 1})
     with trio.fail_after(1200):
@@ -147,8 +145,8 @@ async def test_a_failed_write_is_repeated_until_it_succeeds(autojump_clock, appl
     assert server.received == [{"n": 1}]
 
 
-async def test_a_refused_word_is_tried_again_slowly_and_holds_nobody_up(autojump_clock, applier, server):
-    """What the server refuses is sent again after a minute and not before, and nobody waits for it."""
+async def test_a_refused_manifest_is_retried_slowly_and_delays_no_other(autojump_clock, applier, server):
+    """A refused manifest is sent again after a minute and not before, and delays no other slot."""
     server.answers = [UserError("no")]
     applier.apply_nowait(A, {"n": 1})
     await applier.wait_applied(A)
@@ -163,7 +161,7 @@ async def test_a_refused_word_is_tried_again_slowly_and_holds_nobody_up(autojump
 
 @pytest.mark.parametrize("answers", [[], [UserError("no")], [ExternalError("away"), UserError("no")]])
 async def test_a_last_write_is_not_repeated_after_a_refusal(autojump_clock, answers, applier, server):
-    """What shall be forgotten once it is heard is not tried again when it was refused, for ever."""
+    """A final write that was refused is forgotten instead of repeated for ever."""
     server.answers = answers
     applier.apply_nowait(A, {"n": 1})
     applier.forget_once_applied(A)
@@ -175,7 +173,7 @@ async def test_a_last_write_is_not_repeated_after_a_refusal(autojump_clock, answ
 
 
 async def test_a_slow_slot_does_not_hold_up_another(autojump_clock, applier, server):
-    """Two slots are written side by side, one slot never twice at a time."""
+    """Two slots are written concurrently, one slot never twice at a time."""
     server.gate = trio.Event()
     applier.apply_nowait(A, {"n": 1})
     applier.apply_nowait(B, {"n": 2})
@@ -189,7 +187,7 @@ async def test_a_slow_slot_does_not_hold_up_another(autojump_clock, applier, ser
 
 
 async def test_a_deletion_is_written_once(autojump_clock, applier, server):
-    """A word of deletion is written, and then the slot is forgotten, also when the object was gone already."""
+    """The deletion is written, and then the slot is forgotten, also when the object was already deleted."""
     applier.delete_nowait(A)
     await applier.wait_applied(A)
     server.answers = [NotFoundError("gone")]
@@ -199,8 +197,8 @@ async def test_a_deletion_is_written_once(autojump_clock, applier, server):
 
 
 @pytest.mark.parametrize("answers", [[], [UserError("no")]])
-async def test_nothing_is_kept_of_what_was_forgotten_while_it_was_written(autojump_clock, answers, applier, server):
-    """A slot that is forgotten during its write has neither been heard nor has a version afterwards."""
+async def test_a_slot_forgotten_during_its_write_leaves_nothing(autojump_clock, answers, applier, server):
+    """A slot that is forgotten during its write has no applied manifest and no version afterwards."""
     server.gate, server.answers = trio.Event(), answers
     applier.apply_nowait(A, {"n": 1})
     await trio.sleep(1)
@@ -211,7 +209,7 @@ async def test_nothing_is_kept_of_what_was_forgotten_while_it_was_written(autoju
 
 
 async def test_a_write_that_hangs_is_given_up_and_repeated(autojump_clock, applier, server):
-    """A server that takes a request and never answers does not silence a slot for ever."""
+    """A server that accepts a request and never answers does not block a slot for ever."""
     gate, server.gate = server.gate, trio.Event()
     applier.apply_nowait(A, {"n": 1})
     await trio.sleep(14)
@@ -223,7 +221,7 @@ async def test_a_write_that_hangs_is_given_up_and_repeated(autojump_clock, appli
 
 @pytest.fixture
 async def written(applier, server, nursery):
-    """Both slots are as they were said, and are said again."""
+    """Both slots are applied, and can be applied again."""
     nursery.start_soon(lambda: applier.run_resync(server, every_seconds=60))
     applier.apply_nowait(A, {"name": "a"})
     applier.apply_nowait(B, {"name": "b"})
@@ -232,34 +230,34 @@ async def written(applier, server, nursery):
 
 
 async def test_an_unchanged_object_is_not_written_again(autojump_clock, written, server):
-    """Nothing is written while every object has the version that our last write has left."""
+    """Nothing is written while every object has the version that our last write returned."""
     await trio.sleep(600)
     assert server.received == []
 
 
 async def test_a_removed_object_is_written_again(autojump_clock, written, server):
-    """A look brings back an object that is gone, and no other."""
+    """A check creates a deleted object again, and no other."""
     del server.live[A.key]
     await trio.sleep(150)
     assert server.received == [{"name": "a"}]
 
 
 async def test_an_overwritten_object_is_written_again_once(autojump_clock, written, server):
-    """A look says again what has another version than we have left."""
+    """A check reapplies an object whose version is not the one that we wrote."""
     server.live[B.key] = Lease(metadata=ObjectMeta(name="b", namespace="ns", resource_version="77"))
     await trio.sleep(300)
     assert server.received == [{"name": "b"}]
 
 
 async def test_everything_is_written_when_a_list_fails(autojump_clock, written, server):
-    """What cannot be looked at is said again without a look, at the same pace."""
+    """Objects that cannot be listed are reapplied unconditionally, at the same interval."""
     server.listing_fails = True
     await trio.sleep(150)
     assert len(server.received) in (4, 6)
 
 
 async def test_a_bug_is_not_swallowed(autojump_clock, server):
-    """An error that is neither the user's nor the world's ends the applier."""
+    """An error that is neither a user error nor an environment error ends the applier."""
     applier, server.answers = Applier(random.Random(0)), [KeyError("bug")]
     applier.apply_nowait(A, {"n": 1})
     with pytest.RaisesGroup(KeyError, flatten_subgroups=True):
@@ -291,7 +289,7 @@ class Listing:
 
 
 async def test_only_the_slice_of_no_service_is_deleted(autojump_clock):
-    """A service that runs publishes its own slice, and so does one that this agent writes to already."""
+    """A running service publishes its own slice, and so does one that this agent already writes."""
     server, applier = Listing(), Applier(random.Random(0))
     slots = {one.key.name: Slot(EndpointSlice, one.key) for one in server.slices}
     written = slots[server.slices[2].key.name]
@@ -315,14 +313,14 @@ OWNER = {"apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": "u"}
         (THEIRS, [OWNER], False),
     ],
 )
-def test_only_what_is_marked_and_belongs_to_nothing_is_an_earlier_agents(labels, owners, theirs):
-    """Another label, none, or an owner: it belongs to another program, and stays."""
+def test_only_labelled_slices_without_owner_are_an_earlier_agents(labels, owners, theirs):
+    """A slice with another label, without one or with an owner belongs to another program, and stays."""
     found = decode(Service, {"metadata": {"name": "chat", "labels": labels, "ownerReferences": owners}})
     assert is_made_by_predecessor(found.metadata) is theirs
 
 
 def test_a_service_is_adopted_for_its_own_name_alone():
-    """`a.b` and `a-b` had one Service there: the label says whose it was."""
+    """`a.b` and `a-b` shared one Service: the label names the service that it belonged to."""
     found = decode(Service, {"metadata": {"name": "a-b", "labels": {**THEIRS, "llmkube.ai/inference-service": "a.b"}}})
     assert belongs_to_service(found.metadata, "a.b")
     assert not belongs_to_service(found.metadata, "a-b")

@@ -1,4 +1,4 @@
-"""Claims in an API server that has one Lease: races are lost quietly, and the index knows every answer."""
+"""Claims in an API server that has one Lease: lost races are normal, and the index has every response."""
 
 import datetime
 from pathlib import Path
@@ -28,7 +28,7 @@ def lease_of(holder, version="1"):
 
 
 class Server:
-    """A client that answers every request with the same Lease, or raises what it is told to."""
+    """A client that answers every request with the same Lease, or raises the given error."""
 
     def __init__(self, lease=None, error=None, service=CHAT):
         self.lease, self.error, self.service = lease, error, service
@@ -70,7 +70,7 @@ OVER = claims.claim_of(lease_of("dead"))
 
 @pytest.mark.parametrize("decision", [FreeSlot(0), FreeSlot(0, OVER)])
 async def test_a_slot_that_is_acquired_is_in_the_index(decision):
-    """The server's answer is known at once, before any watch brings it."""
+    """The server's response is in the index at once, before the watch delivers it."""
     ours = leases(Server(lease_of("me")))
     assert await ours.acquire(CHAT, decision) is None
     assert [claim.holder for claim in ours.index.of(CHAT.key)] == ["me"]
@@ -85,14 +85,14 @@ async def test_a_slot_that_is_acquired_is_in_the_index(decision):
     ],
 )
 async def test_a_race_that_is_lost_names_the_lease_to_read(decision, error):
-    """Another host was faster: nothing is known before its Lease is read."""
+    """Another host was faster: the index has nothing until that Lease is read."""
     ours = leases(Server(error=error))
     assert await ours.acquire(CHAT, decision) == LEASE
     assert ours.index.all() == ()
 
 
 async def test_a_missing_namespace_is_an_error():
-    """A claim that cannot be created is no race."""
+    """A claim that cannot be created is not a lost race."""
     with pytest.raises(NotFoundError):
         await leases(Server(error=NotFoundError("no namespace"))).acquire(CHAT, FreeSlot(0))
 
@@ -105,8 +105,8 @@ async def test_a_missing_namespace_is_an_error():
         (Server(None, NotFoundError("gone")), []),
     ],
 )
-async def test_after_a_deletion_the_index_has_what_is_there(server, left):
-    """A claim that has changed meanwhile is not deleted, and its new holder is known."""
+async def test_after_a_deletion_the_index_has_the_current_holder(server, left):
+    """A claim that has changed in the meantime is not deleted, and its new holder is in the index."""
     ours = leases(server)
     ours.index.put(LEASE, OVER)
     await ours.delete(OVER)
@@ -122,8 +122,8 @@ async def test_after_a_deletion_the_index_has_what_is_there(server, left):
         (ForbiddenError("no"), {}, False, False),
     ],
 )
-async def test_whether_a_service_is_there(service, settings, followed, deleted):
-    """What may not be read is neither followed nor known to be deleted."""
+async def test_a_service_exists_or_is_unknown(service, settings, followed, deleted):
+    """A service that may not be read is neither watched nor known to be deleted."""
     ours = leases(Server(service=service), **settings)
     assert await ours.is_selected(CHAT.key) is followed
     assert await ours.is_deleted(CHAT.key) is deleted

@@ -1,6 +1,6 @@
-"""Who may run what: each situation of a host and a service has one answer.
+"""Claims, as tables: each situation of a host and a service has one result.
 
-The index finds claims by Lease and by service, and keeps nothing of what is gone.
+The index finds claims by Lease and by service, and drops deleted ones.
 """
 
 import datetime
@@ -41,14 +41,14 @@ def claim(slot, holder, version="1"):
         (2, [claim(0, "me"), claim(1, "a")], HeldSlot(0, reports=True)),
         (2, [claim(0, "a"), claim(1, "b")], NoFreeSlot(("a", "b"))),
         (2, [claim(0, "me"), claim(1, "me")], HeldSlot(0)),
-        # fewer replicas than before: what is beyond them counts for nothing
+        # fewer replicas than before: claims on slots beyond them have no effect
         (1, [claim(0, "a"), claim(1, "me")], NoFreeSlot(("a",))),
         (1, [claim(1, "me")], FreeSlot(0)),
         (1, [claim(0, "dead"), claim(1, "me")], FreeSlot(0, claim(0, "dead"))),
     ],
 )
-def test_what_a_host_may_do(slots, held, decision):
-    """Each row: so many slots, these claims, and what follows for the host `me`."""
+def test_decisions_of_a_host(slots, held, decision):
+    """Each row: the number of slots, these claims, and the decision for the host `me`."""
     assert claims.decide("me", slots, held, ALIVE) == decision
 
 
@@ -56,14 +56,14 @@ def test_what_a_host_may_do(slots, held, decision):
     ("decision", "given_up"),
     [(None, [0, 1, 3]), (HeldSlot(1), [0, 3]), (NoFreeSlot(("a",)), []), (FreeSlot(2), [])],
 )
-def test_what_a_host_gives_up(decision, given_up):
-    """All without a service, what is beside the slot that it holds, and nothing before it knows which one that is."""
+def test_claims_that_a_host_releases(decision, given_up):
+    """All without a service, all but the slot that it holds, and none while that slot is unknown."""
     ours = [claim(slot, "me") for slot in (0, 1, 3)]
     assert [one.slot for one in claims.surplus(ours, decision)] == given_up
 
 
 def test_a_host_is_alive_to_itself():
-    """A host whose Lease has run out (its network is gone) still holds what it has claimed."""
+    """A host whose Lease has expired (its network is down) still holds its claims."""
     assert claims.decide("me", 1, [claim(0, "me")], frozenset({"a"})) == HeldSlot(0)
 
 
@@ -72,7 +72,7 @@ hosts = st.sampled_from(["a", "b", "c", "dead"])
 
 @given(slots=st.integers(1, 4), holders=st.dictionaries(st.integers(0, 5), hosts, max_size=5))
 def test_a_slot_never_has_two_hosts(slots, holders):
-    """Whatever is claimed, no two live hosts hold one slot, and nobody takes a live host's."""
+    """For any claims, no two live hosts hold one slot, and no host takes a live host's."""
     alive = frozenset("abc")
     held = [claim(slot, holder) for slot, holder in holders.items()]
     seen = {}
@@ -87,15 +87,15 @@ def test_a_slot_never_has_two_hosts(slots, holders):
 
 
 def test_more_free_memory_comes_first_and_names_break_ties():
-    """The order is the same for everybody who knows the same."""
+    """The order is the same for all hosts that have the same data."""
     free = {"a": 8, "b": 16, "c": 8}
     assert [claims.rank(host, free) for host in "bac"] == [0, 1, 2]
     assert claims.rank("new", free) == 3
 
 
 @pytest.mark.parametrize("hosts", [1, 2, 6, 13, 100])
-def test_the_file_counts_more_than_any_place(hosts):
-    """The first without the file waits longer than all that have it; who runs it already never waits."""
+def test_the_file_matters_more_than_the_rank(hosts):
+    """The first host without the file waits longer than all that have it; the host that runs the engine never waits."""
     wait = partial(claims.delay_seconds, hosts=hosts, running=False)
     with_file = [wait(place, has_file=True) for place in range(min(hosts, claims.MAX_STEPS + 1))]
     assert with_file == sorted(set(with_file))
@@ -106,7 +106,6 @@ def test_the_file_counts_more_than_any_place(hosts):
 
 
 def test_a_claim_is_read_as_it_was_written():
-    """What a host writes is what every host understands."""
     service = decode(InferenceService, {"metadata": {"name": "chat", "namespace": "ns"}, "spec": {"modelRef": "m"}})
     lease = decode(Lease, claims.claim_manifest(service, 1, "me", "system", NOW))
     assert claims.claim_of(lease) == Claim(
@@ -125,7 +124,7 @@ def test_a_claim_is_read_as_it_was_written():
     ],
 )
 def test_a_lease_that_is_no_claim_is_none(change):
-    """A Lease whose name and words do not agree claims nothing."""
+    """A Lease whose name and fields do not agree is not a claim."""
     annotations = {"inference.llmkube.dev/inferenceservice": "ns/chat", "inference.llmkube.dev/slot": "0"}
     metadata = {"name": "claim.ns.chat.0", "namespace": "system", "annotations": annotations, **change}
     assert claims.claim_of(decode(Lease, {"metadata": metadata, "spec": {"holderIdentity": "me"}})) is None
@@ -136,7 +135,7 @@ def claim_on(name, slot=0, holder="a"):
 
 
 def test_claims_are_found_by_their_service():
-    """Each service has its own claims, and one that has none is empty."""
+    """Each service has its own claims; one without claims has an empty list."""
     index, chats, embed = ClaimIndex(), [claim_on("chat", 0), claim_on("chat", 1)], claim_on("embed")
     for one in (*chats, embed):
         index.put(one.lease, one)
@@ -146,15 +145,15 @@ def test_claims_are_found_by_their_service():
 
 
 def test_a_newer_state_replaces_the_older_one():
-    """A Lease is one claim only: the state that was put last."""
+    """A Lease is one claim only: the newest state."""
     index, before, now = ClaimIndex(), claim_on("chat", holder="a"), claim_on("chat", holder="b")
     index.put(before.lease, before)
     index.put(now.lease, now)
     assert index.all() == index.of(now.service) == (now,)
 
 
-def test_nothing_is_kept_of_a_lease_that_is_gone():
-    """A Lease that is deleted leaves nothing, also when it was never known."""
+def test_a_deleted_lease_leaves_nothing():
+    """A deleted Lease leaves nothing, even when it was never known."""
     index, one = ClaimIndex(), claim_on("chat")
     index.put(one.lease, one)
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Which status has drifted from what this agent has applied, and how often that is repaired."""
+"""Detection of status drift, and the rate of its repair."""
 
 import random
 
@@ -35,13 +35,13 @@ def live(**changes):
         ([live(observed_generation=2)], True),
     ],
 )
-def test_what_has_drifted(conditions, drifted):
-    """Each part of a condition that was applied counts; conditions of other writers do not."""
+def test_drift_of_a_status(conditions, drifted):
+    """Each part of an applied condition is compared; conditions of other writers are not."""
     assert has_drifted({"conditions": [SAID]}, conditions) is drifted
 
 
 class Applied:
-    """An applier that has applied one status, and counts when it is asked to do so again."""
+    """An applier that has applied one status, and counts requests to reapply it."""
 
     def __init__(self):
         self.again = []
@@ -57,7 +57,7 @@ class Applied:
 
 
 async def test_drift_is_repaired_soon_and_not_more_often_than_the_pause(autojump_clock):
-    """A writer that insists is answered after a second, and then once in half a minute."""
+    """Drift is repaired after a second, and then at most once in half a minute."""
     applier, start = Applied(), trio.current_time()
     repair = DriftRepair(applier, lambda slot: [], random.Random(0))
     async with trio.open_nursery() as nursery:

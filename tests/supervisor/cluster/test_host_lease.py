@@ -1,6 +1,6 @@
-"""What stands on a host's Lease.
+"""The fields of a host's Lease.
 
-Two clocks tell whether a machine has slept.
+Two clocks show whether a machine has slept.
 """
 
 import datetime
@@ -22,7 +22,7 @@ NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 
 
 def test_a_lease_outlives_four_missed_renewals():
-    """One lost packet is not a dead host: the duration is several times the pace."""
+    """One lost packet does not make a host dead: the duration is several renewal intervals."""
     settings = attrs.evolve(SETTINGS, host_name="Mac Studio", lease_renew_seconds=10.0)
     manifest = lease_manifest(settings, NOW, {"a": "b"})
     assert manifest["spec"]["leaseDurationSeconds"] == 10 * EXPIRES_AFTER_RENEWALS
@@ -31,14 +31,14 @@ def test_a_lease_outlives_four_missed_renewals():
     assert manifest["metadata"]["annotations"]["a"] == "b"
 
 
-def test_what_is_not_known_does_not_stand_on_the_lease():
-    """An annotation is there exactly when the host has a value for it."""
+def test_an_unknown_value_is_not_on_the_lease():
+    """An annotation exists exactly when the host has a value for it."""
     metadata = lease_manifest(SETTINGS, NOW, {MACHINE_ANNOTATION: "mac (1)", MEMORY_TOTAL_ANNOTATION: ""})["metadata"]
     assert metadata["annotations"] == {ACCELERATORS_ANNOTATION: "metal", MACHINE_ANNOTATION: "mac (1)"}
 
 
 def test_a_cordoned_host_lists_no_accelerator_to_a_controller():
-    """What an agent writes, a controller reads: the host is alive and serves nothing, and says until when."""
+    """The controller reads from the Lease that the host is alive and cordoned, and until when."""
     settings = attrs.evolve(SETTINGS, accelerators=frozenset({"metal", "cpu"}))
     tracker = LeaseTracker()
     for version, end, served in (("1", "", {"metal", "cpu"}), ("2", "until 18:00", set()), ("3", "", {"metal", "cpu"})):
@@ -65,8 +65,8 @@ def test_a_cordoned_host_lists_no_accelerator_to_a_controller():
         (15.0, 5.0, 10.0),
     ],
 )
-def test_who_slept(wall, monotonic, slept):
-    """Each row: what both clocks say after a planned wait of 5 s, and how long nobody was awake."""
+def test_sleep_is_detected(wall, monotonic, slept):
+    """Each row: both clocks after a planned wait of 5 s, and the duration of the sleep."""
     before = ClockReading(NOW, 100.0)
     now = ClockReading(NOW + datetime.timedelta(seconds=wall), 100.0 + monotonic)
     assert slept_seconds(before, now, 5.0) == pytest.approx(slept)

@@ -1,6 +1,6 @@
-"""Nodes come, go and are refused, and the admitted networks follow.
+"""The node monitor: networks are admitted as Nodes are added, deleted and refused.
 
-Which networks a cluster's nodes open, and what an odd or hostile Node does not.
+It covers the networks of a cluster's nodes, and odd or hostile Nodes.
 """
 
 import random
@@ -34,7 +34,7 @@ def listing(version, *items):
 
 
 async def follow(*answers, until=100.0, publish=None, **changes):
-    """Follow for so many virtual seconds; return what was published, what was logged, and the server."""
+    """Watch for some virtual seconds; return the published networks, the log and the server."""
     settings = AgentSettings("h", Path("/s"), Path("/s"), "x", api_server="https://k", allow_from=GIVEN, **changes)
     published, server = [], ScriptedServer(*answers)
 
@@ -49,7 +49,7 @@ async def follow(*answers, until=100.0, publish=None, **changes):
 
 
 async def test_the_networks_follow_the_nodes(autojump_clock):
-    """Listed nodes, one that is added, one that is gone; what changes nothing is published and told once."""
+    """Nodes are listed, one is added and one is deleted; a change without effect is published and logged once."""
     published, logs, _, _ = await follow(
         listing(10, node("a", 1, "10.0.0.1", "10.244.0.0/24")),
         watching(
@@ -71,8 +71,8 @@ async def test_the_networks_follow_the_nodes(autojump_clock):
 
 
 @pytest.mark.parametrize(("code", "reason"), [(403, "Forbidden"), (404, "NotFound"), (404, "")])
-async def test_where_nodes_may_not_be_listed_the_given_networks_count(autojump_clock, code, reason):
-    """It is told once, tried again, and over when it was granted."""
+async def test_without_the_right_to_list_nodes_the_given_networks_are_used(autojump_clock, code, reason):
+    """The refusal is logged once, retried, and over when the right is granted."""
     refused, again = (status(code, reason, "nodes is forbidden") if reason else html(code) for _ in range(2))
     published, logs, server, _ = await follow(
         refused, again, listing(10, node("a", 1, "10.0.0.1")), watching(None), until=2.5 * REFUSED_SECONDS
@@ -85,35 +85,33 @@ async def test_where_nodes_may_not_be_listed_the_given_networks_count(autojump_c
     assert [round(call.at - server.calls[0].at) for call in server.calls[:3]] == [0, 60, 120]
 
 
-async def test_what_was_published_stays_until_the_api_server_answers(autojump_clock):
-    """An API server in trouble cuts off no pod."""
+async def test_published_networks_stay_until_the_api_server_answers(autojump_clock):
+    """An API server in trouble interrupts no pod."""
     published, _, _, networks = await follow(status(500, "InternalError"), until=20)
     assert (published, networks.closed) == ([], "")
 
 
-async def test_nodes_that_were_listed_count_when_they_may_not_be_listed_any_more(autojump_clock):
-    """The watch ends with 403."""
+async def test_listed_nodes_stay_when_the_right_to_list_is_revoked(autojump_clock):
     published, _, _, _ = await follow(
         listing(10, node("a", 1, "10.0.0.1")), status(403, "Forbidden"), status(403, "Forbidden"), until=1000
     )
     assert published == [AdmittedNetworks(GIVEN, ("10.0.0.1/32",))]
 
 
-async def test_a_cluster_without_nodes_opens_the_given_networks(autojump_clock):
-    """An empty list is an answer."""
+async def test_a_cluster_without_nodes_admits_the_given_networks(autojump_clock):
     published, (logged,), _, networks = await follow(listing(10), watching(None), until=5)
     assert published == [AdmittedNetworks(GIVEN)]
     assert (networks.closed, logged["log_level"]) == ("", "info")
 
 
 async def test_insecure_lan_admits_every_address(autojump_clock):
-    """No node is asked for."""
+    """Nodes are not listed."""
     published, _, server, _ = await follow(until=5, insecure_lan=True)
     assert (published, server.calls) == ([AdmittedNetworks(EVERYWHERE)], [])
 
 
 async def test_a_failed_write_to_disk_is_reported(autojump_clock):
-    """Proxies keep what they have, and the agent goes on."""
+    """Proxies keep their networks, and the agent continues."""
 
     async def full(_):
         await trio.lowlevel.checkpoint()
@@ -142,7 +140,7 @@ def node_at(*addresses, pods=(), name="n"):
     ],
 )
 def test_a_node_opens_its_addresses_and_the_networks_of_its_pods(found, networks):
-    """Names open nothing."""
+    """Host names are ignored."""
     assert networks_of([found]) == (networks, ())
 
 
@@ -160,7 +158,7 @@ def test_a_node_opens_its_addresses_and_the_networks_of_its_pods(found, networks
     ],
 )
 def test_a_network_that_no_node_can_have_is_rejected_and_reported(found):
-    """The value and the node are named; what else the node has counts."""
+    """The value and the node are logged; the node's other addresses are admitted."""
     networks, (refused,) = networks_of([found, node_at("10.0.0.1", name="m")])
     assert networks == ("10.0.0.1/32",)
     assert refused.startswith("node n: ")

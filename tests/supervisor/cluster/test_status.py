@@ -31,7 +31,7 @@ def loaded(holds, reason, message=""):
 
 
 def test_a_transition_time_moves_only_when_the_status_flips():
-    """A new reason or message under the same status keeps the time since when it holds."""
+    """A new reason or message with the same status keeps the transition time."""
     first = status.settle([loaded(False, "Loading")], (), now=later(0))
     second = status.settle([loaded(False, "Restarting", "again")], first, now=later(5))
     assert (second[0]["reason"], second[0]["lastTransitionTime"]) == ("Restarting", "2026-01-01T00:00:00Z")
@@ -40,13 +40,13 @@ def test_a_transition_time_moves_only_when_the_status_flips():
 
 
 def test_a_condition_fits_into_the_api():
-    """A message that is longer than Kubernetes takes is cut, not refused."""
+    """A message that is too long for Kubernetes is cut, not refused."""
     (condition,) = status.settle([loaded(False, "Loading", "x" * 100_000)], (), now=T0)
     assert len(condition["message"]) < 32_768
 
 
 def test_every_condition_of_a_service_is_always_stated():
-    """What is not known is Unknown, since when the object exists: none that was stated once is ever left out."""
+    """An unknown condition is Unknown since the object's creation, and no condition is ever left out."""
     conditions = status.settle([loaded(False, "Loading")], (), now=T0)
     metadata = attrs.evolve(CHAT.metadata, creation_timestamp="2025-01-01T00:00:00Z")
     patch = status.service_status(attrs.evolve(CHAT, metadata=metadata), conditions, ServiceView(Reason.LOADING))
@@ -64,7 +64,7 @@ def test_every_condition_of_a_service_is_always_stated():
         (ServiceView(Reason.CRASH_LOOP, "exit code 1\nlast words"), "CrashLoopBackOff"),
     ],
 )
-def test_the_scheduling_status_names_what_is_waited_for(view, word):
+def test_the_scheduling_status_names_the_reason_of_the_wait(view, word):
     """A service that serves, or should not, waits for nothing; the message is one line."""
     patch = status.service_status(CHAT, (), view)["status"]
     assert patch["schedulingStatus"] == word
@@ -76,7 +76,7 @@ def test_the_scheduling_status_names_what_is_waited_for(view, word):
     [(NotGGUFError("x"), "NotGGUF"), (UserError("x"), "SourceInvalid"), (ExternalError("x"), "FetchFailed")],
 )
 def test_a_failed_fetch_has_a_reason_of_its_own(error, reason):
-    """The condition's reason tells a user's mistake from the world's."""
+    """The condition's reason separates user errors from environment errors."""
     assert status.fetch_reason(error) == reason
 
 
@@ -86,8 +86,8 @@ def test_a_model_without_a_file_claims_no_file():
     assert set(patch) == {"conditions"}
 
 
-def test_what_agents_write_of_a_service_is_what_hosts_may_write():
-    """Else the API server refuses it: the policies of hosts are made from the same list."""
+def test_agents_write_only_fields_that_hosts_may_write():
+    """Otherwise the API server refuses it: the policies of hosts are generated from the same list."""
     serving = ServiceView(Reason.LOADED, "loaded", engine="llama-server", build="b1", weights_format="gguf")
     reported = status.service_status(CHAT, (), serving)["status"]
     assert set(reported) == {*status.SERVICE_FIELDS, "conditions"}
@@ -101,7 +101,7 @@ def test_what_agents_write_of_a_service_is_what_hosts_may_write():
     ],
 )
 def test_a_slot_reads_as_an_object_in_a_log_line(slot, words):
-    """Its kind, its key, and the subresource where it is one."""
+    """Its kind, its key, and the subresource if there is one."""
     assert str(slot) == words
 
 
@@ -121,7 +121,7 @@ FACTS = GGUFFacts(
 
 
 def test_each_field_of_the_status_is_filled():
-    """A header that says everything fills every field that `status.gguf` has, under the names of the API."""
+    """A complete header fills every field of `status.gguf`, under the names of the API."""
     status = gguf_status(FACTS)
     metadata = {"name": "m", "namespace": "default"}
     data = {"apiVersion": Model.RESOURCE.api_version, "kind": "Model", "metadata": metadata, "spec": {"source": "/m"}}

@@ -1,4 +1,4 @@
-"""What tests of processes share."""
+"""Fixtures for tests of processes."""
 
 import gc
 
@@ -7,9 +7,9 @@ import pytest
 
 @pytest.fixture
 def left_process():
-    """For a test that leaves a process's object to the collector, with its pidfd: it goes before the next test begins.
+    """Leave a process object and its pidfd to the garbage collector; collect them before the next test starts.
 
-    A real agent takes both with it when it exits. The test names the warning that it expects.
+    A real agent releases both when it exits. The test names the warning that it expects.
     """
     yield
     gc.collect()

@@ -63,30 +63,30 @@ def alive(pid):
         return False
 
 
-async def test_an_exit_is_an_event_with_its_code_and_its_last_words(tmp_path):
-    """A process that ends by itself is noticed without a poll, and what it said last is kept."""
+async def test_an_exit_is_an_event_with_its_code_and_its_last_lines(tmp_path):
+    """A process that ends by itself is noticed without a poll, and its last output is kept."""
     with trio.fail_after(60):
         async with opened(tmp_path, "print('a'); print('b'); raise SystemExit(3)") as child:
             assert await child.wait() == Exit(3)
             assert await child.last_lines(5) == ("a", "b")
-        async with opened(tmp_path, "print('c')") as child:  # what another one wrote into the same file is not its own
+        async with opened(tmp_path, "print('c')") as child:  # output of another process in the same file is not its own
             await child.wait()
             assert await child.last_lines(5) == ("c",)
 
 
-async def test_a_log_that_has_outgrown_its_cap_is_rotated_by_a_look(tmp_path):
-    """What a child has written beyond the cap is moved aside when somebody looks at it, and a small log is left."""
+async def test_a_log_beyond_its_cap_is_rotated(tmp_path):
+    """Output beyond the cap is moved aside when the log is checked, and a small log is kept."""
     with trio.fail_after(60):
         async with opened(tmp_path, "print('x' * (1 << 21), flush=True); import time; time.sleep(600)") as child:
             log = tmp_path / "log"
-            await until(lambda: log.stat().st_size > 1 << 21)  # all of it: it writes no more
+            await until(lambda: log.stat().st_size > 1 << 21)  # complete: it writes no more
             await child.read_stats("127.0.0.1", 1, loading=True)
             await until(lambda: log.stat().st_size == 0)
             assert (tmp_path / "log.1").stat().st_size > 1 << 20
 
 
 async def test_leaving_the_context_ends_a_child_that_ignores_term(tmp_path):
-    """A child that ignores TERM is killed when its grace is over, and reaped."""
+    """A child that ignores TERM is killed when its grace period is over, and reaped."""
     with trio.fail_after(60):
         async with opened(tmp_path, STUBBORN, grace_seconds=0.2) as child:
             await first_line(child)
@@ -94,7 +94,6 @@ async def test_leaving_the_context_ends_a_child_that_ignores_term(tmp_path):
 
 
 async def test_cancelling_the_body_still_ends_the_child(tmp_path):
-    """A cancelled attempt leaves no process behind."""
     with trio.fail_after(60):
         with trio.CancelScope() as attempt:
             async with opened(tmp_path, "import time; print('up', flush=True); time.sleep(600)") as child:
@@ -104,8 +103,7 @@ async def test_cancelling_the_body_still_ends_the_child(tmp_path):
         assert not alive(child.pid)
 
 
-async def test_grandchildren_go_too(tmp_path):
-    """A helper that the engine started does not survive it."""
+async def test_helpers_end_with_their_engine(tmp_path):
     with trio.fail_after(60):
         async with opened(tmp_path, FAMILY) as child:
             grandchild = int(await first_line(child))
@@ -115,7 +113,7 @@ async def test_grandchildren_go_too(tmp_path):
 
 @pytest.mark.ci
 async def test_several_stubborn_children_share_one_grace(tmp_path, monkeypatch):
-    """Stops run side by side: while one child sits out its grace, the others do too."""
+    """Stops run concurrently: while one child uses its grace period, the others do too."""
     sent, real = [], processes.send_group
 
     def send(pid, started, number):
@@ -137,15 +135,15 @@ async def test_several_stubborn_children_share_one_grace(tmp_path, monkeypatch):
                 nursery.start_soon(run, number)
             await until(lambda: len(up) == 4)
             nursery.cancel_scope.cancel(reason="test")
-    told, killed = (
+    terminated, killed = (
         [at for at, number in enumerate(sent) if number == each] for each in (signal.SIGTERM, signal.SIGKILL)
     )
-    assert (len(told), len(killed)) == (4, 4)
-    assert max(told) < min(killed)
+    assert (len(terminated), len(killed)) == (4, 4)
+    assert max(terminated) < min(killed)
 
 
 async def test_a_missing_program_is_named(tmp_path):
-    """A program that does not exist is an error that names it, and no process."""
+    """A program that does not exist is an error that names it, and starts no process."""
     missing = Command(("/no/such/engine",), {}, tmp_path / "work", tmp_path / "log")
     with pytest.raises(SpawnError, match="/no/such/engine"):
         async with open_child(missing, Termination(new_cookie(), Grace(1, 1), Shutdown()), log_cap_bytes=1):
@@ -153,15 +151,15 @@ async def test_a_missing_program_is_named(tmp_path):
 
 
 async def test_a_log_that_cannot_be_opened_is_named(tmp_path):
-    """Where the log cannot be written no process is started, and the error names the file."""
+    """If the log cannot be opened no process is started, and the error names the file."""
     (tmp_path / "log").mkdir()
     with pytest.raises(SpawnError, match=r"cannot write .*/log, which the engine needs: Is a directory"):
         async with opened(tmp_path, "pass"):
             raise AssertionError("it started")
 
 
-async def test_what_ends_without_descriptors_ends_with_its_helpers(tmp_path):
-    """A helper that nobody can look for while nothing can be opened is found and ended when that is over."""
+async def test_without_descriptors_helpers_still_end_with_the_engine(tmp_path):
+    """A helper that could not be found while no descriptor was free is ended as soon as one is."""
     code = DOUBLE_FORK.format(ignore="signal.signal(signal.SIGTERM, signal.SIG_DFL)")
     with trio.fail_after(60), ExitStack() as lack:
         async with trio.open_nursery() as nursery, opened(tmp_path, code) as child:
@@ -179,8 +177,8 @@ async def test_what_ends_without_descriptors_ends_with_its_helpers(tmp_path):
         assert not alive(helper)
 
 
-async def test_an_end_does_not_wait_for_a_look_or_a_note_that_hangs(tmp_path, monkeypatch):
-    """On a dead disk neither the search for helpers nor the note on what is stuck lasts longer than its deadline."""
+async def test_a_stop_does_not_wait_for_a_scan_or_a_record_that_hangs(tmp_path, monkeypatch):
+    """On a dead disk neither the search for helpers nor the record of stuck ones exceeds its deadline."""
     over, done = threading.Event(), []
 
     def hang(*_):
@@ -199,7 +197,7 @@ async def test_an_end_does_not_wait_for_a_look_or_a_note_that_hangs(tmp_path, mo
 
 
 async def test_only_our_own_orphans_are_ended(tmp_path):
-    """A process that carries another agent's mark, or none, is never signalled."""
+    """A process with another agent's cookie, or none, is never signalled."""
     sleeper = "import time; print('up', flush=True); time.sleep(600)"
     with trio.fail_after(60):
         async with (
@@ -233,7 +231,7 @@ time.sleep(600)
     "ignore", ["signal.signal(signal.SIGTERM, signal.SIG_IGN)", "signal.signal(signal.SIGTERM, signal.SIG_DFL)"]
 )
 async def test_a_helper_that_has_left_the_session_does_not_survive(tmp_path, ignore):
-    """A double-forked process in a session of its own is ended with the engine, also one that ignores TERM."""
+    """A double-forked process in a session of its own ends with the engine, even if it ignores TERM."""
     with trio.fail_after(60):
         async with opened(tmp_path, DOUBLE_FORK.format(ignore=ignore), grace_seconds=0.5) as child:
             helper = int(await first_line(child))
@@ -241,8 +239,8 @@ async def test_a_helper_that_has_left_the_session_does_not_survive(tmp_path, ign
         assert not alive(helper)
 
 
-async def test_a_stopped_child_hears_term(tmp_path):
-    """A child that SIGSTOP has frozen ends within its grace, by TERM and not by KILL."""
+async def test_a_stopped_child_receives_term(tmp_path):
+    """A child that is stopped by SIGSTOP ends within its grace period, by TERM and not by KILL."""
     with trio.fail_after(60):
         async with opened(tmp_path, "import time; print('up', flush=True); time.sleep(600)") as child:
             await first_line(child)
@@ -259,7 +257,7 @@ os._exit(0)
 
 
 async def left_behind(tmp_path, code):
-    """A process whose agent has gone, as the journal knows it."""
+    """A process whose agent has exited, as recorded in the journal."""
     cookie, log_path = new_cookie(), tmp_path / "log"
     agent = await trio.run_process(
         [sys.executable, "-c", EARLIER_AGENT, log_path, code],
@@ -282,8 +280,7 @@ def adopted(tmp_path, record, grace_seconds=5.0, shutdown=None):
 
 @pytest.mark.usefixtures("left_process")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-async def test_a_parting_that_keeps_leaves_the_child_running(tmp_path):
-    """A child is not signalled when the agent parts from it in peace."""
+async def test_a_handover_leaves_the_child_running(tmp_path):
     shutdown = Shutdown()
     with trio.fail_after(60):
         async with opened(
@@ -299,7 +296,7 @@ async def test_a_parting_that_keeps_leaves_the_child_running(tmp_path):
 
 
 async def test_an_adopted_child_is_ended_by_its_new_owner(tmp_path):
-    """Whoever adopts a process can read its words, and ends it on the way out."""
+    """The adopting agent reads the child's log, and ends the child on exit."""
     with trio.fail_after(60):
         record = await left_behind(tmp_path, "import time; print('up', flush=True); time.sleep(600)")
         assert alive(record.pid)
@@ -310,7 +307,7 @@ async def test_an_adopted_child_is_ended_by_its_new_owner(tmp_path):
 
 
 async def test_a_log_is_found_under_its_old_name_and_its_new_one(tmp_path):
-    """An engine whose agent was killed before or after it had renamed the log has its own words under the new name."""
+    """An engine whose agent was killed before or after it renamed the log has its own lines under the new name."""
     beside = tmp_path / "log.next"
     with trio.fail_after(60):
         record = await left_behind(tmp_path, "import time; print('up', flush=True); time.sleep(600)")
@@ -325,7 +322,7 @@ async def test_a_log_is_found_under_its_old_name_and_its_new_one(tmp_path):
 
 
 async def test_the_exit_of_an_adopted_process_is_an_event(tmp_path):
-    """The end of a process that somebody else has started is noticed at once, with an unknown code."""
+    """The exit of a process that another agent started is noticed at once, with an unknown code."""
     with trio.fail_after(60):
         record = await left_behind(tmp_path, "import time; print('up', flush=True); time.sleep(600)")
         async with adopted(tmp_path, record) as child, trio.open_nursery() as nursery:
@@ -335,9 +332,9 @@ async def test_the_exit_of_an_adopted_process_is_an_event(tmp_path):
             assert await child.wait() == Exit(None)
 
 
-@pytest.mark.parametrize("left", [0, 1])  # enough to watch it, and not to see which one it is
-async def test_who_cannot_be_looked_at_is_waited_for(tmp_path, left):
-    """Without descriptors an engine that runs is neither given up nor adopted unseen; one that has ended is known."""
+@pytest.mark.parametrize("left", [0, 1])  # enough to watch it, but not to identify it
+async def test_a_process_that_cannot_be_inspected_is_waited_for(tmp_path, left):
+    """Without descriptors a running engine is neither given up nor adopted; one that has exited is known."""
     with trio.fail_after(60):
         record = await left_behind(tmp_path, "import time; print('up', flush=True); time.sleep(600)")
         with no_descriptors(but=left):
@@ -356,7 +353,7 @@ async def test_who_cannot_be_looked_at_is_waited_for(tmp_path, left):
 
 
 async def test_a_process_of_the_same_pid_is_not_adopted(tmp_path):
-    """A record whose start time is not the process's own is refused, and the process is left alone."""
+    """A record whose start time is not the process's own is refused, and the process is not signalled."""
     with trio.fail_after(60):
         async with opened(tmp_path, "import time; print('up', flush=True); time.sleep(600)") as other:
             await first_line(other)
@@ -367,8 +364,8 @@ async def test_a_process_of_the_same_pid_is_not_adopted(tmp_path):
             assert alive(other.pid)
 
 
-async def test_only_the_family_that_listens_has_the_port(tmp_path):
-    """A port is a child's if the child, or one below it, listens on it, and nobody else's."""
+async def test_only_the_process_tree_that_listens_has_the_port(tmp_path):
+    """A port belongs to a child only if the child or one of its descendants listens on it."""
     listen = "import socket, time; s = socket.create_server(('127.0.0.1', 0)); "
     code = listen + "print(s.getsockname()[1], flush=True); time.sleep(600)"
     with trio.fail_after(60):
@@ -380,8 +377,8 @@ async def test_only_the_family_that_listens_has_the_port(tmp_path):
 
 
 @pytest.mark.ci
-async def test_who_could_not_be_looked_at_is_ended_all_the_same(tmp_path, monkeypatch):
-    """An engine whose service goes before there is a descriptor to watch it with is not left to nobody."""
+async def test_a_process_that_could_not_be_inspected_is_ended_anyway(tmp_path, monkeypatch):
+    """An engine whose service is deleted before there is a descriptor to watch it with is ended."""
     monkeypatch.setattr(owned, "KILL_SECONDS", 2.0)
     with trio.fail_after(60):
         record = await left_behind(tmp_path, "import time; print('up', flush=True); time.sleep(600)")

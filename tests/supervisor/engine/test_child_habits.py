@@ -1,4 +1,4 @@
-"""What engines may do with their streams, and what is left of one that has ended: none of it may hold anybody up."""
+"""Standard streams of engines and the remains of an exited one: neither blocks the agent."""
 
 import os
 import sys
@@ -26,15 +26,15 @@ def opened(tmp_path, code):
 
 
 async def test_a_child_that_reads_its_input_finds_none(tmp_path):
-    """A question on standard input is answered with its end at once, so nothing waits there for a person."""
+    """Standard input is at its end at once, so no engine waits there for a person."""
     with trio.fail_after(60):
         async with opened(tmp_path, "import sys; print('read', len(sys.stdin.read()))") as child:
             assert await child.wait() == Exit(0)
             assert await child.last_lines(1) == ("read 0",)
 
 
-async def test_output_that_nobody_reads_stalls_no_child(tmp_path):
-    """A child writes far more than a pipe holds while nobody reads, and comes to its end."""
+async def test_unread_output_stalls_no_child(tmp_path):
+    """A child that writes far more than a pipe holds finishes although its output is not read."""
     code = f"import sys\nfor _ in range({MEBIBYTES}): sys.stdout.write('x' * (1 << 20))\nprint('done')"
     with trio.fail_after(60):
         async with opened(tmp_path, code) as child:
@@ -44,7 +44,7 @@ async def test_output_that_nobody_reads_stalls_no_child(tmp_path):
 
 @pytest.mark.ci
 async def test_a_child_outlives_the_thread_that_has_started_it(tmp_path):
-    """A child is bound to no worker thread of ours: those end after ten idle seconds, and would take it along."""
+    """A child is bound to no worker thread: those end after ten idle seconds, and would end it too."""
     with trio.fail_after(60):
         async with opened(tmp_path, "import time; time.sleep(600)") as child:
             await trio.sleep(12)
@@ -52,7 +52,7 @@ async def test_a_child_outlives_the_thread_that_has_started_it(tmp_path):
 
 
 async def test_a_child_that_has_ended_leaves_no_zombie(tmp_path):
-    """Once its exit is known there is no process of its pid any more, not even a dead one."""
+    """Once its exit is known, no process of its pid is left, not even a zombie."""
     with trio.fail_after(60):
         async with opened(tmp_path, "pass") as child:
             await child.wait()

@@ -20,7 +20,7 @@ LIMITS = Limits()
 
 
 class Engine:
-    """An engine's HTTP side: what it answers is a field."""
+    """An engine's HTTP side: each answer is a field."""
 
     def __init__(self, pages=None):
         self.listener = MemoryListener()
@@ -54,7 +54,7 @@ URL = "http://127.0.0.1:1/health"
 
 @asynccontextmanager
 async def served(engine):
-    """The engine answers; yields a client, and a nursery that ends with the block."""
+    """The engine answers; yields a client and a nursery that ends with the block."""
     async with open_http_client(engine.connect) as http, trio.open_nursery() as nursery:
         await nursery.start(run_server, engine.answer, [engine.listener])
         yield http, nursery
@@ -62,7 +62,7 @@ async def served(engine):
 
 
 async def test_readiness_is_noticed_soon(autojump_clock):
-    """An engine that gets ready is believed within the poll's cap, and not before it answers 200."""
+    """An engine is ready within the poll's cap after it first answers 200, and not before."""
     engine = Engine()
     async with served(engine) as (http, nursery):
 
@@ -76,7 +76,7 @@ async def test_readiness_is_noticed_soon(autojump_clock):
 
 
 async def test_an_engine_that_accepts_and_never_answers_does_not_hang_the_caller(autojump_clock):
-    """Each question has a deadline of its own, so that the caller's is kept."""
+    """Each request has a deadline of its own, so that the caller's is met."""
     engine = Engine()
     engine.delay_seconds = 1e9
     async with served(engine) as (http, _):
@@ -87,7 +87,7 @@ async def test_an_engine_that_accepts_and_never_answers_does_not_hang_the_caller
 
 
 async def watched(engine, http, changes, look=None, limits=LIMITS, *, read_stats_nowait=None):
-    """Watch the engine as a service does; return why it hangs, when it does."""
+    """Watch the engine as a service does; return why it hangs, if it does."""
 
     async def still():
         await trio.lowlevel.checkpoint()
@@ -99,7 +99,7 @@ async def watched(engine, http, changes, look=None, limits=LIMITS, *, read_stats
 
 
 async def test_a_busy_engine_stays_in_service(autojump_clock):
-    """Late answers and answers of 503 take nobody out of service while the process works, for however long."""
+    """Late answers and 503s do not make a working engine unready, however long they last."""
     engine, changes = Engine(), []
     engine.delay_seconds = 20
 
@@ -114,8 +114,8 @@ async def test_a_busy_engine_stays_in_service(autojump_clock):
         assert changes == []
 
 
-async def test_a_port_that_nobody_listens_on_takes_the_engine_out_of_service(autojump_clock):
-    """Two looks without a listener mean not ready, within twenty seconds; one 200 means ready again."""
+async def test_a_port_without_a_listener_makes_the_engine_unready(autojump_clock):
+    """Two samples without a listener make it unready within twenty seconds; one 200 makes it ready again."""
     engine, changes = Engine(), []
     engine.status = 200
 
@@ -135,8 +135,8 @@ async def test_a_port_that_nobody_listens_on_takes_the_engine_out_of_service(aut
         assert changes == [False, True]
 
 
-async def test_a_question_without_an_answer_does_not_delay_the_next_look(autojump_clock):
-    """While a question waits for its answer, the process is looked at on every tick."""
+async def test_a_request_without_a_response_does_not_delay_the_next_sample(autojump_clock):
+    """While a request waits for its response, the process is sampled on every tick."""
     engine, times = Engine(), []
     engine.delay_seconds = 1e9
 
@@ -152,8 +152,8 @@ async def test_a_question_without_an_answer_does_not_delay_the_next_look(autojum
         assert max(after - before for before, after in pairwise(times)) == LIMITS.tick_seconds
 
 
-async def test_a_stopped_process_is_told_of_within_seconds(autojump_clock):
-    """Whenever it is stopped, a process in state T is looked at again 4 s after the first sight: 9 s at most."""
+async def test_a_stopped_process_is_reported_within_seconds(autojump_clock):
+    """A process in state T is sampled again 4 s after the first time: at most 9 s."""
     engine = Engine()
     async with served(engine) as (http, _):
         for moment in (0.001, 2.5, 4.999):
@@ -167,8 +167,8 @@ async def test_a_stopped_process_is_told_of_within_seconds(autojump_clock):
             assert trio.current_time() - stopped_at <= LIMITS.tick_seconds + health.RECHECK_SECONDS < 10
 
 
-async def test_an_engine_at_rest_is_looked_at_without_waking_its_task(autojump_clock):
-    """Each tick takes a glance; the task looks only when it has something to do, which is seldom."""
+async def test_an_idle_engine_is_sampled_without_waking_its_task(autojump_clock):
+    """Each tick takes a cheap sample; the task takes a full one only when it has something to do."""
     engine, glances, looks, start = Engine(), [], [], trio.current_time()
     engine.status = 200
 
@@ -189,8 +189,8 @@ async def test_an_engine_at_rest_is_looked_at_without_waking_its_task(autojump_c
     assert len(looks) < ticks / 20
 
 
-async def test_a_stopped_process_is_told_of_within_seconds_of_a_glance(autojump_clock):
-    """It makes no difference to a stopped process that its looks are taken by glances: 9 s at most."""
+async def test_a_stopped_process_is_reported_within_seconds_by_cheap_samples(autojump_clock):
+    """A stopped process is reported within 9 s by cheap samples, too."""
     engine = Engine()
     engine.status = 200
     async with served(engine) as (http, _):
@@ -208,7 +208,7 @@ async def test_a_stopped_process_is_told_of_within_seconds_of_a_glance(autojump_
 
 
 async def test_a_watch_ends_when_the_engine_hangs(autojump_clock):
-    """An engine that neither moves nor answers, nor gives a token, is told of with what stands still."""
+    """An engine without progress, response or token is reported with the counters that do not move."""
     engine = Engine()
     engine.delay_seconds = 1e9
     async with served(engine) as (http, _):
@@ -217,8 +217,8 @@ async def test_a_watch_ends_when_the_engine_hangs(autojump_clock):
         assert "/v1/completions" in engine.paths
 
 
-async def test_a_process_that_cannot_be_seen_is_not_judged(autojump_clock):
-    """A look that finds no process says nothing: its exit is an event of its own."""
+async def test_a_process_that_cannot_be_sampled_is_not_reported(autojump_clock):
+    """A sample without a process reports nothing: the exit is an event of its own."""
 
     async def look():
         await trio.lowlevel.checkpoint()
@@ -255,19 +255,19 @@ llamacpp:requests_deferred 2
         ),
     ],
 )
-async def test_what_an_engine_says_of_itself(autojump_clock, pages, answer):
-    """Work and counters are read from metrics, else from slots, and left open where neither tells."""
+async def test_an_engines_counters_are_read(autojump_clock, pages, answer):
+    """Work and counters are read from metrics, else from slots, and unknown if neither has them."""
     engine = Engine(pages)
     async with served(engine) as (http, _):
-        said = await health.Engine(http, "http://127.0.0.1:1", LaunchPlan((), (), "llamacpp", "chat")).counters()
-        if said.counters and len(said.counters) == 4:
-            said = attrs.evolve(said, counters=(*said.counters[:3], 1))
-        assert said == answer
+        result = await health.Engine(http, "http://127.0.0.1:1", LaunchPlan((), (), "llamacpp", "chat")).counters()
+        if result.counters and len(result.counters) == 4:
+            result = attrs.evolve(result, counters=(*result.counters[:3], 1))
+        assert result == answer
 
 
 @pytest.mark.parametrize(("flag", "tokens"), [("--ctx-size", 7.0), ("--embedding", 120.0), ("--reranking", 120.0)])
 async def test_tokens_are_counted_as_they_come(autojump_clock, flag, tokens):
-    """A watch hands on what an engine has written, and of one that only reads what it has read."""
+    """The watch reports tokens written, and for an engine that only reads, tokens read."""
     engine, on_tokens = Engine({"/metrics": METRICS.replace(" 1\n", " 0\n").replace(" 2\n", " 0\n")}), []
 
     async def look():
@@ -282,7 +282,7 @@ async def test_tokens_are_counted_as_they_come(autojump_clock, flag, tokens):
 
 
 @pytest.mark.parametrize(
-    ("lack", "said"),
+    ("lack", "result"),
     [
         (errno.EMFILE, None),
         (errno.ENOBUFS, None),
@@ -290,8 +290,8 @@ async def test_tokens_are_counted_as_they_come(autojump_clock, flag, tokens):
         (errno.ECONNREFUSED, ProbeResult("gone")),
     ],
 )
-async def test_what_this_host_lacks_is_no_answer_of_the_engine(autojump_clock, lack, said):
-    """An engine that could not be asked for want of descriptors has said nothing; one that refuses is gone."""
+async def test_a_lack_of_descriptors_is_not_the_engines_failure(autojump_clock, lack, result):
+    """An engine that could not be queried for lack of descriptors is unknown; one that refuses is gone."""
 
     async def connect(host, port):
         await trio.lowlevel.checkpoint()
@@ -299,13 +299,13 @@ async def test_what_this_host_lacks_is_no_answer_of_the_engine(autojump_clock, l
 
     async with open_http_client(connect) as http:
         engine = health.Engine(http, "http://127.0.0.1:1", LaunchPlan((), (), "llamacpp", "chat"))
-        assert await engine.counters() == said
-        assert await engine.one_token() == (said and attrs.evolve(said, token=False))
+        assert await engine.counters() == result
+        assert await engine.one_token() == (result and attrs.evolve(result, token=False))
 
 
 @pytest.mark.parametrize("error", [ProtocolError("no HTTP"), BodyTooLargeError("5 MiB of metrics")])
-async def test_an_answer_that_is_not_understood_is_an_answer(error):
-    """An engine whose metrics are too long, or no HTTP, is there: it is asked for its health, and is not gone."""
+async def test_an_invalid_response_is_a_response(error):
+    """An engine whose metrics are too long or not HTTP is alive: its health is queried."""
 
     class Odd:
         async def request(self, method, url, **_):
@@ -322,7 +322,7 @@ async def test_an_answer_that_is_not_understood_is_an_answer(error):
 
 
 async def test_progress_within_a_prompt_is_seen(autojump_clock):
-    """While requests are in flight the slots are part of the counters: a build that counts no batches moves there."""
+    """While requests are in flight the slots are part of the counters: a build without batch counters moves there."""
     engine = Engine({"/metrics": METRICS, "/slots": '[{"n_prompt_tokens_processed": 512}]'})
     plan = LaunchPlan((), (), "llamacpp", "chat")
     async with served(engine) as (http, _):
@@ -342,15 +342,15 @@ async def test_progress_within_a_prompt_is_seen(autojump_clock):
     ],
 )
 @pytest.mark.parametrize(("status", "given"), [(200, True), (400, True), (503, False)])
-async def test_a_token_is_asked_for_in_the_engines_own_way(autojump_clock, argv, asked, status, given):
-    """A chat engine gets a prompt, an embedding engine an input, a reranker a document; a failure is no token."""
+async def test_a_token_is_requested_by_the_engines_own_endpoint(autojump_clock, argv, asked, status, given):
+    """A chat engine gets a prompt, an embedding engine an input, a reranker a document; a failure is not a token."""
     engine = Engine()
     engine.status = status
     plan = LaunchPlan(argv, (), "llamacpp", "chat")
     async with served(engine) as (http, _):
         asked_engine = health.Engine(http, "http://127.0.0.1:1", plan)
-        said = await asked_engine.one_token()
-        assert said.token is given
+        result = await asked_engine.one_token()
+        assert result.token is given
         path, field = asked
         assert engine.paths == [path]
         assert field in json.loads(engine.bodies[0])
@@ -359,7 +359,7 @@ async def test_a_token_is_asked_for_in_the_engines_own_way(autojump_clock, argv,
 
 
 async def test_a_refused_connection_is_gone(autojump_clock):
-    """Nobody at the port is a different answer from a busy engine."""
+    """A refused connection is a different result from a busy engine."""
 
     async def refuse(host, port):
         await trio.lowlevel.checkpoint()
@@ -381,14 +381,14 @@ IN_FLIGHT = "/llmkube/in-flight"
     ("plan", "pages", "proxy", "work"),
     [
         (VLLM, {"/metrics": VLLM_METRICS}, "", 3),
-        (VLLM, {"/metrics": "llamacpp:requests_processing 5\n"}, "", 0),  # another engine's words
+        (VLLM, {"/metrics": "llamacpp:requests_processing 5\n"}, "", 0),  # another engine's metric
         (UNKNOWN, {"/metrics": VLLM_METRICS, "/slots": '[{"is_processing": true}]'}, "", 0),
         (UNKNOWN, {IN_FLIGHT: "4"}, "http://127.0.0.1:1", 4),
         (UNKNOWN, {IN_FLIGHT: "what?"}, "http://127.0.0.1:1", 0),
     ],
 )
-async def test_each_runtime_is_asked_in_its_own_words(autojump_clock, plan, pages, proxy, work):
-    """Its metrics, else its proxy, say how many requests are in flight; another runtime's words say nothing."""
+async def test_each_runtime_has_its_own_metrics(autojump_clock, plan, pages, proxy, work):
+    """Requests in flight come from its metrics, else from its proxy; another runtime's metrics are ignored."""
     engine = Engine({"/health": "ok", **pages})
     async with served(engine) as (http, _):
         asked = health.Engine(http, "http://127.0.0.1:1", plan, proxy_url=proxy)

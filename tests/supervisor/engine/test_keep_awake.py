@@ -24,7 +24,7 @@ from waiting import until
 
 @pytest.fixture
 def caffeinate(tmp_path):
-    """A stand-in for caffeinate that writes its arguments and waits for the process that it is told."""
+    """A stand-in for caffeinate that writes its arguments and waits for the process that it is given."""
     path = tmp_path / "caffeinate"
     code = """
 import os, sys, time
@@ -37,7 +37,7 @@ while '-w' not in sys.argv or os.path.exists('/proc/' + sys.argv[-1]):
     return path
 
 
-async def said_by(path):
+async def read_arguments(path):
     ran = path.with_name("caffeinate.ran")
     await until(lambda: ran.exists() and ran.read_text("utf-8").endswith("\n"))
     pid, *arguments = ran.read_text("utf-8").split()
@@ -46,11 +46,11 @@ async def said_by(path):
 
 @pytest.mark.e2e
 async def test_caffeinate_gets_the_pid_and_ends_with_the_block(caffeinate):
-    """It is told which process to watch, and is gone when the block is left."""
+    """It gets the pid of the process to watch, and has exited when the block is left."""
     program = (str(caffeinate), "-i", "-s", "-w")
     assertion = PowerAssertion(partial(keep_awake.caffeinate, program), always=True)
     async with keeping_awake(assertion):
-        pid, arguments = await said_by(caffeinate)
+        pid, arguments = await read_arguments(caffeinate)
         assert arguments == ["-i", "-s", "-w", str(os.getpid())]
         assert psutil.pid_exists(pid)
     assert not psutil.pid_exists(pid)
@@ -58,18 +58,18 @@ async def test_caffeinate_gets_the_pid_and_ends_with_the_block(caffeinate):
 
 @pytest.mark.e2e
 async def test_caffeinate_that_is_killed_is_started_again(caffeinate):
-    """After a second there is another one."""
+    """It is started again after a second."""
     async with keeping_awake(PowerAssertion(partial(keep_awake.caffeinate, (str(caffeinate),)), always=True)):
-        pid, _ = await said_by(caffeinate)
+        pid, _ = await read_arguments(caffeinate)
         caffeinate.with_name("caffeinate.ran").unlink()
         os.kill(pid, signal.SIGKILL)
-        assert (await said_by(caffeinate))[0] != pid
+        assert (await read_arguments(caffeinate))[0] != pid
 
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("held", [True, False])
-async def test_the_setting_decides(tmp_path, caffeinate, held):
-    """An engine has its caffeinate, which ends with the agent, where the setting says so."""
+async def test_the_setting_enables_caffeinate(tmp_path, caffeinate, held):
+    """An engine has its caffeinate, which ends with the agent, if the setting is on."""
     settings = AgentSettings("studio", tmp_path / "state", tmp_path / "store", sys.executable, keep_awake=held)
     argv = (sys.executable, "-c", "import time; time.sleep(600)")
     log = tmp_path / "logs" / "ns" / "chat.log"
@@ -80,7 +80,7 @@ async def test_the_setting_decides(tmp_path, caffeinate, held):
         engines.awake = partial(keep_awake.caffeinate, (str(caffeinate), "-w"))
     async with engines.open_child(command, Shutdown(), Grace(0.2, 0.2)) as child:
         if held:
-            assert (await said_by(caffeinate))[1] == ["-w", str(os.getpid())]
+            assert (await read_arguments(caffeinate))[1] == ["-w", str(os.getpid())]
         os.kill(child.pid, signal.SIGKILL)
         await child.wait()
     assert caffeinate.with_name("caffeinate.ran").exists() is held
@@ -110,13 +110,13 @@ trio.run(main, Path(sys.argv[1]), *sys.argv[2:])
 
 
 async def outlives_a_killed_agent(code, folder, caffeinate, *, seconds):
-    """Whether caffeinate runs so long after its agent was killed, which leaves an engine."""
+    """Return whether caffeinate still runs some time after its agent was killed and left an engine."""
     agent = await trio.lowlevel.open_process(
         [sys.executable, "-c", code, str(folder), str(caffeinate), new_cookie()], stdout=subprocess.PIPE
     )
     engine = int(await agent.stdout.receive_some())
     try:
-        pid, _ = await said_by(caffeinate)
+        pid, _ = await read_arguments(caffeinate)
         agent.kill()
         await agent.wait()
         with trio.move_on_after(seconds):
@@ -131,7 +131,7 @@ async def outlives_a_killed_agent(code, folder, caffeinate, *, seconds):
 
 @pytest.mark.e2e
 async def test_an_agent_that_is_killed_leaves_an_engine_and_no_assertion(tmp_path, caffeinate):
-    """Nobody sees whether the engine that it leaves works, and the Mac may sleep."""
+    """Without an agent the engine's work is unknown, and the Mac may sleep."""
     assert not await outlives_a_killed_agent(AGENT, tmp_path, caffeinate, seconds=60)
 
 
@@ -144,7 +144,7 @@ async def test_mutant_an_assertion_that_waits_for_another_process_than_the_agent
 
 @attrs.define(eq=False)
 class Program:
-    """When caffeinate has run; it ends by itself after so many seconds, or cannot be started."""
+    """A record of caffeinate's runs; it ends by itself after some seconds, or cannot be started."""
 
     lives: float = math.inf
     error: OSError | None = None
@@ -165,7 +165,7 @@ class Program:
 
 
 async def played(program, *, always=False, works_at=(), until=1000.0):
-    """Have an engine work at these seconds, and return when caffeinate ran."""
+    """Simulate an engine that works at these seconds, and return when caffeinate ran."""
     assertion, begun = PowerAssertion(program.hold, always), trio.current_time()
     async with keeping_awake(assertion):
         for at in works_at:
@@ -185,18 +185,17 @@ async def played(program, *, always=False, works_at=(), until=1000.0):
     ],
 )
 async def test_it_is_held_while_an_engine_works_and_a_minute_longer(autojump_clock, works_at, held):
-    """An engine that has no request does not keep its Mac awake."""
     assert await played(Program(), works_at=works_at) == held
 
 
 async def test_with_the_flag_it_is_held_all_the_time(autojump_clock):
-    """From the start of the engine to its end, whatever it does."""
+    """From the start of the engine to its end."""
     assert await played(Program(), always=True) == [(0, 1000)]
 
 
 @pytest.mark.parametrize("program", [Program(lives=0.0), Program(error=FileNotFoundError(2, "no such file"))])
 async def test_one_that_dies_is_started_again_ever_more_slowly(autojump_clock, program):
-    """A program that always ends at once, or is not there, is tried 9 to 12 times in 1,000 s, and told once."""
+    """A program that always ends at once, or does not exist, is tried 9 to 12 times in 1,000 s, and logged once."""
     with capture_logs() as logs:
         assert 9 <= len(await played(program, always=True)) <= 12
     assert [line["event"] for line in logs] == ["power assertion lost; this Mac may sleep"]
@@ -204,7 +203,7 @@ async def test_one_that_dies_is_started_again_ever_more_slowly(autojump_clock, p
 
 @pytest.mark.soak
 async def test_mutant_one_that_dies_stays_dead(autojump_clock, monkeypatch):
-    """Without the loop a Mac falls asleep under the next request."""
+    """Without the loop a Mac falls asleep during the next request."""
     monkeypatch.setattr(keep_awake, "AGAIN", Backoff(base_seconds=1e6, cap_seconds=1e6))
     with pytest.raises(AssertionError):
         assert len(await played(Program(lives=300.0), always=True)) > 1
@@ -212,8 +211,8 @@ async def test_mutant_one_that_dies_stays_dead(autojump_clock, monkeypatch):
     assert len(await played(Program(lives=300.0), always=True)) > 1
 
 
-async def test_work_is_what_an_agent_sees_its_engine_do(autojump_clock):
-    """With a request in flight the engine is said to work, every five seconds; an idle one is not."""
+async def test_an_engine_with_requests_is_working(autojump_clock):
+    """With a request in flight the engine is reported as working, every five seconds; an idle one is not."""
     async with open_world() as world:
         await world.apply()
         await world.until(world.ready_addresses, 1)

@@ -13,7 +13,7 @@ def written(folder, cookie):
 
 
 def test_keys_are_private_and_never_the_same(tmp_path):
-    """One key per line, for the user's eyes only, each of 256 random bits."""
+    """One key per line, readable by the user alone, each of 256 random bits."""
     path = key_path(tmp_path, "c")
     keys = (new_key(), new_key())
     write_keys(path, keys)
@@ -25,8 +25,8 @@ def test_keys_are_private_and_never_the_same(tmp_path):
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_a_file_goes_with_its_engine(tmp_path, keep):
-    """It is removed when the engine has ended, and stays when the engine does."""
+def test_a_file_is_removed_with_its_engine(tmp_path, keep):
+    """It is removed when the engine has exited, and stays while the engine does."""
     path = written(tmp_path, "c")
     with removed_after_exit(path, Shutdown(keep=keep)):
         assert path.exists()
@@ -34,7 +34,7 @@ def test_a_file_goes_with_its_engine(tmp_path, keep):
 
 
 def test_files_of_engines_that_are_gone_are_removed(tmp_path):
-    """What a killed agent has left of engines that have ended is removed; what living ones read stays."""
+    """Files that a killed agent has left are removed if their engines have exited, and kept otherwise."""
     ended, living = written(tmp_path, "ended"), written(tmp_path, "living")
     remove_key_files(tmp_path, frozenset({"living"}))
     assert (ended.exists(), living.exists()) == (False, True)

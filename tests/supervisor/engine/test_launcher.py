@@ -1,4 +1,4 @@
-"""Where the program of a runtime is found, and what is said where it is not."""
+"""Location of a runtime's program, and the message when there is none."""
 
 import json
 import os
@@ -52,13 +52,13 @@ echo '  --api-key-file FNAME   keys'
 
 
 @pytest.mark.e2e
-async def test_an_engine_inherits_no_secret_and_looks_for_no_tool(tmp_path, monkeypatch):
-    """Of the agent's environment an engine gets a few names, and what switches off libomp's tools."""
+async def test_an_engine_inherits_no_secret_and_loads_no_tool(tmp_path, monkeypatch):
+    """An engine inherits a few variables of the agent, and those that disable libomp's tools."""
     monkeypatch.setenv("HF_TOKEN", "secret")
     monkeypatch.setenv("OMP_TOOL_LIBRARIES", "/evil.so")
     wanted = command(tmp_path)
-    told = "import json, os; print(json.dumps(dict(os.environ)), flush=True)"
-    wanted = attrs.evolve(wanted, argv=(sys.executable, "-c", told), env={"OMP_NUM_THREADS": "2"})
+    is_explained = "import json, os; print(json.dumps(dict(os.environ)), flush=True)"
+    wanted = attrs.evolve(wanted, argv=(sys.executable, "-c", is_explained), env={"OMP_NUM_THREADS": "2"})
     local = engines(tmp_path)
     local.settings = attrs.evolve(local.settings, variables={"OMLX_PORT": "8001"})
     async with local.open_child(wanted, Shutdown(), Grace(0.2, 0.2)):
@@ -71,8 +71,8 @@ async def test_an_engine_inherits_no_secret_and_looks_for_no_tool(tmp_path, monk
 
 
 @pytest.mark.e2e
-async def test_a_program_is_asked_once_for_all(tmp_path):
-    """Services that start together ask the engine program once; a replaced one is asked again, whatever its time."""
+async def test_a_program_is_queried_once_for_all(tmp_path):
+    """Services that start together query the program once; a replaced one is queried again, whatever its mtime."""
     program = tmp_path / "llama-server"
     asked = tmp_path / "llama-server.asked"
     found = LocalEngines(AgentSettings("h", tmp_path, tmp_path, str(program)))
@@ -81,7 +81,7 @@ async def test_a_program_is_asked_once_for_all(tmp_path):
         program.unlink(missing_ok=True)
         program.write_text(text)
         program.chmod(0o755)
-        os.utime(program, (1, 1))  # as in a store where every file is as old
+        os.utime(program, (1, 1))  # as in a store where all files have the same mtime
 
     async def ask():
         with trio.CancelScope() as scope:
@@ -93,8 +93,8 @@ async def test_a_program_is_asked_once_for_all(tmp_path):
     async with trio.open_nursery() as nursery:
         for _ in range(20):
             nursery.start_soon(ask)
-        await until(lambda: asked.exists() and asked.read_text())  # it is made before it is written to
-        scopes[0].cancel()  # the task that asks may be cancelled: another one asks in its place
+        await until(lambda: asked.exists() and asked.read_text())  # it is created before it is written to
+        scopes[0].cancel()  # the task that runs the query may be cancelled: another one runs it instead
     assert len(answers) == 19
     assert sorted(set(asked.read_text().split())) == ["--help", "--version"]
     assert len(asked.read_text().split()) == 3
@@ -104,8 +104,8 @@ async def test_a_program_is_asked_once_for_all(tmp_path):
 
 
 @pytest.mark.e2e
-async def test_a_program_that_fails_is_asked_once_for_all(tmp_path):
-    """All who wait for the answer are told the same, and the next one asks again."""
+async def test_a_program_that_fails_is_queried_once_for_all(tmp_path):
+    """All tasks that wait get the same error, and the next one queries again."""
     program, failures = tmp_path / "llama-server", []
     program.write_text(ASKED)
     program.chmod(0o755)
@@ -129,10 +129,10 @@ async def test_a_program_that_fails_is_asked_once_for_all(tmp_path):
 
 
 @pytest.mark.e2e
-@pytest.mark.usefixtures("left_process")  # nothing waits for what does not end
+@pytest.mark.usefixtures("left_process")  # nothing waits for a process that does not end
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-async def test_no_engine_is_started_beside_one_that_does_not_end(tmp_path, monkeypatch):
-    """After grace and KILL the stop is over; that service is refused another engine, by this agent and by the next."""
+async def test_no_engine_is_started_next_to_one_that_does_not_end(tmp_path, monkeypatch):
+    """After grace and KILL the stop is over; this agent and the next start no other engine for that service."""
     monkeypatch.setattr(owned, "KILL_SECONDS", 0.3)
     signals = []
     real = processes.send_group
@@ -166,12 +166,12 @@ async def test_no_engine_is_started_beside_one_that_does_not_end(tmp_path, monke
 
 
 @pytest.mark.parametrize(
-    ("code", "platform", "told"),
+    ("code", "platform", "is_explained"),
     [(-9, "darwin", True), (-9, "linux", False), (1, "darwin", False), (-6, "darwin", False)],
 )
-def test_a_program_that_macos_kills_at_once_is_not_signed(code, platform, told):
-    """SIGKILL before the first word is a code signature on macOS, and nothing known elsewhere."""
-    assert ("codesign" in explain_early_kill(code, platform)) is told
+def test_a_program_that_macos_kills_at_once_is_not_signed(code, platform, is_explained):
+    """SIGKILL before the first output is a code signature problem on macOS, and unknown elsewhere."""
+    assert ("codesign" in explain_early_kill(code, platform)) is is_explained
 
 
 MLX = HOST_RUNTIMES["mlx-lm"]
@@ -179,7 +179,7 @@ SETTINGS = AgentSettings("h", Path("/s"), Path("/s"), "/llama-server")
 
 
 def test_a_program_that_is_installed_later_is_found_later(tmp_path, monkeypatch):
-    """PATH is looked at each time; what the owner names wins."""
+    """PATH is searched each time; a program that the owner names has priority."""
     monkeypatch.setattr(launcher, "HOMEBREW", ())
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(EngineNotFoundError, match=r"no mlx_lm.server on this host; install it with pip install mlx-lm"):
@@ -191,7 +191,7 @@ def test_a_program_that_is_installed_later_is_found_later(tmp_path, monkeypatch)
     assert find_program(SETTINGS, HOST_RUNTIMES["llamacpp"]) == "/llama-server"
 
 
-def test_a_script_that_cannot_be_read_is_told(tmp_path):
-    """It is the world's fault, and is looked at again."""
+def test_a_script_that_cannot_be_read_is_reported(tmp_path):
+    """It is an environment error, and is checked again."""
     with pytest.raises(EngineNotFoundError, match="cannot read"):
         read_head(str(tmp_path / "gone"))

@@ -31,7 +31,7 @@ def test_only_the_lines_of_this_incarnation_are_shown(tmp_path):
 
 
 def test_a_log_is_private(tmp_path):
-    """Nobody but the owner may read what a model was asked."""
+    """Only the owner may read the prompts of a model."""
     path = tmp_path / "ns" / "chat.log"
     write(path, "x")
     assert path.stat().st_mode & 0o777 == 0o600
@@ -39,7 +39,7 @@ def test_a_log_is_private(tmp_path):
 
 
 def test_rotation_keeps_the_inode_and_the_text(tmp_path):
-    """An engine that holds the file open goes on writing into it after a rotation."""
+    """An engine that holds the file open continues to write into it after a rotation."""
     path = tmp_path / "chat.log"
     _, descriptor = open_for_append(path)
     os.write(descriptor, b"first\n" * 100)
@@ -52,7 +52,7 @@ def test_rotation_keeps_the_inode_and_the_text(tmp_path):
 
 
 def test_after_a_truncation_the_new_lines_are_found(tmp_path):
-    """An offset beyond the end of a rotated file does not hide what came after."""
+    """An offset beyond the end of a rotated file does not hide later lines."""
     path = tmp_path / "chat.log"
     write(path, "x\n" * 1000)
     offset = write(path, "")
@@ -62,12 +62,12 @@ def test_after_a_truncation_the_new_lines_are_found(tmp_path):
 
 
 def test_a_missing_log_has_no_lines(tmp_path):
-    """A child that never wrote has no last words, which is not an error."""
+    """A child that never wrote has no last lines, which is not an error."""
     assert read_lines(tmp_path / "none.log", 0, 5) == ()
 
 
 def test_a_symlink_is_not_followed(tmp_path):
-    """A link planted in the log's place does not make the agent write elsewhere."""
+    """A link in the log's place does not make the agent write elsewhere."""
     target = tmp_path / "victim"
     link = tmp_path / "chat.log"
     link.symlink_to(target)
@@ -80,7 +80,7 @@ def test_a_symlink_is_not_followed(tmp_path):
 
 
 def test_on_a_full_disk_a_log_is_emptied_and_nothing_raised(tmp_path):
-    """Where there is no room for a copy, the log is cut, what was copied of it is removed, and the engine goes on."""
+    """If there is no space for a copy, the log is cut, the partial copy is removed, and the engine continues."""
     path = tmp_path / "chat.log"
     write(path, "x" * 1000)
     path.with_name("chat.log.1").symlink_to("/dev/full")
@@ -90,7 +90,7 @@ def test_on_a_full_disk_a_log_is_emptied_and_nothing_raised(tmp_path):
 
 
 def test_a_log_that_cannot_be_copied_is_left(tmp_path):
-    """Any other trouble with the copy costs neither the log nor its engine: it is tried again."""
+    """Another error of the copy affects neither the log nor its engine: it is tried again."""
     path = tmp_path / "chat.log"
     write(path, "x" * 1000)
     path.with_name("chat.log.1").mkdir()
@@ -100,13 +100,13 @@ def test_a_log_that_cannot_be_copied_is_left(tmp_path):
 
 
 def test_a_log_that_cannot_be_read_has_no_lines(tmp_path):
-    """What is no file, or cannot be opened, hides an engine's last words and raises nothing."""
+    """A log that is not a file or cannot be opened gives no lines and raises nothing."""
     assert read_lines(tmp_path, 0, 5) == ()
 
 
 @pytest.mark.parametrize("length", [1, 246, 247, 253])
-def test_every_name_of_a_service_is_that_of_a_file(tmp_path, length):
-    """The longest name that Kubernetes takes has a log, an older one and a successor's; no two names share them."""
+def test_every_service_name_is_a_valid_file_name(tmp_path, length):
+    """The longest name that Kubernetes allows has a log, an older one and a successor's; no two names share them."""
     path = log_path(tmp_path, Key("ns", "a" * length))
     write(path, "x")
     for beside in (old_log(path), next_log(path)):

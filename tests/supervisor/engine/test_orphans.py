@@ -24,7 +24,7 @@ from supervisor.values.entries import CHAT, ENGINE, entry
 
 
 @attrs.frozen
-class Seen:
+class Proc:
     """A process as the scan finds it."""
 
     pid: int
@@ -44,33 +44,33 @@ def stock(engine, *seen, starts, leader=0):
     return left[CHAT].engine, [orphan.pid for orphan in orphans]
 
 
-def test_what_journal_and_kernel_both_know_is_adopted():
-    """A process with the record's pid and start is adopted with its helpers, also where environments cannot be read."""
-    assert stock(ENGINE, Seen(42, "cookie"), Seen(43, "cookie"), starts={42: "boot:1"}) == (ENGINE, [])
+def test_an_engine_in_journal_and_kernel_is_adopted():
+    """A process with the record's pid and start is adopted with its helpers, even if environments cannot be read."""
+    assert stock(ENGINE, Proc(42, "cookie"), Proc(43, "cookie"), starts={42: "boot:1"}) == (ENGINE, [])
     assert stock(ENGINE, starts={42: "boot:1"}) == (ENGINE, [])
 
 
 def test_a_recycled_pid_is_not_adopted():
-    """A process of the same pid that started at another moment is neither adopted nor ended."""
+    """A process of the same pid with another start time is neither adopted nor ended."""
     assert stock(ENGINE, starts={42: "boot:2"}) == (None, [])
 
 
 def test_helpers_of_a_dead_engine_are_strays():
-    """What a dead engine has started, and what no entry claims, is to be ended."""
-    assert stock(ENGINE, Seen(43, "cookie"), Seen(50, "other"), starts={43: "boot:9"}) == (None, [43, 50])
+    """Processes that a dead engine has started, and that no entry claims, are ended."""
+    assert stock(ENGINE, Proc(43, "cookie"), Proc(50, "other"), starts={43: "boot:9"}) == (None, [43, 50])
 
 
 def test_a_spawn_that_was_never_recorded_is_found_by_its_cookie():
-    """An agent killed between the spawn and the journal's second line leaves an engine that is adopted all the same."""
+    """An agent killed between the spawn and the journal's second line leaves an engine that is still adopted."""
     intent = attrs.evolve(ENGINE, pid=0, started="")
-    assert stock(intent, Seen(43, "cookie"), Seen(42, "cookie"), starts={42: "boot:1"}, leader=42) == (ENGINE, [])
+    assert stock(intent, Proc(43, "cookie"), Proc(42, "cookie"), starts={42: "boot:1"}, leader=42) == (ENGINE, [])
     assert stock(intent, starts={}) == (None, [])
 
 
 def test_a_leader_that_hides_its_environment_is_found_by_its_session():
-    """Macs hide that of `/bin/sh`: a wrapper that was never recorded is adopted, and not ended as an orphan."""
+    """MacOS hides that of `/bin/sh`: a wrapper that was never recorded is adopted, and not ended as an orphan."""
     intent = attrs.evolve(ENGINE, pid=0, started="")
-    family = (Seen(43, "cookie"), Seen(42, ""))
+    family = (Proc(43, "cookie"), Proc(42, ""))
     assert stock(intent, *family, starts={42: "boot:1"}, leader=42) == (ENGINE, [])
     assert stock(ENGINE, *family, starts={42: "boot:1"}, leader=42) == (ENGINE, [])
     assert stock(ENGINE, *family, starts={}, leader=42) == (None, [43, 42])
@@ -85,8 +85,8 @@ def test_a_leader_that_hides_its_environment_is_found_by_its_session():
         ({"accelerators": frozenset({"cpu"})}, False),
     ],
 )
-def test_what_the_settings_no_longer_want_is_left_only_while_its_engine_runs(changes, kept):
-    """Another namespace or accelerator takes what was left away from this host; what runs has still to end in order."""
+def test_a_service_that_the_settings_exclude_stays_while_its_engine_runs(changes, kept):
+    """A changed namespace or accelerator removes a service from this host; its engine is still ended in order."""
     settings = attrs.evolve(SETTINGS, **changes)
     assert is_in_scope(entry(), settings) is kept
     assert (CHAT in match_processes({CHAT: entry(ENGINE)}, settings, [], lambda _: "")[0]) is kept
@@ -104,8 +104,8 @@ def sleeping(folder):
             process.kill()
 
 
-def test_what_is_gone_is_forgotten(tmp_path):
-    """A noted process counts while it runs under its start; as a zombie, or as a later one of its pid, it does not."""
+def test_an_exited_process_is_forgotten(tmp_path):
+    """A recorded process is stuck while it runs with its start time, not as a zombie or another process of its pid."""
     stuck = StuckEngines(tmp_path / STUCK_FOLDER)
     with sleeping(tmp_path / "work" / "default" / "chat") as process:
         engine = stuck_engine_of(psutil.Process(process.pid))
@@ -121,15 +121,15 @@ def test_what_is_gone_is_forgotten(tmp_path):
     assert stuck.of("default/chat") is None
 
 
-def test_a_broken_note_is_passed_over(tmp_path):
-    """A file that is no note keeps no service from its engine."""
+def test_an_invalid_record_is_ignored(tmp_path):
+    """An invalid record does not block a service."""
     (tmp_path / "1.json").write_text(json.dumps({"pid": 1}))
     (tmp_path / "2.json").write_text("{")
     assert StuckEngines(tmp_path).of("default/chat") is None
 
 
-def test_a_note_that_cannot_be_removed_keeps_nobody_waiting(tmp_path, monkeypatch):
-    """On a disk that is read-only by now, the note on a process that is gone counts as forgotten."""
+def test_a_record_that_cannot_be_removed_blocks_no_service(tmp_path, monkeypatch):
+    """On a read-only disk, the record of a process that has exited is ignored."""
 
     def unlink(path, **_):
         raise PermissionError(13, "Permission denied", str(path))

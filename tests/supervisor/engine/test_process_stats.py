@@ -49,7 +49,7 @@ def engine(pid, port=1, log_path=Path("/nowhere")):
 
 @pytest.mark.e2e
 async def test_cpu_time_of_a_process_moves_while_it_works():
-    """Two looks at a busy process differ in CPU time; two at one that sleeps do not."""
+    """Two samples of a busy process differ in CPU time; two of one that sleeps do not."""
     with running(SPIN) as busy, running(REST) as idle:
         first = read_stat(busy.pid).cpu_seconds
         await until(lambda: read_stat(busy.pid).cpu_seconds > first)
@@ -68,8 +68,8 @@ async def test_a_stopped_process_shows_it():
 
 
 @pytest.mark.e2e
-async def test_the_work_of_a_process_below_counts():
-    """An engine behind a wrapper script is seen through it: its CPU time, and that it is stopped."""
+async def test_the_work_of_a_child_process_is_included():
+    """CPU time and state of an engine behind a wrapper script are those of the engine."""
     with running(PARENT) as process:
         await until(lambda: families([process.pid])[process.pid])
         (child,) = families([process.pid])[process.pid]
@@ -81,7 +81,7 @@ async def test_the_work_of_a_process_below_counts():
 
 
 def test_a_process_that_is_gone_is_not_seen():
-    """There is no look at a process that has ended."""
+    """A process that has exited has no sample."""
     with running(REST) as process:
         pass
     assert read_stat(process.pid) is None
@@ -89,7 +89,7 @@ def test_a_process_that_is_gone_is_not_seen():
 
 
 def test_a_listener_is_seen_in_every_second_sweep():
-    """The port of an engine is found in the host's table while somebody listens there, and not when nobody does."""
+    """The port of an engine is in the host's table exactly while a process listens there."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         sweep = StatsReader()
@@ -99,8 +99,8 @@ def test_a_listener_is_seen_in_every_second_sweep():
     assert sweep([engine(os.getpid(), port)], frozenset())[os.getpid()].listening is False
 
 
-def test_who_waits_at_the_door_is_seen():
-    """A connection that nobody accepts, and bytes that nobody reads, are seen on the port; taken in, they are not."""
+def test_waiting_connections_are_seen():
+    """Connections that wait to be accepted, and unread bytes, are seen on the port; accepted and read ones are not."""
     if sys.platform != "linux":
         pytest.skip("only Linux tells")
     sweep = StatsReader(count=1)
@@ -124,7 +124,7 @@ def test_who_waits_at_the_door_is_seen():
 
 
 def test_without_a_table_the_port_is_tried():
-    """Where the kernel has no table of listeners, a connection tells."""
+    """If the kernel has no table of listeners, a connection attempt decides."""
     sweep = StatsReader(count=1, has_port_table=False)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -134,8 +134,8 @@ def test_without_a_table_the_port_is_tried():
 
 
 @pytest.mark.parametrize("lack", [errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL])
-def test_a_host_that_cannot_try_a_port_says_nothing_of_it(monkeypatch, lack):
-    """Without a descriptor, or a port to connect from, nobody is said not to listen, which would end his engine."""
+def test_a_port_that_cannot_be_tried_is_unknown(monkeypatch, lack):
+    """Without a descriptor or a local port a listener is unknown, and not missing, which would end its engine."""
 
     def connect(*_):
         raise OSError(lack, os.strerror(lack))
@@ -146,15 +146,15 @@ def test_a_host_that_cannot_try_a_port_says_nothing_of_it(monkeypatch, lack):
 
 
 def test_the_log_that_grows_is_seen(tmp_path):
-    """The size of the log file is part of a look; one that is not there yet is empty."""
+    """The size of the log file is part of a sample; a missing file is empty."""
     log, pid, sweep = tmp_path / "log", os.getpid(), StatsReader()
     assert sweep([engine(pid, log_path=log)], frozenset())[pid].log_bytes == 0
     log.write_text("12345")
     assert sweep([engine(pid, log_path=log)], frozenset())[pid].log_bytes == 5
 
 
-async def test_who_shows_the_same_again_costs_no_new_look(tmp_path):
-    """What has not changed is the same object again, also when ports were looked at in between; what has is not."""
+async def test_an_unchanged_process_keeps_its_sample(tmp_path):
+    """An unchanged sample is the same object again, even if ports were sampled in between; a changed one is not."""
     log = tmp_path / "log"
     sweep = StatsReader(has_port_table=False)
     with running(REST) as process:
@@ -168,17 +168,17 @@ async def test_who_shows_the_same_again_costs_no_new_look(tmp_path):
         assert sweep([engine(process.pid, log_path=log)], frozenset())[process.pid].log_bytes == 5
 
 
-def test_psutil_tells_the_same():
-    """On a system without /proc the same look comes from psutil, except that running is no sign of life there."""
+def test_psutil_gives_the_same_sample():
+    """On a system without /proc psutil gives the same sample, except that running is no sign of progress there."""
     ours, theirs = read_stat(os.getpid()), process_stats._read_by_psutil(os.getpid())
-    assert theirs.state == "S"  # although it runs: macOS says so of everybody, and it would count as a sign of life
+    assert theirs.state == "S"  # although it runs: macOS reports it for all, and it would be taken for progress
     assert abs(ours.cpu_seconds - theirs.cpu_seconds) < 5
     assert theirs.resident_bytes > 0
     assert process_stats._read_by_psutil(2**22 + 1) is None
 
 
-async def test_without_descriptors_nothing_is_said_of_anybody():
-    """Who cannot be looked at is not seen, its port is neither open nor closed, and its cookie is not missed."""
+async def test_without_descriptors_every_process_is_unknown():
+    """A process that cannot be inspected has no sample, its port is unknown, and its cookie is not missing."""
     if sys.platform != "linux":
         pytest.skip("elsewhere a look at a process takes no descriptor")
     sampler, own = Sampler(), engine(os.getpid())
@@ -195,7 +195,7 @@ async def test_without_descriptors_nothing_is_said_of_anybody():
 
 
 class Counting:
-    """A sweep that takes a while and counts itself."""
+    """A scan that takes a while and counts its runs."""
 
     def __init__(self):
         self.engines = []
@@ -205,8 +205,8 @@ class Counting:
         return {one.pid: EngineStats("S", 1.0) for one in engines if one.pid != 13}
 
 
-async def test_one_sweep_serves_all_who_look_on_the_same_tick():
-    """Fifty services that look together cost one sweep."""
+async def test_one_scan_serves_all_samples_of_a_tick():
+    """Fifty services that sample together cost one scan."""
     counting = Counting()
     sampler, clock = Sampler(counting), trio.current_time
     for pid in range(1, 51):
@@ -226,8 +226,8 @@ async def test_one_sweep_serves_all_who_look_on_the_same_tick():
     assert seen.count(None) == 1  # of the process that has ended
 
 
-async def test_a_glance_sees_what_a_look_sees():
-    """Glances share a sweep with each other and with looks; where that takes a thread they see nothing."""
+async def test_a_cheap_sample_equals_a_full_one():
+    """Cheap samples share a scan with each other and with full samples; if that takes a thread they see nothing."""
     counting = Counting()
     sampler = Sampler(counting, in_thread=False)
     assert sampler.sample_nowait(engine(1)) == EngineStats("S", 1.0)
@@ -243,8 +243,8 @@ async def test_a_glance_sees_what_a_look_sees():
     assert Sampler(counting, in_thread=True).sample_nowait(engine(1)) is None
 
 
-async def test_an_engine_that_nobody_asks_for_is_forgotten(monkeypatch):
-    """After a minute without a question an engine is not looked at any more."""
+async def test_an_engine_that_is_not_requested_is_forgotten(monkeypatch):
+    """After a minute without a request an engine is not sampled any more."""
     counting = Counting()
     sampler = Sampler(counting)
     await sampler.sample(engine(1), loading=True)
@@ -258,8 +258,8 @@ async def test_an_engine_that_nobody_asks_for_is_forgotten(monkeypatch):
     assert 1 not in counting.engines[-1][0]
 
 
-async def test_a_look_that_is_cancelled_does_not_lock_the_others_out():
-    """Whoever looks for all may be cancelled: the next one looks."""
+async def test_a_cancelled_scan_does_not_block_the_others():
+    """The task that scans for all may be cancelled: the next one scans."""
     sampler = Sampler(Counting())
     with trio.CancelScope() as scope:
         scope.cancel()
@@ -268,8 +268,8 @@ async def test_a_look_that_is_cancelled_does_not_lock_the_others_out():
         assert await sampler.sample(engine(2), loading=False) is not None
 
 
-async def test_who_waits_for_a_scan_that_hangs_can_leave():
-    """A process on a dead disk may block the look at all cookies for ever, and delays the end of no engine."""
+async def test_a_wait_for_a_scan_that_hangs_can_be_cancelled():
+    """A process on a dead disk may block the scan for cookies for ever, and delays the stop of no engine."""
     may_end = threading.Event()
     cookies = CookieScan(lambda: {"a": ("one",)} if may_end.is_set() else may_end.wait(600))
     with trio.fail_after(60):
@@ -279,8 +279,8 @@ async def test_who_waits_for_a_scan_that_hangs_can_leave():
         assert await cookies.marked_processes("a") == ("one",)
 
 
-async def test_many_who_look_for_cookies_at_once_share_a_look():
-    """Who asks while a look runs gets the next one, which begins later and serves all who wait for it."""
+async def test_concurrent_cookie_scans_are_shared():
+    """A request during a scan gets the next one, which starts later and serves all that wait for it."""
     looks, may_end = [], threading.Event()
 
     def scan():

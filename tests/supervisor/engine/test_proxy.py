@@ -1,4 +1,4 @@
-"""The proxy of an engine as a process: started again, adopted, replaced, ended; the program is a stand-in."""
+"""The proxy of an engine as a process: it is restarted, adopted, replaced and ended; the program is a stand-in."""
 
 import os
 import signal
@@ -30,7 +30,7 @@ CONFIG = ProxyConfig(("192.0.2.1", 4711), ("127.0.0.1", 4712), "key", ("10.42.0.
 
 @pytest.fixture
 async def cookie(monkeypatch):
-    """The engine's; its proxy is started again sooner, and no process stays behind."""
+    """Return the engine's cookie; its proxy is restarted sooner, and no process stays behind."""
     monkeypatch.setattr(proxy, "RETRY_SECONDS", 0.01)
     yield (cookie := new_cookie())
     for left in await CookieScan().marked_processes(proxy_cookie(cookie)):
@@ -55,22 +55,22 @@ async def running(cookie):
 
 
 def ended(process):
-    """Whether the process is gone, or only its parent has not looked yet."""
+    """Return whether the process has exited, or its parent only has not reaped it yet."""
     try:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:  # between the two looks
+    except psutil.NoSuchProcess:  # between the two checks
         return True
 
 
 async def test_a_proxy_that_ends_is_started_again_and_ends_with_its_engine(tmp_path, cookie):
-    """Kill -9 of a proxy brings another one; leaving the block leaves neither process nor settings."""
+    """A killed proxy is started again; leaving the block leaves neither process nor settings."""
     async with new_proxy(tmp_path, cookie).running(Shutdown()):
         first = await running(cookie)
         assert ProxyConfig.load(config_path(tmp_path, cookie).read_text()) == CONFIG
         assert "key" not in " ".join(first.cmdline()).split("/")
         first.kill()
         with trio.fail_after(60):
-            while (second := await running(cookie)).pid == first.pid:  # noqa: ASYNC110 - the kernel tells of no start
+            while (second := await running(cookie)).pid == first.pid:  # noqa: ASYNC110 - the kernel has no event for a start
                 await trio.sleep(0.02)
     with trio.fail_after(60):
         await until(lambda: ended(second))
@@ -78,8 +78,8 @@ async def test_a_proxy_that_ends_is_started_again_and_ends_with_its_engine(tmp_p
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of the process that is left
-async def test_the_next_agent_goes_on_with_the_same_proxy(tmp_path, cookie):
-    """A proxy that stays is the next agent's; one with other settings is ended first, for it has the port."""
+async def test_the_next_agent_adopts_the_proxy(tmp_path, cookie):
+    """The next agent adopts a running proxy; one with other settings is ended first, for it has the port."""
     async with new_proxy(tmp_path, cookie).running(Shutdown(keep=True)):
         first = await running(cookie)
     async with new_proxy(tmp_path, cookie).running(Shutdown(keep=True)):
@@ -93,7 +93,7 @@ async def test_the_next_agent_goes_on_with_the_same_proxy(tmp_path, cookie):
 
 
 async def test_a_proxy_that_does_not_end_is_killed(tmp_path, monkeypatch, cookie):
-    """One that ignores TERM gets KILL after its time."""
+    """One that ignores TERM gets KILL after its grace period."""
     monkeypatch.setattr(proxy, "END_SECONDS", 0.2)
     async with new_proxy(tmp_path, cookie, program=DEAF).running(Shutdown()):
         deaf = await running(cookie)
@@ -102,12 +102,12 @@ async def test_a_proxy_that_does_not_end_is_killed(tmp_path, monkeypatch, cookie
     assert ended(deaf)
 
 
-async def test_what_cannot_be_started_is_tried_again(tmp_path, cookie):
-    """A missing program is no end of the engine: the next try finds it."""
+async def test_a_failed_start_is_retried(tmp_path, cookie):
+    """A missing program does not end the engine: the next attempt finds it."""
     program = tmp_path / "program"
     async with new_proxy(tmp_path, cookie, program=(str(program),)).running(Shutdown()):
         await trio.sleep(0.1)
-        program.symlink_to("/bin/cat")  # which ends at once with its settings, again and again
+        program.symlink_to("/bin/cat")  # which exits at once with its settings, again and again
         with trio.fail_after(60):
             await until((tmp_path / "proxies.log").read_bytes)
         program.unlink()
@@ -117,7 +117,7 @@ async def test_what_cannot_be_started_is_tried_again(tmp_path, cookie):
 
 
 async def test_without_descriptors_nothing_is_given_up(tmp_path, cookie):
-    """While this host can open nothing, the engine goes on; its proxy is started when something can be opened again."""
+    """While no descriptor is free, the engine continues; its proxy is started when one is free again."""
     with no_descriptors():
         proxy_of_engine = new_proxy(tmp_path, cookie)
         async with trio.open_nursery() as nursery:
@@ -133,7 +133,7 @@ async def test_without_descriptors_nothing_is_given_up(tmp_path, cookie):
 
 
 def test_an_engine_without_a_public_address_has_no_proxy(tmp_path):
-    """What `llmkube up` runs is reached by its gateway alone; files of engines that are gone are removed."""
+    """`llmkube up` serves by its gateway alone; files of exited engines are removed."""
     assert proxy_of(EngineRecord("c", "127.0.0.1", 1, api_key="k"), ()) is None
     record = EngineRecord("c", "127.0.0.1", 4712, api_key="key", public_host="192.0.2.1", public_port=4711)
     assert proxy_of(record, ("10.42.0.0/16",)) == CONFIG

@@ -1,4 +1,4 @@
-"""What a Mac's kernel answers, as bytes laid out by hand."""
+"""Responses of a Mac's kernel, as bytes laid out by hand."""
 
 GIB, PAGE = 1 << 30, 16384
 # The fields of vm_statistics64 in the order of osfmk/mach/vm_statistics.h, with their widths in bytes.

@@ -1,4 +1,4 @@
-"""Files of a Linux kernel, as it writes them."""
+"""Files of a Linux kernel, as the kernel writes them."""
 
 MEMINFO = """\
 MemTotal:       24684084 kB

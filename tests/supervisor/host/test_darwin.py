@@ -15,7 +15,7 @@ PAGES_PER_GIB = GIB // PAGE
 
 
 class FakeKernel:
-    """A Mac with 128 GiB, of which programs use a little."""
+    """A Mac with 128 GiB that is mostly free."""
 
     def __init__(self):
         self.sysctls = {
@@ -60,8 +60,8 @@ def kernel():
     return FakeKernel()
 
 
-def test_available_is_what_programs_do_not_use():
-    """Neither purgeable pages (part of the programs') nor speculative ones (part of the free) count twice."""
+def test_available_memory_is_not_used_by_programs():
+    """Neither purgeable pages (part of the programs') nor speculative ones (part of the free) are included twice."""
     pages = Pages(wired=10, internal=40, purgeable=5, compressor=15, swapped_out=0, compressed=0)
     assert available(pages, 100, 100 * 100) == (100 - 40 + 5 - 10 - 15) * 100
 
@@ -78,8 +78,8 @@ def test_available_is_what_programs_do_not_use():
         (Level.UNKNOWN, Level.CRITICAL, Level.UNKNOWN, "the kernel reports an unknown pressure level"),
     ],
 )
-def test_the_worse_level_counts(kernels, ours, level, why):
-    """Whoever sees more pressure is believed, and named; an unknown level stays unknown."""
+def test_the_worse_level_applies(kernels, ours, level, why):
+    """The worse of both levels is reported with its source; an unknown level stays unknown."""
     assert worse(kernels, ours, "" if ours is Level.NORMAL else "ours") == (level, why)
 
 
@@ -91,7 +91,7 @@ async def test_a_mac_is_sampled(kernel):
 
 
 async def test_the_kernel_is_the_trigger(kernel):
-    """Its level counts although plenty is left."""
+    """Its level applies although much memory is available."""
     kernel.level(4)
     assert (await DarwinMemory(kernel).sample()).level is Level.CRITICAL
 
@@ -100,20 +100,20 @@ async def test_the_kernel_is_the_trigger(kernel):
     ("wired", "level"), [(119, Level.NORMAL), (121, Level.WARNING), (123.75, Level.WARNING), (124.5, Level.CRITICAL)]
 )
 async def test_too_much_wired_memory_is_pressure(kernel, wired, level):
-    """A Mac that has wired nearly everything is short of memory, whatever its kernel says of compression."""
+    """A Mac that has wired nearly everything is short of memory, whatever level its kernel reports."""
     kernel.gib = {"wire_count": wired}
     assert (await DarwinMemory(kernel).sample()).level is level
 
 
 async def test_memory_that_programs_fill_is_no_pressure(kernel):
-    """A Mac whose programs use nearly everything, little of it wired, is as well as its kernel says."""
+    """A Mac whose programs use nearly everything, little of it wired, has the kernel's level."""
     kernel.gib = {"wire_count": 8, "internal_page_count": 110, "compressor_page_count": 8}
     sample = await DarwinMemory(kernel).sample()
     assert (sample.available_bytes, sample.level) == (2 * GIB, Level.NORMAL)
 
 
 async def test_limits_change_in_the_next_sample(kernel):
-    """Somebody sets the GPU's limit, and lifts it again."""
+    """The GPU's limit is set, and removed again."""
     memory = DarwinMemory(kernel)
     kernel.sysctls["iogpu.wired_limit_mb"] = struct.pack("<i", 100_000)
     assert (await memory.sample()).device_limit_bytes == 100_000 << 20
@@ -132,8 +132,8 @@ async def test_limits_change_in_the_next_sample(kernel):
         (None, None, None),
     ],
 )
-def test_the_gpu_has_a_limit_also_when_nobody_has_set_one(kernel, set_mib, metal, limit):
-    """What Metal recommends counts until somebody sets `iogpu.wired_limit_mb`; a GPU that says nothing takes less."""
+def test_the_gpu_has_a_limit_when_none_is_set(kernel, set_mib, metal, limit):
+    """Metal's recommendation applies until `iogpu.wired_limit_mb` is set; a GPU without one gets a lower limit."""
     del kernel.sysctls["iogpu.wired_limit_mb"]
     if set_mib is not None:
         kernel.sysctls["iogpu.wired_limit_mb"] = struct.pack("<i", set_mib)
@@ -142,8 +142,8 @@ def test_the_gpu_has_a_limit_also_when_nobody_has_set_one(kernel, set_mib, metal
     assert memory.read_sample(0.0).device_limit_bytes == limit
 
 
-def test_a_machine_without_metal_says_so():
-    """Where Apple's frameworks are missing the question is an error that is expected."""
+def test_a_machine_without_metal_is_an_error():
+    """Without Apple's frameworks the call raises an expected error."""
     if sys.platform == "darwin":
         pytest.skip("this machine has Metal")
     with pytest.raises(OSError, match="CoreGraphics"):
@@ -151,7 +151,7 @@ def test_a_machine_without_metal_says_so():
 
 
 class FakeMetal:
-    """Metal in a session of a user, or in a daemon, where the default device is nil."""
+    """Metal in a user's session, or in a daemon, where the default device is nil."""
 
     def __init__(self, default, every):
         self.default, self.every = default, every
@@ -168,12 +168,12 @@ class FakeMetal:
 
 @pytest.mark.parametrize(("default", "every", "limit"), [(107, [], 107), (None, [107], 107), (None, [8, 107], 107)])
 def test_a_daemon_finds_the_device_in_the_list_of_all(default, every, limit):
-    """Where the default device is nil the list of all devices says what the GPU takes."""
+    """If the default device is nil the limit comes from the list of all devices."""
     assert recommended_working_set(FakeMetal(default, every)) == limit * GIB
 
 
-def test_a_mac_that_shows_no_device_says_so():
-    """Without any device the question is an error, and the guess names itself."""
+def test_a_mac_without_a_device_is_an_error():
+    """Without any device the call raises an error, and the limit is marked as a guess."""
     with pytest.raises(OSError, match="shows no device"):
         recommended_working_set(FakeMetal(None, []))
     limit, source = DarwinMemory(FakeKernel()).device_limit(128 * GIB)
@@ -183,7 +183,7 @@ def test_a_mac_that_shows_no_device_says_so():
 
 
 async def test_swap_and_compressor_have_rates(kernel, autojump_clock):
-    """Both counters of pages become bytes per second between two looks."""
+    """Both page counters become bytes per second between two samples."""
     memory = DarwinMemory(kernel, Thresholds())
     kernel.counters = {"swapouts": 100, "compressions": 1000}
     first = await memory.sample()
@@ -196,8 +196,8 @@ async def test_swap_and_compressor_have_rates(kernel, autojump_clock):
 
 @pytest.mark.parametrize("name", ["hw.memsize", "kern.memorystatus_vm_pressure_level"])
 @pytest.mark.parametrize("data", [None, b"", b"\x00" * 3])
-async def test_what_a_mac_does_not_say_is_unknown(kernel, name, data):
-    """A sysctl that is gone or of another width makes the level UNKNOWN, and never an error."""
+async def test_a_missing_sysctl_is_unknown(kernel, name, data):
+    """A sysctl that is missing or has another width makes the level UNKNOWN, and never an error."""
     if data is None:
         del kernel.sysctls[name]
     else:
@@ -206,12 +206,12 @@ async def test_what_a_mac_does_not_say_is_unknown(kernel, name, data):
 
 
 async def test_a_mac_that_refuses_its_statistics_is_unknown(kernel):
-    """So does a struct that is too short."""
+    """A struct that is too short is unknown as well."""
     kernel.statistics = lambda: b"\x00" * 60
     assert (await DarwinMemory(kernel).sample()).level is Level.UNKNOWN
 
 
 async def test_footprints_of_a_mac(kernel):
-    """The physical footprint of each process that may be looked at is told, and of no other."""
+    """The physical footprint is reported for each process that may be read, and for no other."""
     kernel.usages = {os.getpid(): rusage(ri_phys_footprint=3 * GIB, ri_resident_size=GIB)}
     assert await DarwinMemory(kernel).footprint([os.getpid(), 2**22 + 1]) == {os.getpid(): 3 * GIB}

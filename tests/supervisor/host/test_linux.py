@@ -85,7 +85,7 @@ def host(tmp_path):
 
 
 def test_mapped_files_are_in_use():
-    """What programs have mapped is not available, whatever the kernel says."""
+    """Memory that programs have mapped is not available, even if the kernel reports it as such."""
     assert host_available(parse_meminfo(MEMINFO)) == (23210436 - (322628 - 210996)) * 1024
 
 
@@ -96,7 +96,7 @@ async def test_a_host_without_a_limit_is_its_machine(host):
 
 
 async def test_the_smaller_of_machine_and_group_wins(host):
-    """A limit below the machine's memory is the total; available is what both can still give."""
+    """A limit below the machine's memory is the total; available is the lower of both."""
     host.limit(16 * GIB, 10 * GIB)
     sample = await host.open().sample()
     assert (sample.total_bytes, sample.available_bytes) == (16 * GIB, 6 * GIB)
@@ -106,7 +106,7 @@ async def test_the_smaller_of_machine_and_group_wins(host):
 
 
 async def test_a_changed_total_shows_in_the_next_sample(host):
-    """A balloon that takes memory from the machine, and a limit that is set or lifted, show at once."""
+    """A balloon that takes memory from the machine, and a limit that is set or removed, show at once."""
     memory = host.open()
     assert (await memory.sample()).total_bytes == 64 * GIB
     host.memory(48 * GIB, 16 * GIB)
@@ -126,7 +126,7 @@ async def test_a_group_is_found_again_after_a_move(host):
 
 
 async def test_stalls_of_a_limited_group_are_its_own(host):
-    """Below a limit the group's stalls count and not the machine's; without one the machine's do."""
+    """Below a limit the group's stalls are used and not the machine's; without one the machine's are."""
     host.memory(64 * GIB, 15 * GIB)
     host.write("pressure/memory", PRESSURE.format(some="50.00", full="40.00"))
     assert (await host.open().sample()).level is Level.CRITICAL
@@ -139,15 +139,15 @@ async def test_stalls_of_a_limited_group_are_its_own(host):
     )
 
 
-async def test_a_kernel_without_pressure_is_judged_by_what_is_left(host):
-    """Where stalls are not measured, sampling alone gives the level."""
+async def test_a_kernel_without_pressure_has_a_level_by_available_memory(host):
+    """If stalls are not measured, available memory alone gives the level."""
     shutil.rmtree(host.proc / "pressure")
     host.memory(64 * GIB, 2 * GIB)
     assert (await host.open().sample()).level is Level.CRITICAL
 
 
 async def test_swapping_is_a_rate(host, autojump_clock):
-    """What has been swapped out since the last look, per second; nothing at the first."""
+    """Bytes per second that were swapped out since the last sample; none at the first one."""
     memory = host.open()
     host.swapped(1000)
     assert (await memory.sample()).swap_out_bytes_per_second == 0.0
@@ -171,7 +171,7 @@ async def test_swapping_is_a_rate(host, autojump_clock):
     ],
 )
 async def test_what_cannot_be_read_is_unknown(host, name, text):
-    """A file that is gone or says something else makes the level UNKNOWN and never an error; it is not for ever."""
+    """A missing or invalid file makes the level UNKNOWN until it is valid again, and never an error."""
     memory = host.open()
     path = host.proc / name
     before = path.read_text()
@@ -185,8 +185,8 @@ async def test_what_cannot_be_read_is_unknown(host, name, text):
     assert (await memory.sample()).level is Level.NORMAL
 
 
-async def test_without_triggers_nobody_is_woken(host, autojump_clock):
-    """Where no file takes a trigger, waiting for a change takes for ever."""
+async def test_without_triggers_the_wait_never_returns(host, autojump_clock):
+    """If no file takes a trigger, the wait for a change never returns."""
     shutil.rmtree(host.proc / "pressure")
     with open_linux_memory(LinuxMemory().thresholds, proc=host.proc) as memory, trio.move_on_after(3600) as scope:
         await memory.wait_change()
@@ -195,15 +195,15 @@ async def test_without_triggers_nobody_is_woken(host, autojump_clock):
 
 @on_linux
 async def test_this_host_can_be_read():
-    """The real /proc gives a level, and figures that can be true."""
+    """The real /proc gives a level and plausible figures."""
     async with open_host_memory() as memory:
         sample = await memory.sample()
     assert sample.level is not Level.UNKNOWN, sample.why
     assert 0 <= sample.available_bytes <= sample.total_bytes
 
 
-def test_kills_for_want_of_memory_are_counted(tmp_path, monkeypatch):
-    """The counter of our control group is read, of version 1 or 2; where it has none, the machine's."""
+def test_out_of_memory_kills_are_counted(tmp_path, monkeypatch):
+    """The counter of our control group is read, of version 1 or 2; without one, the machine's."""
     monkeypatch.setattr(linux, "own_group", lambda mounts: Group(1, (tmp_path,)))
     assert oom_kills() >= 0
     (tmp_path / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")
@@ -214,7 +214,7 @@ def test_kills_for_want_of_memory_are_counted(tmp_path, monkeypatch):
 
 
 def test_pressure_is_read(tmp_path):
-    """Both averages over ten seconds are found, in the first file that is there; without any there is no pressure."""
+    """Both averages over ten seconds come from the first file that exists; without any there is no pressure."""
     file = tmp_path / "memory"
     file.write_text(PRESSURE.format(some="12.50", full="3.01"))
     assert read_pressure([tmp_path / "missing", file]) == Pressure(12.5, 3.01)
@@ -223,14 +223,14 @@ def test_pressure_is_read(tmp_path):
 
 @pytest.mark.parametrize("text", ["", "some avg10=1.00 avg60=0.00 avg300=0.00 total=1\n", "some avg10=x full avg10=y "])
 def test_half_a_pressure_file_is_an_error(text):
-    """A file with only one of the lines says nothing."""
+    """A file with only one of the lines is invalid."""
     with pytest.raises(ValueError, match="no pressure"):
         parse_pressure(text)
 
 
 @on_linux
 async def test_an_exceptional_condition_wakes():
-    """Trio's loop, which waits for reading only, is woken by what a trigger raises; urgent data raises the same."""
+    """Trio's loop, which waits for reading only, is woken by a trigger; urgent data raises the same condition."""
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
         receiver, _ = server.accept()
         with receiver, open_alarm([receiver.fileno()]) as wait:
@@ -244,9 +244,7 @@ async def test_an_exceptional_condition_wakes():
 
 
 @on_linux
-def test_leaving_gives_back_the_triggers():
-    """No descriptor stays open after the context."""
-
+def test_triggers_are_closed_on_exit():
     def descriptors():
         return len(list(Path("/proc/self/fd").iterdir()))
 
@@ -261,7 +259,7 @@ def stat(start_ticks, resident_bytes):
 
 
 class Measurements:
-    """Processes as the kernel shows them, and how often it had to walk their page tables."""
+    """Processes as the kernel shows them, and the number of times that it walked their page tables."""
 
     def __init__(self, monkeypatch):
         self.stat, self.own, self.walks = stat(1, 8 * GIB), 5 * GIB, 0
@@ -278,7 +276,7 @@ class Measurements:
 
 
 def test_a_large_process_is_walked_now_and_then(monkeypatch):
-    """8 GiB are measured every 12 s; between that, what has become resident or has gone is added to the last figure."""
+    """8 GiB are measured every 12 s; changes of the resident size in between are added to the last figure."""
     kernel = Measurements(monkeypatch)
     assert kernel.at(100.0) == 5 * GIB
     kernel.stat = stat(1, 9 * GIB)
@@ -290,15 +288,14 @@ def test_a_large_process_is_walked_now_and_then(monkeypatch):
 
 
 def test_a_pid_that_is_used_again_is_measured(monkeypatch):
-    """What was measured of a process says nothing of the next one with its pid."""
+    """The measurement of a process is not used for the next one with its pid."""
     kernel = Measurements(monkeypatch)
     assert kernel.at(100.0) == 5 * GIB
     kernel.stat, kernel.own = stat(2, 8 * GIB), 7 * GIB
     assert kernel.at(100.1) == 7 * GIB
 
 
-def test_who_has_ended_is_forgotten(monkeypatch):
-    """A process that has ended has no footprint, and nothing of it is kept."""
+def test_an_exited_process_is_forgotten(monkeypatch):
     kernel = Measurements(monkeypatch)
     kernel.at(100.0)
     kernel.stat = None
@@ -308,7 +305,7 @@ def test_who_has_ended_is_forgotten(monkeypatch):
 
 @contextmanager
 def running(code):
-    """A Python program that has printed a line and now rests; its pid."""
+    """A Python program that has printed a line and now sleeps; its pid."""
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True)
     try:
         assert process.stdout.readline()
@@ -320,14 +317,14 @@ def running(code):
 
 
 def holding(mib, *, below=False):
-    """A process that holds so much memory, itself or in a child."""
+    """A process that holds this much memory, itself or in a child."""
     hold = f"import time; held = bytearray(b'x') * ({mib} << 20); print(flush=True); time.sleep(600)"
     spawn = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {hold!r}])"
     return running(spawn if below else hold)
 
 
 def mapping(file):
-    """A process that has mapped a file and touched every page of it."""
+    """A process that has mapped a file and touched every page."""
     return running(
         "import mmap, time\n"
         f"with open({str(file)!r}, 'rb') as opened, mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ) as mapped:\n"
@@ -340,8 +337,8 @@ def mapping(file):
 @on_linux
 @pytest.mark.e2e
 @pytest.mark.parametrize("below", [False, True])
-async def test_a_footprint_has_what_the_children_hold(below):
-    """What a process allocates is in its tree's footprint, within 24 MiB of Python around it, wherever it is held."""
+async def test_a_footprint_includes_children(below):
+    """A tree's footprint has the allocations of all its processes, within 24 MiB of Python around them."""
     with holding(64, below=below) as pid:
         async with open_host_memory() as memory:
             found = await memory.footprint([pid, 2**22 + 1])
@@ -351,7 +348,7 @@ async def test_a_footprint_has_what_the_children_hold(below):
 
 @on_linux
 @pytest.mark.e2e
-def test_what_two_share_is_counted_once(tmp_path):
+def test_shared_memory_is_counted_once(tmp_path):
     """A file of 64 MiB that two processes have mapped is not in both footprints in full."""
     file = tmp_path / "weights"
     file.write_bytes(b"x" * (64 * MIB))
@@ -363,7 +360,7 @@ def test_what_two_share_is_counted_once(tmp_path):
 
 @on_linux
 def test_memory_that_may_not_be_divided_is_counted_whole(monkeypatch):
-    """Where the proportional size may not be read, the resident size stands in for it."""
+    """If the proportional size may not be read, the resident size is used instead."""
     read = Path.read_bytes
 
     def refused(path):
@@ -434,7 +431,7 @@ def test_trees_are_found(mountinfo, mounts):
     ],
 )
 def test_our_group_and_all_above_it_are_found(mounts, cgroup, version, folders):
-    """The group's folder comes first and the tree's top last; what is not mounted here is not looked for."""
+    """The group's folder comes first and the tree's root last; unmounted ones are not searched."""
     group = group_of(mounts, cgroup)
     assert group.version == version
     assert [str(folder) for folder in group.folders][: len(folders)] == folders
@@ -443,7 +440,7 @@ def test_our_group_and_all_above_it_are_found(mounts, cgroup, version, folders):
 
 @pytest.mark.parametrize(("mounts", "cgroup"), [((), "0::/x\n"), ((V1,), "0::/x\n"), ((V2,), "")])
 def test_a_machine_without_the_controller_has_no_group(mounts, cgroup):
-    """Where no tree fits what the process is in, there is no group."""
+    """If no tree fits the process's groups, there is no group."""
     assert group_of(mounts, cgroup) is None
 
 
@@ -457,22 +454,22 @@ def stat_v2(*, active=0, inactive=0, mapped=0, shmem=0):
     return f"anon 5\nactive_file {active}\ninactive_file {inactive}\nfile_mapped {mapped}\nshmem {shmem}"
 
 
-def test_the_smallest_limit_and_the_least_room_win(tmp_path):
-    """A roomy group in one whose siblings have used everything has no room."""
+def test_the_smallest_limit_and_the_least_free_memory_apply(tmp_path):
+    """A group with free memory in one whose siblings have used everything has none."""
     inner, outer = tmp_path / "slice" / "agent", tmp_path / "slice"
     v2_group(inner, limit=4 * GIB, current=GIB, stat=stat_v2())
     v2_group(outer, limit=8 * GIB, current=7 * GIB + GIB // 2, stat=stat_v2())
     assert headroom_in(Group(2, (inner, outer, tmp_path)), 64 * GIB) == Headroom(4 * GIB, GIB // 2)
 
 
-def test_being_throttled_counts_as_a_limit(tmp_path):
-    """`memory.high` below `memory.max` is where a group stops getting memory at full speed, so it is the limit."""
+def test_a_throttle_is_a_limit(tmp_path):
+    """`memory.high` below `memory.max` throttles the group, so it is the limit."""
     v2_group(tmp_path, limit=4 * GIB, high=3 * GIB, current=GIB, stat=stat_v2())
     assert headroom_in(Group(2, (tmp_path,)), 64 * GIB) == Headroom(3 * GIB, 2 * GIB)
 
 
 def test_no_limit_and_one_above_the_machine_are_the_same(tmp_path):
-    """A limit that the machine cannot reach does not count, in either version."""
+    """A limit above the machine's memory is ignored, in either version."""
     v2_group(tmp_path / "a", limit="max")
     v2_group(tmp_path / "b", limit=65 * GIB)
     (tmp_path / "c").mkdir()
@@ -481,7 +478,7 @@ def test_no_limit_and_one_above_the_machine_are_the_same(tmp_path):
         assert headroom_in(Group(version, (tmp_path / name, tmp_path)), 64 * GIB) is None
 
 
-def test_version_1_counts_the_groups_below_too(tmp_path):
+def test_version_1_includes_child_groups(tmp_path):
     """The hierarchical counters of version 1 are read, and not the group's own."""
     (tmp_path / "memory.limit_in_bytes").write_text(f"{GIB}\n")
     (tmp_path / "memory.usage_in_bytes").write_text(f"{GIB // 2}\n")
@@ -498,32 +495,32 @@ def test_version_1_counts_the_groups_below_too(tmp_path):
         (900, {}, 100),
         (1000, {"inactive_file": 200, "active_file": 100}, 300),  # cache of files that were only read
         (1000, {"active_file": 300, "file_mapped": 250}, 50),  # weights that an engine has mapped
-        (1000, {"active_file": 300, "file_mapped": 400, "shmem": 200}, 100),  # shared memory is no file
+        (1000, {"active_file": 300, "file_mapped": 400, "shmem": 200}, 100),  # shared memory is not a file
         (1000, {"active_file": 300, "file_mapped": 900}, 0),
         (1200, {}, 0),  # over the limit for a moment
         (100, {"active_file": 900}, 1000),  # never more than the limit
     ],
 )
-def test_room_is_what_nobody_misses(used, stat, available):
-    """Free memory and unmapped cache are room; mapped files are in use."""
+def test_available_memory_is_free_memory_and_unmapped_cache(used, stat, available):
+    """Free memory and unmapped cache are available; mapped files are in use."""
     known = {"active_file": 0, "inactive_file": 0, "file_mapped": 0, "shmem": 0} | stat
     assert headroom_below(1000, used, known, version=2) == Headroom(1000, available)
 
 
 def test_more_shared_memory_than_mapped_is_no_negative_number():
-    """Shared memory that nobody has mapped (a tmpfs) hides mapped files, and does no more."""
+    """Unmapped shared memory (a tmpfs) reduces the mapped files, but not below zero."""
     assert mapped_files(100, 300) == 0
 
 
-def test_where_a_group_tells_of_its_own_stalls():
-    """Only a version 2 group below the top has pressure of its own."""
+def test_only_a_child_group_of_version_2_has_its_own_stalls():
+    """Only a version 2 group below the root has pressure of its own."""
     assert Group(2, (Path("/g/a"), Path("/g"))).pressure_path == Path("/g/a/memory.pressure")
     assert Group(2, (Path("/g"),)).pressure_path is None
     assert Group(1, (Path("/g/a"), Path("/g"))).pressure_path is None
 
 
 def test_a_limit_that_is_no_number_is_an_error(tmp_path):
-    """Nonsense in a limit is not read as no limit."""
+    """An invalid limit is not read as no limit."""
     v2_group(tmp_path, limit="lots")
     with pytest.raises(ValueError, match="lots"):
         headroom_in(Group(2, (tmp_path,)), GIB)

@@ -15,12 +15,12 @@ from supervisor.host.darwin_structs import GIB, STATISTICS, rusage, statistics
 
 
 def test_the_statistics_struct_has_no_holes():
-    """What a compiler lays out is as long as the count that the kernel is told, in 32-bit words."""
+    """A C compiler's layout is as long as the count passed to the kernel, in 32-bit words."""
     assert len(statistics()) == 4 * HOST_VM_INFO64_COUNT == sum(width for _, width in STATISTICS)
 
 
 def test_statistics_are_decoded_by_name():
-    """Every field that is used comes from its own place among narrow and wide ones."""
+    """Each field that is used is at its own offset among narrow and wide ones."""
     numbered = {name: number + 1 for number, (name, _) in enumerate(STATISTICS)}
     assert decode_statistics(statistics(**numbered)) == Pages(
         wired=numbered["wire_count"],
@@ -38,7 +38,7 @@ def test_a_longer_struct_is_read_like_the_old_one():
 
 
 def test_half_a_struct_is_an_error():
-    """What the kernel did not fill in is not read."""
+    """Fields that the kernel did not fill in are not read."""
     with pytest.raises(ValueError, match="152 bytes, not 60"):
         decode_statistics(statistics()[:60])
     with pytest.raises(ValueError, match="96 bytes, not 95"):
@@ -46,7 +46,7 @@ def test_half_a_struct_is_an_error():
 
 
 def test_the_footprint_is_not_the_resident_size():
-    """Of the sizes that stand side by side, the physical footprint is taken."""
+    """The physical footprint is taken, not one of its neighbours."""
     assert decode_footprint(rusage(ri_wired_size=1, ri_resident_size=2, ri_phys_footprint=3 * GIB)) == 3 * GIB
 
 
@@ -60,8 +60,8 @@ def test_numbers_of_both_widths_are_read(data, number):
 
 
 @pytest.mark.parametrize("data", [b"", b"\x01", b"123456789"])
-def test_what_has_another_width_is_no_number(data):
-    """Anything else than 4 or 8 bytes is an error."""
+def test_another_width_is_an_error(data):
+    """A width other than 4 or 8 bytes is an error."""
     with pytest.raises(ValueError, match="4 or 8 bytes"):
         decode_integer(data)
 

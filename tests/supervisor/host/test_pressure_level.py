@@ -1,4 +1,4 @@
-"""How fast a counter grows, as a table."""
+"""The growth rate of a counter, as a table."""
 
 import pytest
 
@@ -22,7 +22,7 @@ NORMAL, WARNING, CRITICAL = Level.NORMAL, Level.WARNING, Level.CRITICAL
         (512, 9, {}, NORMAL, ""),
         (512, 7, {}, WARNING, "left"),
         (512, 3.9, {}, CRITICAL, "left"),
-        # stalls and swapping count only where little is left
+        # stalls and swapping are used only when little memory is available
         (64, 32, {"some_percent": 90, "full_percent": 80}, NORMAL, ""),
         (64, 15, {"some_percent": 9.9, "full_percent": 9.9}, NORMAL, ""),
         (64, 15, {"some_percent": 14.2}, WARNING, "programs waited for memory for 14 % of 10 s, 15.0 GiB"),
@@ -33,14 +33,14 @@ NORMAL, WARNING, CRITICAL = Level.NORMAL, Level.WARNING, Level.CRITICAL
         (64, 17, {"swap_out_bytes_per_second": 40 << 20}, NORMAL, ""),
     ],
 )
-def test_a_level_comes_from_what_is_left_and_then_from_stalls(total, left, signs, level, says):
-    """Each threshold acts on its own side only, and the level says which one it was."""
+def test_a_level_comes_from_available_memory_and_then_from_stalls(total, left, signs, level, says):
+    """Each threshold acts on its own side only, and the level names the one that was crossed."""
     found, why = assess_pressure(Signals(total * GIB, int(left * GIB), **signs), Thresholds())
     assert (found, says in why, bool(why)) == (level, True, level is not NORMAL)
 
 
 def test_thresholds_can_be_moved():
-    """A host that shall act later does so."""
+    """A host with lower thresholds acts later."""
     late = Thresholds(warning_share=0.02, critical_share=0.01)
     assert assess_pressure(Signals(64 * GIB, 2 * GIB), late) == (NORMAL, "")
 
@@ -56,6 +56,6 @@ def test_thresholds_can_be_moved():
         (Reading(1000, 9.0), Reading(2000, 5.0), 0.0),
     ],
 )
-def test_a_rate_needs_two_looks(before, now, rate):
-    """Growth is per second between looks, and nothing where that means nothing."""
+def test_a_rate_needs_two_samples(before, now, rate):
+    """Growth is per second between two samples, and none if they cannot be compared."""
     assert per_second(before, now) == rate

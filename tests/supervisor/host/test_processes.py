@@ -32,7 +32,7 @@ def sought():
 
 @contextmanager
 def running(**env):
-    """A program that sleeps in a session of its own, and has begun: just after a spawn its environment is not seen."""
+    """A sleeping program in a session of its own, once its environment is visible after the spawn."""
     argv = [sys.executable, "-c", "import time; print(flush=True); time.sleep(600)"]
     process = subprocess.Popen(argv, start_new_session=True, env={**os.environ, **env}, stdout=subprocess.PIPE)
     try:
@@ -44,7 +44,7 @@ def running(**env):
 
 
 def test_a_group_that_is_a_strangers_is_not_signalled():
-    """A process of the number of a group that is gone hears nothing, since it began at another time; ours does."""
+    """A process with the number of an old group started at another time and gets no signal; ours does."""
     with running() as process:
         started = start_of(process.pid)
         send_group(process.pid, f"{started}0", signal.SIGKILL)
@@ -55,14 +55,14 @@ def test_a_group_that_is_a_strangers_is_not_signalled():
 
 
 def test_a_group_whose_start_could_not_be_seen_is_signalled():
-    """An engine that was started when nothing could be opened, not even its entry in /proc, hears TERM all the same."""
+    """An engine that was started when nothing could be opened, not even its entry in /proc, still receives TERM."""
     with running() as process:
         send_group(process.pid, "", signal.SIGTERM)
         assert process.wait() == -signal.SIGTERM
 
 
 def test_a_process_is_known_again_after_the_clock_was_set(monkeypatch):
-    """Where psutil tells the start, it is the kernel's own figure, which does not move when somebody sets the clock."""
+    """If psutil has the start time, it is the kernel's own figure, which does not move when the clock is set."""
     monkeypatch.setattr(processes, "sys", SimpleNamespace(platform="darwin"))
     module = sys.modules[psutil.Process()._proc.__module__]
     before, boot = start_of(os.getpid()), psutil.boot_time()
@@ -72,8 +72,8 @@ def test_a_process_is_known_again_after_the_clock_was_set(monkeypatch):
     assert start_of(2**22 + 1) == ""
 
 
-def test_without_descriptors_nobody_is_said_to_be_gone():
-    """Who cannot be looked at has no known start, is believed to listen, and is not taken for one that has ended."""
+def test_without_descriptors_no_process_is_reported_exited():
+    """A process that cannot be inspected has no known start, is assumed to listen, and has not exited."""
     with socket.create_server(("127.0.0.1", 0)) as server, running() as process:
         port = server.getsockname()[1]
         assert [listens(pid, port) for pid in (os.getpid(), process.pid)] == [True, False]
@@ -84,8 +84,8 @@ def test_without_descriptors_nobody_is_said_to_be_gone():
     assert is_gone(process.pid)
 
 
-def test_a_look_for_cookies_that_could_not_be_made_finds_not_nobody(monkeypatch, sought):
-    """Without a descriptor the look is an error, also when it fails at one of the processes only."""
+def test_a_cookie_scan_that_fails_is_an_error(monkeypatch, sought):
+    """Without a descriptor the scan is an error, even when it fails at one of the processes only."""
     with running(**{COOKIE_VARIABLE: sought}) as process:
         assert [each.pid for each in marked_processes(COOKIE_VARIABLE)[sought]] == [process.pid]
         with no_descriptors(), pytest.raises(OSError, match="Too many open files"):
@@ -100,8 +100,8 @@ def test_a_look_for_cookies_that_could_not_be_made_finds_not_nobody(monkeypatch,
             marked_processes(COOKIE_VARIABLE)
 
 
-def test_a_process_that_is_reaped_during_the_look_is_left_out(monkeypatch, sought):
-    """Psutil 7.2 raises SystemError on macOS for one that is reaped while it is read: the others are found even so."""
+def test_a_process_that_is_reaped_during_the_scan_is_skipped(monkeypatch, sought):
+    """Psutil 7.2 raises SystemError on macOS for one that is reaped while it is read: the others are still found."""
     monkeypatch.setattr(processes, "sys", SimpleNamespace(platform="darwin"))
     real = psutil.Process.environ
 
@@ -127,7 +127,7 @@ sys.stdin.read()
 
 @contextmanager
 def wrapped(monkeypatch, sought, *, tells=False, terminal=None):
-    """A wrapper whose environment this Mac hides, like that of `/bin/sh`, and below it a program with our mark."""
+    """A wrapper whose environment macOS hides, like that of `/bin/sh`, and below it a program with our cookie."""
     argv = [sys.executable, "-c", WRAPPER, sought]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     real = psutil.Process.environ
@@ -147,20 +147,20 @@ def wrapped(monkeypatch, sought, *, tells=False, terminal=None):
 
 
 def test_a_wrapper_that_hides_its_environment_is_found_by_its_session(monkeypatch, sought):
-    """It is ours, whichever mark is looked for: its own is not seen on a Mac."""
+    """It is ours, whichever cookie is searched: its own is not visible on a Mac."""
     with wrapped(monkeypatch, sought) as (wrapper, engine):
         assert {each.pid for each in marked_processes(COOKIE_VARIABLE)[sought]} == {wrapper, engine}
         assert {each.pid for each in processes.find_marked(COOKIE_VARIABLE, sought)} == {wrapper, engine}
 
 
 @pytest.mark.parametrize("theirs", [{"tells": True}, {"terminal": "/dev/ttys001"}])
-def test_a_leader_that_is_not_ours_is_left_alone(monkeypatch, theirs, sought):
-    """Who shows an environment without our mark is a stranger, and so is the shell of a terminal."""
+def test_a_leader_that_is_not_ours_is_not_signalled(monkeypatch, theirs, sought):
+    """A process with a visible environment without our cookie is a stranger, and so is the shell of a terminal."""
     with wrapped(monkeypatch, sought, **theirs) as (_, engine):
         assert {each.pid for each in marked_processes(COOKIE_VARIABLE)[sought]} == {engine}
 
 
 def test_a_process_that_is_gone_has_no_footprint():
-    """Neither the answer nor an error knows of it; one that holds nothing any more is about to be gone."""
+    """A process without an entry has no footprint and no error; one that holds nothing any more is about to exit."""
     sizes = {7: 5, 8: 0}
     assert footprints([7, 8, 2**22 + 1], sizes.get) == {7: 5}

@@ -19,13 +19,13 @@ def test_meminfo_is_read_in_bytes():
     ("text", "pages"), [("pswpin 1\npswpout 42\npswpout_x 9\n", 42), ("pgpgin 3\n", None), ("", None)]
 )
 def test_a_counter_is_found_by_its_name(text, pages):
-    """The counter is found among the others, and is None where it is missing."""
+    """A missing counter is None."""
     assert parse_counter(text, "pswpout") == pages
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_this_process_is_read():
-    """The kernel's entries of this very process have its parent, its environment, and a memory that is not empty."""
+    """The kernel's entries of this process have its parent, its environment, and a memory size above 0."""
     pid = os.getpid()
     stat = procfs.read_stat(pid)
     assert stat.state in {"R", "S"}
@@ -39,8 +39,8 @@ def test_this_process_is_read():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_process_that_has_ended_is_not_there():
-    """No reader of one process raises for a pid that is not used."""
+def test_an_exited_process_has_no_entries():
+    """No reader of one process raises for an unused pid."""
     pid = 2**22 + 1
     assert procfs.read_stat(pid) is procfs.read_parent(pid) is procfs.read_pss_bytes(pid) is None
     assert procfs.read_disk_bytes(pid) == 0
@@ -48,7 +48,7 @@ def test_a_process_that_has_ended_is_not_there():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_without_descriptors_the_list_of_processes_is_an_error():
-    """A host that has no descriptor left is not a host without processes."""
+    """A host without a free descriptor is not a host without processes."""
     with no_descriptors():
         assert procfs.read_stat(os.getpid()) is None
         with pytest.raises(OSError, match="Too many open files"):

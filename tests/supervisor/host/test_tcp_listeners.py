@@ -16,18 +16,18 @@ def refuse(_):
 
 
 @pytest.fixture(params=["sock_diag", "proc"])
-def way(request, monkeypatch):
-    """Either way to ask, the other one closed."""
+def method(request, monkeypatch):
+    """One of the two methods to list listeners; the other one is disabled."""
     if request.param == "sock_diag":
         monkeypatch.setattr(module, "_read", refuse)
     else:
         monkeypatch.setattr(module, "_query_kernel", refuse)
 
 
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("method")
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-async def test_a_listener_is_seen_and_who_waits_there(host):
-    """A port is there while somebody listens on it; a connection that nobody accepts, and bytes unread, are seen."""
+async def test_a_listener_is_seen_with_its_waiting_connections(host):
+    """A port is listed while a process listens there, with connections that are not accepted and unread bytes."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         server = socket.create_server((host, 0), family=family)
@@ -46,16 +46,16 @@ async def test_a_listener_is_seen_and_who_waits_there(host):
     assert port not in listening_ports({port})
 
 
-def test_both_ways_tell_the_same():
-    """What the kernel says when it is asked stands in its table, too."""
+def test_both_methods_give_the_same_rows():
+    """Both methods give the same rows."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         link = (LISTEN, server.getsockname()[1], 0)
         assert link in module._query_kernel(socket.AF_INET)
         assert link in module._read(Path("/proc/net/tcp"))
 
 
-def test_where_nobody_tells_nothing_is_claimed(monkeypatch):
-    """Without either way the answer is None, and not that nobody listens."""
+def test_without_a_method_listeners_are_unknown(monkeypatch):
+    """Without either method the result is None, and not that no process listens."""
     monkeypatch.setattr(module, "_query_kernel", refuse)
     monkeypatch.setattr(module, "_read", refuse)
     assert listening_ports({1}) is None

@@ -1,4 +1,4 @@
-"""A host, what it holds, and what waits on it, for the tables about admission."""
+"""A host, its engines and its waiting requests, for the tables about admission."""
 
 import attrs
 
@@ -21,7 +21,7 @@ def waits(name="chat", gib=20.0, priority="normal", *, device=0.0, **facts):
 
 
 def holds(name, gib, priority="normal", *, resident=None, protected=False, idle_seconds=0.0, device=0.0, **facts):
-    """An engine that has loaded, and was measured since."""
+    """The reservation of an engine that has loaded, and was measured since."""
     need = Need(int(gib * GIB), int(device * GIB))
     there = need.total_bytes if resident is None else int(resident * GIB)
     seen = {"resident_bytes": there, "measured": True, "loaded_at": -1e6, "busy_at": -idle_seconds}
@@ -29,6 +29,6 @@ def holds(name, gib, priority="normal", *, resident=None, protected=False, idle_
 
 
 def busy(*engines, **facts):
-    """A host on which these run; what is resident is not available."""
+    """A host on which these run; resident memory is not available."""
     gone = sum(each.resident_bytes for each in engines)
     return attrs.evolve(EMPTY, **({"reservations": engines, "available_bytes": EMPTY.available_bytes - gone} | facts))

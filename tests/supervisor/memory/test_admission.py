@@ -1,6 +1,6 @@
-"""Admission as tables: no Trio, no clock.
+"""Admission as tables, without Trio and without a clock.
 
-Which engines end for a more important service, as a table: no Trio, no clock.
+They select the engines that are evicted for a more important service.
 """
 
 import attrs
@@ -15,8 +15,8 @@ def refusals(outcome):
     return {key.name: refusal for key, refusal in outcome.refused}
 
 
-def test_the_refusal_names_who_could_be_stopped():
-    """Who cannot displace anybody is told whose stop would make room, with what makes it cheap."""
+def test_the_refusal_names_services_that_could_be_stopped():
+    """The refusal of a service that cannot displace any names those whose stop frees enough, and their cost."""
     host = busy(holds("draft", 20, "low", idle_seconds=840.0), holds("chat", 10, "high"))
     outcome = step([waits("big", 25, may_displace=False)], host)
     assert not outcome.displaced
@@ -24,21 +24,21 @@ def test_the_refusal_names_who_could_be_stopped():
     assert refusals(outcome)["big"].fit_bytes == 18 * GIB
 
 
-def test_two_who_arrive_together_are_not_promised_the_same_bytes():
+def test_two_that_arrive_together_do_not_reserve_the_same_bytes():
     """Of two that fit one at a time the more important one starts, and the other one waits."""
     outcome = step([waits("a", 30, "low"), waits("b", 30)], EMPTY)
     assert [key.name for key in outcome.admitted] == ["b"]
     assert refusals(outcome)["a"].block is Block.FULL
 
 
-def test_who_does_not_fit_holds_nobody_up():
+def test_a_service_that_does_not_fit_delays_no_other():
     """A small service starts although a larger and more important one has to wait."""
     outcome = step([waits("large", 40, "critical", may_displace=False), waits("small", 5, "low")], busy(holds("x", 20)))
     assert [key.name for key in outcome.admitted] == ["small"]
 
 
-def test_room_that_is_being_made_goes_to_nobody_else():
-    """While a victim leaves, what comes free is not given to a less important service, and nobody else is chosen."""
+def test_memory_that_is_being_freed_goes_to_no_other():
+    """While a victim exits, freed memory is not given to a less important service, and no other victim is chosen."""
     leaving = holds("a", 30, "low", exit_deadline=1.0)
     outcome = step([waits("chief", 30, "high"), waits("other", 10, "low")], busy(leaving))
     assert not outcome.admitted
@@ -47,23 +47,23 @@ def test_room_that_is_being_made_goes_to_nobody_else():
     assert "starts when `a` has exited" in refusals(outcome)["chief"].message
 
 
-def test_room_is_kept_until_the_memory_is_back():
-    """Between the end of a victim and the moment when its memory is seen, nobody else takes the room."""
+def test_freed_memory_is_reserved_until_it_is_seen():
+    """Between the end of a victim and the moment when its memory is free, no other service gets it."""
     released = attrs.evolve(EMPTY, available_bytes=20 * GIB, releasing_bytes=30 * GIB)
     outcome = step([waits("chief", 30, "high"), waits("victim", 10, "low")], released)
     assert not outcome.admitted
     assert refusals(outcome)["victim"].block is Block.TURN
 
 
-def test_a_victim_that_does_not_go_is_not_counted_on():
-    """Once a victim's time is over it is like any other engine that holds memory: another one has to go."""
+def test_a_victim_that_does_not_exit_is_replaced():
+    """A victim beyond its deadline is like any other engine that holds memory: another victim is chosen."""
     stuck, other = holds("stuck", 20, "critical"), holds("other", 20, "low")
     outcome = step([waits("chief", 25, "high")], busy(stuck, other))
     assert [each.victim.name for each in outcome.displaced] == ["other"]
 
 
-def test_nobody_is_displaced_under_pressure():
-    """While admission is closed nobody has to go for somebody who could not start anyway."""
+def test_no_engine_is_displaced_under_pressure():
+    """While admission is closed no engine is evicted for a service that could not start anyway."""
     outcome = step([waits("chief", 25, "high")], attrs.evolve(PRESSED, reservations=(holds("a", 30, "low"),)))
     assert not outcome.displaced
 
@@ -76,15 +76,15 @@ def test_nobody_is_displaced_under_pressure():
         ((holds("a", 20, "critical"), holds("b", 20, "critical")), []),
         ((holds("a", 20, "low", protected=True), holds("b", 20, "normal")), ["b"]),
         ((holds("a", 20, "low", protected=True), holds("b", 20, "low", protected=True)), []),
-        ((holds("a", 5, "low"), holds("b", 30, "high")), []),  # it would not be enough: no engine ends for nothing
+        ((holds("a", 5, "low"), holds("b", 30, "high")), []),  # not enough: no engine is evicted for nothing
         ((holds("a", 2, "low"), holds("b", 20, "low"), holds("c", 18, "high")), ["b"]),
         ((holds("a", 20, "low"), holds("b", 20, "low", idle_seconds=900.0)), ["b"]),
         ((holds("a", 20, "low", load_seconds=90), holds("b", 20, "low", load_seconds=9)), ["b"]),
         ((holds("a", 15, "batch"), holds("b", 15, "low"), holds("c", 15, "normal")), ["a", "b"]),
     ],
 )
-def test_who_makes_room(held, victims):
-    """The cheapest set of less important, unprotected services goes, and none if that would not be enough."""
+def test_victims(held, victims):
+    """The cheapest set of less important, unprotected services is evicted, and none if that would not be enough."""
     outcome = step([waits("chief", 25, "high")], busy(*held))
     assert [each.victim.name for each in outcome.displaced] == victims
     assert not outcome.admitted
@@ -95,7 +95,7 @@ def test_who_makes_room(held, victims):
         )
 
 
-def test_the_cheapest_set_has_nobody_in_it_for_nothing():
+def test_the_cheapest_set_has_no_unneeded_victim():
     """A set that is chosen from below loses each engine that is not needed for the sum."""
     small, large = holds("small", 3, "batch"), holds("large", 20, "low")
     held = {each.key: each for each in (small, large)}

@@ -1,4 +1,4 @@
-"""The book alone: what it promises, what it orders, and what is left when all is over. No Trio."""
+"""The book alone: its reservations, its orders, and its state after all services are gone. No Trio."""
 
 import attrs
 import pytest
@@ -31,7 +31,7 @@ A, B, C = KEYS[:3]
 
 
 def opened(available=56, **facts):
-    """A book that has seen its host once."""
+    """A book with one assessment of its host."""
     book = Book(**facts)
     book.observe(Sample(TOTAL, available * GIB, Level.NORMAL), {}, 0.0)
     book.decide(CALM, 0.0)
@@ -55,12 +55,12 @@ def kinds(orders):
     [(20, Grant), (48, Grant), (49, ReportRefusal)],
 )
 def test_a_request_is_answered_at_once(gib, order):
-    """What fits is promised in the call that asks, and what does not is told why."""
+    """A request that fits is reserved in the same call, and one that does not gets the reason."""
     assert kinds(opened().make_request(A, Need(gib * GIB), 1.0)) == [order]
 
 
-def test_what_a_model_was_given_beyond_the_default_is_not_over_the_budget():
-    """An engine of 52 GiB by its Model's 56Gi holds no more than it may, also once the field is gone; a host's does."""
+def test_a_models_own_budget_above_the_default_is_not_exceeded():
+    """An engine of 52 GiB under its Model's 56Gi is within bounds, even once that is removed; a host's cap applies."""
     book = opened(available=64)
     book.follow(A, MemorySpec(hardware=Hardware(memory_budget="56Gi")), 0.0)
     served(book, A, 52)
@@ -70,29 +70,29 @@ def test_what_a_model_was_given_beyond_the_default_is_not_over_the_budget():
     assert book.assess(Sample(48 * GIB, 12 * GIB, Level.NORMAL)).over_bytes == 4 * GIB
 
 
-def test_before_the_first_look_a_request_waits_unanswered():
-    """Without a decision about the host there is no order, and the first decision brings it."""
+def test_before_the_first_assessment_a_request_waits():
+    """Without an assessment of the host there is no order, and the first one brings it."""
     book = Book()
     assert book.make_request(A, Need(GIB), 0.0) == ()
     book.observe(Sample(TOTAL, 56 * GIB, Level.NORMAL), {}, 1.0)
     assert kinds(book.decide(CALM, 1.0)) == [Grant]
 
 
-def test_a_more_important_request_orders_another_engine_to_leave():
-    """The order names the reservation and the winner, and the winner is told what it waits for."""
+def test_a_more_important_request_evicts_another_engine():
+    """The order names the reservation and the winner, and the winner gets the reason of its wait."""
     book = opened()
     victim = served(book, A, 40)
     book.follow(B, MemorySpec("high"), 1.0)
-    told, leave = book.make_request(B, Need(40 * GIB), 1.0)
-    assert isinstance(told, ReportRefusal)
-    assert told.key == B
+    reported, leave = book.make_request(B, Need(40 * GIB), 1.0)
+    assert isinstance(reported, ReportRefusal)
+    assert reported.key == B
     assert isinstance(leave, StopEngine)
     assert leave.reservation.number == victim.number
     assert leave.evict.winner == B
     assert kinds(book.release(leave.reservation, 2.0)) == [Grant]
 
 
-def test_an_engine_is_told_to_go_once_and_hurried_when_memory_is_critical():
+def test_an_engine_is_evicted_once_and_expedited_when_memory_is_critical():
     """A second eviction orders nothing; CRITICAL takes the time for requests away, once."""
     book = opened()
     served(book, A, 30)
@@ -102,7 +102,7 @@ def test_an_engine_is_told_to_go_once_and_hurried_when_memory_is_critical():
     assert book.decide(Decision(Level.CRITICAL), 3.0) == ()
 
 
-def test_an_adopted_engine_is_not_told_to_go_before_a_task_holds_it():
+def test_an_adopted_engine_is_not_evicted_before_a_task_holds_it():
     """An order that no task could carry out is not given."""
     book = opened()
     book.adopt(A, Need(30 * GIB), 0.0)
@@ -112,7 +112,7 @@ def test_an_adopted_engine_is_not_told_to_go_before_a_task_holds_it():
 
 
 def test_a_successor_has_a_reservation_of_its_own_until_it_serves():
-    """Two engines of one service count both; the one that is replaced counts until its process is gone."""
+    """Two engines of one service are both counted; the replaced one is until its process has exited."""
     book = opened()
     before = served(book, A, 20)
     assert book.replacement(A, Need(20 * GIB), 1.0) is Strategy.ROLLING_UPDATE
@@ -136,8 +136,8 @@ def test_a_successor_alone_is_the_one_that_serves():
     assert book.records.serving(A).number == after.number
 
 
-def test_the_same_reason_is_told_once():
-    """Looks that change nothing order nothing."""
+def test_the_same_reason_is_reported_once():
+    """Assessments that change nothing order nothing."""
     book = opened()
     served(book, A, 40)
     assert kinds(book.make_request(B, Need(40 * GIB), 1.0)) == [ReportRefusal]
@@ -146,11 +146,11 @@ def test_the_same_reason_is_told_once():
 
 @settings(stateful_step_count=40)
 class BookMachine(RuleBasedStateMachine):
-    """Services ask, load, hold at most what they were promised, are evicted, replaced, deleted, and end."""
+    """Services request, load, stay within their reservations, are evicted, replaced and deleted, and exit."""
 
     @initialize()
     def begin(self):
-        self.now, self.told, self.held, self.book = 0.0, set(), {}, Book()
+        self.now, self.reported, self.held, self.book = 0.0, set(), {}, Book()
         self.assess(Level.NORMAL)
 
     def carry_out(self, orders):
@@ -158,7 +158,7 @@ class BookMachine(RuleBasedStateMachine):
             if isinstance(order, Grant):
                 self.held[order.reservation.number] = self.book.records.change(order.reservation, held=True)
             elif isinstance(order, ReportRefusal):
-                self.told.add(order.key)
+                self.reported.add(order.key)
 
     @rule(level=st.sampled_from([Level.NORMAL, Level.NORMAL, Level.WARNING, Level.CRITICAL, Level.UNKNOWN]))
     def assess(self, level):
@@ -172,7 +172,7 @@ class BookMachine(RuleBasedStateMachine):
     @rule(key=st.sampled_from(KEYS), gib=st.integers(1, 50))
     def make_request(self, key, gib):
         if self.book.records.serving(key) is None and key not in {each.key for each in self.book.records.requests()}:
-            self.told.discard(key)
+            self.reported.discard(key)
             self.carry_out(self.book.make_request(key, Need(gib * GIB), self.now))
 
     @rule(key=st.sampled_from(KEYS), gib=st.integers(1, 30))
@@ -207,20 +207,20 @@ class BookMachine(RuleBasedStateMachine):
         self.carry_out(self.book.release(self.held.pop(one), self.now))
 
     @invariant()
-    def nothing_is_promised_beyond_the_budget(self):
-        """Whatever comes, all promises together fit the budget."""
+    def reservations_fit_the_budget(self):
+        """All reservations together fit the budget at all times."""
         promised = sum(each.total_bytes for each in self.book.records.reservations())
         assert promised <= self.book.budget.limit_bytes
 
     @invariant()
     def every_reservation_is_held_by_an_engine(self):
-        """No promise outlives its engine, and none is forgotten before."""
+        """No reservation outlives its engine, and none is dropped before."""
         assert {each.number for each in self.book.records.reservations()} == set(self.held)
 
     @invariant()
-    def every_request_has_been_told_why_it_waits(self):
-        """A service that waits knows what for."""
-        assert {each.key for each in self.book.records.requests()} <= self.told
+    def every_request_has_the_reason_of_its_wait(self):
+        """A service that waits has the reason."""
+        assert {each.key for each in self.book.records.requests()} <= self.reported
 
     @invariant()
     def one_engine_of_a_service_serves(self):
@@ -245,8 +245,8 @@ class BookMachine(RuleBasedStateMachine):
 TestBook = BookMachine.TestCase
 
 
-def test_a_forgotten_service_gives_all_back():
-    """What a service held or waited for is gone with it, and a late release of its engine changes nothing."""
+def test_a_forgotten_service_releases_everything():
+    """A service's reservations and requests are deleted with it, and a late release of its engine changes nothing."""
     book = opened()
     held = served(book, A, 40)
     book.make_request(B, Need(40 * GIB), 1.0)
@@ -257,8 +257,8 @@ def test_a_forgotten_service_gives_all_back():
 
 
 @pytest.mark.parametrize(("elsewhere", "gone"), [(False, False), (True, True)])
-def test_a_model_that_a_daemon_holds_frees_what_it_was_promised(elsewhere, gone):
-    """The process of the engine is small, and the model is not: under pressure its service has to go all the same."""
+def test_a_model_that_a_daemon_holds_frees_its_reservation(elsewhere, gone):
+    """The process of the engine is small, and the model is not: under pressure its service is evicted all the same."""
     book = opened()
     (start,) = book.make_request(A, Need(30 * GIB, elsewhere=elsewhere), 1.0)
     book.records.change(start.reservation, pid=7)
@@ -303,7 +303,7 @@ def test_a_release_is_pending_until_most_of_it_is_seen(available, level, now, pe
 
 
 def test_two_releases_are_seen_together():
-    """What two engines give back is compared with the lower of what was available before."""
+    """Memory that two engines release is compared with the lower of the two available amounts before."""
     releases = PendingReleases()
     releases.expect(10 * GIB, 20 * GIB, until=10.0)
     releases.expect(10 * GIB, 25 * GIB, until=10.0)
@@ -314,7 +314,7 @@ def test_two_releases_are_seen_together():
 
 
 def kept(*looks, suspected=40):
-    """What is kept after looks at what others have wired, in GiB; the engine's 40 GiB are suspected after the first."""
+    """The suspected bytes after samples of wired memory, in GiB; the engine's 40 GiB are suspected after the first."""
     seen = UnreturnedMemory(GIB)
     for number, (others, settled) in enumerate(looks):
         if number == 1:
@@ -329,23 +329,23 @@ def kept(*looks, suspected=40):
         ([(3, True), (3, True)], 0),  # it came back, and other programs have taken what was free
         ([(3, True), (43, True)], 40),
         ([(3, True), (23, True)], 20),
-        ([(3, True), (3.5, True)], 0),  # not worth telling
+        ([(3, True), (3.5, True)], 0),  # too little to report
         ([(3, True), (90, True)], 40),  # never more than the engine had
         ([(3, True), (43, True), (13, True)], 10),
         ([(3, True), (43, True), (13, True), (43, True)], 10),  # what others wire later is theirs
         ([(3, True), (43, True), (3, True), (43, True)], 0),
-        ([(3, True), (43, False), (13, False)], 40),  # an engine loads, and has not wired yet what it was promised
+        ([(3, True), (43, False), (13, False)], 40),  # an engine loads, and has not wired yet what it has reserved
         ([(3, True), (-7, False), (43, True)], 40),
         ([(43, True), (43, True)], 0),
     ],
 )
-def test_what_is_wired_for_nobody(looks, wanted):
-    """It is what others have wired more than before, up to what the engine had, and it only becomes less."""
+def test_leaked_wired_memory(looks, wanted):
+    """It is the growth of wired memory of others, up to the engine's size, and it only becomes less."""
     assert kept(*looks) == wanted
 
 
-def test_without_a_look_before_nothing_is_known():
-    """An agent that starts on a Mac which keeps memory has nothing to compare with."""
+def test_without_an_earlier_sample_no_leak_is_known():
+    """An agent that starts on a Mac with leaked memory has nothing to compare with."""
     seen = UnreturnedMemory(GIB)
     seen.suspect(40 * GIB)
     seen.update(43 * GIB, settled=True)

@@ -31,12 +31,12 @@ def test_the_guides_five_rows(gib, fraction, shown):
     ],
 )
 def test_between_two_rows_the_row_below_holds(total_bytes, fraction):
-    """Hosts that are not in the guide's table take the row below, the first one, or the last one."""
+    """Hosts that are not in the guide's table use the row below, the first one, or the last one."""
     assert default_fraction(total_bytes) == fraction
 
 
 def test_a_given_fraction_wins_and_is_named():
-    """The flag replaces the table, and the budget says so."""
+    """The flag replaces the table, and the budget names it."""
     budget = host_budget(10 * GIB, 0.5)
     assert budget.limit_bytes == 5 * GIB
     assert "--memory-fraction" in str(budget)
@@ -52,13 +52,13 @@ def test_a_given_fraction_wins_and_is_named():
     ],
 )
 def test_a_models_own_cap(hardware, cap):
-    """The budget of a Model wins over its fraction, and without both there is none."""
+    """The budget of a Model has priority over its fraction, and without both there is none."""
     assert own_cap(hardware, 32 * GIB) == cap
 
 
 @pytest.mark.parametrize("hardware", [Hardware(memory_budget="0"), Hardware(memory_fraction=0.0)])
 def test_a_cap_of_nothing_is_refused(hardware):
-    """A cap that would let nothing run is the user's mistake, and the field is named."""
+    """A cap that lets nothing run is a user error, and the field is named."""
     with pytest.raises(UserError, match="hardware"):
         own_cap(hardware, 32 * GIB)
 
@@ -68,5 +68,5 @@ def test_a_cap_of_nothing_is_refused(hardware):
     [(None, None, 48), ("24Gi", None, 48), ("56Gi", None, 56), ("80Gi", None, 64), ("56Gi", 0.75, 48), ("0", None, 48)],
 )
 def test_a_models_own_budget_wins_over_the_table_alone(word, fraction, gib):
-    """A memoryBudget raises what a host gives by default, up to all it has; a flag and a cap of 0 stay."""
+    """A memoryBudget raises a host's default, up to all its memory; a flag and a cap of 0 stay."""
     assert host_budget(64 * GIB, fraction).for_model(Hardware(memory_budget=word)).limit_bytes == gib * GIB

@@ -1,4 +1,4 @@
-"""The eviction policy as tables: no Trio, no clock."""
+"""The eviction policy as tables, without Trio and without a clock."""
 
 import attrs
 import pytest
@@ -12,7 +12,7 @@ from llmkube.supervisor.memory.reservation import MemorySpec, Need, Reservation
 GIB = 1 << 30
 NOW = 10_000.0
 TOTAL = 64 * GIB
-SHORT, DIRE, FINE = 5 * GIB, 2 * GIB, 20 * GIB  # the lines are at 6.4 and 3.2 GiB
+SHORT, DIRE, FINE = 5 * GIB, 2 * GIB, 20 * GIB  # the thresholds are 6.4 and 3.2 GiB
 NORMAL, WARNING, CRITICAL, UNKNOWN = Level.NORMAL, Level.WARNING, Level.CRITICAL, Level.UNKNOWN
 
 
@@ -28,7 +28,7 @@ THREE = (CHAT, EMBED, DRAFT)
 
 
 def decide(engines, *, level=CRITICAL, available=DIRE, lasted=0.0, policy=None, releasing=False, over=0, **state):
-    """One look at a host that has been short for so long, in one step."""
+    """One sample of a host that has been short of memory for this long, in one step."""
     before = PressureState(level, short_since=NOW - lasted if level > NORMAL else None, **state)
     sample = Sample(TOTAL, available, level)
     return step(policy or Policy(), before, Observation(sample, engines, releasing, over), NOW)[1]
@@ -43,7 +43,7 @@ def decide(engines, *, level=CRITICAL, available=DIRE, lasted=0.0, policy=None, 
         ((engine("a", gib=5, idle_seconds=300.0), engine("b", gib=9)), {}, "a"),
         ((engine("a", gib=5, idle_seconds=299.0), engine("b", gib=9)), {}, "b"),
         ((engine("a", gib=5, idle_seconds=300.0), engine("b", gib=9, idle_seconds=900.0)), {}, "b"),
-        ((engine("a", gib=2, idle_seconds=300.0), engine("b", gib=9)), {}, "b"),  # 1.2 GiB lack, and 1 GiB to spare
+        ((engine("a", gib=2, idle_seconds=300.0), engine("b", gib=9)), {}, "b"),  # 1.2 GiB missing, 1 GiB to spare
         ((engine("a", idle_seconds=900.0), engine("b", "low")), {}, "b"),
         (
             (engine("a", gib=5, idle_seconds=300.0), engine("b", gib=9)),
@@ -57,8 +57,8 @@ def decide(engines, *, level=CRITICAL, available=DIRE, lasted=0.0, policy=None, 
         (THREE, {"level": NORMAL, "available": FINE, "over": 2 * GIB, "over_since": NOW - 60}, "draft"),
     ],
 )
-def test_who_goes(engines, facts, victim):
-    """The lowest priority goes first, of equals an idle one that frees enough, else the largest; no protected one."""
+def test_the_victim(engines, facts, victim):
+    """The lowest priority first; of equals an idle one that frees enough, else the largest; never a protected one."""
     decision = decide(engines, **facts)
     assert decision.evict is not None, decision.skip
     assert decision.evict.key.name == victim
@@ -90,8 +90,8 @@ HIGH_IDLE = engine("chat", "high", 30, idle_seconds=9000.0)
         ((HIGH_IDLE, DRAFT), {"level": WARNING, "available": SHORT, "lasted": 30.0}, Skip.NOT_LONG_ENOUGH),
     ],
 )
-def test_why_nobody_goes(engines, facts, skip):
-    """Nobody goes without need, without use, or against the user's word, and the reason is told."""
+def test_the_reason_without_a_victim(engines, facts, skip):
+    """No engine is evicted without need, without use, or against the user's setting, and the reason is reported."""
     decision = decide(engines, **facts)
     assert decision.evict is None
     assert decision.skip is skip
@@ -99,31 +99,31 @@ def test_why_nobody_goes(engines, facts, skip):
 
 
 def test_idle_services_are_unloaded_before_working_ones_are_ended():
-    """After 20 s of WARNING a service without work goes, although a less important one has work."""
+    """After 20 s of WARNING an idle service is evicted, although a less important one has work."""
     decision = decide((IDLE, DRAFT, CHAT), level=WARNING, available=SHORT, lasted=20.0)
     assert decision.evict == Eviction(IDLE.key, Cause.IDLE, decision.evict.why)
     assert "it was idle for 15m" in decision.evict.why
 
 
-def test_only_critical_cuts_requests_short():
+def test_only_critical_interrupts_requests():
     """At CRITICAL the victim's requests are not waited for, at WARNING they are."""
     assert decide(THREE).evict.urgent
     assert not decide(THREE, level=WARNING, available=SHORT, lasted=60.0).evict.urgent
 
 
 def test_a_victim_that_does_not_die_lets_another_one_be_chosen():
-    """Once its time is over, a victim that is still there is no reason to wait, and is not chosen again."""
+    """A victim beyond its deadline is no reason to wait, and is not chosen again."""
     stuck = attrs.evolve(DRAFT, exit_deadline=NOW)
     assert decide((stuck, EMBED, CHAT)).evict.key == EMBED.key
 
 
-def test_the_last_one_may_go_if_the_operator_says_so():
+def test_the_last_engine_is_evicted_without_keep_last():
     """Without `keep_last` a host's only service is evicted at CRITICAL."""
     assert decide((CHAT,), policy=Policy(keep_last=False)).evict.key == CHAT.key
 
 
 def play(levels, policy=None, engines=THREE, available=None):
-    """Decisions of a row of looks, one per second."""
+    """Decisions on a series of samples, one per second."""
     state, decisions = PressureState(), []
     for second, level in enumerate(levels):
         free = {NORMAL: FINE, WARNING: SHORT, CRITICAL: DIRE, UNKNOWN: 0}[level] if available is None else available
@@ -134,8 +134,8 @@ def play(levels, policy=None, engines=THREE, available=None):
     return decisions
 
 
-def test_flapping_each_second_shows_one_level_and_evicts_nobody_for_a_minute():
-    """A level that flaps with every look reads WARNING, never opens admission, and makes one victim per cool-down."""
+def test_flapping_each_second_shows_one_level_and_evicts_no_engine_for_a_minute():
+    """A level that flaps with every sample reads WARNING, never opens admission, and makes one victim per cool-down."""
     decisions = play([WARNING, NORMAL] * 40)
     assert {each.level for each in decisions} == {WARNING}
     assert not any(each.admitting for each in decisions)
@@ -157,7 +157,7 @@ def test_an_unknown_level_changes_nothing_for_good():
     assert [each.admitting for each in decisions] == [True, False, True]
 
 
-def test_critical_is_shown_until_it_has_been_away_for_a_while():
+def test_critical_is_shown_for_its_dwell_time():
     """A level that flaps between CRITICAL and WARNING reads CRITICAL."""
     levels = {each.level for each in play([CRITICAL, WARNING] * 10)}
     assert levels == {CRITICAL}

@@ -1,4 +1,4 @@
-"""The loop that looks and acts: what it waits for, and what it never waits for."""
+"""The loop that samples and evicts, and its waits."""
 
 import math
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -27,7 +27,7 @@ from pressure.carrier import GIB, Engine, Memory, run_host
 
 @attrs.define(eq=False)
 class Measured(Memory):
-    """A host on which it takes so long to add up what the engines hold."""
+    """A host on which it takes this long to measure the engines."""
 
     seconds: float = 0.0
     blind: bool = False
@@ -55,7 +55,7 @@ async def play(seconds, timeline, *, blind=False):
 
 
 async def test_a_critical_host_does_not_wait_for_a_measurement(autojump_clock):
-    """While the kernel still adds up what engines hold, somebody is evicted in the moment of the signal."""
+    """While the kernel still measures the engines, a victim is evicted at the moment of the signal."""
 
     async def timeline(host):
         await trio.sleep(100)
@@ -70,8 +70,8 @@ async def test_a_critical_host_does_not_wait_for_a_measurement(autojump_clock):
 
 
 @pytest.mark.parametrize("seconds", [0.0, 2.0, 3.3])
-async def test_what_engines_hold_is_known_shortly_after_they_have_loaded(autojump_clock, seconds):
-    """What an engine held while it loaded is out of date within two measurements and a second after it has loaded."""
+async def test_engines_are_measured_shortly_after_their_load(autojump_clock, seconds):
+    """The figure of a loading engine is out of date within two measurements and a second after the load."""
 
     async def timeline(host):
         await trio.sleep_until(max(host.at("big", "ready") + host.at("small", "ready")) + 2 * seconds + 1.0)
@@ -82,7 +82,7 @@ async def test_what_engines_hold_is_known_shortly_after_they_have_loaded(autojum
 
 
 async def test_a_calm_host_is_measured_twice_a_minute(autojump_clock):
-    """Looks come every five seconds when nothing moves, measurements every thirty to forty, however long one takes."""
+    """Without changes samples are taken every five seconds, measurements every thirty to forty, even slow ones."""
 
     async def timeline(host):
         await trio.sleep(40)
@@ -93,8 +93,8 @@ async def test_a_calm_host_is_measured_twice_a_minute(autojump_clock):
     await play(3.0, timeline)
 
 
-async def test_an_engine_that_nobody_can_measure_does_not_keep_the_loop_busy(autojump_clock):
-    """A process that is not in the answer is asked for again after a pause."""
+async def test_an_engine_that_cannot_be_measured_does_not_keep_the_loop_busy(autojump_clock):
+    """A process without a measurement is measured again after a pause."""
 
     async def timeline(host):
         await trio.sleep(10)
@@ -135,7 +135,7 @@ def after(*samples):
 
 @pytest.mark.parametrize("absurd", ABSURD)
 def test_the_last_good_reading_is_held_for_three_samples(absurd):
-    """What cannot be true is replaced by the last good reading three times, and by UNKNOWN from the fourth on."""
+    """An implausible reading is replaced by the last good one three times, and by UNKNOWN from the fourth on."""
     assert MAX_MISSED_SAMPLES == 3
     assert after(SHORT, *[absurd] * 3) == SHORT
     assert after(SHORT, *[absurd] * 4).level is Level.UNKNOWN
@@ -149,7 +149,7 @@ def test_nothing_is_known_before_the_first_good_reading(absurd):
     assert after(absurd).level is Level.UNKNOWN
 
 
-def test_one_good_reading_begins_the_count_anew():
+def test_one_good_reading_resets_the_count():
     """Three bad readings, a good one and three bad ones never lead to UNKNOWN."""
     assert after(GOOD, *[UNREADABLE] * 3, SHORT, *[UNREADABLE] * 3) == SHORT
     assert after(GOOD, *[UNREADABLE] * 9, SHORT) == SHORT
@@ -157,14 +157,14 @@ def test_one_good_reading_begins_the_count_anew():
 
 @pytest.mark.parametrize("total", [16 * GIB, 48 * GIB, 128 * GIB, 256 * GIB])
 def test_a_host_that_grows_or_shrinks_is_believed_at_once(total):
-    """A total up to four times as large or as small counts in the sample that shows it."""
+    """A total up to four times as large or as small is used in the sample that shows it."""
     changed = Sample(total, GIB, Level.WARNING)
     assert after(GOOD, changed) == changed
 
 
 @pytest.mark.parametrize("total", [15 * GIB, 257 * GIB, 1 << 20])
 def test_a_wild_change_needs_a_second_reading(total):
-    """A total that jumps further is believed when a second reading in a row agrees, and not before."""
+    """A total that jumps further is used when a second reading in a row agrees, and not before."""
     wild = Sample(total, 1 << 19, Level.WARNING)
     assert after(GOOD, wild) == GOOD
     assert after(GOOD, wild, wild) == wild
@@ -187,8 +187,8 @@ SAMPLES = st.builds(
 
 
 @given(st.lists(SAMPLES, max_size=30))
-def test_only_possible_figures_are_ever_decided_by(samples):
-    """Whatever is read, a believed sample with a level has figures that can be true."""
+def test_decisions_use_only_plausible_figures(samples):
+    """For any reading, an accepted sample with a level has plausible figures."""
     trusted = after(*samples)
     if trusted.level is not Level.UNKNOWN:
         assert 0 <= trusted.available_bytes <= trusted.total_bytes
@@ -221,7 +221,7 @@ class Memory:
 
 @asynccontextmanager
 async def watched(*, engine=False):
-    """A host's memory, and when something was decided about it; nothing has happened for a minute."""
+    """A host's memory, and the times of decisions; nothing has happened for a minute."""
     memory, decided_at, ledger = Memory(), [], Ledger()
     pressure = EvictionManager(memory, ledger, lambda *_: decided_at.append(trio.current_time()))
     async with trio.open_nursery() as nursery, AsyncExitStack() as stack:
@@ -239,7 +239,7 @@ async def watched(*, engine=False):
 
 
 @pytest.mark.parametrize("engine", [False, True])
-async def test_at_rest_memory_is_looked_at_but_seldom_decided_on(engine, autojump_clock):
+async def test_idle_memory_is_sampled_often_and_decided_on_seldom(engine, autojump_clock):
     """Without changes memory is read every five seconds; decisions follow every thirty and after measurements."""
     async with watched(engine=engine) as (memory, decided_at):
         await trio.sleep(300)
@@ -256,7 +256,7 @@ async def test_at_rest_memory_is_looked_at_but_seldom_decided_on(engine, autojum
         attrs.evolve(CALM, total_bytes=16 * GIB),
     ],
 )
-async def test_what_changes_is_decided_on_at_the_next_look(changed, autojump_clock):
+async def test_a_change_is_decided_on_at_the_next_sample(changed, autojump_clock):
     """Another level, another size, and a thirty-second of the memory gone are decided on within five seconds."""
     async with watched() as (memory, decided_at):
         memory.now = changed

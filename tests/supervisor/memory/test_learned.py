@@ -23,13 +23,13 @@ PLAN = LaunchPlan(("x",), (), "llamacpp", "chat", "sha:1", demand=Demand(context
         ({"demand": Demand(context=4096, cache_type_k="q8_0")}, "b1", False),
     ],
 )
-def test_figures_belong_to_what_changes_them(changes, version, same):
+def test_figures_belong_to_their_inputs(changes, version, same):
     """Weights, demands and build make a key; the service's name and environment do not."""
     assert (figure_key(attrs.evolve(PLAN, **changes), version) == figure_key(PLAN, "b1")) is same
 
 
 def test_a_smaller_measurement_unlearns_nothing():
-    """The most that was ever seen stays, and the estimate is the newest."""
+    """The highest measurement stays, and the estimate is the newest."""
     learned = LearnedFigures()
     learned.record("k", Figure(500, 400, 0, 450))
     learned.record("k", Figure(300, 600, 0, 460))
@@ -37,7 +37,7 @@ def test_a_smaller_measurement_unlearns_nothing():
 
 
 async def test_figures_outlive_the_agent(tmp_path, nursery):
-    """What one agent has learned the next one reads."""
+    """The figures of one agent are read by the next one."""
     path = tmp_path / "learned.json"
     learned = LearnedFigures(path, trio.CapacityLimiter(1))
     nursery.start_soon(learned.run)
@@ -62,7 +62,7 @@ async def test_figures_outlive_the_agent(tmp_path, nursery):
     ],
 )
 def test_a_file_that_cannot_be_read_is_as_good_as_none(tmp_path, text):
-    """Nothing that lies in the file stops the agent."""
+    """Invalid content of the file does not stop the agent."""
     path = tmp_path / "learned.json"
     path.write_text(text, "utf-8")
     learned = LearnedFigures(path)
@@ -71,7 +71,7 @@ def test_a_file_that_cannot_be_read_is_as_good_as_none(tmp_path, text):
 
 
 def test_the_oldest_figures_are_forgotten():
-    """The file does not grow without end, and what was seen last is kept."""
+    """The file has a bound, and the newest figures are kept."""
     learned = LearnedFigures()
     for number in range(MAX_FIGURES + 5):
         learned.record(str(number), Figure(number + 1))

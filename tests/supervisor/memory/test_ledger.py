@@ -1,4 +1,4 @@
-"""The ledger as a scope: who is admitted when, what is counted for how long, and that nobody who waits is stuck."""
+"""The ledger as a scope: order of admission, duration of reservations, and no wait without an end."""
 
 import pytest
 import trio
@@ -17,24 +17,24 @@ CALM = Decision(Level.NORMAL, admitting=True, calm_seconds=1e9)
 A, B, C = (Key("ns", name) for name in "abc")
 
 
-def seen(ledger, available=56, footprints=None, total=64, decision=CALM):
-    """One look at a host with so many GiB left."""
+def sample(ledger, available=56, footprints=None, total=64, decision=CALM):
+    """One sample of a host with this much memory left, in GiB."""
     ledger.observe(Sample(total * GIB, int(available * GIB), decision.level), footprints or {})
     ledger.decide(decision)
 
 
 class Service:
-    """Somebody who wants memory, holds it until told to go, and takes its time to go."""
+    """A service that requests memory, holds it until evicted, and takes its time to exit."""
 
     def __init__(self, ledger, key, gib, nursery, ends_after=0.0):
         self.ledger, self.key, self.need = ledger, key, Need(int(gib * GIB))
-        self.scope, self.allocation, self.said, self.ends_after = trio.CancelScope(), None, [], ends_after
+        self.scope, self.allocation, self.reports, self.ends_after = trio.CancelScope(), None, [], ends_after
         nursery.start_soon(self.run)
 
     async def run(self):
         with self.scope:
             async with self.ledger.admitted(
-                self.key, self.need, scope=self.scope, report=self.said.append
+                self.key, self.need, scope=self.scope, report=self.reports.append
             ) as self.allocation:
                 try:
                     await trio.sleep_forever()
@@ -50,27 +50,27 @@ def evict(ledger, cause, why):
 
 @pytest.fixture
 async def ledger():
-    """The ledger of a host that has been looked at once."""
+    """The ledger of a host with one sample."""
     ledger = Ledger()
     await trio.lowlevel.checkpoint()
-    seen(ledger)
+    sample(ledger)
     return ledger
 
 
-async def test_nobody_starts_before_the_first_look(autojump_clock, nursery):
-    """Until the host's memory has been seen, everybody waits, and is told nothing that is not known."""
+async def test_no_service_starts_before_the_first_sample(autojump_clock, nursery):
+    """Until the host's memory has been sampled, all services wait, and get no report."""
     ledger = Ledger()
     one = Service(ledger, A, 1, nursery)
     await wait_all_tasks_blocked()
     assert one.allocation is None
-    assert not one.said
-    seen(ledger)
+    assert not one.reports
+    sample(ledger)
     await wait_all_tasks_blocked()
     assert one.allocation is not None
 
 
-async def test_without_anybody_who_looks_everybody_is_admitted(autojump_clock, nursery):
-    """On a host whose memory nobody watches a need of any size starts at once."""
+async def test_without_an_eviction_manager_every_service_is_admitted(autojump_clock, nursery):
+    """On a host without an eviction manager a need of any size is admitted at once."""
     one = Service(Ledger(watched=False), A, 10_000, nursery)
     await wait_all_tasks_blocked()
     assert one.allocation is not None
@@ -80,7 +80,7 @@ async def test_without_anybody_who_looks_everybody_is_admitted(autojump_clock, n
 async def test_a_leak_does_not_make_a_model_one_that_never_fits(
     autojump_clock, ledger, nursery, seen_gib, promised_gib
 ):
-    """What an engine once held is promised to the next one, up to what all models of the host may take."""
+    """The peak of an engine is reserved for the next one, up to the bound of all models of the host."""
     need = Need(seen_gib * GIB, estimated_bytes=10 * GIB)
     assert ledger.permanent_refusal(A, need) is None
     one = Service(ledger, A, 0, nursery)
@@ -89,95 +89,95 @@ async def test_a_leak_does_not_make_a_model_one_that_never_fits(
     assert one.allocation.reservation.need.total_bytes == promised_gib * GIB
 
 
-async def test_who_arrives_at_the_same_moment_is_promised_each_byte_once(autojump_clock, ledger, nursery):
-    """Of three that arrive together and fit two at a time, two start, and the third as soon as one has gone."""
+async def test_each_byte_is_reserved_once_for_concurrent_requests(autojump_clock, ledger, nursery):
+    """Of three that arrive together and fit two at a time, two start, and the third as soon as one has exited."""
     services = [Service(ledger, key, 20, nursery) for key in (A, B, C)]
     await wait_all_tasks_blocked()
     assert sum(each.allocation is not None for each in services) == 2
     waiting = next(each for each in services if each.allocation is None)
-    assert "needs 20.0 GiB" in waiting.said[-1].message
+    assert "needs 20.0 GiB" in waiting.reports[-1].message
     next(each for each in services if each.allocation is not None).scope.cancel()
     await wait_all_tasks_blocked()
     assert waiting.allocation is not None
 
 
-async def test_bytes_are_kept_until_the_process_is_gone_and_its_memory_back(autojump_clock, ledger, nursery):
-    """Between the order to go and the look that sees the memory nobody else is promised it."""
+async def test_bytes_stay_reserved_until_the_memory_is_free(autojump_clock, ledger, nursery):
+    """Between the eviction and the sample that shows the memory no other service gets it."""
     one = Service(ledger, A, 30, nursery, ends_after=5)
     await wait_all_tasks_blocked()
     ledger.started(one.allocation, 7)
-    seen(ledger, 26, {7: 30 * GIB})
+    sample(ledger, 26, {7: 30 * GIB})
     other = Service(ledger, B, 30, nursery)
     one.scope.cancel()
     await trio.sleep(4)
     assert other.allocation is None, "the process still ends"
     await trio.sleep(2)
-    seen(ledger, 26)
+    sample(ledger, 26)
     await wait_all_tasks_blocked()
     assert other.allocation is None, "the memory is not back"
-    seen(ledger, 56)
+    sample(ledger, 56)
     await wait_all_tasks_blocked()
     assert other.allocation is not None
 
 
-async def test_memory_that_is_never_seen_again_is_waited_for_until_the_deadline(autojump_clock, ledger, nursery):
-    """Other programs may take what has come free: after the deadline the ledger lets go, and the host decides."""
+async def test_memory_that_never_comes_back_is_waited_for_until_the_deadline(autojump_clock, ledger, nursery):
+    """Other programs may take freed memory: after the deadline the ledger releases it, and the host decides."""
     one = Service(ledger, A, 30, nursery)
     await wait_all_tasks_blocked()
     ledger.started(one.allocation, 7)
-    seen(ledger, 26, {7: 30 * GIB})
+    sample(ledger, 26, {7: 30 * GIB})
     one.scope.cancel()
     await wait_all_tasks_blocked()
-    seen(ledger, 26)
+    sample(ledger, 26)
     assert ledger.book.is_releasing
     await trio.sleep(Policy().release_seconds + 1)
-    seen(ledger, 26)
+    sample(ledger, 26)
     assert not ledger.book.is_releasing
 
 
-async def test_a_look_between_an_engines_end_and_its_farewell_delays_nobody(autojump_clock, ledger, nursery):
-    """Memory that is seen to be back while the ended engine's task still tidies up does not have to come back twice."""
+async def test_a_sample_between_an_engines_exit_and_its_release_delays_no_service(autojump_clock, ledger, nursery):
+    """Memory that is seen while the exited engine's task still closes does not have to be seen twice."""
     one = Service(ledger, A, 30, nursery, ends_after=5)
     await wait_all_tasks_blocked()
     ledger.started(one.allocation, 7)
-    seen(ledger, 26, {7: 30 * GIB})
+    sample(ledger, 26, {7: 30 * GIB})
     evict(ledger, Cause.WARNING, "short")
     await trio.sleep(4)
-    seen(ledger, 56)  # process 7 is gone
+    sample(ledger, 56)  # process 7 has exited
     await trio.sleep(2)
     assert ledger.book.is_releasing
-    seen(ledger, 56)
+    sample(ledger, 56)
     assert not ledger.book.is_releasing
 
 
-async def test_who_was_evicted_at_once_returns_for_what_it_held(autojump_clock, ledger, nursery):
-    """An engine that took more than was expected, and went before anybody learned from it, waits for as much."""
+async def test_an_early_victim_returns_with_the_need_that_it_held(autojump_clock, ledger, nursery):
+    """An engine that outgrew its need, and was evicted before it was measured, waits for as much as it held."""
     scope = trio.CancelScope()
-    said, need = [], Need(10 * GIB, estimated_bytes=10 * GIB)
+    reports, need = [], Need(10 * GIB, estimated_bytes=10 * GIB)
 
     async def run():
         with scope:
-            async with ledger.admitted(A, need, scope=scope, report=said.append) as allocation:
+            async with ledger.admitted(A, need, scope=scope, report=reports.append) as allocation:
                 ledger.started(allocation, 7)
                 await trio.sleep_forever()
-        async with ledger.admitted(A, need, scope=trio.CancelScope(), report=said.append):
+        async with ledger.admitted(A, need, scope=trio.CancelScope(), report=reports.append):
             await trio.sleep_forever()
 
     nursery.start_soon(run)
     await wait_all_tasks_blocked()
-    seen(ledger, 30, {7: 26 * GIB})
+    sample(ledger, 30, {7: 26 * GIB})
     evict(ledger, Cause.CRITICAL, "short")
     await wait_all_tasks_blocked()
-    seen(ledger, 30)
+    sample(ledger, 30)
     await wait_all_tasks_blocked()
-    assert "needs 26.0 GiB" in said[-1].message
+    assert "needs 26.0 GiB" in reports[-1].message
 
 
 async def test_an_adopted_engine_is_counted_before_it_is_taken_over(autojump_clock, nursery):
-    """What an agent left counts from the first moment, never waits, and is not evicted while nobody holds it."""
+    """An earlier agent's engine is counted from the start, never waits, and is not evicted while no task holds it."""
     ledger = Ledger()
     ledger.adopt(A, Need(40 * GIB))
-    seen(ledger, 16)
+    sample(ledger, 16)
     late = Service(ledger, B, 20, nursery)
     await wait_all_tasks_blocked()
     assert late.allocation is None
@@ -190,8 +190,8 @@ async def test_an_adopted_engine_is_counted_before_it_is_taken_over(autojump_clo
     assert ledger.book.evictions == {Cause.CRITICAL: 1}
 
 
-async def test_who_is_deleted_while_it_waits_leaves_nothing(autojump_clock, ledger, nursery):
-    """A wait that is cancelled holds nothing, and those who wait with it do not notice."""
+async def test_a_service_that_is_deleted_while_it_waits_leaves_nothing(autojump_clock, ledger, nursery):
+    """A wait that is cancelled holds nothing, and does not affect other waits."""
     Service(ledger, A, 40, nursery)
     big, other = Service(ledger, B, 30, nursery), Service(ledger, C, 20, nursery)
     await wait_all_tasks_blocked()
@@ -200,13 +200,13 @@ async def test_who_is_deleted_while_it_waits_leaves_nothing(autojump_clock, ledg
     ledger.forget(B)
     assert {each.key for each in (*ledger.book.records.reservations(), *ledger.book.records.requests())} == {A, C}
     ledger.forget(A)
-    seen(ledger)
+    sample(ledger)
     await wait_all_tasks_blocked()
     assert other.allocation is not None
 
 
-async def test_an_edit_of_the_priority_is_heard_at_once(autojump_clock, ledger, nursery):
-    """Who waits may make others go as soon as it has become more important than they are."""
+async def test_an_edit_of_the_priority_applies_at_once(autojump_clock, ledger, nursery):
+    """A waiting service may evict others as soon as it has become more important than they are."""
     one, other = Service(ledger, A, 40, nursery), None
     await wait_all_tasks_blocked()
     other = Service(ledger, B, 40, nursery)
@@ -218,11 +218,11 @@ async def test_an_edit_of_the_priority_is_heard_at_once(autojump_clock, ledger, 
     assert ledger.book.evictions == {Cause.DISPLACED: 1}
 
 
-async def test_a_victim_is_told_once(autojump_clock, nursery):
-    """Who is on the way out already is not told again, but hurried when memory becomes critical."""
+async def test_a_victim_is_notified_once(autojump_clock, nursery):
+    """An engine that is being evicted is not evicted again, but expedited when memory becomes critical."""
     notified = []
     ledger = Ledger(Book(Rules(gentle_seconds=45, urgent_seconds=15)), notified=notified.append)
-    seen(ledger)
+    sample(ledger)
     one = Service(ledger, A, 30, nursery, ends_after=100)
     await wait_all_tasks_blocked()
     allocation = one.allocation
@@ -230,16 +230,16 @@ async def test_a_victim_is_told_once(autojump_clock, nursery):
     evict(ledger, Cause.WARNING, "short")
     assert len(notified) == 1
     assert not allocation.urgent
-    seen(ledger, 1, decision=Decision(Level.CRITICAL))
+    sample(ledger, 1, decision=Decision(Level.CRITICAL))
     assert allocation.urgent
     assert allocation.reservation.exit_deadline == trio.current_time() + 15
 
 
-async def test_the_same_wait_is_not_told_twice(autojump_clock, ledger, nursery):
-    """Looks that change nothing say nothing: a status is not written once per second."""
+async def test_the_same_wait_is_not_reported_twice(autojump_clock, ledger, nursery):
+    """Samples that change nothing report nothing: a status is not written once per second."""
     Service(ledger, A, 40, nursery)
     other = Service(ledger, B, 40, nursery)
     for second in range(300):
-        seen(ledger, 16 + second % 2 / 10)
+        sample(ledger, 16 + second % 2 / 10)
         await trio.sleep(1)
-    assert len(other.said) == 1
+    assert len(other.reports) == 1

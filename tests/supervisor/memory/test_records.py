@@ -1,6 +1,6 @@
-"""The records of a host: what is entered is found again, as it is now, and added up.
+"""The records of a host: an entry is found again in its current state, and added up.
 
-What is remembered of one service between two engines, as tables.
+The record of one service between two engines, as tables.
 """
 
 import attrs
@@ -18,7 +18,7 @@ A, B = Key("ns", "a"), Key("ns", "b")
 
 
 def test_a_reservation_is_found_as_it_is_now():
-    """Every change is made to the newest state, also through an older one; a released one is no longer changed."""
+    """Every change is made to the newest state, even through an older one; a released one is no longer changed."""
     records = Records()
     first = records.reserve(A, Need(10), 0.0)
     records.change(first, pid=7)
@@ -37,8 +37,8 @@ def test_each_reservation_has_a_number_of_its_own():
     assert len(numbers) == 6
 
 
-def test_a_service_waits_until_it_is_promised_memory():
-    """Its request is found while it waits, and gone with its reservation."""
+def test_a_service_waits_until_memory_is_reserved():
+    """Its request is found while it waits, and deleted with its reservation."""
     records = Records()
     records[A].request = Request(A, Need(10))
     assert [request.key for request in records.requests()] == [A]
@@ -47,8 +47,8 @@ def test_a_service_waits_until_it_is_promised_memory():
     assert not records.is_awaited
 
 
-def test_what_moves_is_seen():
-    """An engine moves while it loads or leaves, and is unmeasured from its load to the next measurement."""
+def test_moving_engines_are_found():
+    """An engine is moving while it loads or exits, and is unmeasured from its load to the next measurement."""
     records = Records()
     engine = records.reserve(A, Need(10), 0.0, held=False)
     assert (records.is_moving, records.is_adopting) == (True, True)
@@ -64,8 +64,8 @@ def test_what_moves_is_seen():
     ("limit", "device_limit", "over"),
     [(1000, None, 0), (950, None, 50), (990, None, 0), (1000, 500, 100), (700, 500, 300)],
 )
-def test_how_much_more_than_the_budget_engines_hold(limit, device_limit, over):
-    """The larger of both sums counts, and a fiftieth of the budget is not worth a restart."""
+def test_excess_over_the_budget(limit, device_limit, over):
+    """The larger of both sums is used, and a fiftieth of the budget is not worth a restart."""
     records = Records()
     records.reserve(A, Need(600, 400), 0.0)
     records.reserve(B, Need(400, 200), 0.0)
@@ -88,17 +88,17 @@ def evicted(cause):
     [
         (ServiceRecord(), 100, 0, False),
         (evicted(Cause.DISPLACED), 100, 0, False),
-        (evicted(Cause.CRITICAL), 150, 7, True),  # what it held, and 5 % more
+        (evicted(Cause.CRITICAL), 150, 7, True),  # its peak, and 5 % more
     ],
 )
-def test_a_service_that_was_evicted_for_pressure_asks_for_what_it_held(record, total, margin, returns):
-    """After pressure it needs what it had grown to, and a margin; after a displacement it asks like a new one."""
+def test_a_service_that_was_evicted_for_pressure_needs_its_peak(record, total, margin, returns):
+    """After pressure it needs its peak and a margin; after a displacement its need is that of a new one."""
     asked = record.make_request(POLICY, Request(CHAT, Need(100, estimated_bytes=80)))
     assert (asked.need.total_bytes, asked.margin_bytes, asked.returns) == (total, margin, returns)
 
 
-def test_another_model_does_not_ask_for_what_the_last_one_held():
-    """An edit that changes the estimate forgets the peak of the engine before."""
+def test_another_model_does_not_need_the_peak_of_the_last_one():
+    """An edit that changes the estimate drops the peak of the engine before."""
     assert (
         evicted(Cause.CRITICAL).make_request(POLICY, Request(CHAT, Need(20, estimated_bytes=10))).need.total_bytes == 20
     )
@@ -116,8 +116,8 @@ def test_another_model_does_not_ask_for_what_the_last_one_held():
         ({}, Policy(mode=Mode.OFF), False),
     ],
 )
-def test_when_other_engines_may_end_for_it(facts, policy, may):
-    """Once in ten minutes, not for a service that had no work, and only where eviction is on."""
+def test_conditions_of_preemption(facts, policy, may):
+    """Once in ten minutes, not for a service without work, and only if eviction is enabled."""
     request = ServiceRecord(**facts).up_to_date(policy, Request(CHAT, Need(100)), 1000, 1000.0)
     assert request.may_displace is may
 
@@ -133,21 +133,21 @@ def test_when_other_engines_may_end_for_it(facts, policy, may):
     ],
 )
 def test_a_relapse_is_an_eviction_soon_after_the_return(facts, spare, relapses):
-    """The return itself has brought the pressure back if it was lately, and no other program has grown since."""
+    """A recent return has caused the pressure if no other program has grown since."""
     record = ServiceRecord(relapses=2)
     record.record_pressure(attrs.evolve(ENGINE, capacity_bytes=500, **facts), POLICY, spare, 100, 1000.0)
     assert (record.relapses, record.capacity_bytes) == (relapses, spare)
 
 
 def test_memory_that_came_free_makes_up_for_relapses():
-    """A service that has relapsed waits for long, unless engines could have more now than when it was evicted."""
+    """A service that has relapsed waits for long, unless more memory is free now than when it was evicted."""
     record = ServiceRecord(relapses=2, capacity_bytes=500)
     assert record.dwell_seconds(POLICY, 599, 100) == POLICY.dwell_seconds(2)
     assert record.dwell_seconds(POLICY, 600, 100) == POLICY.dwell_seconds(0)
 
 
 @pytest.mark.parametrize(
-    ("block", "moved", "after", "told"),
+    ("block", "moved", "after", "reported"),
     [
         (Block.FULL, 0, 599.0, False),
         (Block.FULL, 0, 600.0, True),
@@ -156,15 +156,15 @@ def test_memory_that_came_free_makes_up_for_relapses():
         (Block.PRESSURE, 0, 10.0, True),
     ],
 )
-def test_the_same_sentence_is_not_told_again(block, moved, after, told):
-    """A new reason or figure is told after ten seconds, the same one after ten minutes."""
+def test_the_same_refusal_is_not_reported_again(block, moved, after, reported):
+    """A new reason or figure is reported after ten seconds, the same one after ten minutes."""
     record = ServiceRecord()
     assert record.should_report(Refusal(Block.FULL, "full"), 0.0)
-    assert record.should_report(Refusal(block, "now", free_bytes=moved), after) is told
+    assert record.should_report(Refusal(block, "now", free_bytes=moved), after) is reported
 
 
-def test_a_successor_that_is_left_alone_serves():
-    """When the serving engine's reservation is taken out, its successor's takes its place."""
+def test_a_successor_without_its_predecessor_serves():
+    """When the serving engine's reservation is removed, its successor's takes its place."""
     record = ServiceRecord()
     for number, role in ((1, Role.SERVING), (2, Role.SUCCESSOR)):
         record.reserve(Reservation(number, CHAT, Need(1), role=role))
@@ -174,7 +174,7 @@ def test_a_successor_that_is_left_alone_serves():
 
 
 def test_an_edit_is_a_new_chance():
-    """A new spec reaches every reservation, and other engines may end for the service again."""
+    """A new spec reaches every reservation, and other engines may be evicted for the service again."""
     record = ServiceRecord(displaced_at=5.0)
     record.reserve(ENGINE)
     assert record.follow(MemorySpec("high"))

@@ -1,4 +1,4 @@
-"""What stands in the way of one start, as a table: no Trio, no clock."""
+"""The obstacle to one start, as a table, without Trio and without a clock."""
 
 import attrs
 import pytest
@@ -11,7 +11,7 @@ from llmkube.supervisor.memory.reservation import Need
 from supervisor.memory.requests import EMPTY, GIB, PRESSED, busy, holds, waits
 
 OPEN = attrs.evolve(EMPTY, budget=attrs.evolve(EMPTY.budget, by_default=True), available_bytes=60 * GIB)
-HELD = attrs.evolve(OPEN, available_bytes=52 * GIB)  # other programs of a host that is nobody's but the table's
+HELD = attrs.evolve(OPEN, available_bytes=52 * GIB)  # other programs of a host that only this table has
 
 
 def full_of(gib):
@@ -38,11 +38,11 @@ def full_of(gib):
         (waits(gib=29), busy(holds("a", 20)), Block.FULL),
         (waits(gib=20), attrs.evolve(EMPTY, available_bytes=26 * GIB), Block.HEADROOM),
         (waits(gib=20), attrs.evolve(EMPTY, available_bytes=27 * GIB), None),
-        # promised to an engine that still loads: not free twice
+        # reserved by an engine that still loads: not free twice
         (waits(gib=20), busy(holds("a", 20, resident=0, loaded_at=None), available_bytes=46 * GIB), Block.HEADROOM),
-        # ended, and not seen to be back
+        # exited, and its memory not seen to be free
         (waits(gib=20), attrs.evolve(EMPTY, releasing_bytes=30 * GIB), Block.FULL),
-        # grown far beyond what it had been promised
+        # grown far beyond its reservation
         (waits(gib=20), busy(holds("a", 30)), Block.FULL),
         (waits(gib=20), PRESSED, Block.PRESSURE),
         (waits(gib=20), attrs.evolve(EMPTY, admitting=False), Block.DWELL),
@@ -58,14 +58,14 @@ def full_of(gib):
         (waits(gib=0.2), attrs.evolve(PRESSED, level=Level.CRITICAL), Block.PRESSURE),
     ],
 )
-def test_what_stands_in_the_way(waiting, host, block):
-    """A start needs room in the ledger and on the host, without pressure; the bound that is hit is named."""
+def test_the_obstacle_of_a_start(waiting, host, block):
+    """A start needs free memory in the ledger and on the host, without pressure; the bound that is hit is named."""
     refusal = find_refusal(waiting, host)
     assert (refusal and refusal.block) == block
 
 
-def test_what_nobody_can_size_is_refused_unless_guesses_are_allowed():
-    """A need that is not known is no need of zero."""
+def test_an_unknown_need_is_refused_unless_guesses_are_allowed():
+    """An unknown need is not a need of zero."""
     unknown = attrs.evolve(waits(), need=Need(GIB, sized=False, why="the file's header does not say"))
     assert find_refusal(unknown, EMPTY).block is Block.UNSIZED
     assert find_refusal(unknown, attrs.evolve(EMPTY, admit_unsized=True)) is None
@@ -81,8 +81,7 @@ def test_what_nobody_can_size_is_refused_unless_guesses_are_allowed():
         (waits(gib=29), busy(holds("a", 20)), "needs 29.0 GiB, 28.0 GiB free of 48.0 GiB"),
     ],
 )
-def test_each_bound_has_a_sentence_of_its_own(waiting, host, words):
-    """What is needed, what there is and which bound it is are in the sentence."""
+def test_each_refusal_names_need_capacity_and_bound(waiting, host, words):
     assert words in find_refusal(waiting, host).message
 
 
@@ -110,6 +109,6 @@ def test_each_bound_has_a_sentence_of_its_own(waiting, host, words):
         ),
     ],
 )
-def test_what_bounds_a_models_own_budget_is_said(budget, gib, host, words):
-    """The status names the Model's word and the host's, and which of them counts."""
+def test_the_bound_of_a_models_own_budget_is_named(budget, gib, host, words):
+    """The status names the Model's budget, the host's, and the one that applies."""
     assert find_refusal(waits(hardware=Hardware(memory_budget=budget), gib=gib), host).message == f"needs {words}"

@@ -1,4 +1,4 @@
-"""What a reservation counts for, as tables."""
+"""The size of a reservation, as tables."""
 
 import attrs
 import pytest
@@ -15,37 +15,37 @@ SERVES = attrs.evolve(LOADS, loaded_at=5.0, busy_at=7.0, measured=True)
     [
         (LOADS, 10, 4, 10, 6),
         (SERVES, 10, 4, 4, 6),
-        (attrs.evolve(SERVES, measured=False), 10, 10, 10, 0),  # what it holds since it was loaded is not known
+        (attrs.evolve(SERVES, measured=False), 10, 10, 10, 0),  # its size since the load is not known
         (attrs.evolve(SERVES, resident_bytes=12, peak_bytes=15), 15, 12, 12, 3),  # it has grown
     ],
 )
-def test_what_counts(reservation, total, held, frees, unused):
-    """The larger of promise and peak counts; an engine that has loaded and was not measured counts in full."""
+def test_the_size_of_a_reservation(reservation, total, held, frees, unused):
+    """The larger of reserved and peak bytes; a loaded engine that was not measured has its full reservation."""
     assert (reservation.total_bytes, reservation.held_bytes) == (total, held)
     assert (reservation.reclaimable_bytes, reservation.unused_bytes) == (frees, unused)
 
 
 @pytest.mark.parametrize(("estimated", "most", "total"), [(0, 50, 80), (40, 50, 50), (60, 50, 60), (60, 100, 80)])
 def test_a_need_that_has_grown_does_not_keep_its_model_out(estimated, most, total):
-    """A measured need is cut to what all engines may take, but never below its estimate."""
+    """A measured need is cut to the bound of all engines, but never below its estimate."""
     assert Need(80, estimated_bytes=estimated).capped_at(most).total_bytes == total
 
 
 def test_an_engine_that_loads_has_work():
-    """Idle time runs from the last work of an engine that has loaded."""
+    """Idle time starts at the last work of an engine that has loaded."""
     assert LOADS.idle_seconds(100.0) == 0.0
     assert SERVES.idle_seconds(100.0) == 93.0
 
 
-def test_an_engine_leaves_in_time_until_its_deadline():
-    """It was told to end and is counted on until its deadline, and not after it."""
+def test_an_evicted_engine_is_in_time_until_its_deadline():
+    """An evicted engine is leaving in time until its deadline, and not after it."""
     leaving = attrs.evolve(SERVES, exit_deadline=10.0)
     assert (leaving.is_exiting, leaving.exits_in_time(9.0), leaving.exits_in_time(10.0)) == (True, True, False)
     assert not SERVES.exits_in_time(0.0)
 
 
 def test_an_unknown_priority_is_normal():
-    """Ranks rise with importance; what is no priority ranks as normal."""
+    """Ranks rise with importance; an invalid priority ranks as normal."""
     ranks = [rank_of(name) for name in ("batch", "low", "normal", "high", "critical")]
     assert ranks == sorted(set(ranks))
     assert MemorySpec("urgent").rank == MemorySpec("normal").rank

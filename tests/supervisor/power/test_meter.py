@@ -1,10 +1,8 @@
-"""What is known of a host's power at one moment, and of each service's part.
+"""The meter: a host's power at one moment, and each service's part.
 
-The energy between samples: exact where they cover the time, bounded where they do not.
+Energy between samples is exact while they cover the time, and bounded in gaps.
 
-Whose energy it is.
-
-Processor time as the kernel counts it.
+The kernel's processor time divides the energy among services.
 """
 
 import os
@@ -72,8 +70,8 @@ class Host:
         return self.meter.view().services[key]
 
 
-async def test_an_old_figure_is_not_told_as_new(autojump_clock):
-    """Power is forgotten when no sample has come for a while, energy is kept."""
+async def test_an_old_figure_is_not_reported_as_new(autojump_clock):
+    """Power is dropped when no sample has come for a while, energy is kept."""
     host = Host(a=1.0)
     assert host.meter.view().watts == {}
     assert host.meter.view().joules == {"cpu": 0.0, "gpu": 0.0, "ane": 0.0}
@@ -87,7 +85,7 @@ async def test_an_old_figure_is_not_told_as_new(autojump_clock):
     assert view.services[A] == ServicePower(None, before.joules, None)
 
 
-async def test_a_problem_is_told_until_a_sample_comes(autojump_clock):
+async def test_a_problem_is_reported_until_a_sample_comes(autojump_clock):
     """While the newest sample is fresh there is no problem, and after the next one none is left."""
     host = Host()
     host.meter.failed(PowerProblem.NOT_PERMITTED)
@@ -103,8 +101,8 @@ async def test_a_problem_is_told_until_a_sample_comes(autojump_clock):
 STALLED = PowerSample({"cpu": 0.0, "gpu": 10.0, "combined": 10.0}, 2.0)
 
 
-async def test_cores_that_draw_nothing_while_they_compute_are_not_told(autojump_clock):
-    """Nor is a sum without them, nor a service's part of it; the GPU's figure stays, and the reason is told."""
+async def test_cores_that_draw_nothing_while_they_compute_are_not_reported(autojump_clock):
+    """Nor is a sum without them, nor a service's part; the GPU's figure stays, and the reason is reported."""
     host = Host(a=1.0)
     await host.live(20)
     before = host.of(A).joules
@@ -120,7 +118,7 @@ async def test_cores_that_draw_nothing_while_they_compute_are_not_told(autojump_
     assert host.of(A).watts == 12.0
 
 
-async def test_cores_that_rest_may_draw_nothing(autojump_clock):
+async def test_idle_cores_may_draw_nothing(autojump_clock):
     """Less than a milliwatt is zero."""
     host = Host(a=0.001)
     await host.live(20, STALLED)
@@ -129,15 +127,15 @@ async def test_cores_that_rest_may_draw_nothing(autojump_clock):
 
 
 @pytest.mark.soak
-async def test_mutant_what_stands_still_is_taken_for_a_figure(autojump_clock, monkeypatch):
-    """Without the rule a chip at work draws nothing."""
+async def test_mutant_a_constant_figure_is_accepted(autojump_clock, monkeypatch):
+    """Without the rule a busy chip draws nothing."""
     monkeypatch.setattr(meter, "without_stalled", lambda sample, busy_cores: sample)
     with pytest.raises(AssertionError):
-        await test_cores_that_draw_nothing_while_they_compute_are_not_told(autojump_clock)
+        await test_cores_that_draw_nothing_while_they_compute_are_not_reported(autojump_clock)
 
 
-async def test_two_engines_share_what_is_drawn(autojump_clock):
-    """By processor time, and beside a compiler that takes as much of the cores as both."""
+async def test_two_engines_share_the_power(autojump_clock):
+    """By processor time, next to a compiler that takes as much of the cores as both."""
     host = Host(a=0.3, b=0.1)
     host.others = 0.4
     await host.live(20)
@@ -146,15 +144,15 @@ async def test_two_engines_share_what_is_drawn(autojump_clock):
     assert host.of(A).joules == pytest.approx(18 * host.of(A).watts), "the first sample has nothing to compare with"
 
 
-async def test_a_service_at_rest_draws_nothing(autojump_clock):
-    """Its gauge says 0, as its engine is there and measured; what the chip draws is no service's then."""
+async def test_an_idle_service_draws_nothing(autojump_clock):
+    """Its gauge is 0, as its engine runs and is measured; the chip's power is no service's then."""
     host = Host(a=0.0)
     await host.live(10)
     assert host.of(A) == ServicePower(0.0, 0.0, None)
 
 
 async def test_an_engine_that_was_adopted_does_not_pay_for_its_past(autojump_clock):
-    """What a process took before it was first seen belongs to no interval."""
+    """Processor time before the first sample of a process belongs to no interval."""
     host = Host(a=0.5)
     await host.live(10)
     host.start(B, 9, 0.5, took=1e6)
@@ -164,8 +162,8 @@ async def test_an_engine_that_was_adopted_does_not_pay_for_its_past(autojump_clo
     assert host.of(B).watts == pytest.approx(host.of(A).watts)
 
 
-async def test_what_has_gone_leaves_nothing(autojump_clock):
-    """An engine that ends, a process that cannot be looked at, and a service that is deleted."""
+async def test_removed_objects_leave_nothing(autojump_clock):
+    """An engine that exits, a process that cannot be inspected, and a service that is deleted."""
     host = Host(a=1.0, b=1.0)
     await host.live(10)
     del host.took[0]
@@ -179,7 +177,7 @@ async def test_what_has_gone_leaves_nothing(autojump_clock):
 
 
 async def test_joules_per_token_are_those_of_the_engine_that_runs(autojump_clock):
-    """Known after two counts, absent while no engine runs, and begun anew with the next one."""
+    """Known after two counts, absent while no engine runs, and reset by the next one."""
     host = Host(a=1.0)
     for count in range(4):
         host.uses[A] = EngineUse(0, TokenCount(0, count * 30.0, trio.current_time()))
@@ -213,7 +211,7 @@ def sample(watts, seconds=2.0):
     ids=["first", "whole", "one lost", "many lost", "a sleep in it", "first after a sleep", "at once", "backwards"],
 )
 def test_an_interval(before, now, seconds, expected):
-    """What a sample of 10 W adds after one of 30 W; the sum of the domains is not counted again."""
+    """The energy of a sample of 10 W after one of 30 W; the sum of the domains is not counted again."""
     point = None if before is None else Point(before, {"gpu": 30.0})
     after, interval = integrate(point, sample(10.0, seconds), now)
     assert interval == expected
@@ -221,7 +219,7 @@ def test_an_interval(before, now, seconds, expected):
 
 
 def test_a_domain_that_appears_has_no_hole_of_another():
-    """What was not measured before counts with its own power."""
+    """The time before a domain's first measurement has its own power."""
     _, interval = integrate(Point(96.0, {"cpu": 5.0}), sample(10.0), 100.0)
     assert interval.joules == {"gpu": 40.0}
 
@@ -242,10 +240,10 @@ DRAWN = {"cpu": 10.0, "gpu": 100.0}
         ({A: 3.0, B: 1.0}, 4.0, {A: 82.5, B: 27.5}),
         ({A: 1.0, B: 0.001}, 1.0, {A: 110.0}),
     ],
-    ids=["no engine", "at rest", "health checks", "alone", "host unknown", "a compiler beside it", "two", "one rests"],
+    ids=["no engine", "at rest", "health checks", "alone", "host unknown", "a compiler next to it", "two", "one rests"],
 )
 def test_a_share(took, host, expected):
-    """The GPU is the engines'; of the cores each gets its part of all that was computed."""
+    """The GPU is the engines'; of the cores each gets its part of all computation."""
     assert share(DRAWN, took, host_cpu_seconds=host, seconds=2.0) == pytest.approx(expected)
 
 
@@ -254,14 +252,14 @@ def test_a_share(took, host, expected):
     st.dictionaries(st.sampled_from([A, B]), st.floats(0, 1e4)),
     st.floats(0, 1e4),
 )
-def test_no_more_is_given_than_was_drawn(joules, took, host):
-    """Whatever the kernel counts, the sum of the shares is at most the whole, and none is negative."""
+def test_shares_do_not_exceed_the_whole(joules, took, host):
+    """For any counts, the sum of the shares is at most the whole, and none is negative."""
     shares = share(joules, took, host_cpu_seconds=host, seconds=2.0)
     assert sum(shares.values()) <= sum(joules.values()) * (1 + 1e-9)
     assert all(each >= 0 for each in shares.values())
 
 
-def test_what_this_process_computes_is_counted_in_both():
+def test_the_time_of_this_process_is_counted_in_both():
     """Its own time grows with its work, and that of all programs by no less, but for the kernel's ticks."""
     cpu = CpuTime()
     own, host = cpu.of_process(os.getpid()), cpu.of_host()

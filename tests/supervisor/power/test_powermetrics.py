@@ -1,4 +1,4 @@
-"""What a Mac's chip draws: the text of powermetrics, samplers that end, and the one line of sudoers."""
+"""Power of a Mac's chip: the text of powermetrics, samplers that end, and the one line of sudoers."""
 
 import os
 import random
@@ -43,11 +43,11 @@ def samples_of(text):
     return [sample for line in text.splitlines() if (sample := reader.feed(line)) is not None]
 
 
-# -- what it says -----------------------------------------------------------------------------------------------------
+# -- its output -------------------------------------------------------------------------------------------------------
 
 
 def test_a_sample_is_read_as_soon_as_its_sum_is_there():
-    """Watts by domain and the seconds that they were measured for; the GPU's own section counts for nothing more."""
+    """Watts by domain and the seconds that they were measured for; the GPU's own section adds nothing."""
     watts = {"cpu": 1.25, "gpu": 31.5, "ane": 0.0, "combined": 32.75}
     assert samples_of(SAMPLE * 2) == [PowerSample(watts, 5.0045)] * 2
 
@@ -73,12 +73,12 @@ def test_a_system_that_writes_no_sum_gets_ours():
     ],
     ids=["no header", "no sum", "another unit", "no time", "no number", "more than any chip draws", "garbage"],
 )
-def test_what_is_no_sample_is_none(text):
-    """A sum without its header, another unit, and figures that no chip draws say nothing, and break nothing."""
+def test_invalid_samples_are_ignored(text):
+    """A sum without its header, another unit, and implausible figures are ignored, and raise nothing."""
     assert samples_of(text) == []
 
 
-# -- why there is none ------------------------------------------------------------------------------------------------
+# -- its failures -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_what_is_no_sample_is_none(text):
     ],
 )
 def test_each_failure_has_a_name(words, code, writes, problem):
-    """What a sampler's end, its words and its silence mean."""
+    """A sampler's exit, its output and its silence are classified."""
     assert problem_of(words, code, writes=writes) is problem
 
 
@@ -103,7 +103,7 @@ def test_each_failure_has_a_name(words, code, writes, problem):
 
 
 def script(tmp_path, body):
-    """Write a sampler that says one sample, and then does what the body says."""
+    """Write a sampler that prints one sample, and then runs the body."""
     path = tmp_path / "sampler"
     path.write_text(f"#!/bin/sh\ncat <<'END'\n{SAMPLE}\nEND\n{body}\n")
     path.chmod(0o755)
@@ -116,14 +116,14 @@ async def until(true):
             await trio.sleep(0.01)
 
 
-class Heard:
-    """What a source has told."""
+class Recorder:
+    """The problems and samples that a source has reported."""
 
     def __init__(self):
         self.samples, self.problems = [], []
 
-    async def hear(self, command, done):
-        """Listen until this is so."""
+    async def record(self, command, done):
+        """Listen until the condition holds."""
         async with trio.open_nursery() as nursery:
             source = Powermetrics(command, random.Random(1))
             nursery.start_soon(source.run, self.samples.append, self.problems.append)
@@ -143,19 +143,19 @@ def _impatient(monkeypatch, _at_once):
 
 
 @pytest.mark.usefixtures("_at_once")
-async def test_a_sampler_that_ends_is_told_and_started_again(tmp_path):
-    """Its last words are in the log, and its successor is heard."""
-    heard = Heard()
+async def test_a_sampler_that_ends_is_reported_and_started_again(tmp_path):
+    """Its last output is in the log, and its successor is read."""
+    recorder = Recorder()
     with capture_logs() as logs:
-        await heard.hear(script(tmp_path, "echo second underflow >&2; exit 3"), lambda: len(heard.samples) > 2)
-    assert heard.problems[0] is PowerProblem.ENDED
+        await recorder.record(script(tmp_path, "echo second underflow >&2; exit 3"), lambda: len(recorder.samples) > 2)
+    assert recorder.problems[0] is PowerProblem.ENDED
     assert "second underflow" in logs[0]["said"]
     assert not logs[0]["hint"]
 
 
 @pytest.mark.usefixtures("_at_once")
 @pytest.mark.parametrize(
-    ("command", "said", "problem", "hint"),
+    ("command", "output", "problem", "hint"),
     [
         (["/nowhere/sudo"], "/nowhere/sudo: No such file", PowerProblem.NOT_FOUND, "/usr/bin/powermetrics"),
         (
@@ -166,14 +166,14 @@ async def test_a_sampler_that_ends_is_told_and_started_again(tmp_path):
         ),
     ],
 )
-async def test_who_may_not_measure_is_told_what_to_do(command, said, problem, hint):
-    """A sampler that cannot begin costs one line in the log, which says why and how to allow it."""
-    heard = Heard()
+async def test_a_missing_right_is_reported_with_its_fix(command, output, problem, hint):
+    """A sampler that cannot start costs one line in the log, with the reason and the command that allows it."""
+    recorder = Recorder()
     with capture_logs() as logs:
-        await heard.hear(command, lambda: len(logs) > 1)
-    assert said in logs[0]["said"]
+        await recorder.record(command, lambda: len(logs) > 1)
+    assert output in logs[0]["said"]
     assert hint in logs[0]["hint"]
-    assert (heard.problems[0], heard.samples) == (problem, [])
+    assert (recorder.problems[0], recorder.samples) == (problem, [])
 
 
 @pytest.mark.ci
@@ -189,13 +189,13 @@ async def test_who_may_not_measure_is_told_what_to_do(command, said, problem, hi
     ],
     ids=["killed", "stopped", "another format", "a line without an end", "hangs"],
 )
-async def test_a_sampler_that_tells_nothing_any_more_is_given_up(tmp_path, body, problem):
-    """After its first sample it is killed, stopped, or writes what is none: the reason is told, and it is gone."""
-    heard = Heard()
+async def test_a_sampler_without_output_is_ended(tmp_path, body, problem):
+    """After its first sample it is killed, stopped, or writes nonsense: the reason is reported, and it is ended."""
+    recorder = Recorder()
     pid_file = tmp_path / "pids"
-    await heard.hear(script(tmp_path, f"echo $$ >> {pid_file}; {body}"), lambda: len(heard.problems) >= 2)
-    assert heard.problems[0] is problem
-    assert len(heard.samples) >= 2, "it was not tried again"
+    await recorder.record(script(tmp_path, f"echo $$ >> {pid_file}; {body}"), lambda: len(recorder.problems) >= 2)
+    assert recorder.problems[0] is problem
+    assert len(recorder.samples) >= 2, "it was not tried again"
     for pid in pid_file.read_text().split():
         with pytest.raises(ProcessLookupError):
             os.kill(int(pid), signal.SIGCONT)
@@ -203,25 +203,25 @@ async def test_a_sampler_that_tells_nothing_any_more_is_given_up(tmp_path, body,
 
 @pytest.mark.parametrize("deaf", ["", "trap '' TERM;"], ids=["ours to signal", "deaf like a process of root"])
 async def test_a_sampler_ends_with_its_reader(tmp_path, deaf):
-    """When the reader has stopped the sampler is gone: by the signal, or by its next line, which nobody reads."""
+    """When the reader has stopped the sampler exits: by the signal, or by its next line, which is not read."""
     pid_file = tmp_path / "pid"
     body = f"{deaf} echo $$ > {pid_file}; while :; do echo line; sleep 0.05; done"
-    await Heard().hear(script(tmp_path, body), lambda: pid_file.exists() and pid_file.read_text().strip())
+    await Recorder().record(script(tmp_path, body), lambda: pid_file.exists() and pid_file.read_text().strip())
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid_file.read_text()), 0)
 
 
 async def test_a_line_without_an_end_takes_no_memory(tmp_path):
-    """A hundred megabytes in one line are passed over, and the sample before them is kept."""
-    heard = Heard()
+    """A hundred megabytes in one line are skipped, and the sample before them is kept."""
+    recorder = Recorder()
     command = script(tmp_path, f"exec {sys.executable} -c \"print('x' * 100_000_000)\"")
     with capture_logs() as logs:
-        await heard.hear(command, lambda: logs)
-    assert heard.samples[0].watts["gpu"] == 31.5
+        await recorder.record(command, lambda: logs)
+    assert recorder.samples[0].watts["gpu"] == 31.5
     assert len(logs[0]["said"]) < 5000
 
 
-# -- who may ----------------------------------------------------------------------------------------------------------
+# -- its rights -------------------------------------------------------------------------------------------------------
 
 
 def test_sudo_gets_the_arguments_and_no_pattern():
@@ -236,6 +236,6 @@ def test_sudo_gets_the_arguments_and_no_pattern():
 
 
 def test_root_needs_no_sudo():
-    """Only who is not root goes through sudo, which never asks for a password."""
+    """Other users go through sudo, which never prompts for a password."""
     assert power_command(0) == POWERMETRICS
     assert power_command(501) == ("/usr/bin/sudo", "-n", *POWERMETRICS)

@@ -1,6 +1,6 @@
-"""Which source a host has.
+"""The power source of a host.
 
-RAPL's files: read, subtracted, and told when they fail.
+RAPL's files are read, subtracted, and reported when they fail.
 """
 
 import random
@@ -40,13 +40,13 @@ def test_linux_has_its_counters(tmp_path):
 
 
 @pytest.mark.parametrize("folder", ["nowhere", "."])
-def test_a_machine_without_counters_is_told_at_the_start(tmp_path, folder):
-    """The error names the flag, the folder, and the way out."""
+def test_a_machine_without_counters_is_an_error_at_the_start(tmp_path, folder):
+    """The error names the flag, the folder, and the fix."""
     with pytest.raises(UserError, match=r"--power-enabled: no readable RAPL counter .*remove the flag"):
         power_source("linux", 0, random.Random(1), folder=tmp_path / folder)
 
 
-def test_counters_of_root_alone_are_told_with_the_way_out(tmp_path, monkeypatch):
+def test_counters_of_root_alone_are_an_error_with_the_fix(tmp_path, monkeypatch):
     """The error names the file and the command that opens it."""
 
     def refused(folder, now):
@@ -87,10 +87,10 @@ def test_packages_and_their_memory_are_counted_once(tmp_path):
 @pytest.mark.parametrize(
     ("before", "now", "watts"),
     [(100.0, 350.0, 50.0), (262000.0, 107.0, 50.0), (262143.0, 0.0, 0.0), (200000.0, 5.0, None)],
-    ids=["counts", "begins again at its end", "exactly there", "began anew in a sleep"],
+    ids=["counts", "begins again at its end", "exactly there", "reset during a sleep"],
 )
-def test_a_counter_that_begins_again(before, now, watts):
-    """After the largest number comes zero; a counter that was reset tells nothing of the time before."""
+def test_a_counter_that_wraps_or_is_reset(before, now, watts):
+    """Zero follows the largest number; a counter that was reset has no figure for the time before."""
     first, second = (
         CounterSnapshot(at, {"z": Counter(j, 262143.0)}, {"z": "package"}) for at, j in ((0.0, before), (5.0, now))
     )
@@ -99,7 +99,7 @@ def test_a_counter_that_begins_again(before, now, watts):
 
 
 def test_counters_that_come_and_go_are_not_subtracted():
-    """A package that was switched off says nothing about the others either, for one look."""
+    """A package that was switched off makes the others unknown as well, for one sample."""
     first = CounterSnapshot(0.0, {"a": Counter(1.0, 9.0)}, {"a": "package"})
     second = CounterSnapshot(5.0, {"a": Counter(1.0, 9.0), "b": Counter(1.0, 9.0)}, {"a": "package", "b": "package"})
     assert sample_between(first, second) is None
@@ -107,7 +107,7 @@ def test_counters_that_come_and_go_are_not_subtracted():
 
 
 async def test_a_host_is_measured_until_its_counters_go_and_again_when_they_are_back(autojump_clock, tmp_path):
-    """Each failure is told with its kind; the first sample after it does not span it."""
+    """Each failure is reported with its kind; the first sample after it does not span it."""
     samples, problems = [], []
     machine(tmp_path, 100.0)
     with capture_logs() as logs:

@@ -1,6 +1,6 @@
-"""Joules per token: within 5 % of the truth on recorded traces, whatever gets lost on the way.
+"""Joules per token are within 5 % of the truth on recorded traces, whatever gets lost.
 
-A trace is what an agent sees of a host whose true power and tokens are known at each moment: samples that come late or
+A trace has an agent's samples of a host whose true power and tokens are known at each moment: samples that come late or
 not at all, a sampler that is away for minutes, counts that come every half minute or fall back, a machine that sleeps.
 """
 
@@ -26,7 +26,7 @@ KEY = Key("ns", "chat")
 
 @attrs.frozen
 class Trace:
-    """What was true, and what an agent has seen of it, in order of time."""
+    """The true values, and the agent's samples, in order of time."""
 
     joules_per_token: float
     seen: tuple  # (at, PowerSample | TokenCount)
@@ -56,7 +56,7 @@ def recorded(seed, *, seconds=3600.0, lost=0.1, away=3, resets=3, sleeps=3, jitt
             tokens = 0.0
         if naps and now >= naps[0]:
             naps.pop(0)
-            shift = rng.uniform(30, 8 * 3600)  # the next sample says that it spans it; the monotonic clock does not
+            shift = rng.uniform(30, 8 * 3600)  # the next sample reports that it spans it; the monotonic clock does not
         if now >= sample_due:
             sample_due = now + 2.0
             is_away = any(since <= now < until for since, until in gone)
@@ -71,7 +71,7 @@ def recorded(seed, *, seconds=3600.0, lost=0.1, away=3, resets=3, sleeps=3, jitt
 
 
 def measured(trace):
-    """What the pure parts make of a trace, called as the meter calls them."""
+    """Return the result of the pure parts for a trace, called as the meter calls them."""
     point, energy, newest = None, TokenEnergy(), None
     for at, each in trace.seen:
         if isinstance(each, TokenCount):
@@ -97,7 +97,7 @@ TROUBLE = {
     "jitter": {"lost": 0.0, "away": 0, "resets": 0, "sleeps": 0, "jitter": 1.5},
     "lost samples": {"lost": 0.3, "away": 0, "resets": 0, "sleeps": 0},
     "a sampler that is away": {"lost": 0.0, "away": 6, "resets": 0, "sleeps": 0},
-    "engines that begin anew": {"lost": 0.0, "away": 0, "resets": 12, "sleeps": 0},
+    "engines that restart": {"lost": 0.0, "away": 0, "resets": 12, "sleeps": 0},
     "sleeps": {"lost": 0.0, "away": 0, "resets": 0, "sleeps": 8},
     "all together": {},
 }
@@ -105,34 +105,34 @@ TROUBLE = {
 
 @pytest.mark.parametrize("trouble", TROUBLE)
 def test_it_is_within_five_percent_of_the_trace(trouble):
-    """Whatever is drawn, and within 2 % where nothing goes wrong."""
+    """For any power, and within 2 % if nothing goes wrong."""
     worst = max(error_of(recorded(seed, **TROUBLE[trouble])) for seed in SEEDS)
     assert worst < (0.02 if trouble == "nothing goes wrong" else 0.05), f"{worst:.1%}"
 
 
 def whole_samples(before, sample, now):
-    """A sample counts for all the seconds that it says, as before a sleep was thought of."""
+    """A sample applies to all the seconds that it reports, as before sleep was handled."""
     point, interval = integrate(before, sample, now)
     joules = {domain: watts * sample.seconds for domain, watts in sample.watts.items()}
     return point, attrs.evolve(interval, joules=joules)
 
 
 def endless_holes(before, sample, now):
-    """Every hole is filled, and none is lost."""
+    """Every gap is filled, and none is lost."""
     point, interval = integrate(before, sample, now)
     filled = sample.watts["gpu"] * interval.lost_seconds
     return point, attrs.evolve(interval, joules={"gpu": interval.joules["gpu"] + filled}, lost_seconds=0.0)
 
 
 def empty_holes(before, sample, now):
-    """What a lost sample would have said is not made up for, and its time counts as measured."""
+    """A lost sample is not compensated, and its time is taken as measured."""
     point, interval = integrate(before, sample, now)
     covered = min(sample.seconds, now - before.at) if before else sample.seconds
     return point, attrs.evolve(interval, joules={"gpu": sample.watts["gpu"] * covered})
 
 
 def falling_counts(self, count):
-    """A count that falls back is taken for one that began anew, as Prometheus does; its stretch is kept."""
+    """A count that falls back is taken for a reset, as in Prometheus; its stretch is kept."""
     if self.last is None:
         return TokenEnergy(last=count)
     more = count.tokens - self.last.tokens
@@ -144,7 +144,7 @@ MUTANTS = {
     "a sample spans the sleep": (meter_module, "integrate", whole_samples, "sleeps"),
     "long holes are filled": (meter_module, "integrate", endless_holes, "a sampler that is away"),
     "short holes are empty": (meter_module, "integrate", empty_holes, "lost samples"),
-    "a count that falls back is kept": (TokenEnergy, "counted", falling_counts, "engines that begin anew"),
+    "a count that falls back is kept": (TokenEnergy, "with_count", falling_counts, "engines that restart"),
     "half a stretch is enough": (token_energy, "KNOWN_SHARE", 0.0, "a sampler that is away"),
 }
 
@@ -160,7 +160,7 @@ def test_a_mutant_is_caught(name, monkeypatch):
     assert max(map(error_of, traces)) >= 0.05
 
 
-def test_another_process_begins_anew():
+def test_another_process_resets_the_figure():
     """The figure is that of the engine that runs now."""
     energy = TokenEnergy().with_count(TokenCount(1, 0.0, 0.0))
     energy = energy.with_energy(60.0, measured_seconds=30.0, lost_seconds=0.0)
@@ -169,8 +169,8 @@ def test_another_process_begins_anew():
     assert energy.with_count(TokenCount(2, 5.0, 60.0)).joules_per_token is None
 
 
-def test_a_count_that_was_heard_already_changes_nothing():
-    """The meter looks at the newest count with every sample."""
+def test_a_known_count_changes_nothing():
+    """The meter reads the newest count with every sample."""
     energy = TokenEnergy().with_count(TokenCount(1, 0.0, 0.0))
     energy = energy.with_energy(60.0, measured_seconds=30.0, lost_seconds=0.0)
     assert energy.with_count(TokenCount(1, 0.0, 0.0)) == energy
@@ -178,9 +178,9 @@ def test_a_count_that_was_heard_already_changes_nothing():
 
 @pytest.mark.parametrize("tokens", [math.inf, math.nan])
 def test_a_count_that_is_no_number_breaks_nothing(tokens):
-    """The stretches before and after it are left out, and the next one counts again."""
+    """The stretches before and after it are left out, and the next one is used again."""
     energy = TokenEnergy()
-    for at, said in enumerate((0.0, 30.0, tokens, 60.0, 90.0)):
+    for at, tokens_now in enumerate((0.0, 30.0, tokens, 60.0, 90.0)):
         energy = energy.with_energy(60.0, measured_seconds=30.0, lost_seconds=0.0)
-        energy = energy.with_count(TokenCount(1, said, 30.0 * at))
+        energy = energy.with_count(TokenCount(1, tokens_now, 30.0 * at))
     assert energy.joules_per_token == 2.0

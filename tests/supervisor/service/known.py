@@ -22,7 +22,7 @@ HEADER = GGUFFacts("llama", 3, 5, 1000)
 
 
 def desired(uid="s1", generation=1, model_uid="m1", source="builtin://demo"):
-    """A wish for one service and its Model."""
+    """The desired state of one service and its Model."""
     metadata = {"name": "chat", "namespace": "ns", "uid": uid, "generation": generation}
     service = decode(InferenceService, {"metadata": metadata, "spec": {"modelRef": "m"}})
     metadata = {"name": "m", "namespace": "ns", "uid": model_uid, "generation": 1}
@@ -30,5 +30,5 @@ def desired(uid="s1", generation=1, model_uid="m1", source="builtin://demo"):
 
 
 def new_facts():
-    """What is known of a service at its start, on a host that is reached."""
+    """The facts of a service at its start, on a reachable host."""
     return Facts(desired(), "mac", HostAddress("192.0.2.1", "192.0.2.1", "given"))

@@ -1,6 +1,6 @@
-"""What an engine says of its model: 200 and 503 count, and nothing else does; and which build has it.
+"""The engine's model status: 200 and 503 are results, and nothing else is; and the build that has the model.
 
-Why an engine ended, from how far it came, how it exited and what it said last.
+The cause of an engine's exit comes from its progress, its exit status and its last lines.
 """
 
 import signal
@@ -26,17 +26,17 @@ SUCCESSOR = attrs.evolve(LOADED, pid=43, port=4712)
 
 
 class Manager:
-    """Collects the snapshots that are written."""
+    """A recorder of the snapshots that are written."""
 
     def __init__(self):
         self.views = []
-        self.heard = 0
+        self.waits = 0
 
     def update(self, change, view, **_):
         self.views.append(view)
 
     async def wait_endpoint_applied(self):
-        self.heard += 1
+        self.waits += 1
 
     class settings:  # noqa: N801 - an attribute of the real one
         withdraw_seconds = 2.0
@@ -57,7 +57,7 @@ def new_engines():
 
 
 def test_only_the_engine_that_leads_is_reported():
-    """What the other one has said is written when it takes over."""
+    """Changes of the other one are written when it takes over."""
     manager, old, new = new_engines()
     old.set_view(LOADED)
     new.set_view(LOADING)
@@ -68,7 +68,7 @@ def test_only_the_engine_that_leads_is_reported():
 
 
 async def left(outcome, *, keep=False, leads=True):
-    """Leave `withdrawn` with this outcome; return what is written, and whether the API server was waited for."""
+    """Exit `withdrawn` with this outcome; return the snapshots written, and whether the API server was waited for."""
     manager, old, new = new_engines()
     old.set_view(LOADED)
     if not leads:
@@ -76,21 +76,21 @@ async def left(outcome, *, keep=False, leads=True):
     manager.views.clear()
     async with old.withdrawn(outcome, Allocation(), Shutdown(keep)):
         pass
-    return [view.reason for view in manager.views], manager.heard
+    return [view.reason for view in manager.views], manager.waits
 
 
-async def test_what_is_published_is_withdrawn_on_the_way_out():
+async def test_a_published_endpoint_is_withdrawn_on_exit():
     """And the API server is waited for."""
     assert await left(Outcome(published=True)) == ([Reason.STOPPING], 1)
 
 
-async def test_what_was_never_published_is_not_withdrawn():
-    """An engine that never served has nothing to take back."""
+async def test_an_unpublished_endpoint_is_not_withdrawn():
+    """An engine that never served has nothing to withdraw."""
     assert await left(Outcome()) == ([], 0)
 
 
 async def test_an_engine_that_stays_keeps_its_endpoint():
-    """The next agent goes on with it."""
+    """The next agent serves with it."""
     assert await left(Outcome(published=True), keep=True) == ([], 0)
 
 
@@ -100,11 +100,11 @@ async def test_an_engine_that_was_replaced_has_nothing_to_withdraw():
 
 
 def test_the_build_that_serves_is_reported_once():
-    """With the one before it; also of one that has lost its model meanwhile, which serves again then."""
+    """With the one before it; also of one that has lost its model in the meantime and serves again."""
     manager, old, _ = new_engines()
     old.set_view(attrs.evolve(LOADED, engine="ollama", build="1"))
-    for said, build in [("loaded", "1"), ("loaded", "2"), ("loaded", "2"), ("lost", ""), ("loaded", "3")]:
-        old.set_model(said, build)
+    for state, build in [("loaded", "1"), ("loaded", "2"), ("loaded", "2"), ("lost", ""), ("loaded", "3")]:
+        old.set_model(state, build)
     reported = [(view.reason, view.build, view.message.partition("; ")[2]) for view in manager.views[1:]]
     assert reported == [
         (Reason.LOADED, "2", "ollama is now 2 (was 1)"),
@@ -113,7 +113,7 @@ def test_the_build_that_serves_is_reported_once():
     ]
 
 
-def test_another_build_ends_no_other_trouble():
+def test_another_build_resolves_no_other_problem():
     """An engine that does not listen stays so for its clients; when it answers again, it is in the newer build."""
     manager, old, _ = new_engines()
     old.set_view(attrs.evolve(LOADED, engine="ollama", build="1"))
@@ -132,11 +132,11 @@ def engine(http, runtime="ollama"):
 
 
 @pytest.mark.parametrize(
-    ("status", "delay_seconds", "said"),
+    ("status", "delay_seconds", "state"),
     [(200, 0, "loaded"), (503, 0, "lost"), (404, 0, "nothing"), (500, 0, "nothing"), (503, 60, "nothing")],
 )
-async def test_each_tick_reports_the_model_state(autojump_clock, status, delay_seconds, said):
-    """What is late is no word about the model: a machine at work is late."""
+async def test_each_tick_reports_the_model_state(autojump_clock, status, delay_seconds, state):
+    """A late response says nothing about the model: a busy machine is late."""
     listener, reported = MemoryListener(), []
 
     async def answer(exchange):
@@ -148,7 +148,7 @@ async def test_each_tick_reports_the_model_state(autojump_clock, status, delay_s
         with trio.move_on_after(21):
             await watch_model(engine(http), lambda *words: reported.append(words), 5.0)
         nursery.cancel_scope.cancel()
-    assert set(reported) == {(said, "")}
+    assert set(reported) == {(state, "")}
     assert len(reported) == (4 if not delay_seconds else 2)
 
 
@@ -164,8 +164,8 @@ async def test_each_tick_reports_the_model_state(autojump_clock, status, delay_s
         ("ollama", Response.json(404, {}), ""),  # of an earlier release
     ],
 )
-async def test_which_build_has_the_model_is_asked_with_the_key(autojump_clock, runtime, props, build):
-    """Of engines whose program others may upgrade; what is no build is none."""
+async def test_the_build_that_has_the_model_is_queried_with_the_key(autojump_clock, runtime, props, build):
+    """Of engines whose program others may upgrade; an invalid build is none."""
     listener, reported = MemoryListener(), []
 
     async def answer(exchange):
@@ -182,7 +182,7 @@ async def test_which_build_has_the_model_is_asked_with_the_key(autojump_clock, r
 
 
 async def test_an_exited_engine_reports_nothing(autojump_clock):
-    """Its end is noticed elsewhere."""
+    """Its exit is noticed elsewhere."""
     reported = []
 
     async def refuse(host, port):
@@ -225,14 +225,14 @@ KILLED = Exit(-signal.SIGKILL)
     ],
 )
 def test_the_cause_of_an_exit_is_reported(outcome, lines, reason, begins, seconds):
-    """An exit is told before what it was to be ended for; a port that is taken is one only of an engine that loads."""
+    """An exit precedes the reason of the stop; a taken port applies only to an engine that loads."""
     reported = failure_of(outcome, lines, rules=LLAMA_RULES, now=100.0, memory_kills=0, memory_short=False)
     assert (reported.reason, reported.ready_seconds) == (reason, seconds)
     assert reported.message.startswith(begins)
 
 
 def test_its_last_log_lines_are_appended():
-    """Each of the engine's lines is a line of the message, after the sentence about the end."""
+    """Each of the engine's lines is a line of the message, after the sentence about the exit."""
     reported = failure_of(
         Outcome(exit=Exit(7)), ["one", "two"], rules=LLAMA_RULES, now=0.0, memory_kills=0, memory_short=False
     )
@@ -248,7 +248,7 @@ def test_its_last_log_lines_are_appended():
     ],
 )
 def test_a_lack_of_memory_is_reported(kills, short, why):
-    """A SIGKILL is put down to memory where the kernel counted a kill, or the host was short when last looked at."""
+    """A SIGKILL is attributed to memory if the kernel counted a kill, or the host was short at the last sample."""
     reported = failure_of(
         Outcome(exit=KILLED, ready_at=1.0), [], rules=LLAMA_RULES, now=2.0, memory_kills=kills, memory_short=short
     )

@@ -61,8 +61,8 @@ NO_FILE = FACTS.without_file(ExternalError("gone"))
         ),
     ],
 )
-def test_what_is_worth_an_event(before, after, reasons):
-    """A change that people want to hear of is one Event; what follows from it is the conditions' to say."""
+def test_changes_that_are_events(before, after, reasons):
+    """Changes that users need are one Event each; their consequences are conditions."""
     assert [one.reason for one in events(before, after)] == reasons
 
 
@@ -73,7 +73,7 @@ def test_the_log_has_each_error_of_a_fetch_once():
 
 
 def test_a_fetch_that_waits_is_one_event():
-    """It says for what; further attempts of the same wait are none, and a fetch that goes on is none."""
+    """It names the reason; further attempts of the same wait are none, and neither is a fetch that continues."""
     moves = FACTS.with_fetch_progress("downloading: 5 B")
     waits = moves.with_fetch_progress("waiting since T: h: refused; next attempt at T", "h: refused")
     (event,) = events(moves, waits)
@@ -85,7 +85,7 @@ def test_a_fetch_that_waits_is_one_event():
 
 
 def test_an_eviction_reports_what_happens_to_requests():
-    """They may end first unless memory is urgently short."""
+    """They may finish first unless memory is urgently short."""
     gentle, urgent = (
         events(SERVING, SERVING.with_eviction(attrs.evolve(EVICT, cause=cause)))[0]
         for cause in (Cause.WARNING, Cause.CRITICAL)
@@ -95,21 +95,21 @@ def test_an_eviction_reports_what_happens_to_requests():
 
 
 def test_the_endpoint_is_in_the_log():
-    """Where an engine serves is said once, with the address that clients use."""
+    """The endpoint is logged once, with the address that clients use."""
     (loaded,) = events(FACTS, SERVING)
     assert (loaded.message, loaded.type) == ("loaded in 3.0 s on host mac", "Normal")
     assert (loaded.log, dict(loaded.fields)) == ("registered endpoint", {"hostIP": "192.0.2.1", "port": 4711})
 
 
-def test_what_happens_without_a_change():
-    """Requests are cut short; a service goes for another one, and its namespace is named if it is another one."""
+def test_events_without_a_change():
+    """Requests are interrupted; a service is evicted for another one, and a different namespace is named."""
     assert cut_short_event("late").message == "requests in flight cut short: late"
     assert displacing_event(Key("ns", "chat"), EVICT).message == "chat is evicted to make room for this service"
     assert displacing_event(Key("other", "chat"), EVICT).message.startswith("ns/chat is evicted")
 
 
 def condition_of(facts, kind):
-    """What is said under one condition: whether it holds, and the reason."""
+    """Return the status and the reason of one condition."""
     return next(((one.holds, str(one.reason)) for one in service_conditions(facts) if one.type == kind), None)
 
 
@@ -139,7 +139,7 @@ def condition_of(facts, kind):
     ],
 )
 def test_the_conditions_of_a_service(facts, kind, statement):
-    """Each condition follows from the facts alone; what is not known is left out."""
+    """Each condition follows from the facts alone; an unknown one is left out."""
     assert condition_of(facts, kind) == statement
 
 
@@ -162,8 +162,8 @@ def test_the_conditions_of_a_model(facts, statement):
     assert found == ([statement] if statement else [])
 
 
-def test_a_condition_speaks_of_the_generation_that_it_was_derived_from():
-    """After an edit, what was said before it goes on to speak of the older spec."""
+def test_a_condition_has_the_generation_that_it_was_derived_from():
+    """After an edit, conditions from before keep the generation of the older spec."""
     facts = FACTS.with_plan(()).with_view(LOADED).with_desired(desired(generation=2)).with_plan(())
     generations = {one.type: one.generation for one in service_conditions(facts)}
     assert generations == {"Accepted": 2, "SpecHonoured": 2, "Loaded": 1, "UpToDate": 1}
@@ -172,14 +172,14 @@ def test_a_condition_speaks_of_the_generation_that_it_was_derived_from():
 
 
 def test_every_condition_that_agents_state_can_be_stated():
-    """There is no condition in the contract that no fact leads to."""
+    """Every condition in the contract follows from some fact."""
     facts = FACTS.with_plan(()).with_view(ServiceView(Reason.PENDING)).with_memory(Level.NORMAL, None, "")
     refused = facts.with_refusal(SERVICE, UserError("no"))
     assert tuple(one.type for one in service_conditions(refused)) == SERVICE_CONDITIONS
 
 
 def test_a_service_that_pods_cannot_use_without_a_key_reports_it():
-    """Where no network is admitted, unless the service gives out keys; it is said until it is over, and then not."""
+    """If no network is admitted, unless the service has keys; reported while it lasts."""
     host_address = attrs.evolve(FACTS.host_address, closed="no list of nodes")
     closed = FACTS.with_host_address(host_address)
     message = "given; requests without a key are refused (401): no list of nodes"

@@ -21,15 +21,15 @@ HUNG = Failure(Reason.HUNG, "the engine hangs")
 SERVICE = Slot(Service, Key("ns", "chat"))
 
 
-def test_an_edit_keeps_what_is_known_under_the_generation_that_it_was_learned_from():
-    """What was said of the first generation is not said of the second one before it is known again."""
+def test_an_edit_keeps_facts_under_their_generation():
+    """Facts of the first generation do not apply to the second one before they are known again."""
     facts = new_facts().with_plan(()).with_view(LOADED).with_desired(desired(generation=2))
     assert (facts.problem.generation, facts.view.generation) == (1, 1)
     assert facts.with_plan(()).problem.generation == 2
 
 
-def test_another_object_of_the_same_name_inherits_the_engine_and_no_verdict():
-    """The snapshot and the memory are true of it, whether its spec makes a plan is not known."""
+def test_another_object_of_the_same_name_inherits_only_the_engine():
+    """Snapshot and memory still apply; whether its spec makes a plan is unknown."""
     before = new_facts().with_desired(desired(generation=7)).with_plan(("gpu",)).with_view(LOADED)
     after = before.with_memory(Level.NORMAL, None, "fine").with_desired(desired(uid="s2"))
     assert (after.problem, after.ignored) == (None, None)
@@ -46,12 +46,12 @@ def test_another_object_of_the_same_name_inherits_the_engine_and_no_verdict():
     ],
 )
 def test_another_model_of_the_same_file_need_not_fetch_it(newer, known):
-    """Its file is here if the spec is the same; of a Model that was only edited, what was said stands until news."""
+    """Its file is here if the spec is the same; after an edit of the Model, its status stays until the next update."""
     assert (new_facts().with_file(WEIGHTS, HEADER).with_desired(newer).fetch is not None) is known
 
 
-def test_a_file_that_was_here_a_moment_ago_is_only_looked_at_again():
-    """Progress is told of a file that is not here."""
+def test_a_file_that_was_here_is_only_checked_again():
+    """A file that is here has no progress."""
     facts = new_facts().with_file(WEIGHTS, HEADER)
     assert facts.with_fetch_progress("hashing") is facts
     edited = facts.with_desired(desired(source="/other.gguf")).with_fetch_progress("12 %")
@@ -67,14 +67,14 @@ def test_a_file_that_cannot_be_had_is_fetched_from_the_start():
 
 
 def test_the_endpoint_is_that_of_the_last_engine_that_was_ready():
-    """An engine that loads, or has ended, moves no endpoint."""
+    """An engine that loads, or has exited, changes no endpoint."""
     facts = new_facts().with_view(LOADED)
     assert (facts.endpoint_host, facts.endpoint_port) == ("192.0.2.1", 4711)
     assert facts.with_view(attrs.evolve(LOADING, port=5000)).endpoint_port == 4711
 
 
-def test_the_same_snapshot_is_no_news():
-    """Nothing changes, and the condition goes on to speak of the generation in which it was said."""
+def test_the_same_snapshot_is_no_change():
+    """Nothing changes, and the condition keeps the generation in which it was derived."""
     facts = new_facts().with_view(LOADED).with_desired(desired(generation=2))
     assert facts.with_view(LOADED) is facts
 
@@ -88,7 +88,7 @@ def test_the_same_snapshot_is_no_news():
     ],
 )
 def test_a_failure_reports_when_the_next_attempt_starts(failure, failures, delay, reason, words):
-    """The reason is the failure's own, where it has one."""
+    """The reason is the failure's own, if it has one."""
     facts = new_facts().with_failure(failure, failures, delay, NOW)
     assert facts.view.value == ServiceView(reason, words, restarts=1)
 
@@ -109,13 +109,13 @@ def test_a_failure_reports_when_the_next_attempt_starts(failure, failures, delay
     ],
 )
 def test_a_failure_of_the_newest_spec_is_why_an_older_one_serves(change, reason, words):
-    """It is said beside what serves."""
+    """It is reported besides the engine that serves."""
     outdated = change(new_facts().with_view(LOADED), EXIT, 1, 0, NOW).outdated.value
     assert outdated == Problem(reason, f"{words}: exit code 1")
 
 
 def test_an_engine_of_the_newest_plan_is_up_to_date_unless_the_newest_spec_makes_none():
-    """What is unplanned is said again when an engine begins to serve; one of an older plan changes nothing."""
+    """A planning failure is reported again when an engine starts to serve; one of an older plan changes nothing."""
     facts = new_facts().with_outdated("Replacing", "the engine of the newest spec is loading")
     assert facts.with_engine(LOADED, newest=True).outdated.value == Problem()
     assert facts.with_engine(LOADED, newest=False).outdated.value.reason == "Replacing"
@@ -131,7 +131,7 @@ def test_a_wait_for_memory_is_one_wait_for_each_of_its_reasons():
     assert facts.with_view(LOADING).waits == set()
 
 
-def test_other_figures_of_the_same_memory_level_are_no_news():
+def test_other_figures_of_the_same_memory_level_are_no_change():
     """The level, and an eviction that it has caused, are."""
     facts = new_facts().with_memory(Level.NORMAL, None, "9 GiB are free")
     assert facts.with_memory(Level.NORMAL, None, "8 GiB are free") is facts
@@ -141,7 +141,7 @@ def test_other_figures_of_the_same_memory_level_are_no_news():
 
 
 def test_a_refused_object_is_a_problem_until_it_is_taken():
-    """The host's own problem comes first; where nothing was ever wrong nothing is said."""
+    """The host's own problem comes first; without any problem nothing is reported."""
     facts = new_facts()
     assert facts.with_host_address(facts.host_address).published is None
     refused = facts.with_refusal(SERVICE, UserError("no"))

@@ -1,4 +1,4 @@
-"""The program that has unloaded what a killed engine has left, as a real process."""
+"""The program that unloads the models of a killed engine, as a real process."""
 
 import json
 import random
@@ -44,7 +44,7 @@ class Engines(LocalEngines):
 
 
 def staged(tmp_path, script):
-    """What the attempt of a service has, and its launch."""
+    """The attempt of a service, and its launch."""
     settings = AgentSettings("h", tmp_path, tmp_path, sys.executable, grace_seconds=5.0)
     argv = (sys.executable, "-c", script, Placeholder.PROGRAM, "--model", Placeholder.MODEL, Placeholder.KEYS)
     plan = LaunchPlan(argv=argv, env=(), runtime="ollama", alias="chat", weights_identity="w")
@@ -56,7 +56,7 @@ def staged(tmp_path, script):
 
 @pytest.mark.e2e
 async def test_the_engines_own_program_runs_until_the_model_is_unloaded(tmp_path, monkeypatch):
-    """In the service's log, with the agent's state directory, without a key; again after a failure alone."""
+    """In the service's log, with the agent's state directory, without a key; again only after a failure."""
     monkeypatch.setattr(attempt, "RETRY", Backoff(0.05, 0.05))
     context, launch = staged(tmp_path, SECOND_TIME)
     with trio.fail_after(60):
@@ -68,7 +68,7 @@ async def test_the_engines_own_program_runs_until_the_model_is_unloaded(tmp_path
 
 @pytest.mark.e2e
 async def test_cancelled_it_ends_its_program_in_order(tmp_path):
-    """The next engine starts when that has gone."""
+    """The next engine starts when it has exited."""
     context, launch = staged(tmp_path, TOLD_TO_END)
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:

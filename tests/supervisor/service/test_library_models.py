@@ -1,4 +1,4 @@
-"""A Model of Ollama's library, in the simulated world: pulled by a daemon that a script plays, planned, served."""
+"""A Model of Ollama's library, in the simulated world: pulled by a scripted daemon, planned, served."""
 
 from contextlib import asynccontextmanager
 
@@ -51,7 +51,7 @@ async def reason(world, name="chat"):
 
 
 async def test_it_is_pulled_and_served(open_host, autojump_clock):
-    """The pull shows in the Model's status; the engine is told the model's name; its memory is an estimate."""
+    """The pull shows in the Model's status; the engine gets the model's name; its memory is an estimate."""
     fake = FakeDaemon(pull_seconds=5.0)
     async with open_host(fake) as world:
         await world.apply(source=SOURCE, runtime="ollama")
@@ -74,7 +74,7 @@ async def test_it_is_pulled_and_served(open_host, autojump_clock):
 
 @pytest.mark.ci
 async def test_a_pull_that_fails_is_repeated_with_growing_pauses(open_host, autojump_clock):
-    """Never in a loop, and what is wrong stands in the Model."""
+    """Never without a pause, and the error is in the Model's status."""
     fake = FakeDaemon(faults={"/api/pull": [answers(500, b'{"error": "no space left on device"}')] * 1000})
     async with open_host(fake) as world:
         await world.apply(source=SOURCE, runtime="ollama")
@@ -86,7 +86,7 @@ async def test_a_pull_that_fails_is_repeated_with_growing_pauses(open_host, auto
 
 
 async def test_a_service_of_another_runtime_pulls_nothing(open_host, autojump_clock):
-    """The way out is in its condition."""
+    """The fix is in its condition."""
     fake = FakeDaemon()
     async with open_host(fake) as world:
         await world.apply(source=SOURCE)
@@ -114,8 +114,8 @@ async def test_a_service_of_another_runtime_pulls_nothing(open_host, autojump_cl
         ({"source": "ollama://other"}, "SourceNotFound", "check name and tag at https://ollama.com/library"),
     ],
 )
-async def test_what_it_cannot_do_is_refused_by_field(open_host, autojump_clock, changes, why, words):
-    """Each with the way out; nothing starts."""
+async def test_unsupported_fields_are_refused(open_host, autojump_clock, changes, why, words):
+    """Each with the fix; nothing starts."""
     async with open_host(FakeDaemon()) as world:
         await world.apply_model("chat", {"source": SOURCE, "hardware": {"accelerator": "metal"}, **changes})
         await world.apply_service("chat", {"modelRef": "chat", "runtime": "ollama"})
@@ -124,8 +124,8 @@ async def test_what_it_cannot_do_is_refused_by_field(open_host, autojump_clock, 
         assert world.machine.spawned == []
 
 
-async def test_what_the_owner_does_not_allow_is_reported_with_the_fix(open_host, autojump_clock):
-    """Model and service say it; nothing is asked of Ollama, however long it lasts."""
+async def test_a_pull_that_the_owner_does_not_allow_is_reported_with_the_fix(open_host, autojump_clock):
+    """Model and service report it; Ollama gets no request, however long it lasts."""
     fake = FakeDaemon()
     async with open_host(fake, "llama*") as world:
         await world.apply(source=SOURCE, runtime="ollama")
@@ -141,7 +141,7 @@ async def test_what_the_owner_does_not_allow_is_reported_with_the_fix(open_host,
 
 @pytest.mark.ci
 async def test_a_model_that_does_not_fit_on_the_disk_disturbs_nothing(open_host, autojump_clock):
-    """Said with the bytes, not pulled again for nothing; what serves goes on; served when its owner has made room."""
+    """It is reported with the bytes and not pulled again; running engines continue; it serves once there is space."""
     mib, big = 1 << 20, "ollama://big"
     fake = FakeDaemon(layers={"big:latest": [400 * mib, mib]}, free_bytes=300 * mib)
     fake.library["big:latest"] = big_blob = blob_of(b"big")

@@ -10,7 +10,7 @@ GIGABYTE = 1 << 30
 
 
 class EngineStatus:
-    """Collects what is said, and when."""
+    """A recorder of reports and their times."""
 
     def __init__(self):
         self.reported = []
@@ -20,7 +20,7 @@ class EngineStatus:
 
 
 class Child:
-    """A child that has said something last."""
+    """A child with one last line."""
 
     line = "llama_model_loader: loaded meta data"
 
@@ -30,7 +30,7 @@ class Child:
 
 
 async def test_progress_is_reported_when_it_changes_and_seldom(autojump_clock):
-    """A phase or a per cent that changed is told after five seconds, and the time alone after thirty."""
+    """A phase or a percentage that changed is reported after five seconds, and the time alone after thirty."""
     status, child = EngineStatus(), Child()
     line, look, start = (
         LoadProgress(child, status, 8 * GIGABYTE, log_reader_of("llamacpp")),
@@ -51,8 +51,8 @@ async def test_progress_is_reported_when_it_changes_and_seldom(autojump_clock):
     assert messages[-1] == "loading tensors, 62 % in memory, for 52 s so far"
 
 
-async def test_an_engine_of_few_words_is_loading_the_model(autojump_clock):
-    """Without known words and with a small file the line still says what is going on."""
+async def test_an_engine_without_known_log_lines_is_loading_the_model(autojump_clock):
+    """Without known log lines and with a small file the message still names the phase."""
     status, child = EngineStatus(), Child()
     child.line = "hello"
     line = LoadProgress(child, status, 1000, log_reader_of("llamacpp"))

@@ -27,7 +27,7 @@ class Allocation:
 
 
 class Child:
-    """Its log is read once."""
+    """A child whose log is read once."""
 
     def __init__(self):
         self.reads = 0
@@ -43,8 +43,8 @@ class Child:
 
 
 @pytest.fixture
-def world(monkeypatch):
-    """An engine whose figures the test sets, and what was learned of it."""
+def measured_engine(monkeypatch):
+    """An engine whose figures the test sets, and its learned figures."""
     shown, allocation, child, learned = {"stats": EngineStats("S", 1.0)}, Allocation(), Child(), LearnedFigures()
 
     async def read():
@@ -62,45 +62,45 @@ def world(monkeypatch):
     return SimpleNamespace(shown=shown, allocation=allocation, child=child, learned=learned, measuring=measuring)
 
 
-async def test_an_engine_that_computes_has_worked(autojump_clock, world):
-    """Processor time beyond what an idle engine takes is work; the first look cannot tell."""
-    await world.measuring.measure()
-    assert world.allocation.works == 0
+async def test_an_engine_that_computes_has_worked(autojump_clock, measured_engine):
+    """Processor time beyond an idle engine's is work; the first sample is inconclusive."""
+    await measured_engine.measuring.measure()
+    assert measured_engine.allocation.works == 0
     await trio.sleep(10)
-    world.shown["stats"] = EngineStats("S", 1.05)  # 0.5 %: its own housekeeping
-    world.measuring.measure_nowait()
-    assert world.allocation.works == 0
+    measured_engine.shown["stats"] = EngineStats("S", 1.05)  # 0.5 %: its own housekeeping
+    measured_engine.measuring.measure_nowait()
+    assert measured_engine.allocation.works == 0
     await trio.sleep(10)
-    world.shown["stats"] = EngineStats("S", 6.0)
-    world.measuring.measure_nowait()
-    assert (world.allocation.works, world.child.works) == (1, 1)
+    measured_engine.shown["stats"] = EngineStats("S", 6.0)
+    measured_engine.measuring.measure_nowait()
+    assert (measured_engine.allocation.works, measured_engine.child.works) == (1, 1)
 
 
-async def test_what_it_held_at_most_is_learned(autojump_clock, world):
+async def test_its_peak_is_learned(autojump_clock, measured_engine):
     """Growth by more than the share is learned by the task; its log is read for the first figure alone."""
-    world.allocation.held.peak_bytes = 1000
-    assert world.measuring.measure_nowait() is None  # what has grown takes a task to note
-    await world.measuring.measure()
-    assert world.learned.get("key").measured_bytes == 1000
-    assert world.measuring.measure_nowait() is not None
-    world.allocation.held.peak_bytes = 1010
-    assert world.measuring.measure_nowait() is not None
-    world.allocation.held.peak_bytes = 1100
-    await world.measuring.measure()
-    assert world.learned.get("key").measured_bytes == 1100
-    assert world.child.reads == 1
+    measured_engine.allocation.held.peak_bytes = 1000
+    assert measured_engine.measuring.measure_nowait() is None  # growth takes a task to record
+    await measured_engine.measuring.measure()
+    assert measured_engine.learned.get("key").measured_bytes == 1000
+    assert measured_engine.measuring.measure_nowait() is not None
+    measured_engine.allocation.held.peak_bytes = 1010
+    assert measured_engine.measuring.measure_nowait() is not None
+    measured_engine.allocation.held.peak_bytes = 1100
+    await measured_engine.measuring.measure()
+    assert measured_engine.learned.get("key").measured_bytes == 1100
+    assert measured_engine.child.reads == 1
 
 
-async def test_an_engine_that_has_ended_teaches_nothing(autojump_clock, world):
-    """Without stats nothing is concluded."""
-    world.shown["stats"] = None
-    assert await world.measuring.measure() is None
-    assert world.measuring.measure_nowait() is None
-    assert world.allocation.works == 0
+async def test_an_engine_that_has_ended_teaches_nothing(autojump_clock, measured_engine):
+    """Without stats nothing is learned."""
+    measured_engine.shown["stats"] = None
+    assert await measured_engine.measuring.measure() is None
+    assert measured_engine.measuring.measure_nowait() is None
+    assert measured_engine.allocation.works == 0
 
 
 def test_without_a_shape_no_context_is_offered():
-    """Nothing is said where nothing is known: no room, no header, no demand."""
+    """Without free memory, header or demand nothing is reported."""
     launch = SimpleNamespace(shape=None, plan=SimpleNamespace(demand=None))
     assert context_hint(launch, None) == ""
     assert context_hint(launch, 1 << 30) == ""

@@ -18,7 +18,7 @@ LATCHED = "ggml_metal_graph_compute: error: backend is in error state from a pre
 
 
 class Child:
-    """An engine that writes what the test gives it."""
+    """An engine whose log the test writes."""
 
     def __init__(self):
         self.lines = ["main: server is listening"]
@@ -55,7 +55,7 @@ def look(child, *, mac=True, layers=999, runtime="llamacpp"):
     ],
 )
 def test_lines_of_a_gpu_that_has_failed(lines, words):
-    """Ggml's words are a failure, and those of want of memory say what needs less."""
+    """Ggml's lines are a failure, and those about missing memory name the settings that need less."""
     failure = failure_of(lines, LLAMA)
     assert failure.reason is Reason.METAL_ERROR
     assert words in failure.message
@@ -64,12 +64,12 @@ def test_lines_of_a_gpu_that_has_failed(lines, words):
 
 @pytest.mark.parametrize("line", ["command buffer 0 done", "error: request failed with status 500", MEMORY])
 def test_other_lines_are_no_failure_of_the_gpu(line):
-    """A failed request is none, nor is a word about memory without a failed command."""
+    """A failed request is none, nor is a line about memory without a failed command."""
     assert failure_of((line,), LLAMA) is None
 
 
 async def test_an_engine_that_cannot_compute_is_not_ready():
-    """One that says that it is ready, and answers 500 to a request for one token, does not get that far on Metal."""
+    """An engine that reports ready, and answers 500 to a request for one token, does not become ready on Metal."""
     refused = Engine("it answers 500 to a request for one token")
     failure = await look(Child()).first_failure(refused)
     assert "computing a token failed: it answers 500" in failure.message
@@ -79,7 +79,7 @@ async def test_an_engine_that_cannot_compute_is_not_ready():
 
 
 async def test_a_gpu_that_fails_while_it_serves(autojump_clock):
-    """The line is seen at the next look at a log that has grown."""
+    """The line is found at the next check of a log that has grown."""
     child = Child()
     async with trio.open_nursery() as nursery:
 
@@ -93,8 +93,8 @@ async def test_a_gpu_that_fails_while_it_serves(autojump_clock):
 
 
 @pytest.mark.soak
-async def test_mutant_a_log_that_is_looked_at_once(autojump_clock, monkeypatch):
-    """Without a look at new lines an engine whose GPU has failed serves for ever."""
+async def test_mutant_a_log_that_is_checked_once(autojump_clock, monkeypatch):
+    """Without checks of new lines an engine whose GPU has failed serves for ever."""
     monkeypatch.setattr(metal, "log_reader_of", lambda runtime: LogReader())
     child = Child()
     child.lines.append(LATCHED)
@@ -104,7 +104,7 @@ async def test_mutant_a_log_that_is_looked_at_once(autojump_clock, monkeypatch):
 
 
 async def test_an_engine_without_a_buffer_on_metal_is_reported():
-    """One that was asked for Metal and computes on the CPU says so where its load is reported."""
+    """An engine that should use Metal and computes on the CPU is reported with its load."""
     child, limits = Child(), []
     child.lines = ["load_tensors:   CPU_Mapped model buffer size =  4685.30 MiB"]
     assert "it computes on the CPU" in await look(child).load_warning(limits.append)
@@ -117,12 +117,12 @@ async def test_an_engine_without_a_buffer_on_metal_is_reported():
     assert limits == []
     await look(child).load_warning(limits.append)
     assert limits == [115_448_730_000]
-    assert not is_without_gpu((), LLAMA)  # one that says nothing of buffers is not accused
+    assert not is_without_gpu((), LLAMA)  # an engine that logs no buffers is not reported
 
 
 @pytest.mark.ci
-async def test_the_words_of_llamacpp_mean_nothing_in_another_log(autojump_clock):
-    """A line that an engine of another runtime happens to write ends it not, and no buffer is missed in its log."""
+async def test_lines_of_llamacpp_are_ignored_in_another_log(autojump_clock):
+    """A line of another runtime does not end its engine, and no buffer is missing in its log."""
     child, limits = Child(), []
     child.lines = ["load_tensors:   CPU_Mapped model buffer size =  4685.30 MiB", LATCHED]
     assert await look(child, runtime="of-a-newer-agent").load_warning(limits.append) == ""

@@ -1,4 +1,4 @@
-"""Downloads as the whole agent does them: a scripted web server and hub, the real store, a virtual clock."""
+"""Downloads by the whole agent: a scripted web server and hub, the real store, a virtual clock."""
 
 import base64
 import hashlib
@@ -108,7 +108,7 @@ def open_host(tmp_path, monkeypatch):
 
 
 async def test_a_download_reports_its_progress(open_host, autojump_clock):
-    """The Model says bytes, share, rate and time left, at most every two seconds; its service does too."""
+    """The Model has bytes, share, rate and time left, at most every two seconds; its service does too."""
     async with open_host(Slow()) as host:
         await host.deploy("chat")
         seen = {}
@@ -144,7 +144,7 @@ async def test_services_of_one_file_share_its_header(open_host, autojump_clock):
 
 @pytest.mark.ci
 async def test_a_wrong_digest_is_final_until_the_spec_changes(open_host, autojump_clock):
-    """Both digests are named, one download is made and no other in hours, and the right digest heals it."""
+    """Both digests are named, the file is downloaded once in hours, and the right digest fixes it."""
     slow = Slow()
     async with open_host(slow) as host:
         await host.deploy("chat", sha256="0" * 64)
@@ -162,7 +162,7 @@ async def test_a_wrong_digest_is_final_until_the_spec_changes(open_host, autojum
 
 
 async def test_another_service_does_not_download_a_refused_file_again(open_host, autojump_clock):
-    """A second service of a Model with a wrong digest asks for the head of the answer and no more."""
+    """A second service of a Model with a wrong digest requests the headers of the response and no more."""
     slow = Slow()
     async with open_host(slow) as host:
         await host.deploy("chat", sha256="0" * 64)
@@ -176,7 +176,7 @@ async def test_another_service_does_not_download_a_refused_file_again(open_host,
 
 
 async def test_an_edited_source_is_a_new_file(open_host, autojump_clock):
-    """The engine keeps the old file until the new one is here, then runs from that; a bad edit leaves it alone."""
+    """The engine keeps the old file until the new one is here, then runs from that; a bad edit changes nothing."""
     async with open_host(files(a=DEMO, b=OTHER)) as host:
         await host.deploy("chat")
         await host.world.until(host.world.phase, "Ready")
@@ -194,7 +194,7 @@ async def test_an_edited_source_is_a_new_file(open_host, autojump_clock):
 
 @pytest.mark.ci
 async def test_many_services_share_one_download(open_host, autojump_clock):
-    """Ten services of three Models with one source are one request; one that is deleted meanwhile stops nobody."""
+    """Ten services of three Models with one source are one request; a deleted service stops no other."""
     slow = Slow()
     async with open_host(slow) as host:
         for number in range(10):
@@ -207,7 +207,7 @@ async def test_many_services_share_one_download(open_host, autojump_clock):
 
 
 async def test_an_edit_during_a_download_does_not_restart_it(open_host, autojump_clock):
-    """A service that is edited while its file comes gets it from the same answer, also from a server without ranges."""
+    """A service that is edited during its download gets the file from the same response, even without ranges."""
     slow = Slow()
     async with open_host(slow) as host:
         await host.deploy("chat")
@@ -221,7 +221,7 @@ async def test_an_edit_during_a_download_does_not_restart_it(open_host, autojump
 
 
 async def test_a_cached_file_starts_offline(open_host, autojump_clock):
-    """After a restart without any network the same services are ready, and no server and no Secret was asked."""
+    """After a restart without a network the same services are ready, and no server and no Secret was read."""
     async with open_host(files(a=DEMO)) as host:
         await host.put_secret(HF_TOKEN="hf_secret")
         await host.deploy("chat", "hf://o/r/a.gguf", sourceSecretRef={"name": "hf"})
@@ -238,7 +238,7 @@ async def test_a_cached_file_starts_offline(open_host, autojump_clock):
 
 
 async def test_a_missing_secret_or_key_is_named(open_host, autojump_clock):
-    """The condition names Secret, namespace and key; when they are there the fetch goes on by itself, token and all."""
+    """The condition names Secret, namespace and key; when they exist the fetch resumes by itself, with the token."""
     async with open_host(files(a=DEMO)) as host:
         await host.deploy("chat", "hf://o/r/a.gguf", sourceSecretRef={"name": "hf"})
         message = await host.wait_fetched("TokenUnavailable")
@@ -259,7 +259,7 @@ async def test_a_missing_secret_or_key_is_named(open_host, autojump_clock):
 
 
 async def test_the_token_is_for_the_hub_only(open_host, autojump_clock, tmp_path):
-    """A file from another server is fetched without the Secret, which is not even read, nor the operator's token."""
+    """A file from another server is fetched without the Secret, which is not even read, or the operator's token."""
     (tmp_path / "token").write_text("hf_operator\n")
     async with open_host(files(a=DEMO), token_file=tmp_path / "token") as host:
         await host.deploy("chat", sourceSecretRef={"name": "hf"})
@@ -272,7 +272,7 @@ async def test_the_token_is_for_the_hub_only(open_host, autojump_clock, tmp_path
 
 
 async def test_files_picks_one_of_a_repository(open_host, autojump_clock):
-    """`spec.files` names the file that `spec.source` leaves open, and is refused where it can pick nothing."""
+    """`spec.files` selects the file that `spec.source` leaves open, and is refused if it can select nothing."""
     async with open_host(files(a=DEMO, b=OTHER)) as host:
         await host.deploy("chat", "o/r", files=["b.gguf"])
         await host.wait_fetched("Fetched")
@@ -301,7 +301,7 @@ async def a_mac(**settings):
 
 
 @pytest.mark.parametrize("taken", ["omlx", "mlx-lm"])
-async def test_mlx_on_metal_is_served_by_what_the_host_takes(autojump_clock, taken):
+async def test_mlx_on_metal_is_served_by_the_hosts_default_engine(autojump_clock, taken):
     """A service that names no engine gets that one; one that names the other gets the other."""
     named = {"omlx": "mlx-lm", "mlx-lm": "omlx"}[taken]
     async with a_mac(mlx_runtime=taken) as world:
@@ -317,8 +317,8 @@ async def _programs(world):
     return [word for engine in world.machine.live("other") for word in engine.argv]
 
 
-async def test_a_service_on_omlx_gives_way_and_comes_back(autojump_clock):
-    """Under memory pressure it is evicted like any other, and returns when there is room."""
+async def test_a_service_on_omlx_is_evicted_and_returns(autojump_clock):
+    """Under memory pressure it is evicted like any other, and returns when memory is free."""
     async with a_mac() as world:
         await world.apply("other", source=MLX, weights="mlx", runtime="omlx", priority="low")
         await world.until(world.ready_addresses, 1, "other")

@@ -6,7 +6,7 @@ from llmkube.supervisor.service.runner import PROPAGATION_SECONDS, open_engine_n
 
 
 class Attempt:
-    """An engine that loads for so many seconds, and then serves."""
+    """An engine that loads for some seconds, and then serves."""
 
     def __init__(self, load_seconds):
         self.load_seconds = load_seconds
@@ -27,7 +27,7 @@ class Attempt:
 
 
 async def test_a_start_returns_when_the_engine_serves(autojump_clock):
-    """It then lives on in the nursery, and its scope ends it."""
+    """It then runs in the nursery, and its scope ends it."""
     alive, engine, start = [], Attempt(3), trio.current_time()
     async with open_engine_nursery(alive) as engines:
         await engines.start(engine)
@@ -36,7 +36,7 @@ async def test_a_start_returns_when_the_engine_serves(autojump_clock):
     assert alive == []
 
 
-async def test_whatever_cancels_a_start_ends_the_engine(autojump_clock):
+async def test_a_cancelled_start_ends_the_engine(autojump_clock):
     """A successor that is not wanted any more leaves nothing."""
     alive = []
     async with open_engine_nursery(alive) as engines:

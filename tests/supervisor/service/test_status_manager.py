@@ -30,14 +30,14 @@ NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 
 
 class Recorder:
-    """Has no use for Events; `test_events` looks at them."""
+    """A recorder without Events, which `test_events` covers."""
 
     def emit_nowait(self, about, reason, message, *, type):  # noqa: A002 (as the real one)
         pass
 
 
 class Applier:
-    """Collects what is written, in order."""
+    """A recorder of writes, in order."""
 
     def __init__(self):
         self.written = []
@@ -72,8 +72,8 @@ SERVICE, SLICE = Service.__name__, EndpointSlice.__name__
 STATUS, MODEL = InferenceService.__name__, Model.__name__
 
 
-def test_what_follows_is_written_once():
-    """A start says that nothing is ready and takes every other form back; news writes what it changes, and no more."""
+def test_each_change_is_written_once():
+    """A start reports not ready and withdraws every other form; a change writes its own objects, and no more."""
     manager, applier = new_manager()
     manager.start(adopting=False)
     assert applier.take() == ["endpoints", SLICE.lower(), STATUS, SERVICE, SLICE]
@@ -86,7 +86,7 @@ def test_what_follows_is_written_once():
 
 
 def test_the_status_of_an_earlier_agent_is_kept_during_adoption():
-    """Other forms are taken back; there is no status before the engine was asked."""
+    """Other forms are withdrawn; there is no status before the engine was queried."""
     manager, applier = new_manager()
     manager.start(adopting=True)
     manager.update(Facts.with_plan, ())
@@ -95,7 +95,7 @@ def test_the_status_of_an_earlier_agent_is_kept_during_adoption():
     assert applier.take() == [STATUS, SERVICE, SLICE]
 
 
-def test_one_of_several_hosts_speaks():
+def test_one_of_several_hosts_writes_the_status():
     """The others publish their endpoints and write no status, until it is theirs to write."""
     manager, applier = new_manager(reports_status=False)
     manager.start(adopting=False)
@@ -108,7 +108,7 @@ def test_one_of_several_hosts_speaks():
 
 
 def test_another_object_of_the_same_name_gets_the_whole_status():
-    """Its predecessor's words are forgotten, and said again under its own uid."""
+    """Its predecessor's status is dropped, and written again under its own uid."""
     manager, applier = new_manager()
     manager.start(adopting=False)
     applier.take()
@@ -117,7 +117,7 @@ def test_another_object_of_the_same_name_gets_the_whole_status():
 
 
 def test_another_address_family_is_another_slice():
-    """What was said at the old address is taken back in the same breath."""
+    """The endpoint at the old address is withdrawn at the same time."""
     manager, applier = new_manager()
     manager.start(adopting=False)
     applier.take()
@@ -127,7 +127,7 @@ def test_another_address_family_is_another_slice():
 
 
 def test_the_last_status_withdraws_the_endpoint():
-    """The status says which host does not serve it any more, once; nothing of the Model's is taken back."""
+    """The status names the host that stops serving, once; nothing of the Model's is withdrawn."""
     manager, applier = new_manager()
     manager.start(adopting=False)
     applier.take()
@@ -137,7 +137,7 @@ def test_the_last_status_withdraws_the_endpoint():
 
 
 def test_a_change_of_the_snapshot_is_announced():
-    """Those who show snapshots look again; other facts are no reason to."""
+    """Subscribers to snapshots are notified; other facts are not announced."""
     manager, _ = new_manager()
     manager.update(Facts.with_view, LOADED)
     assert manager.changed.version == 1
@@ -159,7 +159,7 @@ SERVING = FACTS.with_view(LOADED)
     ],
 )
 def test_the_objects_that_publish_an_engine(host_address, api, kinds, suffix):
-    """In one object of the form that the host is set to; none while no client could reach it."""
+    """The object has the form that is set for the host; there is none while no client could reach it."""
     slots = endpoint_slots(attrs.evolve(FACTS, host_address=host_address), api)
     assert [slot.kind for slot in slots] == kinds
     assert all(slot.key.name.endswith(suffix) for slot in slots)
@@ -177,7 +177,7 @@ def test_the_objects_that_publish_an_engine(host_address, api, kinds, suffix):
     ],
 )
 def test_the_content_of_the_slice(facts, ready):
-    """Nothing of an engine that is being adopted; no endpoint before one was ready; then whether it is."""
+    """Empty during adoption and before an endpoint was first ready; then its readiness."""
     manifests = {slot.kind: manifest for slot, manifest in endpoint_manifests(facts, "slices").items()}
     assert (Service in manifests) is (ready is not None)
     found = manifests.get(EndpointSlice, {}).get("endpoints")
@@ -185,7 +185,7 @@ def test_the_content_of_the_slice(facts, ready):
 
 
 @pytest.mark.parametrize("api", ["slices", "endpoints"])
-def test_beside_pods_only_a_slice_is_this_host_s(api):
+def test_next_to_pods_only_a_slice_is_this_host_s(api):
     """Service and Endpoints of a service with pods are the controller's and Kubernetes' own: neither is written."""
     service = FACTS.desired.service
     spec = attrs.evolve(service.spec, hosts=HostReplicas(model_ref="mac"))
@@ -196,7 +196,7 @@ def test_beside_pods_only_a_slice_is_this_host_s(api):
 
 @pytest.mark.parametrize(("error", "ready"), [(NameTakenError("taken"), False), (UserError("no"), True)])
 def test_behind_the_service_of_another_owner_nothing_of_ours_is_ready(error, ready):
-    """Clients would be sent to us under another owner's name."""
+    """Clients would be routed to us under another owner's name."""
     refused = SERVING.with_refusal(endpoint_slots(SERVING, "slices")[0], error)
     manifests = {slot.kind: manifest for slot, manifest in endpoint_manifests(refused, "slices").items()}
     assert manifests[EndpointSlice]["endpoints"][0]["conditions"]["ready"] is ready
@@ -215,7 +215,7 @@ def test_the_service_has_no_selector_and_belongs_to_its_object():
 
 
 def test_a_ready_slice_names_the_engine():
-    """A ready slice carries the advertised address, the engine's port and the labels that tie it to its Service."""
+    """A ready slice has the advertised address, the engine's port and the labels that tie it to its Service."""
     manifest = slice_manifest(CHAT, "mac", "192.0.2.5", 4711, ready=True)
     assert manifest["endpoints"] == [{"addresses": ["192.0.2.5"], "conditions": {"ready": True}}]
     assert manifest["ports"] == [{"name": "http", "port": 4711, "protocol": "TCP"}]
@@ -225,14 +225,14 @@ def test_a_ready_slice_names_the_engine():
 
 
 def test_without_an_engine_a_slice_claims_nothing():
-    """Before the first engine has a port, an older agent's claim is replaced by an empty one."""
+    """Before the first engine has a port, an older agent's slice is replaced by an empty one."""
     manifest = slice_manifest(CHAT, "mac", "2001:db8::5", 0, ready=False)
     assert manifest["endpoints"] == []
     assert manifest["addressType"] == "IPv6"
 
 
 def test_the_classic_object_moves_an_address_that_is_not_ready():
-    """In a classic Endpoints object an engine that does not answer stands under notReadyAddresses."""
+    """In a classic Endpoints object the address of an engine that does not answer is under notReadyAddresses."""
     ready = endpoints_manifest(CHAT, "192.0.2.5", 4711, ready=True)["subsets"][0]
     assert ready["addresses"] == [{"ip": "192.0.2.5"}]
     waiting = endpoints_manifest(CHAT, "192.0.2.5", 4711, ready=False)["subsets"][0]

@@ -1,4 +1,4 @@
-"""What is admitted, for people and for the next reader of the file."""
+"""The admitted networks, as text and as a file."""
 
 import pytest
 
@@ -18,7 +18,7 @@ from llmkube.supervisor.values.settings import EVERYWHERE
     ],
 )
 def test_admitted_networks_are_reported_and_stored(admitted, closed, shown):
-    """The file says the same to the next reader."""
+    """The file is read back with the same networks."""
     assert admitted.closed == closed
     assert admitted.summary.endswith(shown)
     assert AdmittedNetworks.load(admitted.dump()) == admitted
@@ -26,6 +26,6 @@ def test_admitted_networks_are_reported_and_stored(admitted, closed, shown):
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"given": 1, "nodes": [], "problem": ""}'])
 def test_another_text_is_no_file_of_networks(text):
-    """A reader keeps what it had."""
+    """A reader keeps its last networks."""
     with pytest.raises(ValueError):
         AdmittedNetworks.load(text)

@@ -4,7 +4,7 @@ from llmkube.supervisor.values.api_keys import MOST_CHARS, MOST_KEYS, digest_of,
 
 
 def test_one_key_per_line_each_once():
-    """Empty lines count for nothing, and the order stays."""
+    """Empty lines are ignored, and the order stays."""
     assert parse_keys(b"\nnew\n\nold\nnew") == ("new", "old")
     assert parse_keys(b"k" * MOST_CHARS + b"\n") == ("k" * MOST_CHARS,)
 
@@ -23,8 +23,8 @@ def test_one_key_per_line_each_once():
         (b"\n".join(b"%d" % number for number in range(MOST_KEYS + 1)), "65 keys; at most 64"),
     ],
 )
-def test_what_is_no_key_is_refused_and_not_repeated(value, says):
-    """The message says what is wrong and where, and never the value."""
+def test_an_invalid_key_is_refused_and_not_repeated(value, says):
+    """The message names the error and its line, and never the value."""
     with pytest.raises(ValueError, match=says) as caught:
         parse_keys(value)
     assert "Canary" not in str(caught.value)

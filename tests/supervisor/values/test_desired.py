@@ -31,8 +31,8 @@ def model(accelerator="metal", uid="m1", **spec):
         (service(metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"}), model(), False),
     ],
 )
-def test_who_belongs_here(service_, model_, belongs):
-    """A service is ours exactly if it exists, is not being deleted and its Model asks for what we serve."""
+def test_services_of_this_host(service_, model_, belongs):
+    """A service belongs to this host exactly if it exists, is not being deleted and its Model matches this host."""
     assert (desired_here(service_, model_, None, METAL) is not None) == belongs
 
 
@@ -42,7 +42,7 @@ def test_a_model_without_hardware_asks_for_cpu():
     assert desired_here(service(), bare, None, frozenset({"cpu"})) is not None
 
 
-def test_a_deleted_model_does_not_stop_what_runs():
+def test_a_deleted_model_does_not_stop_a_running_engine():
     """A running service whose Model disappears keeps the last Model that was known."""
     current = Desired(service(), model())
     kept = desired_here(service(replicas=1), None, current, METAL)
@@ -57,7 +57,7 @@ def test_a_reference_to_a_missing_model_does_not_reuse_the_old_one():
 
 
 def test_a_draft_is_part_of_the_desired_state():
-    """A service keeps a draft Model that disappears, drops one that it no longer names, and another one is news."""
+    """A service keeps a draft Model that disappears, drops one that it no longer names, and takes another one."""
     with_draft = service(speculativeDecoding={"type": "draft", "draftModelRef": "small"})
     draft = attrs.evolve(model(), metadata=attrs.evolve(model().metadata, name="small"))
     assert draft_key(with_draft) == draft.key

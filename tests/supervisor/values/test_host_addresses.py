@@ -1,4 +1,4 @@
-"""Where a cluster reaches a host, decided from what a look at its network has shown."""
+"""The advertised address of a host, decided from a scan of its network."""
 
 import pytest
 
@@ -22,7 +22,7 @@ DOCKER, MINIKUBE = NAMES_FOR_NODES
         (None, NetworkView(OWN, LAN), LAN, LAN),
         (None, NetworkView(OWN, SIX), SIX, SIX),
         (OTHER, NetworkView(OWN, LAN), OTHER, OTHER),
-        # beside the cluster: an own address is listened on, a virtual machine's gateway leads to the loopback address
+        # next to the cluster: an own address is listened on, a virtual machine's gateway leads to the loopback address
         (None, NetworkView(OWN, "127.0.0.1", True, ((DOCKER, GATEWAY),), LAN), GATEWAY, "127.0.0.1"),
         (None, NetworkView(OWN, "127.0.0.1", True, ((MINIKUBE, OTHER),), LAN), OTHER, OTHER),
         (None, NetworkView(OWN, "::1", True, ((DOCKER, "fd00::fe"),), LAN), "fd00::fe", "::1"),
@@ -49,10 +49,10 @@ def test_the_address_and_what_to_listen_on(given, seen, address, bind):
         (NetworkView(OWN, "127.0.0.1", True), "--host-ip"),
     ],
 )
-def test_no_address_is_a_problem_with_words(seen, words):
-    """Loopback and link-local addresses are never advertised; without another one, the reason is told.
+def test_no_address_is_a_problem_with_a_message(seen, words):
+    """Loopback and link-local addresses are never advertised; without another one, the reason is reported.
 
-    The addresses that the host has are known all the same: engines on them have not lost them.
+    The addresses of the host are still known: engines on them have not lost them.
     """
     host_address = choose(None, seen)
     assert host_address.address is None
@@ -62,14 +62,14 @@ def test_no_address_is_a_problem_with_words(seen, words):
 
 
 def test_a_lost_host_ip_is_reported_and_kept():
-    """--host-ip is the operator's word: nothing else is advertised, but its absence is a problem."""
+    """--host-ip is the operator's choice: nothing else is advertised, but its absence is a problem."""
     host_address = choose(LAN, NetworkView(frozenset({OTHER})))
     assert host_address.address == LAN
     assert LAN in host_address.problem
 
 
 def test_engines_stay_where_they_are_as_long_as_the_host_has_the_address():
-    """A new route moves new engines only; a lost address, or one that nobody reaches, moves them all."""
+    """A new route moves new engines only; a lost or unreachable address moves them all."""
     host_address = HostAddress(OTHER, OTHER, own=OWN)
     assert host_address.serves(LAN)
     assert host_address.advertised(LAN) == LAN
@@ -87,7 +87,7 @@ def test_behind_a_gateway_the_loopback_address_is_advertised_as_the_gateway():
 
 
 def test_under_up_nothing_is_published():
-    """Without an address there is none, wherever the engine is."""
+    """No engine is advertised, whatever its address."""
     host_address = HostAddress(None)
     assert host_address.advertised("127.0.0.1") is None
     assert host_address.serves("127.0.0.1")
@@ -95,7 +95,7 @@ def test_under_up_nothing_is_published():
 
 
 def test_while_there_is_no_address_the_last_one_stays():
-    """A laptop between two networks keeps everything, with the problem noted; the next address replaces it."""
+    """A laptop between two networks keeps everything, with the problem recorded; the next address replaces it."""
     before, nothing = choose(None, NetworkView(OWN, LAN)), choose(None, NetworkView())
     between = keep_last(before, nothing)
     assert (between.address, between.own, between.problem) == (LAN, OWN, nothing.problem)
@@ -104,7 +104,7 @@ def test_while_there_is_no_address_the_last_one_stays():
     assert keep_last(None, nothing) == nothing
 
 
-def test_before_anybody_has_looked_no_address_is_lost():
-    """An agent that has not seen its network yet ends no engine for the address that it listens on."""
+def test_before_the_first_scan_no_address_is_lost():
+    """An agent that has not scanned its network yet ends no engine for the address that it listens on."""
     assert HostAddress(None, seen=False).serves(LAN)
     assert not HostAddress(None).serves(LAN)

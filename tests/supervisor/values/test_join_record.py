@@ -1,4 +1,4 @@
-"""What a host keeps of its join is read back whole, or not at all."""
+"""A host's join record is read back whole, or not at all."""
 
 import json
 import shlex
@@ -19,15 +19,15 @@ RECORD = JoinRecord(host="box", server="https://api:6443", namespace="ml", netwo
 
 
 def test_a_record_is_read_back(tmp_path):
-    """Field by field, beside its token."""
+    """Field by field, next to its token."""
     token = token_path(tmp_path, RECORD, b"ca")
     record_path(token).write_text(encode_record(RECORD))
     assert read_record(token) == RECORD
 
 
 @pytest.mark.parametrize("text", ["", "[]", "null", "{}", "{", json.dumps({"host": "box"})])
-def test_what_is_no_record_is_none(tmp_path, text):
-    """An unreadable record is as good as none, and so is one with something else in place of a text."""
+def test_an_invalid_record_is_none(tmp_path, text):
+    """An unreadable record is ignored, and so is one with a wrong type in place of a text."""
     token = token_path(tmp_path, RECORD, b"")
     assert read_record(token) is None
     record_path(token).write_text(text)
@@ -39,7 +39,7 @@ def test_what_is_no_record_is_none(tmp_path, text):
 
 
 def test_the_command_grants_the_same_again(tmp_path):
-    """Word for word, quoted for a shell; all namespaces are said as such."""
+    """Word for word, quoted for a shell, with all namespaces as such."""
     words = shlex.split(RECORD.command(tmp_path))
     assert (
         words
@@ -59,7 +59,7 @@ def test_the_command_grants_the_same_again(tmp_path):
 
 
 def test_identities_have_tokens_of_their_own(tmp_path):
-    """Another URL, authority, name or place of the account is another file; what is granted makes none."""
+    """Another URL, authority, account name or namespace is another file; the granted rights are not part of it."""
     changes = ({}, {"server": "https://b"}, {"host": "mini"}, {"lease_namespace": "hosts"})
     paths = {token_path(tmp_path, attrs.evolve(RECORD, **each), b"") for each in changes}
     paths.add(token_path(tmp_path, RECORD, b"ca"))

@@ -24,7 +24,7 @@ def journal(tmp_path):
 
 @pytest.mark.parametrize("engine", [ENGINE, None])
 def test_an_entry_survives_the_disk(engine):
-    """What is read back equals what was written, down to slots, a user's equal words and fields of the future."""
+    """The entry read back equals the one written, down to slots, equal user texts and fields of the future."""
     before = entry(engine)
     after = load(json.loads(json.dumps(dump(before))))
     assert after == before
@@ -33,7 +33,7 @@ def test_an_entry_survives_the_disk(engine):
     assert dump(after) == dump(before)
 
 
-def test_what_an_adopted_engine_needs_is_known_again():
+def test_the_need_of_an_adopted_engine_is_known_again():
     """The estimate and the demands survive the disk; those of another version cost the figure and not the engine."""
     plan = attrs.evolve(PLAN, demand=Demand(context=8192, overrides=(("a", "CPU"),), speculation=("draft-mtp",)))
     estimate = Estimate((Component("weights", Location.DEVICE, 7),), ("a note",), certain=False)
@@ -47,8 +47,8 @@ def test_what_an_adopted_engine_needs_is_known_again():
     assert after.launch.plan.digest == before.launch.plan.digest
 
 
-def test_what_an_earlier_release_has_started_is_still_known():
-    """It names neither build nor format, and both are unknown then; its plan is the one of today all the same."""
+def test_an_engine_of_an_earlier_release_is_still_known():
+    """It has neither build nor format, and both are unknown then; its plan is still today's."""
     data = json.loads(json.dumps(dump(entry(ENGINE))))
     del data["engine"]["build"], data["plan"]["weights_format"]
     after = load(data)
@@ -58,7 +58,7 @@ def test_what_an_earlier_release_has_started_is_still_known():
 
 
 async def test_entries_are_private_and_replaced_whole(tmp_path):
-    """A file of the journal is 0600, holds the newest entry, and nothing else is left beside it."""
+    """A file of the journal is 0600, holds the newest entry, and nothing else is left next to it."""
     kept = journal(tmp_path)
     await kept.write(entry(None))
     await kept.write(entry())
@@ -73,8 +73,8 @@ async def test_entries_are_private_and_replaced_whole(tmp_path):
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "{}", '{"format": 2}', '{"format": 1}', '{"format": 1, "plan": 3}', "\udcff"]
 )
-async def test_a_damaged_entry_is_as_good_as_none(tmp_path, text):
-    """A file that cannot be read, or of another format, neither stops the agent nor hides its neighbours."""
+async def test_a_damaged_entry_is_ignored(tmp_path, text):
+    """A file that cannot be read, or of another format, neither stops the agent nor hides other entries."""
     kept = journal(tmp_path)
     await kept.write(entry())
     (tmp_path / "journal" / "ns" / "other.json").write_bytes(text.encode("utf-8", "surrogateescape"))
@@ -82,7 +82,7 @@ async def test_a_damaged_entry_is_as_good_as_none(tmp_path, text):
 
 
 async def test_a_draft_comes_back_with_its_service(tmp_path):
-    """The next agent knows the Model that guesses ahead."""
+    """The next agent knows the draft Model."""
     kept, known = journal(tmp_path), entry()
     desired = attrs.evolve(known.desired, draft=known.desired.model)
     await kept.write(attrs.evolve(known, desired=desired))
@@ -90,14 +90,14 @@ async def test_a_draft_comes_back_with_its_service(tmp_path):
 
 
 async def test_a_journal_that_cannot_be_written_reports_it(tmp_path):
-    """Where no folder can be made, writing is an error that names the file."""
+    """If the folder cannot be created, writing is an error that names the file."""
     (tmp_path / "journal").write_text("in the way")
     with pytest.raises(JournalError, match=r"chat\.json"):
         await journal(tmp_path).write(entry())
 
 
-async def test_what_is_not_left_to_an_agent_is_forgotten(tmp_path):
-    """A dead engine's entry stays for who would serve it again, and goes where the settings exclude it."""
+async def test_an_entry_of_no_use_to_the_next_agent_is_forgotten(tmp_path):
+    """A dead engine's entry stays for its service, and is deleted when the settings exclude that."""
     kept = journal(tmp_path)
     await kept.write(entry())
     for namespace, earlier in (("ns", {CHAT}), ("other", set())):
@@ -107,7 +107,7 @@ async def test_what_is_not_left_to_an_agent_is_forgotten(tmp_path):
 
 
 async def test_the_longest_name_can_be_written(tmp_path):
-    """A service may have a name of 253 characters, and it comes back whole."""
+    """A service may have a name of 253 characters, and it is read back whole."""
     kept, key = journal(tmp_path), Key("ns", "a" * 253)
     known = entry()
     metadata = attrs.evolve(known.desired.service.metadata, name=key.name)
@@ -119,7 +119,7 @@ async def test_the_longest_name_can_be_written(tmp_path):
 
 
 async def test_a_journal_that_cannot_be_opened_for_now_stops_the_start(tmp_path, monkeypatch):
-    """Without descriptors an entry is not as good as none: its engine would be ended as a stray."""
+    """Without descriptors an unreadable entry is an error: otherwise its engine would be ended as a stray."""
     kept = journal(tmp_path)
     await kept.write(entry())
 

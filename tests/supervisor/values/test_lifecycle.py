@@ -20,7 +20,7 @@ def exits(*ready_seconds: float) -> list[float]:
 
 
 def test_the_first_exit_restarts_at_once():
-    """An engine that dies for the first time is back without any pause."""
+    """An engine that exits for the first time is restarted without a pause."""
     assert exits(0) == [0]
 
 
@@ -31,13 +31,13 @@ def test_a_crash_loop_doubles_up_to_a_minute():
         assert 0.8 * nominal <= delay <= nominal
 
 
-def test_five_healthy_minutes_forgive_everything():
+def test_five_healthy_minutes_reset_the_backoff():
     """After a long healthy run the next exit is a first one again."""
     assert exits(0, 0, 0, 300)[-1] == 0
 
 
-def test_just_under_five_minutes_forgive_nothing():
-    """A loop that dies every 299 seconds is still a crash loop."""
+def test_just_under_five_minutes_reset_nothing():
+    """A loop that exits every 299 seconds is still a crash loop."""
     assert exits(299, 299)[-1] > 0
 
 
@@ -56,7 +56,7 @@ def test_three_ports_are_tried_at_once_and_no_more():
     ("code", "words"),
     [(0, "exit code 0"), (3, "exit code 3"), (-9, "killed by SIGKILL"), (-200, "killed by signal 200")],
 )
-def test_an_exit_describes_what_happened(code, words):
+def test_an_exit_is_described(code, words):
     """A negative return code is a signal and is named."""
     assert str(Exit(code)) == words
 
@@ -75,7 +75,7 @@ def test_an_exit_describes_what_happened(code, words):
     ],
 )
 def test_an_error_keeps_the_reason_that_it_gives(error, reason):
-    """Why an engine could not be had is told in its own word, and a word that nobody knows costs no service."""
+    """The reason of a failed attempt is its own, and an unknown reason breaks no service."""
     assert reason_of(error("x")) is reason
     failure = error("x")
     failure.reason = "OfALaterVersion"

@@ -23,7 +23,7 @@ LATE = ProbeResult("busy", late=True)
 
 
 class Engine:
-    """What an engine shows from tick to tick: each test moves what it is about, and the answers come by themselves."""
+    """An engine's counters from tick to tick: each test moves its own, and responses come by themselves."""
 
     def __init__(self, answer=None, token=False):
         self.watch, self.now, self.look = Liveness(), 1000.0, EngineStats("S", 1.0)
@@ -33,7 +33,7 @@ class Engine:
         self._coming = None
 
     def tick(self, seconds=TICK, **changes):
-        """One look after so many seconds; what the engine was asked at the last one is answered at this one."""
+        """One sample after some seconds; requests of the last tick are answered at this one."""
         self.now += seconds
         self.look = attrs.evolve(self.look, **changes)
         given, self._coming = self._coming, None
@@ -48,7 +48,7 @@ class Engine:
         return self.verdict
 
     def until_hung(self, limit_seconds, move=dict):
-        """Tick until the engine is called hung; return after how many seconds, or None."""
+        """Tick until the engine is hung; return the seconds that passed, or None."""
         start = self.now
         while self.now - start < limit_seconds:
             if self.tick(**move()).hung:
@@ -57,7 +57,7 @@ class Engine:
 
 
 def ramp(**rates):
-    """Numbers that grow by so much each tick."""
+    """Numbers that grow by the same amount each tick."""
     values = dict.fromkeys(rates, 1.0)
 
     def move():
@@ -68,13 +68,13 @@ def ramp(**rates):
     return move
 
 
-def test_an_engine_at_rest_is_never_hung():
-    """Perfect stillness without work is rest, for a day."""
+def test_an_idle_engine_is_never_hung():
+    """An engine without work or progress is idle, for a day."""
     assert Engine(REST).until_hung(86_400) is None
 
 
-def test_an_engine_at_rest_is_asked_less_and_less():
-    """Questions to an engine at rest come 30, 60, 120 and then every 240 seconds, on a grid that all engines share."""
+def test_an_idle_engine_gets_fewer_and_fewer_requests():
+    """Requests to an idle engine come 30, 60, 120 and then every 240 seconds, on a grid that all engines share."""
     engine = Engine(REST)
     engine.until_hung(3600)
     times = [now for now, _ in engine.asked]
@@ -83,8 +83,8 @@ def test_an_engine_at_rest_is_asked_less_and_less():
     assert len(times) < 22
 
 
-def test_an_engine_whose_door_is_watched_is_asked_more_rarely_still():
-    """Where the kernel shows that nobody waits, questions come every 960 s; who waits there is heard within 30 s."""
+def test_an_engine_whose_port_is_watched_gets_even_fewer_requests():
+    """If the kernel shows no waiting client, requests come every 960 s; a waiting client is noticed within 30 s."""
     engine = Engine(REST)
     engine.until_hung(7200, lambda: {"waiting": False})
     times = [now for now, _ in engine.asked]
@@ -96,8 +96,8 @@ def test_an_engine_whose_door_is_watched_is_asked_more_rarely_still():
     assert engine.now - before <= 30 + TICK
 
 
-def test_an_engine_at_rest_is_never_asked_for_a_token():
-    """Only what is suspicious costs an engine a token."""
+def test_an_idle_engine_is_never_asked_for_a_token():
+    """Only a suspicious engine is asked for a token."""
     engine = Engine(REST)
     engine.until_hung(7200)
     assert {ask for _, ask in engine.asked} == {Probe.COUNTERS}
@@ -114,7 +114,7 @@ def test_an_engine_at_rest_is_never_asked_for_a_token():
         (LATE, lambda: {"state": "R"} | ramp(log_bytes=0)()),
     ],
 )
-def test_silence_is_not_a_hang_while_something_moves(answer, move):
+def test_silence_is_not_a_hang_while_something_makes_progress(answer, move):
     """CPU time or log lines keep an engine that answers nothing for ten minutes."""
     assert Engine(answer).until_hung(590, move) is None
 
@@ -125,14 +125,14 @@ def test_hours_of_silence_are_fine_while_cpu_time_moves():
 
 
 def test_counters_alone_keep_a_busy_engine():
-    """A GPU engine that shows neither CPU time nor log lines lives by the batches that it counts."""
+    """The batch counters of a GPU engine with neither CPU time nor log lines show its progress."""
     count = iter(range(1_000_000))
     engine = Engine(lambda: ProbeResult("ok", work=2, counters=(float(next(count)),)))
     assert engine.until_hung(7200) is None
 
 
 def test_stopped_twice_in_a_row_is_hung_at_once():
-    """The second look that finds the process stopped decides, eight seconds after the stop at the latest."""
+    """The second sample with a stopped process decides, eight seconds after the stop at the latest."""
     engine = Engine(REST)
     for _ in range(5):
         engine.tick()
@@ -140,29 +140,29 @@ def test_stopped_twice_in_a_row_is_hung_at_once():
     assert "state T" in engine.tick().hung
 
 
-def test_a_stopped_process_that_goes_on_is_fine():
-    """A stop that one look sees is forgotten at the next."""
+def test_a_stopped_process_that_continues_is_fine():
+    """A stop in one sample is forgotten at the next."""
     engine = Engine(REST)
     for _ in range(100):
         assert not engine.tick(state="T").hung
         assert not engine.tick(state="S").hung
 
 
-def test_a_debugged_process_is_left_alone():
-    """State t is a debugger's, who will let it go on."""
+def test_a_debugged_process_is_not_hung():
+    """State t is a debugger's, which will continue it."""
     assert Engine(LATE).until_hung(590, lambda: {"state": "t"}) is None
 
 
 def test_requests_that_wait_while_nothing_moves_are_a_hang():
-    """Work in flight, counters that stand still and no movement for a minute are enough, whatever /health says."""
+    """Work in flight, constant counters and no progress for a minute are enough, whatever /health returns."""
     engine = Engine(ProbeResult("ok", work=3, counters=(7.0,)))
     assert 60 <= engine.until_hung(600) <= 100
     assert engine.verdict.hung.startswith("3 requests wait without progress: no CPU time, no log line")
     assert Probe.TOKEN not in {ask for _, ask in engine.asked}
 
 
-def test_silence_and_stillness_are_a_hang_after_a_token_was_asked_for():
-    """An engine that neither answers nor moves is asked for one token before it is given up."""
+def test_no_response_and_no_progress_are_a_hang_after_a_token_request():
+    """An engine that neither answers nor makes progress is asked for one token before it is given up."""
     engine = Engine(LATE)
     assert 60 <= engine.until_hung(600) <= 150
     assert "not even a request for one token" in engine.verdict.hung
@@ -170,25 +170,25 @@ def test_silence_and_stillness_are_a_hang_after_a_token_was_asked_for():
 
 
 def test_a_token_that_comes_saves_an_engine():
-    """An engine that is silent and still, but gives a token when asked, is kept for ever."""
+    """An engine without responses and progress, but with a token on request, is kept for ever."""
     assert Engine(LATE, token=True).until_hung(36_000) is None
 
 
-def test_the_crumbs_of_health_checks_do_not_hide_a_hang():
-    """CPU time of a thousandth of a core puts the verdict off to ten minutes, and not for ever."""
+def test_the_cpu_time_of_health_checks_does_not_hide_a_hang():
+    """CPU time of a thousandth of a core postpones the verdict to ten minutes, and not for ever."""
     engine = Engine(ProbeResult("ok", work=1, counters=(7.0,)))
     assert 600 <= engine.until_hung(3600, ramp(cpu_seconds=0.004)) <= 700
 
 
 def test_an_engine_that_burns_time_for_an_hour_without_a_token_is_hung():
-    """A loop that takes a whole core but finishes no batch of the work that it has is not work."""
+    """A loop that takes a whole core but finishes no batch is not work."""
     engine = Engine(ProbeResult("ok", work=1, counters=(7.0,)))
     assert 3600 <= engine.until_hung(7200, ramp(cpu_seconds=TICK)) <= 3800
     assert "no token has been computed" in engine.verdict.hung
 
 
-def test_time_that_nobody_watched_is_not_held_against_an_engine():
-    """After a pause of an hour between two looks the stillness has lasted for two ticks."""
+def test_unwatched_time_is_not_held_against_an_engine():
+    """After a pause of an hour between two samples the engine has been idle for two ticks."""
     engine = Engine(ProbeResult("ok", work=3, counters=(7.0,)))
     for _ in range(8):
         engine.tick()
@@ -196,8 +196,8 @@ def test_time_that_nobody_watched_is_not_held_against_an_engine():
     assert engine.watch.still_seconds < 60
 
 
-def test_what_our_own_questions_cost_is_not_life():
-    """Log lines and a bit of CPU time in a tick in which we asked do not put a hang off."""
+def test_the_cost_of_our_own_requests_is_not_progress():
+    """Log lines and a bit of CPU time in a tick with our own requests do not postpone a hang."""
     engine = Engine(ProbeResult("ok", work=3, counters=(7.0,)))
     lines = iter(range(1000))
 
@@ -218,8 +218,8 @@ def test_what_our_own_questions_cost_is_not_life():
         ([False, True, False], True),
     ],
 )
-def test_two_looks_without_a_listener_take_an_engine_out_of_service(looks, reachable):
-    """One look at a port may meet a moment; a look that did not include the port says nothing."""
+def test_two_samples_without_a_listener_make_an_engine_unready(looks, reachable):
+    """One port sample may be transient; a sample without the port is ignored."""
     engine = Engine()
     engine.tick()
     for listening in looks:
@@ -227,7 +227,7 @@ def test_two_looks_without_a_listener_take_an_engine_out_of_service(looks, reach
     assert verdict.reachable is reachable
 
 
-def test_an_answer_brings_an_engine_back_into_service():
+def test_a_response_makes_an_engine_ready_again():
     """After two refusals one 200 is enough."""
     engine = Engine(lambda: state["answer"])
     state = {"answer": ProbeResult("gone")}
@@ -243,22 +243,22 @@ def test_an_answer_brings_an_engine_back_into_service():
     assert seen[-1]
 
 
-def test_a_port_that_nobody_listens_on_for_a_minute_is_a_hang():
-    """A process without its socket is of no use, and ends after a minute."""
+def test_a_port_without_a_listener_for_a_minute_is_a_hang():
+    """A process without its socket is useless, and ends after a minute."""
     engine = Engine(ProbeResult("gone"))
     assert 60 <= engine.until_hung(600, lambda: {"listening": False}) <= 80
     assert "nothing has answered on its port" in engine.verdict.hung
 
 
 def test_a_busy_process_without_its_port_gets_five_minutes():
-    """What it still computes may end."""
+    """Its computation may still finish."""
     move = ramp(cpu_seconds=TICK)
     engine = Engine(ProbeResult("gone"))
     assert 300 <= engine.until_hung(600, lambda: move() | {"listening": False}) <= 320
 
 
-def test_a_step_does_not_change_what_it_was_given():
-    """The value that a caller holds stays as it is."""
+def test_a_step_does_not_change_its_argument():
+    """The caller's value is unchanged."""
     watch, _ = step(Liveness(), EngineStats("S", 1.0), 10.0)
     kept = attrs.evolve(watch)
     step(watch, EngineStats("T", 2.0, answer=LATE), 14.0)
@@ -266,11 +266,11 @@ def test_a_step_does_not_change_what_it_was_given():
 
 
 def busy_hour(rng):
-    """An hour of an engine under load, drawn: CPU or GPU, talkative or not, with answers at once or between batches."""
+    """A drawn hour of an engine under load: CPU or GPU, verbose or not, with responses at once or between batches."""
     engine = Engine(token=rng.random() < 0.5)
     share = rng.choice((0.0003, 0.003, 0.05, 1.0, 8.0))
     talks = rng.random() < 0.5
-    # A batch ends now and then; on a GPU that is what there is, and its pieces leave their crumbs in CPU time.
+    # A batch ends now and then; on a GPU that is all, and its pieces take small amounts of CPU time.
     batch_seconds = rng.choice((0.5, 5.0, 40.0) if share < 0.01 else (0.5, 5.0, 40.0, 1200.0))
     single = rng.random() < 0.4  # one thread for everything: it answers when a batch has just ended
     batches, cpu, size, began, ends = 0, 1.0, 0, engine.now, engine.now + batch_seconds
@@ -303,7 +303,7 @@ def test_no_busy_engine_is_ever_called_hung():
 
 
 def loaded(look, **changes):
-    """After how many seconds a load is called stalled if these numbers grow each tick; None within two hours."""
+    """Return the seconds until a load is stalled if these numbers grow each tick; None within two hours."""
     load, now, move = Load(), 0.0, ramp(**changes)
     for _ in range(1800):
         now += TICK
@@ -323,14 +323,14 @@ def loaded(look, **changes):
         {"cpu_seconds": 0.08},
     ],
 )
-def test_a_load_that_moves_has_no_clock(moving):
-    """Whatever it is that moves, and be it a trickle: two hours are fine."""
+def test_a_load_with_progress_has_no_deadline(moving):
+    """Progress, even a trickle, is fine for two hours."""
     assert loaded(EngineStats("S", 1.0), **moving) is None
 
 
 @pytest.mark.parametrize("moving", [{}, {"cpu_seconds": 0.004}, {"resident_bytes": 16}])
-def test_a_load_in_which_nothing_moves_has_stalled(moving):
-    """Two minutes are enough; what the question whether it is ready costs does not count."""
+def test_a_load_without_progress_has_stalled(moving):
+    """Two minutes are enough; the CPU time of readiness requests is ignored."""
     assert 120 <= loaded(EngineStats("S", 1.0), **moving) <= 132
 
 
@@ -340,7 +340,7 @@ def test_a_load_that_is_stopped_is_noticed_at_once():
 
 
 def test_percent_is_only_reported_where_it_means_something():
-    """Of a tiny file the program itself is most of the memory; a full one is not complete before it says so."""
+    """For a tiny file the program itself is most of the memory; a full one is not complete before it is ready."""
     assert percent_loaded(5 << 20, 1 << 20) is None
     assert percent_loaded(4 << 30, 8 << 30) == 50
     assert percent_loaded(9 << 30, 8 << 30) == 99

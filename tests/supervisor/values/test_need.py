@@ -25,13 +25,13 @@ ESTIMATE = Estimate((Component("weights", Location.DEVICE, 1000), Component("buf
         (None, Figure(measured_bytes=1500, device_bytes=900), Need(1500, 900)),
     ],
 )
-def test_a_launch_is_promised_the_most_that_is_known(estimate, figure, need):
-    """What was estimated, reported or measured: the largest counts."""
+def test_a_launch_reserves_the_largest_known_figure(estimate, figure, need):
+    """The largest of estimated, reported and measured bytes."""
     assert need_of(Launch(PLAN, WEIGHTS, estimate), figure) == need
 
 
-def test_a_launch_of_which_nothing_is_known_is_guessed_from_its_file():
-    """The guess says that it is one, and why."""
+def test_an_unknown_need_is_guessed_from_the_file():
+    """The guess is marked as one, with its reason."""
     need = need_of(Launch(PLAN, WEIGHTS), None)
     assert (need.total_bytes, need.sized) == (1200 + GUESS_BYTES, False)
     assert "1000 B" in need.why

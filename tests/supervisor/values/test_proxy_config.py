@@ -10,21 +10,21 @@ CONFIG = ProxyConfig(
 )
 
 
-def test_what_is_written_is_read():
-    """The text of a file is the same proxy again; its key shows only there."""
+def test_a_config_is_read_back():
+    """The text of a file gives the same proxy again; its key is only there."""
     assert ProxyConfig.load(CONFIG.dump()) == CONFIG
     assert "the-key" not in repr(CONFIG)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"listen": ["x"]}', CONFIG.dump().replace("4711", '"http"')])
-def test_what_is_none_is_an_error(text):
-    """A file that is empty, half or of another kind starts no proxy."""
+def test_an_invalid_config_is_an_error(text):
+    """A file that is empty, partial or of another kind starts no proxy."""
     with pytest.raises(ValueError, match=r"."):
         ProxyConfig.load(text)
 
 
-def test_keys_of_clients_are_kept_and_seen_by_no_log():
-    """They are in the file, in no repr, and a config without any reads as it was written before there were keys."""
+def test_keys_of_clients_are_stored_and_not_logged():
+    """They are in the file, in no repr, and a config without any reads as before there were keys."""
     config = attrs.evolve(CONFIG, keys=("client-key",))
     assert ProxyConfig.load(config.dump()) == config
     assert "client-key" not in repr(config)
@@ -32,7 +32,7 @@ def test_keys_of_clients_are_kept_and_seen_by_no_log():
 
 
 def test_an_engine_of_no_cluster_has_the_config_of_older_versions():
-    """So that their proxies go on; one that follows nodes is another, and keeps the file's path."""
+    """So that their proxies continue; one that follows nodes is another, and keeps the file's path."""
     config = attrs.evolve(CONFIG, networks="/state/admitted-networks.json")
     assert ProxyConfig.load(config.dump()) == config
     assert "networks" not in json.loads(CONFIG.dump())
