@@ -178,8 +178,8 @@ def test_stopping_the_agent_ends_no_up(tmp_path, monkeypatch):
     with hold_state_dir(tmp_path, ENGINES_LOCK, SERVER_LOCK):
         done = CliRunner().invoke(cli, ["agent", "stop", "--state-dir", str(tmp_path)])
     assert (done.exit_code, sent) == (1, [])
-    assert "but `llmkube up` does (pid" in done.stderr
-    assert "`llmkube up stop` stops it" in done.stderr
+    assert "but `llmkube up` is (pid" in done.stderr
+    assert "stop it with `llmkube up stop`" in done.stderr
     with hold_state_dir(tmp_path):
         done = CliRunner().invoke(cli, ["agent", "stop", "--state-dir", str(tmp_path), "--timeout", "0"])
     assert (done.exit_code, sent) == (4, [(os.getpid(), signal.SIGINT)])
