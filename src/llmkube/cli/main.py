@@ -29,9 +29,7 @@ SUBJECTS: Mapping[str, Mapping[str, Entry]] = {
     },
     "Show state": {
         "list": Entry("cli.commands.services.listing:list_objects", "List Models and InferenceServices."),
-        "status": Entry(
-            "cli.commands.services.objects:status", "Explain the state of an InferenceService (or Model)."
-        ),
+        "status": Entry("cli.commands.services.objects:status", "Explain the state of an InferenceService (or Model)."),
         "ps": Entry("cli.commands.services.ps:ps", "List running engines with their memory and host."),
         "top": Entry("cli.commands.services.top:top", "Show tokens per second, requests and memory, live."),
         "queue": Entry("cli.commands.services.ps:queue", "List services that wait for a GPU or for memory."),
@@ -66,9 +64,7 @@ SUBJECTS: Mapping[str, Mapping[str, Entry]] = {
     "Programs of the cluster's pods": {
         "fetch": Entry("programs.fetch_job.fetch:fetch_weights", "Fetch a model into a folder, as a Model's Job does."),
         "key-proxy": Entry("programs.engine_pod:key_proxy", "Check the API keys of an engine's clients, in its pod."),
-        "reach": Entry(
-            "programs.fetch_job.reach:reach", "Check an address from a pod, for `doctor --from-cluster`."
-        ),
+        "reach": Entry("programs.fetch_job.reach:reach", "Check an address from a pod, for `doctor --from-cluster`."),
         "drain": Entry("programs.engine_pod:drain", "Wait until the engine of a terminating pod has no requests."),
     },
     "Tools": {

@@ -146,9 +146,8 @@ def output_option(*formats: str) -> Decorator:
     def chosen(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
         return value or ""
 
-    return click.option(
-        "-o", "--output", "form", type=click.Choice(formats), callback=chosen, help="Output format. Default: readable text."
-    )
+    help_text = "Output format. Default: readable text."
+    return click.option("-o", "--output", "form", type=click.Choice(formats), callback=chosen, help=help_text)
 
 
 watch_option = click.option("-w", "--watch", is_flag=True, help="Show changes until Ctrl-C.")

@@ -34,4 +34,4 @@ def refusal_text(health: Health) -> str:
     message = printable(health.headline)
     failure = message if message == health.reason else f"{health.reason}: {message}"
     # Other messages state themselves that an engine with the older spec serves.
-    return f"the newest spec was rejected ({failure}); the previous one is still served" if health.faulty_kind else failure
+    return f"the newest spec was rejected ({failure}); the previous one still serves" if health.faulty_kind else failure

@@ -1,4 +1,4 @@
-"""The text of `llmkube status`: the state of a service or a Model, what it waits for, the last error, the next retry."""
+"""The text of `llmkube status`: the state of a service or Model, what it waits for, the last error, the next retry."""
 
 import datetime
 import re

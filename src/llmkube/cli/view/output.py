@@ -139,7 +139,7 @@ def service_row(service: InferenceService, model: Model | None, now: datetime.da
 
 
 def _health_reason(service: InferenceService, model: Model | None) -> str:
-    """Return the reason of the service's health, to which the agent contributes; empty if it is fine or is the phase."""
+    """Return the reason of the service's health, with the agent's conditions; empty if it is fine or is the phase."""
     if model is None:
         return reason_of(service)
     health = service_health(service, model)

@@ -55,7 +55,7 @@ class Phase:
     Attributes:
         name: The phase.
         reason: Why it is not ready, as a reason; empty if it is, or if the reason is the phase.
-        is_stalled: Whether its download or start makes no progress.
+        is_stalled: Whether its download makes no progress.
         message: The message of the reason.
     """
 

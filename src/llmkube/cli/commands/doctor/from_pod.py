@@ -1,7 +1,7 @@
 """`--from-cluster`: a pod connects to the address that this host advertises, in a Job that is deleted afterwards.
 
 ```
- listener on ADDRESS, any port ◀──connects, reads a word── pod of LLMKube's image: `llmkube reach ADDRESS:PORT --word …`
+ listener on ADDRESS, any port ◀──connects, reads a word── pod of our image: `llmkube reach ADDRESS:PORT --word …`
  this program ──creates, polls, deletes──▶ Job ──termination message──▶ result
 ```
 

@@ -33,7 +33,7 @@ class Installation:
 
     Attributes:
         folder: Its state directory.
-        user: Owner of the state directory.
+        user: The user that the program runs as.
         program: The program that runs or would be started.
         pid: Its process; None if it is not running.
         config: Its settings, including the flags of its process or job.

@@ -1,4 +1,4 @@
-"""Checks of LLMKube's own programs: engine, job, ports, listeners, exits of engines. The `assess_*` functions are pure."""
+"""Checks of LLMKube's programs: engine, job, ports, listeners, exits of engines. The `assess_*` functions are pure."""
 
 import ipaddress
 import re
