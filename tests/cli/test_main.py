@@ -70,7 +70,7 @@ def test_a_mistyped_command_is_guessed(typed, meant):
     """A typing error in the command's name exits with 2 and says which one may have been meant."""
     done = run(typed)
     assert done.exit_code == 2
-    assert f"there is no command {typed}; did you mean {meant}" in done.output
+    assert f"unknown command {typed}; did you mean {meant}" in done.output
     strange = run("xyzzy")
     assert (strange.exit_code, "No such command 'xyzzy'" in strange.output) == (2, True)
 

@@ -115,7 +115,7 @@ async def test_an_api_server_that_is_away_is_named(tmp_path):
     told(found, "API server", "fail", 'context "lab"', "--kubeconfig and --context choose another")
     kubeconfig.write_text("{")
     found = await doctor(tmp_path, kubeconfig=kubeconfig, code=1)
-    told(found, "API server", "fail", "the cluster that was named", str(kubeconfig))
+    told(found, "API server", "fail", "the named cluster", str(kubeconfig))
     assert found["disk"]["verdict"] == "pass"
 
 
@@ -125,7 +125,7 @@ async def test_credentials_that_are_refused_are_named(tmp_path):
     async with open_limited_api(tmp_path) as kubeconfig:
         kubeconfig.write_text(kubeconfig.read_text().replace(TOKEN, "an-old-one"))
         found = await doctor(tmp_path, kubeconfig=kubeconfig, code=1)
-    told(found, "API server", "fail", "does not know these credentials", "`llmkube agent join`")
+    told(found, "API server", "fail", "rejects these credentials", "`llmkube agent join`")
 
 
 async def test_lacking_verbs_a_wrong_clock_and_missing_kinds_are_named(tmp_path):
@@ -146,7 +146,7 @@ async def test_a_cluster_that_lacks_nothing_passes(tmp_path):
     settings(tmp_path, up=FREE)
     async with open_limited_api(tmp_path) as kubeconfig:
         found = await doctor(tmp_path, kubeconfig=kubeconfig, code=0)
-    told(found, "rights", "pass", "all that an agent does")
+    told(found, "rights", "pass", "everything that an agent does")
     told(found, "clock", "pass")
     assert "kinds" not in found
 
@@ -174,7 +174,7 @@ async def test_an_ollama_that_settings_name_and_that_is_not_there_is_named(tmp_p
     """`up` does not start with that setting; nothing of llama-server is advised."""
     settings(tmp_path, up={**FREE, "ollama": str(tmp_path / "ollama")})
     found = await doctor(tmp_path, code=1)
-    told(found, "engine", "fail", f"--ollama: {tmp_path}/ollama does not exist", "leave the setting out")
+    told(found, "engine", "fail", f"--ollama: {tmp_path}/ollama does not exist", "remove the setting")
     assert "llama-server" not in str(found["engine"])
 
 
@@ -234,7 +234,7 @@ async def test_listeners_without_a_key_are_named(tmp_path):
         finally:
             process.kill()
     assert ended == 1
-    assert "--insecure-lan: every request is let in" in out
+    assert "--insecure-lan: published engines accept every request" in out
     assert f"llama-server (pid {process.pid}) listens at {EVERYONE}:{port} without a key" in out
     assert "--api-key-file FILE, or --host 127.0.0.1" in out
 

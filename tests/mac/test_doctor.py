@@ -202,7 +202,7 @@ async def test_fourteen_deliberate_faults_are_all_named(tmp_path, libsystem):
     told(found, "GPU limit", "fail", "128.0 GiB of 128.0 GiB", "`sudo sysctl iogpu.wired_limit_mb=131072`")
     told(found, "local network", "fail", "errno 65", "Local Network Privacy", "`llmkube agent install --daemon`")
     told(found, "Full Disk Access", "fail", "Operation not permitted", "--model-store in", "Privacy & Security")
-    told(found, "firewall", "fail", "it keeps connections from", "--unblockapp")
+    told(found, "firewall", "fail", "it blocks connections to", "--unblockapp")
     told(found, "FileVault", "warn", "sudo fdesetup authrestart")
     told(found, "sleep", "warn", "after 10 min", "`sudo pmset -a sleep 0`")
     told(found, "power", "warn", "stays off", "`sudo pmset -a autorestart 1`")
@@ -249,7 +249,7 @@ async def reached(_):
     "case",
     [
         ({"MAC_CHIP": "intel"}, {}, "system", "fail", ("an Intel processor", "--accelerator cpu")),
-        ({"MAC_CHIP": "rosetta"}, {}, "system", "fail", ("one for Intel", "/opt/homebrew/bin/python3")),
+        ({"MAC_CHIP": "rosetta"}, {}, "system", "fail", ("is for Intel", "/opt/homebrew/bin/python3")),
         ({"MAC_RELEASE": "12"}, {}, "system", "fail", ("macOS 13.3", "update macOS")),
         ({}, {}, "GPU limit", "warn", ("Metal shows this process no device", "sudo sysctl iogpu.wired_limit_mb=")),
         ({"MAC_WIRED_LIMIT_MB": "65536"}, {}, "GPU limit", "warn", ("64.0 GiB of 128.0 GiB", "115.2 GiB together")),
@@ -257,7 +257,7 @@ async def reached(_):
         ({}, {}, "engine", "pass", ("6900 (abc)", "Apple M3 Ultra")),
         ({}, {"source": BATTERY}, "power", "warn", ("battery",)),
         ({}, {"lowpowermode": 1}, "power", "warn", ("sudo pmset -a lowpowermode 0",)),
-        ({}, {"file_vault": "an unknown text"}, "FileVault", "warn", ("cannot be told", "an unknown text")),
+        ({}, {"file_vault": "an unknown text"}, "FileVault", "warn", ("check failed", "an unknown text")),
         (
             {},
             {"firewall": ON, "blocked": "The app is not part of the firewall"},

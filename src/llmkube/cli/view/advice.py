@@ -20,7 +20,7 @@ def advice(reason: str, key: Key) -> str:
 
 
 def explain(key: Key, health: Health) -> str:
-    """Return why a service is not served, or why its newest spec was rejected, and the fix."""
+    """Return why a service is not served, or why its newest spec was refused, and the fix."""
     message = printable(health.message)
     failure = f"{health.reason}: {message}" if message else health.reason
     fix = f"What to do: {advice(health.reason, key)}"
@@ -30,8 +30,8 @@ def explain(key: Key, health: Health) -> str:
 
 
 def refusal_text(health: Health) -> str:
-    """Return what is wrong with a service that is served, such as a newest spec that was rejected."""
+    """Return what is wrong with a service that is served, such as a newest spec that was refused."""
     message = printable(health.headline)
     failure = message if message == health.reason else f"{health.reason}: {message}"
     # Other messages state themselves that an engine with the older spec serves.
-    return f"the newest spec was rejected ({failure}); the previous one still serves" if health.faulty_kind else failure
+    return f"the newest spec was refused ({failure}); the previous one still serves" if health.faulty_kind else failure

@@ -216,7 +216,7 @@ ANSWER = ServerReport(version="Kubernetes v1.34.1")
         (assess_lan_access("refused", job=True, daemon=False), "fail", "Local Network Privacy"),
         (assess_lan_access("reached", job=True, daemon=False), "pass", "the job reaches"),
         (assess_lan_access("unknown", job=True, daemon=False), "warn", "`llmkube agent restart`"),
-        (assess_lan_access("", job=True, daemon=False), "warn", "only the job can tell"),
+        (assess_lan_access("", job=True, daemon=False), "warn", "only the job can test"),
         (assess_lan_access("", job=True, daemon=True), "pass", "exempt"),
         (assess_lan_access("", job=False, daemon=False), "pass", "no job"),
         (assess_advertised("192.168.1.5", given=False), "pass", "192.168.1.5, as it talks"),

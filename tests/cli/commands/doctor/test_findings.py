@@ -16,7 +16,7 @@ FINDINGS = (
         name="sleep",
     ),
     failed(
-        "the job gets errno 65 (EHOSTUNREACH) from every machine of its network: Local Network Privacy",
+        "the job gets errno 65 (EHOSTUNREACH) from every machine on its network: Local Network Privacy",
         why="pods may not reach its engines",
         fix="`llmkube agent install --daemon`, or allow it in System Settings, Privacy & Security, Local Network",
         name="local network",

@@ -78,7 +78,7 @@ NO_ENGINE = FailedStarts("boot", 5, "no engine")
         (assess_systemd_unit("active"), "pass", "active"),
         (assess_systemd_unit("inactive"), "warn", "`systemctl --user restart llmkube-up.service`"),
         (assess_systemd_unit("failed"), "fail", "`llmkube up logs --tail 20`"),
-        (*assess_last_exits([], **NO_ENDS), "pass", "no engine has ended"),
+        (*assess_last_exits([], **NO_ENDS), "pass", "no engine has exited"),
         (*assess_last_exits([LOST, LOST], **NO_ENDS), "warn", "2 engines ended without a word"),
         (*assess_last_exits([LOST], **{**NO_ENDS, "rebooted": True}), "warn", "1 engine ended with this machine"),
         (
@@ -96,14 +96,14 @@ def test_each_look_is_one_finding_with_its_fix(found, verdict, words):
 async def test_what_the_settings_name_and_is_not_there_is_reported(tmp_path):
     """Another program, with which ours would not start; and no llama-server."""
     config = UpConfig(ollama=tmp_path / "o")
-    check_finding(await engine(installation(tmp_path, config=config)), "fail", "leave the setting out")
+    check_finding(await engine(installation(tmp_path, config=config)), "fail", "remove the setting")
     config = UpConfig(llama_server=tmp_path / "l")
     check_finding(await engine(installation(tmp_path, config=config)), "fail", "`brew install llama.cpp`")
 
 
 async def test_a_machine_without_a_job_is_well():
     """The user asked for none."""
-    check_finding(await no_job(), "pass", "nothing of ours starts by itself")
+    check_finding(await no_job(), "pass", "LLMKube does not start automatically")
 
 
 def test_the_gpus_that_an_engine_lists_are_read():
@@ -173,10 +173,10 @@ async def test_an_end_is_unclean_when_nothing_of_ours_runs_that_could_have_repor
     (found,) = await last_exits(installation(tmp_path))
     check_finding(found, "warn", f"1 engine ended with this machine; the largest was {entry().key}")
     (found,) = await last_exits(installation(tmp_path, pid=1))
-    check_finding(found, "pass", "no engine has ended")
+    check_finding(found, "pass", "no engine has exited")
     await write(tmp_path, entry(ALIVE))
     (found,) = await last_exits(installation(tmp_path))
-    check_finding(found, "pass", "no engine has ended")
+    check_finding(found, "pass", "no engine has exited")
 
 
 def test_the_largest_is_first():
@@ -196,7 +196,7 @@ async def test_ports_of_zero_are_not_wanted(tmp_path):
         installation(tmp_path, program="agent", config=AgentConfig(port=0)),
     ):
         (found,) = await ports(here)
-        check_finding(found, "pass", f"none: free or ours, for llmkube {here.program}")
+        check_finding(found, "pass", f"none: available to, for llmkube {here.program}")
 
 
 async def test_a_program_that_runs_and_does_not_answer_is_silent(tmp_path):
@@ -205,7 +205,7 @@ async def test_a_program_that_runs_and_does_not_answer_is_silent(tmp_path):
     (found,) = await ports(installation(tmp_path, program="agent", config=AgentConfig(port=port), pid=1))
     check_finding(found, "fail", f"nothing answers at {port}")
     (found,) = await ports(installation(tmp_path, program="agent", config=AgentConfig(port=port)))
-    check_finding(found, "pass", f"{port}: free or ours")
+    check_finding(found, "pass", f"{port}: available to")
 
 
 async def test_each_port_that_is_taken_is_a_line_of_its_own(tmp_path):

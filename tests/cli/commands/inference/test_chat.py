@@ -206,12 +206,12 @@ def test_a_question_that_alone_is_too_long_is_reported(monkeypatch):
 
     async def answer(_where, route, body, printer):  # noqa: ASYNC124 - stands in for one that asks
         if "long" in questions_in(body)[-1]:
-            raise ContextFullError("this is more than the model's context holds")
+            raise ContextFullError("the prompt exceeds the model's context")
         printer(Delta("Yes."))
         return "stop"
 
     done = converse(monkeypatch, answer, "a", "long", "b")
-    assert "Error: this is more than the model's context holds" in done.stderr
+    assert "Error: the prompt exceeds the model's context" in done.stderr
     assert done.stdout == "Yes.\nYes.\n"
 
 

@@ -143,7 +143,7 @@ async def test_a_refusal_is_reported_in_its_own_words(response, words):
 )
 async def test_a_full_context_is_an_error_of_its_own(error):
     """llama.cpp's, OpenAI's and vLLM's words for it are told apart from every other refusal."""
-    with pytest.raises(CommandError, match="more than the model's context holds"):
+    with pytest.raises(CommandError, match="exceeds the model's context"):
         await ask(refusing(Response.json(400, {"error": error})))
 
 
@@ -213,7 +213,7 @@ async def test_who_may_not_forward_ports_needs_the_pod_s_network(monkeypatch):
         pass
     with pytest.raises(CommandError, match="verbs get and create on pods/portforward in namespace default") as refused:
         await pod_connector(None, POD)("127.0.0.1", port)
-    assert f"127.0.0.1:{port} is in the cluster's own network" in refused.value.message
+    assert f"127.0.0.1:{port} cannot be reached from outside the cluster's network" in refused.value.message
 
 
 def piece(host, address, *, ready):

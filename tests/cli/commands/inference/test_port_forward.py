@@ -217,7 +217,7 @@ def test_other_ports_are_usage_errors(run, text):
 def test_a_taken_port_and_a_wrong_one_are_reported(run):
     """REMOTE must be a port of the service; a service that is not ready says so instead of listening."""
     done = run("port-forward", "demo", "0")
-    assert (done.exit_code, "does not answer yet" in done.output) == (1, True)
+    assert (done.exit_code, "is not ready" in done.output) == (1, True)
 
     async def serve(client):
         slice_ = piece("a", "10.0.0.4", ready=True)

@@ -175,7 +175,7 @@ def test_preload_keeps_the_built_in_model(run, tmp_path):
 @pytest.mark.parametrize(
     ("args", "code", "words"),
     [
-        (("/models/m.gguf",), 1, "is on this machine already"),
+        (("/models/m.gguf",), 1, "is already on this machine"),
         (("pvc://claim/key",), 1, "cannot be fetched from here"),
         (("ollama://llama3.2",), 1, "`ollama pull llama3.2:latest` fetches it"),
         (("no such thing",), 1, "is neither an absolute path nor a URL"),

@@ -78,7 +78,7 @@ def test_the_context_that_would_fit_is_named():
 def test_weights_that_are_too_large():
     """Where no context helps, it says so and offers none."""
     text = lines(decoder(), 4, context=4096)
-    assert "No context makes it fit" in text
+    assert "No context fits" in text
 
 
 def test_doubts_are_reported():

@@ -185,7 +185,7 @@ class _ChatSession:
         _print_note(finish_reason)
 
     def _answer(self, route: Route, question: str, answer: "_Printer") -> tuple[str, int]:
-        """Send the question with the earlier turns that fit; return the finish reason and how many turns were dropped."""
+        """Send the question with the earlier turns that fit; return the finish reason and how many were dropped."""
         dropped = 0
         while True:
             body = self.conversation.body(route.model_id, question)
