@@ -95,7 +95,7 @@ async def test_a_taken_port_is_named_with_who_has_it(tmp_path):
         port = taken.getsockname()[1]
         settings(tmp_path, up={**FREE, "gateway_port": port})
         found = await doctor(tmp_path, code=1)
-    told(found, "ports", "fail", f"{port} is taken", f"(pid {os.getpid()})", "--gateway-port", f"-iTCP:{port}")
+    told(found, "ports", "fail", f"port {port} is in use", f"(pid {os.getpid()})", "--gateway-port", f"-iTCP:{port}")
 
 
 async def test_a_full_disk_is_named_with_what_makes_room(tmp_path):

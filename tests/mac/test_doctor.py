@@ -190,7 +190,7 @@ async def test_fourteen_deliberate_faults_are_all_named(tmp_path, libsystem):
             entry(attrs.evolve(ENGINE, pid=os.getpid(), started="another boot:1"))
         )
         found = await findings(mac, 1)
-    told(found, "ports", "fail", f"{port} is taken", "--port")
+    told(found, "ports", "fail", f"port {port} is in use", "--port")
     told(found, "disk", "fail", str(store), "`llmkube cache prune`")
     told(found, "rights", "fail", "create leases in llmkube-system", "patch endpointslices", "llmkube rbac agent")
     told(found, "clock", "fail", "ahead of the API server's", "sudo sntp -sS time.apple.com")
@@ -216,9 +216,7 @@ async def test_a_crash_loop_is_no_running_agent(tmp_path, libsystem):
         await loop_of(mac)
         assert LABEL in await mac.types("launchctl", "list")
         found = await findings(mac, 1)
-        told(
-            found, "launchd", "fail", "a crash loop: the agent was started", "ended last with 1", "agent logs --tail 20"
-        )
+        told(found, "launchd", "fail", "crash loop: the agent was started", "last exit with 1", "agent logs --tail 20")
 
 
 @pytest.mark.ci

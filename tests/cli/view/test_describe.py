@@ -37,7 +37,7 @@ def spec(found, **changes):
 @pytest.mark.parametrize(
     ("scene", "words"),
     [
-        (StatusView(service(), None), "a Model called chat"),
+        (StatusView(service(), None), "a Model named chat"),
         (StatusView(service(), model()), "the controller to process it"),
         (
             StatusView(service("chat", condition("Loaded", False, "Released", "let go")), model()),

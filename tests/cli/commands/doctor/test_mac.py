@@ -31,7 +31,7 @@ def gpu(limit_bytes, guessed=False):
     ("found", "verdict", "words"),
     [
         (gpu(48 * GIB), "pass", "48.0 GiB of 64.0 GiB by Metal"),
-        (gpu(None), "pass", "none"),
+        (gpu(None), "pass", "no limit is known"),
         (gpu(62 * GIB), "fail", "`sudo sysctl iogpu.wired_limit_mb=49152`, or 0"),
         (gpu(48 * GIB, guessed=True), "warn", "ssh"),
         (gpu(40 * GIB), "warn", "`sudo sysctl iogpu.wired_limit_mb=49152`"),
@@ -44,7 +44,7 @@ def gpu(limit_bytes, guessed=False):
         (assess_power(**{**WELL, "low_power": True}), "warn", "lowpowermode 0"),
         (assess_power(**{**WELL, "restarts": 0}), "warn", "autorestart 1"),
         (assess_power(**{**WELL, "restarts": None}), "pass", "on mains"),
-        (WALL(True), "pass", "lets /py in"),
+        (WALL(True), "pass", "allows connections to /py"),
         (WALL(True, blocks_all=True), "fail", "--setblockall off"),
         (WALL(False), "fail", '--unblockapp "/py"'),
         (WALL(None), "warn", "cannot show it"),

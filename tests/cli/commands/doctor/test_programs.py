@@ -65,12 +65,12 @@ NO_ENGINE = FailedStarts("boot", 5, "no engine")
         (assess_engine("/e", "6900", ()), "warn", "`/e --list-devices`"),
         (job(JobState(4711, 1, ""), **UP), "pass", "a job of the login"),
         (job(JobState(4711, 1, ""), **UP, daemon=True), "pass", "a daemon"),
-        (job(JobState(4711, 9, "1"), **UP), "pass", "9 starts, ended last with 1"),  # and runs now
+        (job(JobState(4711, 9, "1"), **UP), "pass", "9 starts, last exit with 1"),  # and runs now
         (job(JobState(4711, 1, ""), holds=True), "warn", "does not answer at /healthz"),
         (job(None, **DOWN), "warn", "com.llmkube.metal-agent.plist is not loaded"),
-        (job(JobState(None, 1, "1"), **DOWN), "warn", "does not run"),
-        (job(JobState(None, 3, "1"), **DOWN), "fail", "a crash loop"),
-        (job(JobState(4712, 30, "78"), **DOWN), "fail", "started 30 times, ended last with 78"),
+        (job(JobState(None, 1, "1"), **DOWN), "warn", "not running"),
+        (job(JobState(None, 3, "1"), **DOWN), "fail", "crash loop"),
+        (job(JobState(4712, 30, "78"), **DOWN), "fail", "started 30 times, last exit with 78"),
         (job(JobState(None, 3, "0"), **DOWN), "warn", "`llmkube agent start`"),
         (job(JobState(4711, 1, ""), **DOWN, failures=NO_ENGINE), "fail", "no engine"),
         (job(JobState(4711, 1, ""), **UP, failures=NO_ENGINE), "pass", ""),
@@ -203,7 +203,7 @@ async def test_a_program_that_runs_and_does_not_answer_is_silent(tmp_path):
     """The port is then no other program's to take."""
     port = free_port()
     (found,) = await ports(installation(tmp_path, program="agent", config=AgentConfig(port=port), pid=1))
-    check_finding(found, "fail", f"nothing answers at {port}")
+    check_finding(found, "fail", f"nothing answers at port {port}")
     (found,) = await ports(installation(tmp_path, program="agent", config=AgentConfig(port=port)))
     check_finding(found, "pass", f"{port}: available to")
 
@@ -215,7 +215,7 @@ async def test_each_port_that_is_taken_is_a_line_of_its_own(tmp_path):
         config = UpConfig(api_port=numbers[0], gateway_port=numbers[1], probe_port=0)
         found = await ports(installation(tmp_path, config=config))
     for line, number, flag in zip(found, numbers, ("--api-port", "--gateway-port"), strict=True):
-        check_finding(line, "fail", f"{number} is taken by ")
+        check_finding(line, "fail", f"port {number} is in use by ")
         assert f"(pid {os.getpid()})" in line.found
         assert f"-iTCP:{number}" in line.fix
         assert line.fix.endswith(flag)

@@ -87,9 +87,9 @@ async def test_the_key_of_a_way_is_shown_and_stands_in_no_message():
 
     keyed = attrs.evolve(WAY, api_key="CanaryKey1")
     assert "CanaryKey1" not in repr(keyed)
-    with pytest.raises(CommandError, match="asks for a key; --api-key-file FILE shows one: no"):
+    with pytest.raises(CommandError, match="requires an API key; pass one with --api-key-file FILE: no"):
         await ask(handler)
-    with pytest.raises(CommandError, match="the one that was shown counts no more: no") as refused:
+    with pytest.raises(CommandError, match="rejected the API key: no") as refused:
         await ask(handler, route=keyed)
     assert seen == [None, "Bearer CanaryKey1"]
     assert "CanaryKey1" not in str(refused.value)
@@ -118,11 +118,11 @@ async def test_a_broken_connection_is_reported():
     [
         (
             Response.json(503, {"error": {"message": "model is loading"}}),
-            "does not answer yet: model is loading; it is",
+            "is not ready: model is loading; `llmkube status",
         ),
         (
             Response.json(400, {"error": {"message": "context is full"}}),
-            r"refused the question \(400\): context is full",
+            r"rejected the request \(400\): context is full",
         ),
         (Response.text(500, "oops"), r"\(500\): oops"),
     ],

@@ -127,7 +127,7 @@ async def test_an_error_of_the_kubelet_is_reported():
         await engine.send_all(b"half an answer")
         await engine.aclose()
         assert b"".join([piece async for piece in client]) == b"half an answer"
-    assert lines == ["a connection broke: connection refused"]
+    assert lines == ["connection lost: connection refused"]
 
 
 async def not_allowed(destination):
@@ -152,7 +152,7 @@ async def nowhere():
     ("find", "dial", "words", "seconds"),
     [
         (here, refused, "10.0.0.5:51234 cannot be reached (Connection refused)", 0),
-        (here, not_allowed, 'a connection was closed: pods "chat-0" is forbidden', 0),
+        (here, not_allowed, 'connection closed: pods "chat-0" is forbidden', 0),
         (here, silent, "10.0.0.5:51234 did not answer within 10 s", DIAL_SECONDS),
         (nowhere, refused, "nothing answers for 30 s", WAIT_SECONDS),
     ],

@@ -38,8 +38,8 @@ def test_the_demo_fits_everywhere():
     table = done.output.splitlines()
     assert table[:2] == ["LLMKube demo: llama, Q8_0, 933.8 KiB", "context 512 tokens, 1 slot, f16 cache"]
     assert "KV cache        host   512.0 KiB" in table
-    assert any(line.startswith("It fits: models get 10.7 GiB") for line in table)
-    assert table[-1] == "Largest context that fits: 512 tokens, all that it was trained for."
+    assert any(line.startswith("It fits: models may use 10.7 GiB") for line in table)
+    assert table[-1] == "Largest context that fits: 512 tokens, the trained context."
 
 
 def test_what_does_not_fit_exits_with_1():
