@@ -71,7 +71,7 @@ async def test_a_machine_on_which_nothing_runs_is_well(tmp_path):
     async with open_limited_api(kube, refused=(("create", "leases"),)) as kubeconfig:
         kubeconfig.rename(kube / "config")
         found = await doctor(tmp_path, code=0)
-        told(found, "API server", "pass", "not asked", '--context "lab"')
+        told(found, "API server", "pass", "not checked", '--context "lab"')
         found = await doctor(tmp_path, "--context", "lab", code=0)  # now it is named
         told(found, "rights", "warn", "an agent with these credentials may not create leases")
 
@@ -212,7 +212,7 @@ async def test_an_unclean_end_is_named_with_the_largest(tmp_path):
     settings(tmp_path, up=FREE)
     await journaled(tmp_path, entry(attrs.evolve(ENGINE, pid=os.getpid(), started="another boot:1")))
     found = await doctor(tmp_path, code=0)
-    told(found, "last end", "warn", "1 engine ended with this machine", str(entry().key), "memory_fraction")
+    told(found, "last end", "warn", "1 engine exited when this machine restarted", str(entry().key), "memory_fraction")
 
 
 @pytest.mark.opens_port

@@ -264,7 +264,7 @@ async def reached(_):
             ("--add",),
         ),
         ({}, {"firewall": "Firewall is enabled. (State = 2)"}, "firewall", "fail", ("--setblockall off",)),
-        ({}, {"firewall": ON}, "firewall", "pass", ("lets",)),
+        ({}, {"firewall": ON}, "firewall", "pass", ("allows",)),
     ],
 )
 async def test_what_a_mac_may_have(tmp_path, libsystem, case):

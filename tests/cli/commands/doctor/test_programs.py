@@ -57,7 +57,7 @@ NO_ENGINE = FailedStarts("boot", 5, "no engine")
 @pytest.mark.parametrize(
     ("found", "verdict", "words"),
     [
-        (settings(installation(FOLDER)), "pass", "nothing of ours on /state"),
+        (settings(installation(FOLDER)), "pass", "no LLMKube program on /state"),
         (settings(installation(FOLDER, program="agent", pid=7)), "pass", "llmkube agent (pid 7)"),
         (settings(installation(FOLDER, pid=7, problem="port = x")), "fail", "docs/config.md"),
         (assess_engine("/e", "6900", None), "pass", "/e, 6900"),
@@ -79,8 +79,8 @@ NO_ENGINE = FailedStarts("boot", 5, "no engine")
         (assess_systemd_unit("inactive"), "warn", "`systemctl --user restart llmkube-up.service`"),
         (assess_systemd_unit("failed"), "fail", "`llmkube up logs --tail 20`"),
         (*assess_last_exits([], **NO_ENDS), "pass", "no engine has exited"),
-        (*assess_last_exits([LOST, LOST], **NO_ENDS), "warn", "2 engines ended without a word"),
-        (*assess_last_exits([LOST], **{**NO_ENDS, "rebooted": True}), "warn", "1 engine ended with this machine"),
+        (*assess_last_exits([LOST, LOST], **NO_ENDS), "warn", "2 engines exited unexpectedly"),
+        (*assess_last_exits([LOST], **{**NO_ENDS, "rebooted": True}), "warn", "1 engine exited when this machine restarted"),
         (
             *assess_last_exits([], rebooted=False, jetsam="JetsamEvent-1.ips", largest_process="llama-server"),
             "warn",
@@ -171,7 +171,7 @@ async def test_an_end_is_unclean_when_nothing_of_ours_runs_that_could_have_repor
     """An agent that runs has looked itself."""
     await write(tmp_path, entry(GONE))
     (found,) = await last_exits(installation(tmp_path))
-    check_finding(found, "warn", f"1 engine ended with this machine; the largest was {entry().key}")
+    check_finding(found, "warn", f"1 engine exited when this machine restarted; the largest was {entry().key}")
     (found,) = await last_exits(installation(tmp_path, pid=1))
     check_finding(found, "pass", "no engine has exited")
     await write(tmp_path, entry(ALIVE))
@@ -196,7 +196,7 @@ async def test_ports_of_zero_are_not_wanted(tmp_path):
         installation(tmp_path, program="agent", config=AgentConfig(port=0)),
     ):
         (found,) = await ports(here)
-        check_finding(found, "pass", f"none: available to, for llmkube {here.program}")
+        check_finding(found, "pass", f"none: available to llmkube {here.program}")
 
 
 async def test_a_program_that_runs_and_does_not_answer_is_silent(tmp_path):

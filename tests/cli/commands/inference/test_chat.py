@@ -226,7 +226,7 @@ def test_words_for_the_program_reach_no_model(monkeypatch):
     done = converse(monkeypatch, answer, "/help", "/hlep", "//etc", "/etc/hosts is what?", "/bye", "never asked")
     assert sent == ["/etc", "/etc/hosts is what?"]
     assert done.stderr.count("  /new   start a new conversation") == 2
-    assert "There is no /hlep; nothing was sent." in done.stderr
+    assert "Unknown command /hlep; nothing was sent." in done.stderr
 
 
 def test_a_line_that_is_no_text_ends_no_conversation(monkeypatch):

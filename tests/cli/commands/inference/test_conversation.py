@@ -280,11 +280,11 @@ async def test_a_pod_is_known_by_its_name():
         ),
         (
             service(readyReplicas=1, selector="app=chat"),
-            "is served by pods, and no EndpointSlice says at which address; `kubectl get pods -n default -l app=chat`",
+            "is served by pods, but no EndpointSlice has their addresses; `kubectl get pods -n default -l app=chat`",
         ),
         (
             service("chat", condition("Loaded", False, "Loading"), phase="Creating"),
-            r"does not answer yet \(Creating: a Model called chat\)",
+            r"is not ready \(Creating: a Model named chat\)",
         ),
     ],
 )

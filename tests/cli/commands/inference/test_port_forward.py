@@ -154,7 +154,7 @@ async def nowhere():
         (here, refused, "10.0.0.5:51234 cannot be reached (Connection refused)", 0),
         (here, not_allowed, 'connection closed: pods "chat-0" is forbidden', 0),
         (here, silent, "10.0.0.5:51234 did not answer within 10 s", DIAL_SECONDS),
-        (nowhere, refused, "nothing answers for 30 s", WAIT_SECONDS),
+        (nowhere, refused, "no engine became ready within 30 s", WAIT_SECONDS),
     ],
 )
 async def test_a_connection_that_leads_nowhere_is_closed(autojump_clock, find, dial, words, seconds):
