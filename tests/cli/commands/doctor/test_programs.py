@@ -80,7 +80,11 @@ NO_ENGINE = FailedStarts("boot", 5, "no engine")
         (assess_systemd_unit("failed"), "fail", "`llmkube up logs --tail 20`"),
         (*assess_last_exits([], **NO_ENDS), "pass", "no engine has exited"),
         (*assess_last_exits([LOST, LOST], **NO_ENDS), "warn", "2 engines exited unexpectedly"),
-        (*assess_last_exits([LOST], **{**NO_ENDS, "rebooted": True}), "warn", "1 engine exited when this machine restarted"),
+        (
+            *assess_last_exits([LOST], **{**NO_ENDS, "rebooted": True}),
+            "warn",
+            "1 engine exited when this machine restarted",
+        ),
         (
             *assess_last_exits([], rebooted=False, jetsam="JetsamEvent-1.ips", largest_process="llama-server"),
             "warn",
