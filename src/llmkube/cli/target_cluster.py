@@ -188,11 +188,7 @@ def _hint(error: ApiError, config: ClusterConfig, origin: Origin) -> str:
 
 
 def run_against(
-    where: ClusterFlags,
-    action: Callable[[Cluster], Awaitable[T]],
-    *,
-    seconds: float = math.inf,
-    changes: bool = False,
+    where: ClusterFlags, action: Callable[[Cluster], Awaitable[T]], *, seconds: float = math.inf, changes: bool = False
 ) -> T:
     """Connect to the chosen cluster, run an action with it, and return the result.
 

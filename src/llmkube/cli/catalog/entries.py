@@ -29,7 +29,7 @@ class Entry:
         quantization: Quantization of most tensors.
         size_bytes: Size of the file.
         licence: Licence, as the model's page names it.
-        checked: How its digest is known: a key of `CHECKS`.
+        checked: Evidence for its digest: a key of `CHECKS`.
         architecture: Parameters of its architecture.
         sha256: Digest of the file; empty if none is recorded.
         mode: Kind of requests that it serves; empty for chat.
@@ -55,7 +55,7 @@ class Entry:
 
     @property
     def pin(self) -> str:
-        """How the file is pinned: `revision, sha256`, `revision`, `sha256`, or empty."""
+        """The parts of the source that pin the file: `revision, sha256`, one of the two, or empty."""
         revision = "revision" if "@" in self.source.rpartition("/")[2] else ""
         return ", ".join(filter(None, (revision, "sha256" if self.sha256 else "")))
 

@@ -90,7 +90,7 @@ class ServerReport:
         version: Text about its version.
         installed: Whether it serves Models and InferenceServices.
         lacking: Rights that the agent lacks: `create leases in llmkube-system`.
-        skew: How far its clock is ahead of this host's; None if unknown.
+        skew: Time by which its clock is ahead of this host's; None if unknown.
     """
 
     version: str

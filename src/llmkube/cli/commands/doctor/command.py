@@ -91,10 +91,7 @@ async def examine(
 
 def probes_of(here: Installation, where: ClusterFlags) -> Sequence[Probe]:
     """Return the probes for this machine."""
-    mac_probes = [
-        Probe("system", partial(mac.system, here)),
-        Probe("GPU limit", partial(mac.gpu_limit, here)),
-    ]
+    mac_probes = [Probe("system", partial(mac.system, here)), Probe("GPU limit", partial(mac.gpu_limit, here))]
     power = [
         Probe("sleep", partial(mac.power, here)),
         Probe("FileVault", mac.file_vault),

@@ -50,11 +50,7 @@ FLAG = "--api-key-file"
 
 
 _STDIN = "-"
-_COMMANDS: Final = {
-    "/new": "start a new conversation",
-    "/help": "show the commands",
-    "/bye": "exit, like Ctrl-D",
-}
+_COMMANDS: Final = {"/new": "start a new conversation", "/help": "show the commands", "/bye": "exit, like Ctrl-D"}
 _COMMAND: Final = re.compile(r"/[a-z?]+")
 _NOTES = {"length": "(truncated: --max-tokens or the context is used up)", "interrupted": "(stopped)"}
 

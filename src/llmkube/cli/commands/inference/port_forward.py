@@ -49,7 +49,7 @@ _PORTS: Final = "[LOCAL][:REMOTE]"
 MAX_CONNECTIONS: Final = 128
 DIAL_SECONDS: Final = 10.0
 WAIT_SECONDS: Final = 30.0
-"""How long a new connection is held while the engine restarts."""
+"""Time for which a new connection is held while the engine restarts."""
 
 _CLOSED: Final = (trio.BrokenResourceError, trio.ClosedResourceError)
 
